@@ -1,0 +1,72 @@
+"""Boosted trees as plain arrays: fitted by scikit-learn, stored without pickles, evaluated by numpy alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Trees:
+    """A sum of regression trees; every array has shape [trees, nodes] (short trees padded with leaves).
+
+    feature, threshold: the test of an inner node (x[feature] <= threshold goes left). left, right: child indexes (a
+    leaf points at itself). value: the leaf's summand. baseline: the constant that all trees add to.
+    """
+
+    feature: np.ndarray
+    threshold: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+    value: np.ndarray
+    depth: int
+    baseline: float
+
+    def predict(self, x: np.ndarray, chunk: int = 4096) -> np.ndarray:
+        """Sums of the leaves that the rows of ``x`` (float64, shape [rows, features]) reach; shape [rows]."""
+        out = np.empty(len(x))
+        for start in range(0, len(x), chunk):
+            out[start : start + chunk] = self._predict(x[start : start + chunk])
+        return out
+
+    def _predict(self, x: np.ndarray) -> np.ndarray:
+        trees, nodes = self.feature.shape
+        first = np.arange(trees) * nodes
+        feature, threshold = self.feature.ravel(), self.threshold.ravel()
+        left, right = (self.left + first[:, None]).ravel(), (self.right + first[:, None]).ravel()
+        node = np.broadcast_to(first, (len(x), trees))
+        rows = np.arange(len(x))[:, None]
+        for _ in range(self.depth):
+            node = np.where(x[rows, feature[node]] <= threshold[node], left[node], right[node])
+        return self.baseline + self.value.ravel()[node].sum(axis=1)
+
+    def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
+        return {
+            f"{prefix}feature": self.feature, f"{prefix}threshold": self.threshold, f"{prefix}left": self.left,
+            f"{prefix}right": self.right, f"{prefix}value": self.value,
+            f"{prefix}scalars": np.array([self.depth, self.baseline]),
+        }  # fmt: skip
+
+    @classmethod
+    def from_arrays(cls, arrays: Any, prefix: str = "") -> Trees:
+        names = ("feature", "threshold", "left", "right", "value")
+        depth, baseline = arrays[f"{prefix}scalars"]
+        return cls(*(np.asarray(arrays[f"{prefix}{name}"]) for name in names), int(depth), float(baseline))
+
+    @classmethod
+    def from_hist_gradient_boosting(cls, model: Any) -> Trees:
+        """The trees of a fitted single-output HistGradientBoostingRegressor (numerical features, no missing values)."""
+        tables = [iteration[0].nodes for iteration in model._predictors]
+        shape = (len(tables), max(map(len, tables)))
+        feature, left, right = (np.zeros(shape, dtype=np.int16) for _ in range(3))
+        left[:], right[:] = np.arange(shape[1], dtype=np.int16), np.arange(shape[1], dtype=np.int16)
+        threshold, value = np.zeros(shape), np.zeros(shape)
+        for t, nodes in enumerate(tables):
+            inner = np.flatnonzero(nodes["is_leaf"] == 0)
+            feature[t, inner], threshold[t, inner] = nodes["feature_idx"][inner], nodes["num_threshold"][inner]
+            left[t, inner], right[t, inner] = nodes["left"][inner], nodes["right"][inner]
+            value[t, : len(nodes)] = nodes["value"]
+        depth = max(int(nodes["depth"].max()) for nodes in tables)
+        return cls(feature, threshold, left, right, value, depth, float(np.ravel(model._baseline_prediction)[0]))

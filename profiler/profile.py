@@ -1,0 +1,128 @@
+"""The measured facts about one machine: tables of rows (op, shape, seconds) and where they come from.
+
+Conventions, fixed here for every reader and writer:
+
+* SI units: seconds, bytes, FLOP/s, bytes/s.
+* ``seconds`` is the median of a row's repeats, ``spread`` the relative half range around it
+  ((max - min) / 2 / median; NaN where unknown), ``repeats`` how often it was timed (0 where unknown).
+* The size of a collective is always the *whole* buffer: the all_reduce buffer, the all_gather *output*,
+  the reduce_scatter *input*, the whole send buffer of one rank for all2all, the message of broadcast and p2p.
+* A group of ranks is described by ``intra`` (its ranks inside one node) and ``inter`` (nodes it touches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from profiler.errors import InputError
+
+SCHEMA_VERSION = 1
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
+
+_COMMON = ("seconds", "spread", "repeats", "dtype", "source")
+_MESSAGE = ("intra", "inter", "bytes", "env", *_COMMON)
+
+#: Columns of every table, in file order. ``pass`` is forward, input_grad or weight_grad (attention: forward, backward).
+TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
+    "linear": ("m", "n", "k", "batch", "layout", "out_dtype", "accumulate", *_COMMON),
+    "grouped_linear": ("groups", "tokens_per_group", "n", "k", "pass", *_COMMON),
+    "flash_attn": (
+        "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "pass", "kernel", *_COMMON,
+    ),
+    **{op: _MESSAGE for op in (*COLLECTIVES, "p2p")},
+    "memory_bound": ("kind", "bytes", *_COMMON),
+    "overlap": ("collective", "gemm_slowdown", "collective_slowdown", "bytes", "m", "n", "k", *_COMMON),
+}  # fmt: skip
+
+#: Columns that hold words; all others hold numbers.
+TEXT_COLUMNS = frozenset({"dtype", "source", "layout", "out_dtype", "pass", "kernel", "env", "kind", "collective"})
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of one op as equally long columns: float64 or int64 arrays, and str arrays for words."""
+
+    columns: Mapping[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values()), ()))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def where(self, mask: np.ndarray) -> Table:
+        """The rows where ``mask`` (bool, shape [rows]) is true."""
+        return Table({name: column[mask] for name, column in self.columns.items()})
+
+    @classmethod
+    def from_columns(cls, op: str, columns: Mapping[str, Any]) -> Table:
+        """A checked table of ``op``: columns not given are NaN, 0 or "" by their kind; scalars fill the column.
+
+        Raises InputError for a column that the op does not have, unequal lengths, or times that are not positive.
+        """
+        known = TABLE_COLUMNS.get(op)
+        if known is None:
+            raise InputError(f"a profile has no table {op!r}; its tables are {', '.join(TABLE_COLUMNS)}")
+        unknown = sorted(set(columns) - set(known))
+        if unknown:
+            raise InputError(f"table {op} has no column {unknown[0]!r}; its columns are {', '.join(known)}")
+        lengths = {len(c) for c in columns.values() if np.ndim(c)}
+        if len(lengths) > 1:
+            raise InputError(f"table {op} has columns of different lengths {sorted(lengths)}")
+        rows = lengths.pop() if lengths else 0
+        full = {name: _column(name, columns.get(name), rows) for name in known}
+        seconds = full["seconds"]
+        if rows and not (np.isfinite(seconds).all() and (seconds > 0).all()):
+            raise InputError(f"table {op} holds times that are not positive and finite; drop those rows")
+        return cls(full)
+
+
+def _column(name: str, given: Any, rows: int) -> np.ndarray:
+    if name in TEXT_COLUMNS:
+        return np.broadcast_to(np.asarray("" if given is None else given, dtype=np.str_), (rows,)).copy()
+    if name in ("seconds", "spread", "gemm_slowdown", "collective_slowdown"):
+        return np.broadcast_to(np.asarray(np.nan if given is None else given, dtype=np.float64), (rows,)).copy()
+    return np.broadcast_to(np.asarray(0 if given is None else given, dtype=np.int64), (rows,)).copy()
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a datasheet (and, where measured, a benchmark) says of one accelerator.
+
+    peak_flops: dense FLOP/s by dtype (bf16, fp16, fp8, fp32). memory_bandwidth: bytes/s of HBM.
+    link_bandwidth: bytes/s one GPU can send to others in its node. network_bandwidth: default bytes/s per GPU between nodes.
+    """
+
+    name: str
+    peak_flops: Mapping[str, float]
+    memory_bytes: float
+    memory_bandwidth: float
+    num_sms: int
+    gpus_per_node: int
+    link_bandwidth: float
+    network_bandwidth: float
+    link_kind: str = ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One machine's measurements.
+
+    meta: plain words and numbers (device facts under ``device``, versions, date, command, licences, ``laws``).
+    digest: hash of the file's content, the key of everything derived from it.
+    """
+
+    name: str
+    device: Device
+    tables: Mapping[str, Table]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    digest: str = ""
+
+    def table(self, op: str) -> Table:
+        """The rows of ``op``; an empty table where nothing was measured."""
+        return self.tables.get(op) or Table.from_columns(op, {})
