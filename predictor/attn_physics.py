@@ -1,0 +1,141 @@
+"""The bare physics of one attention kernel: blocks of queries on SMs beside bytes from memory, after a launch."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+QUERY_TILE = 128  #: queries one thread block works on, in every fused attention kernel of these devices
+
+
+@dataclass(frozen=True)
+class AttnPhysics:
+    """Constants of one device; the defaults are the prior where nothing was measured.
+
+    launch: seconds before the first block. efficiency: share of the peak with endless heads and sequences.
+    softmax: score work that is no matrix product, in columns of head dimension. bandwidth: share of HBM bandwidth.
+    prologue: keys that starting a block costs. sharpness: exponent of the p-norms that join the limits.
+    balance: share of the last wave of blocks that is paid for. throttle, throttle_seconds: as for GEMMs.
+    cache: kernels of serving frameworks also copy k and v into a paged cache; this many times the bytes of that copy
+    at full bandwidth is spent so. Training kernels do not copy: predictions for training leave it out.
+    """
+
+    launch: float = 6e-6
+    efficiency: float = 0.80
+    softmax: float = 30.0
+    bandwidth: float = 0.60
+    prologue: float = 200.0
+    sharpness: float = 3.0
+    balance: float = 0.3
+    throttle: float = 0.02
+    throttle_seconds: float = 1e-3
+    cache: float = 1e-9
+
+
+#: Bounds in the order of the fields; the throttle stays small so that long sequences extrapolate.
+LOWER = AttnPhysics(1e-6, 0.20, 0.1, 0.05, 1.0, 1.2, 0.001, 0.001, 1e-4, 1e-9)
+UPPER = AttnPhysics(1e-4, 1.00, 300.0, 1.00, 2000.0, 8.0, 1.0, 0.12, 2e-2, 4.0)
+
+
+class AttnShape(NamedTuple):
+    """One attention call, float64 arrays of shape [rows]; ``causal`` is 0.0 or 1.0."""
+
+    batch: np.ndarray
+    seq_q: np.ndarray
+    seq_kv: np.ndarray
+    heads: np.ndarray
+    kv_heads: np.ndarray
+    head_dim: np.ndarray
+    v_head_dim: np.ndarray
+    causal: np.ndarray
+
+    @property
+    def keys_per_query(self) -> np.ndarray:
+        """Mean keys one query attends to: seq_kv, less the half square that a causal mask hides; at least 1."""
+        return np.maximum(self.seq_kv - self.causal * (self.seq_q - 1) / 2, 1.0)
+
+    @property
+    def flops(self) -> np.ndarray:
+        """Useful forward FLOPs: two products of 2 * area * dim."""
+        return 2 * self.batch * self.heads * self.seq_q * self.keys_per_query * (self.head_dim + self.v_head_dim)
+
+    @property
+    def elements(self) -> np.ndarray:
+        """Numbers read and written at least: q, k, v, output."""
+        dims = self.head_dim + self.v_head_dim
+        return self.batch * dims * (self.seq_q * self.heads + self.seq_kv * self.kv_heads)
+
+    @property
+    def blocks(self) -> np.ndarray:
+        return self.batch * self.heads * np.ceil(self.seq_q / QUERY_TILE)
+
+
+class AttnMachine(NamedTuple):
+    """peak: FLOP/s; bandwidth: bytes/s; sms: number of SMs; element: bytes per number."""
+
+    peak: float
+    bandwidth: float
+    sms: float
+    element: float = 2.0
+
+
+class AttnTimes(NamedTuple):
+    """seconds of a training kernel and its limits (shape [rows]): all blocks spread over the SMs, the longest block,
+    the bytes; cache: what a serving kernel takes on top."""
+
+    seconds: np.ndarray
+    spread: np.ndarray
+    longest: np.ndarray
+    memory: np.ndarray
+    cache: np.ndarray
+
+
+def attn_times(law: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> AttnTimes:
+    """Forward seconds: launch + p-norm(spread blocks, longest block, bytes) * throttle.
+
+    Never falls when batch, heads, sequence or dims grow (with seq_kv >= seq_q where causal).
+    """
+    dims = shape.head_dim + shape.v_head_dim
+    per_key = 2.0 * QUERY_TILE * (dims + law.softmax) / (law.efficiency * machine.peak / machine.sms)
+    waves = shape.blocks / machine.sms
+    paid = waves + law.balance * (np.ceil(waves) - waves)
+    spread = paid * (shape.keys_per_query + law.prologue) * per_key
+    longest = (shape.seq_kv + law.prologue) * per_key
+    memory = machine.element * shape.elements / (law.bandwidth * machine.bandwidth)
+    high = np.maximum(np.maximum(spread, longest), memory)
+    powers = sum((part / high) ** law.sharpness for part in (spread, longest, memory))
+    busy = high * powers ** (1 / law.sharpness)
+    busy = busy * (1 + law.throttle * busy / (busy + law.throttle_seconds))
+    copied = 2 * machine.element * shape.batch * shape.seq_kv * shape.kv_heads * dims  # read once, written once
+    return AttnTimes(law.launch + busy, spread, longest, memory, law.cache * copied / machine.bandwidth)
+
+
+def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray, serving: bool) -> AttnPhysics:
+    """Least squares (soft L1) on log time over at most 3,000 rows spread over the table.
+
+    serving: the rows are of serving kernels; what copying the cache takes shows in how time depends on kv_heads, on
+    which a training kernel hardly depends.
+    """
+    from scipy.optimize import least_squares
+
+    rows = np.random.default_rng(0).permutation(len(seconds))[:3000]
+    part = AttnShape(*(np.asarray(column, dtype=np.float64)[rows] for column in shape))
+    target = np.log(seconds[rows])
+    fitted = slice(None) if serving else slice(None, -1)
+    low, high = np.log(astuple(LOWER)), np.log(astuple(UPPER))
+    start = np.log(astuple(AttnPhysics(cache=0.5 if serving else LOWER.cache)))
+
+    def law(x: np.ndarray) -> AttnPhysics:
+        values = start.copy()
+        values[fitted] = x
+        return AttnPhysics(*(float(v) for v in np.exp(values)))
+
+    def error(x: np.ndarray) -> np.ndarray:
+        times = attn_times(law(x), machine, part)
+        return np.log(times.seconds + times.cache) - target
+
+    first = np.clip(start, low + 1e-6, high - 1e-6)[fitted]
+    bounds = (low[fitted], high[fitted])
+    return law(least_squares(error, first, bounds=bounds, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60).x)

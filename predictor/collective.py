@@ -1,0 +1,243 @@
+"""Seconds of a collective: measured curves inside a node, a network law between nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from predictor.collective_points import OPS, borrowed_points, inside_bound, measured_points, roofline_points, sent_share
+from predictor.curves import Curves
+from predictor.estimate import Basis, Estimate
+from predictor.network import Groups, NetworkParameters, network_seconds
+from profiler.errors import InputError
+from profiler.profile import Profile
+
+_BETWEEN_RANKS = 0.07  # error of a group size between two measured ones (log-log in ranks, leave-one-out)
+_BEYOND_RANKS = 0.15  # and, per doubling, of one beyond them
+_BORROWED = 0.15  # an op that borrows the curve of another
+_ROOFLINE = 0.35
+_NETWORK_DEFAULT = 0.4  # doubt of the network law with default parameters
+_PER_DOUBLING = 0.03  # more nodes than the law was fitted on
+
+
+@dataclass(frozen=True)
+class CollectiveLaw:
+    """Prices collectives of a profile's device. Built by ``fit``; every array is documented where it is used.
+
+    curves: one per (op, ranks in one node). op, ranks, basis: which op (index into OPS), group size and Basis each
+    curve stands for, sorted by op, then ranks. network: one law per op. network_std: its held-out standard deviation
+    of log time per op. network_nodes: the most nodes it was fitted on (0: default parameters). bandwidths: bytes/s of
+    [link, network] per GPU.
+    """
+
+    curves: Curves
+    op: np.ndarray
+    ranks: np.ndarray
+    basis: np.ndarray
+    network: NetworkParameters
+    network_std: np.ndarray
+    network_nodes: float
+    bandwidths: np.ndarray
+
+    @classmethod
+    def fit(cls, profile: Profile, network_bandwidth: float | None = None) -> CollectiveLaw:
+        """The law of ``profile``; ``network_bandwidth`` (bytes/s per GPU between nodes) replaces the device's."""
+        measured = measured_points(profile)
+        laws = dict(profile.meta.get("laws", {}))
+        entries = []
+        for index, op in enumerate(OPS):
+            for ranks, points, basis in _op_points(op, profile, measured, laws.get("intra_node", {})):
+                entries.append((index, ranks, basis, points))
+        device = profile.device
+        rate = device.network_bandwidth if network_bandwidth is None else network_bandwidth
+        law = cls(
+            curves=Curves.fit([entry[3] for entry in entries]),
+            op=np.array([entry[0] for entry in entries], dtype=np.int64),
+            ranks=np.array([entry[1] for entry in entries], dtype=np.float64),
+            basis=np.array([entry[2] for entry in entries], dtype=np.int8),
+            network=NetworkParameters(),
+            network_std=np.full(len(OPS), _NETWORK_DEFAULT),
+            network_nodes=0.0,
+            bandwidths=np.array(
+                [_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", rate)]
+            ),
+        )
+        return law.with_network(profile)
+
+    def with_network(self, profile: Profile) -> CollectiveLaw:
+        """This law with the network law that the profile states, else with one fitted to its own rows over nodes.
+
+        A stated law was fitted on more networks than the rows of one profile. Rows of fewer than two kinds of group
+        or 20 sizes are too few to fit; then the default parameters stay.
+        """
+        stated = profile.meta.get("laws", {}).get("inter_node")
+        if stated:
+            return self._with_stated(_stated_network(stated, profile.name))
+        from predictor.network_fit import fit_network, held_out_std, leave_one_scale_out, profile_rows
+
+        rows = profile_rows(self, profile)
+        if len(rows) < 20 or len(np.unique(np.stack([rows.at.intra, rows.at.inter]), axis=1).T) < 2:
+            return self
+        std = held_out_std(rows, leave_one_scale_out(rows, self.network))
+        law = replace(self, network=fit_network(rows, self.network), network_nodes=float(rows.at.inter.max()))
+        return replace(law, network_std=_std_by_op(std))
+
+    def _with_stated(self, entry: Mapping[str, Any]) -> CollectiveLaw:
+        return replace(
+            self,
+            network=NetworkParameters.from_dict(entry["parameters"]),
+            network_std=_std_by_op(entry["relative_std"]),
+            network_nodes=float(entry["most_nodes"]),
+        )
+
+    def predict(
+        self,
+        op: str,
+        bytes: ArrayLike,
+        intra: ArrayLike,
+        inter: ArrayLike,
+        network_bandwidth: ArrayLike | None = None,
+    ) -> Estimate:
+        """Price ``op`` for whole-buffer ``bytes`` (see profiler.profile) in groups of ``inter`` nodes x ``intra`` ranks.
+
+        Arguments broadcast. ``network_bandwidth``: bytes/s per GPU between nodes. A group of one rank and a message of
+        no bytes take no time. Raises InputError for an op, size, group or bandwidth that cannot be.
+        """
+        if op not in OPS:
+            raise InputError(f"no collective {op!r}; there are {', '.join(OPS)}")
+        given = self.bandwidths[1] if network_bandwidth is None else network_bandwidth
+        shape = np.broadcast_shapes(*(np.shape(a) for a in (bytes, intra, inter, given)))
+        size, k, nodes, rate = (
+            np.ravel(np.broadcast_to(np.asarray(a, dtype=np.float64), shape)) for a in (bytes, intra, inter, given)
+        )
+        _check(size, k, nodes, rate)
+        seconds, std, basis = self._inside(op, size, k)
+        far = np.flatnonzero(nodes > 1)
+        if len(far):
+            groups = self.groups(op, size[far], k[far], nodes[far], rate[far], seconds[far])
+            seconds[far] = network_seconds(op, groups, self.network)
+            std[far], basis[far] = self._network_doubt(op, nodes[far])
+        nothing = (k * nodes <= 1) | (size <= 0)
+        seconds[nothing], std[nothing], basis[nothing] = 0.0, 0.0, Basis.MEASURED
+        return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
+
+    def groups(
+        self, op: str, size: np.ndarray, k: np.ndarray, nodes: np.ndarray, rate: np.ndarray, one_node: np.ndarray
+    ) -> Groups:
+        """What the network law needs of groups that span nodes; ``one_node``: seconds of their part inside a node."""
+        inside = inside_bound(op, one_node, k, nodes)
+        ring = inside
+        if op == "all_reduce":
+            gather = self._inside("all_gather", size, k)[0]
+            ring = np.maximum(inside, 2.0 * inside_bound("all_gather", gather, k, nodes))
+        return Groups(size, k, nodes, rate, float(self.bandwidths[0]), inside, ring)
+
+    def _inside(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Seconds, standard deviation and basis in one node, for flat arrays; the values for k < 2 mean nothing."""
+        own = np.flatnonzero(self.op == OPS.index(op))
+        measured = self.ranks[own]
+        k = np.full_like(k, measured[0]) if op == "p2p" else k
+        log_bytes = np.log(np.maximum(size, 1.0))
+        above = np.clip(np.searchsorted(measured, k), 0, len(own) - 1)
+        below = np.where(measured[above] > k, np.maximum(above - 1, 0), above)
+        low, high = own[below], own[above]
+        span = np.log(measured[above] / measured[below])
+        weight = np.clip(np.log(np.maximum(k, 1.0) / measured[below]) / np.where(span > 0, span, 1.0), 0.0, 1.0)
+        seconds = self.curves.seconds(low, log_bytes)
+        between = np.flatnonzero(low != high)
+        if len(between):
+            upper = self.curves.seconds(high[between], log_bytes[between])
+            seconds[between] *= (upper / seconds[between]) ** weight[between]
+        std, exact, outside = self.curves.doubt(high, log_bytes)
+        seconds, beyond = self._other_ranks(op, seconds, k, high, measured)
+        std = np.sqrt(std**2 + np.where(low != high, _BETWEEN_RANKS, _BEYOND_RANKS * beyond) ** 2)
+        basis = np.where(exact & (low == high), Basis.MEASURED, Basis.INTERPOLATED)
+        basis = np.where(outside | (beyond > 0), Basis.EXTRAPOLATED, basis)
+        floor = self.basis[high]
+        std = np.sqrt(
+            std**2 + np.select([floor == Basis.ROOFLINE, floor == Basis.EXTRAPOLATED], [_ROOFLINE, _BORROWED], 0.0) ** 2
+        )
+        return seconds, std, np.maximum(basis, floor).astype(np.int8)
+
+    def _other_ranks(
+        self, op: str, seconds: np.ndarray, k: np.ndarray, curve: np.ndarray, measured: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Groups smaller or larger than any measured: the bytes sent scale, the latency grows with log2 of the ranks."""
+        at = np.clip(k, measured[0], measured[-1])
+        k = np.maximum(k, 2.0)
+        doublings = np.abs(np.log2(k / at))
+        scaled = seconds * sent_share(op, k) / sent_share(op, at)
+        more = self.curves.latency(curve) * np.maximum(np.log2(k) / np.log2(at) - 1.0, 0.0)
+        return np.where(doublings > 0, scaled + more, seconds), doublings
+
+    def _network_doubt(self, op: str, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not self.network_nodes:
+            return np.full(len(nodes), _NETWORK_DEFAULT), np.full(len(nodes), Basis.ROOFLINE, dtype=np.int8)
+        beyond = np.maximum(np.log2(nodes / self.network_nodes), 0.0)
+        std = self.network_std[OPS.index(op)] + _PER_DOUBLING * beyond
+        return std, np.where(beyond > 0, Basis.EXTRAPOLATED, Basis.INTERPOLATED).astype(np.int8)
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Everything as numeric arrays, for an npz file."""
+        plain = {name: np.asarray(getattr(self, name)) for name in _PLAIN}
+        network = np.array(list(self.network.to_dict().values()))
+        return {**self.curves.to_arrays("curve_"), **plain, "network": network}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> CollectiveLaw:
+        names = [f.name for f in fields(NetworkParameters)]
+        network = NetworkParameters(**dict(zip(names, map(float, arrays["network"]), strict=True)))
+        plain: dict[str, Any] = {name: np.asarray(arrays[name]) for name in _PLAIN}
+        plain["network_nodes"] = float(plain["network_nodes"])
+        return cls(curves=Curves.from_arrays(arrays, "curve_"), network=network, **plain)
+
+
+_PLAIN = ("op", "ranks", "basis", "network_std", "network_nodes", "bandwidths")
+
+
+def _op_points(op: str, profile: Profile, measured: Any, laws: Any) -> list[tuple[int, Any, Basis]]:
+    """(ranks, points, basis) of every one-node curve of ``op``, ascending in ranks: measured, else borrowed, else law."""
+    own = {ranks: points for (name, ranks), points in measured.items() if name == op}
+    if own:
+        return [(ranks, own[ranks], Basis.MEASURED) for ranks in sorted(own)]
+    lent = borrowed_points(op, measured)
+    if lent:
+        return [(ranks, lent[ranks], Basis.EXTRAPOLATED) for ranks in sorted(lent)]
+    law = roofline_points(op, profile.device, laws)
+    return [(ranks, law[ranks], Basis.ROOFLINE) for ranks in sorted(law)]
+
+
+def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
+    """The entry of a network law file (see predictor.network_law) that stands for the clusters of profile ``name``."""
+    try:
+        entry = stated["networks"][stated.get("devices", {}).get(name, stated["default"])]
+        for key in ("parameters", "relative_std", "most_nodes"):
+            entry[key]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"the inter_node law of profile {name} is incomplete, it lacks {error}") from None
+    return entry
+
+
+def _std_by_op(std: Mapping[str, float]) -> np.ndarray:
+    """By index of OPS; an op without held-out rows is as doubtful as the worst of the others."""
+    usual = max(std.values(), default=_NETWORK_DEFAULT)
+    return np.array([float(std.get(op, usual)) for op in OPS])
+
+
+def _positive(what: str, value: float) -> float:
+    if not (np.isfinite(value) and value > 0):
+        raise InputError(f"the {what} is {value}; it must be positive and finite")
+    return float(value)
+
+
+def _check(size: np.ndarray, intra: np.ndarray, inter: np.ndarray, rate: np.ndarray) -> None:
+    if not (np.isfinite(size) & (size >= 0)).all():
+        raise InputError("message sizes must be finite bytes, not negative")
+    if not ((intra >= 1) & (inter >= 1) & np.isfinite(intra * inter)).all():
+        raise InputError("a group needs at least one rank in at least one node")
+    if not ((rate > 0) & np.isfinite(rate)).all():
+        raise InputError("the network bandwidth must be positive bytes/s per GPU")

@@ -1,0 +1,139 @@
+"""From the rows of a profile to the points (bytes, seconds) that the one-node curves go through.
+
+Which rows: half precision where there is any (gradients and activations travel so, and switches that reduce do it in
+half or float only), then the three newest NCCL releases (rows that name none only where no row names one), then the median
+per size. An op that was not measured borrows the points of one that moves the same bytes over the same links.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from profiler.errors import InputError
+from profiler.profile import COLLECTIVES, Device, Profile, Table
+
+OPS = (*COLLECTIVES, "p2p")
+HALF = ("half", "bf16", "bfloat16", "fp16", "float16")
+Points = tuple[np.ndarray, np.ndarray]
+
+_MOST_POINTS = 96  # more sizes than this are medians over eighths of an octave: a curve needs no more
+_RELEASES = 3
+_START = 8e-6  # seconds of a small collective of two ranks, and ...
+_STEP = 1.5e-6  # ... of every further rank: the order of magnitude on NVLink, where nothing was measured
+_EFFICIENCY = 0.75  # share of the link's rate that large messages reach, where nothing was measured
+_SIZES = 2.0 ** np.arange(9, 31)
+
+# op -> donors in order of likeness: (op, share of its bytes that are the same message, factor of its time).
+_SENT = "sent"  # the share (k - 1) / k that each of k ranks sends
+_DONORS: dict[str, tuple[tuple[str, float | str, float], ...]] = {
+    "all_reduce": (("reduce_scatter", 1.0, 2.0), ("all_gather", 1.0, 2.0)),  # ring: scatter the sums, gather them
+    "all_gather": (("reduce_scatter", 1.0, 1.0), ("all_reduce", 1.0, 0.5)),
+    "reduce_scatter": (("all_gather", 1.0, 1.0), ("all_reduce", 1.0, 0.5)),
+    "all2all": (("all_gather", 1.0, 1.0),),  # each rank sends and receives (k - 1) / k of the buffer in both
+    "broadcast": (("all_gather", _SENT, 1.0), ("reduce_scatter", _SENT, 1.0), ("all_reduce", _SENT, 0.5)),
+    "p2p": (("all2all", _SENT, 1.0), ("all_gather", _SENT, 1.0)),
+}
+
+
+def release(env: str) -> tuple[int, ...]:
+    """The NCCL release that ``env`` names, as comparable numbers; () where it names none."""
+    found = re.search(r"nccl\W*(\d+(?:\.\d+)*)", env.lower())
+    return tuple(int(part) for part in found.group(1).split(".")) if found else ()
+
+
+def preferred(table: Table) -> Table:
+    """The rows of one group that count: half precision before others, then the newest releases.
+
+    Three releases, not one: a single run has outliers of a factor 2 below 100 KiB, and the median of three has none.
+    """
+    half = np.isin(table["dtype"], HALF)
+    table = table.where(half) if half.any() else table
+    releases = {str(env): release(str(env)) for env in np.unique(table["env"])}
+    newest = sorted(set(releases.values()), reverse=True)[:_RELEASES]
+    newest = [found for found in newest if found] or newest
+    return table.where(np.isin(table["env"], [env for env, found in releases.items() if found in newest]))
+
+
+def group_points(table: Table, intra: int, inter: int) -> Points:
+    """Distinct ascending bytes and the median seconds of the preferred rows of one group; empty where unmeasured."""
+    rows = preferred(table.where((table["intra"] == intra) & (table["inter"] == inter) & (table["bytes"] > 0)))
+    size = rows["bytes"].astype(np.float64)
+    if len(np.unique(size)) > _MOST_POINTS:
+        bins = np.round(np.log2(size) * 8)
+        size = np.array([np.median(size[bins == b]) for b in bins])
+    sizes = np.unique(size)
+    return sizes, np.array([np.median(rows["seconds"][size == s]) for s in sizes])
+
+
+def measured_points(profile: Profile) -> dict[tuple[str, int], Points]:
+    """One-node points by (op, ranks) of every group that the profile measured; p2p under two ranks."""
+    found: dict[tuple[str, int], Points] = {}
+    for op in OPS:
+        table = profile.table(op)
+        one_node = table.where(table["inter"] == 1)
+        for ranks in np.unique(one_node["intra"]):
+            points = group_points(one_node, int(ranks), 1)
+            if ranks >= 2 and len(points[0]):
+                found[op, int(ranks)] = points
+    return found
+
+
+def borrowed_points(op: str, measured: Mapping[tuple[str, int], Points]) -> dict[int, Points]:
+    """Points of an unmeasured ``op`` by ranks, from the measured op that moves the same bytes; {} if there is none."""
+    for donor, share, factor in _DONORS[op]:
+        ranks = sorted(k for name, k in measured if name == donor)
+        if op == "p2p":
+            ranks = ranks[:1]
+        if ranks:
+            moved = {k: (k - 1) / k if share == _SENT else float(share) for k in ranks}
+            return {k: (measured[donor, k][0] * moved[k], measured[donor, k][1] * factor) for k in ranks}
+    return {}
+
+
+def roofline_points(op: str, device: Device, laws: Mapping[str, Any]) -> dict[int, Points]:
+    """Points of an op that nothing measured tells of: start-up time + bytes sent / (link rate * efficiency).
+
+    ``laws``: what the profile states of its node, {op: {ranks: {bandwidth, traffic, latency_s}}} for seconds =
+    latency_s + traffic * bytes / bandwidth; where it states nothing, the datasheet's rate, a usual efficiency and start.
+    """
+    stated = {int(k): law for k, law in dict(laws.get(op, {})).items() if "latency_s" in law}
+    usual = (2, 4, 8, device.gpus_per_node)
+    ranks = {2} if op == "p2p" else set(stated) or {k for k in usual if 2 <= k <= max(device.gpus_per_node, 2)}
+    points = {}
+    for k in sorted(ranks):
+        law = stated.get(k, {})
+        latency = float(law.get("latency_s", _START + _STEP * (k - 2)))
+        rate = float(law.get("bandwidth", device.link_bandwidth * _EFFICIENCY)) / float(
+            law.get("traffic", sent_share(op, k))
+        )
+        if not (latency > 0 and rate > 0):
+            raise InputError(
+                f"the profile's intra_node law of {op} among {k} ranks needs a positive latency and bandwidth"
+            )
+        points[k] = (_SIZES, latency + _SIZES / rate)
+    return points
+
+
+def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
+    """Bytes that each of ``ranks`` sends per byte of the buffer (nccl-tests: busbw = this * bytes / seconds)."""
+    ranks = np.asarray(ranks, dtype=np.float64)
+    if op in ("broadcast", "p2p"):
+        return np.ones_like(ranks)
+    return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1.0) / ranks
+
+
+def inside_bound(op: str, one_node: np.ndarray, intra: np.ndarray, inter: np.ndarray) -> np.ndarray:
+    """Seconds that the links in a node need for their part of a collective over ``inter`` nodes, at least.
+
+    one_node: seconds of the same message among ``intra`` ranks; a larger group sends a larger share of the buffer.
+    Nothing where a node holds one rank. A message between two nodes is no faster than one between two neighbours.
+    """
+    if op == "p2p":
+        return one_node
+    grown = sent_share(op, intra * inter) / sent_share(op, np.maximum(intra, 2.0))
+    return np.where(intra > 1, one_node * np.maximum(grown, 1.0), 0.0)

@@ -1,0 +1,163 @@
+"""The cost model: one object that answers "how long does this op take, how sure, and why" for one machine.
+
+It is fitted from a profile once; the fitted laws are cached beside the profile as plain arrays, keyed by the profile's
+content and by this package's source. Deleting the cache changes nothing but the time of the next start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predictor.collective import CollectiveLaw
+from predictor.estimate import Estimate
+from predictor.flash_attn import FlashAttnLaw
+from predictor.grouped_linear import GroupedLinearLaw
+from predictor.linear import LinearLaw
+from predictor.memory_bound import MemoryBoundLaw
+from profiler.profile import Device, Profile
+
+#: NCCL's kernels take about this many multiprocessors from the GEMMs beside them (channels of a large collective).
+NCCL_SMS = 16
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Laws of one device. Every method is vectorised and answers an Estimate.
+
+    network_bandwidth: bytes/s per accelerator between nodes. sustained_scale: how much longer kernels of the linear and
+    attention kind take in a training run than in the profile's loops (clocks under power limit, lab, framework); 1 means as
+    profiled.
+    """
+
+    device: Device
+    linears: LinearLaw
+    grouped: GroupedLinearLaw
+    attention: FlashAttnLaw
+    kernels: MemoryBoundLaw
+    collectives: CollectiveLaw
+    network_bandwidth: float
+    sustained_scale: float = 1.0
+
+    @property
+    def contention(self) -> float:
+        """Share of a device that a collective takes from compute beside it (its multiprocessors)."""
+        return min(NCCL_SMS / self.device.num_sms, 1.0)
+
+    def linear(
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16"
+    ) -> Estimate:
+        """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.linear."""
+        return self._sustained(self.linears.predict(m, n, k, batch, layout, dtype, accumulate))
+
+    def flash_attn(
+        self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
+        causal: Any = True, backward: Any = False,
+    ) -> Estimate:
+        """Fused attention, forward or backward."""
+        return self._sustained(
+            self.attention.predict(batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
+        )  # fmt: skip
+
+    def memory_bound(self, kind: str, size: Any) -> Estimate:
+        """A kernel that moves ``size`` bytes, read and written."""
+        return self.kernels.predict(kind, size)
+
+    def collective(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
+        """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes."""
+        return self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
+
+    def _sustained(self, estimate: Estimate) -> Estimate:
+        return estimate._replace(seconds=estimate.seconds * self.sustained_scale)
+
+
+_LAWS = {"linears": LinearLaw, "grouped": GroupedLinearLaw, "attention": FlashAttnLaw, "kernels": MemoryBoundLaw,
+         "collectives": CollectiveLaw}  # fmt: skip
+
+
+def fit_laws(profile: Profile) -> dict[str, Any]:
+    """Fit every law on the profile's tables (seconds of work)."""
+    linears = LinearLaw.fit(profile.table("linear"), profile.device)
+    return {
+        "linears": linears,
+        "grouped": GroupedLinearLaw.fit(profile.table("grouped_linear"), linears, linears.lab_scale(profile)),
+        "attention": FlashAttnLaw.fit(profile.table("flash_attn"), profile.device),
+        "kernels": MemoryBoundLaw.fit(profile.table("memory_bound"), profile.device, _meta_laws(profile).get("memory_bound")),
+        "collectives": CollectiveLaw.fit(profile),
+    }
+
+
+def _meta_laws(profile: Profile) -> Mapping[str, Any]:
+    laws: Mapping[str, Any] = profile.meta.get("laws") or {}
+    return laws
+
+
+def cost_model(
+    profile: Profile,
+    network_bandwidth: float | None = None,
+    cache_dir: Path | None = None,
+    sustained_scale: float | None = None,
+) -> CostModel:
+    """The cost model of a profile; laws come from ``cache_dir`` where they were fitted before, and go there."""
+    laws = _read_cache(profile, cache_dir) if cache_dir else None
+    if laws is None:
+        laws = fit_laws(profile)
+        if cache_dir:
+            _write_cache(profile, laws, cache_dir)
+    return CostModel(
+        device=profile.device,
+        network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
+        sustained_scale=sustained_scale or float(profile.meta.get("sustained_scale", 1.0)),
+        **laws,
+    )
+
+
+def _code_version() -> str:
+    """Hash of the sources that decide a fit: this package and the profile's readers."""
+    digest = hashlib.sha256()
+    here = Path(__file__).resolve().parent
+    for folder in (here, here.parent / "profiler"):
+        for path in sorted(folder.glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _cache_path(profile: Profile, cache_dir: Path) -> Path:
+    return cache_dir / f"{profile.name}-{profile.digest}-{_code_version()}.npz"
+
+
+def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
+    try:
+        with np.load(_cache_path(profile, cache_dir), allow_pickle=False) as arrays:
+            split: dict[str, dict[str, np.ndarray]] = {law: {} for law in _LAWS}
+            for name in arrays.files:
+                law, _, key = name.partition("/")
+                split[law][key] = arrays[name]
+            return {law: kind.from_arrays(split[law]) for law, kind in _LAWS.items()}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
+        return None  # absent or damaged: fit again, which rewrites it
+
+
+def _write_cache(profile: Profile, laws: Mapping[str, Any], cache_dir: Path) -> None:
+    """Atomically, and never failing the job: a read-only folder only means that the next start fits again."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **{f"{law}/{key}": a for law, fitted in laws.items() for key, a in fitted.to_arrays().items()})
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        for old in cache_dir.glob(f"{profile.name}-*.npz"):
+            old.unlink(missing_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=cache_dir, suffix=".tmp")
+        with os.fdopen(handle, "wb") as file:
+            file.write(buffer.getvalue())
+        os.replace(temporary, _cache_path(profile, cache_dir))
+    except OSError:
+        return

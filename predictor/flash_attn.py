@@ -1,0 +1,251 @@
+"""Time of fused attention, forward and backward: block physics, corrected by what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from predictor.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
+from predictor.estimate import Basis, Estimate
+from predictor.linear import other_lab
+from predictor.residual import Residual, fit_residual
+from profiler.profile import Device, Table
+
+#: Sources that timed serving kernels (a paged cache is written in the same call).
+SERVING_SOURCES = ("aic", "ai-dynamo")
+#: Serving frameworks' names for the attention kernels they call.
+SAME_KERNEL = {"sglang_flash_attention": "fa2", "sglang_fa3": "fa3"}
+#: Backward over forward where it was not measured: 2.5 by FLOPs; measured 2.9 (2.6-3.1 for FlashAttention 2, 2.8-3.1 for 3)
+#: from 4k tokens on, 3.2 at 1k and below, 3.5 (3.3-3.85) for the 192/128 head dims of MLA.
+BACKWARD_LONG, BACKWARD_SHORT, BACKWARD_MLA, BACKWARD_DOUBT = 2.9, 3.2, 3.5, 0.10
+_LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
+#: Serving tables say little of training kernels at short sequences: against published training kernels the prediction
+#: without cache copy is 0-5% off from 2k tokens on and 4-17% below 1k; each octave below 2k adds this doubt.
+SHORT_DOUBT = 0.06
+_PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_DOUBT = 10, 30, 0.30
+_TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}
+
+
+@dataclass(frozen=True)
+class FlashAttnLaw:
+    """How long 16-bit attention takes on one device. Fit with ``fit``; ask with ``predict``.
+
+    backward: learnt correction of the default ratio of backward to forward time; None where it was not measured.
+    """
+
+    physics: AttnPhysics
+    machine: AttnMachine
+    residual: Residual | None
+    backward: Residual | None
+    known: np.ndarray
+
+    @classmethod
+    def fit(cls, table: Table, device: Device) -> FlashAttnLaw:
+        """Fit the most often measured forward kernel of 16-bit rows; backward rows fit the ratio to it."""
+        peak = device.peak_flops.get("bf16", device.peak_flops.get("fp16", 0.0))
+        machine = AttnMachine(peak, device.memory_bandwidth, device.num_sms)
+        table = table.where(np.isin(table["dtype"], ("bf16", "bfloat16", "fp16", "float16")))
+        rows = main_rows(table)
+        if not len(rows):
+            return cls(AttnPhysics(), machine, None, None, np.zeros(0, dtype=np.uint64))
+        shape, seconds = shape_of(rows), rows["seconds"]
+        serving = bool(is_serving(rows["source"]).mean() > 0.5)
+        enough = len(rows) >= _ROWS_FOR_PHYSICS
+        physics = fit_attn_physics(machine, shape, seconds, serving) if enough else AttnPhysics()
+        times = attn_times(physics, machine, shape)
+        log_bare = np.log(times.seconds + times.cache)
+        groups = np.unique(np.stack([shape.seq_q, shape.heads]), axis=1, return_inverse=True)[1].ravel()
+        features = _features(physics, machine, shape)
+        residual = fit_residual(features, _coordinates(shape), log_bare, np.log(seconds) - log_bare, groups, _TREES)
+        law = cls(physics, machine, residual, None, np.unique(_keys(shape)))
+        return cls(physics, machine, residual, _fit_backward(table, rows, law), law.known)
+
+    def predict(
+        self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
+        causal: Any = True, backward: Any = False, serving: bool = False,
+    ) -> Estimate:  # fmt: skip
+        """Seconds of one attention call; array arguments broadcast, causal and backward are bool.
+
+        A causal call scores seq_q * (seq_kv - (seq_q - 1) / 2) pairs: the queries are the last seq_q positions.
+        backward: the backward kernels alone. serving: forward with the copy into a paged cache, as serving tables
+        time it (only for comparison with those).
+        """
+        given = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
+        arrays = np.broadcast_arrays(*given)
+        flat = [np.asarray(a, dtype=np.float64).ravel() for a in arrays]
+        shape = AttnShape._make([*(np.maximum(a, 1.0) for a in flat[:7]), flat[7]])
+        seconds, std, basis = self._forward(shape, serving)
+        is_backward = flat[8] > 0
+        if is_backward.any():
+            ratio, ratio_std, ratio_basis = self._backward_ratio(shape)
+            seconds = np.where(is_backward, seconds * ratio, seconds)
+            std = np.where(is_backward, np.hypot(std, ratio_std), std)
+            basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
+        out = arrays[0].shape
+        return Estimate(seconds.reshape(out), std.reshape(out), basis.reshape(out).astype(np.int8))
+
+    def bare_seconds(self, *shape: Any) -> np.ndarray:
+        """Forward physics alone of batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal."""
+        arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in shape))
+        flat = AttnShape(*(a.ravel() for a in arrays))
+        return attn_times(self.physics, self.machine, flat).seconds.reshape(arrays[0].shape)
+
+    def _forward(self, shape: AttnShape, serving: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        times = attn_times(self.physics, self.machine, shape)
+        bare = times.seconds + times.cache * serving
+        if self.residual is None:
+            return bare, np.full(bare.shape, _ROOFLINE_DOUBT), np.full(bare.shape, np.int8(Basis.ROOFLINE))
+        features = _features(self.physics, self.machine, shape)
+        log_bare = np.log(times.seconds + times.cache)
+        correction, std, basis = self.residual.correct(features, _coordinates(shape), log_bare)
+        basis = np.where(np.isin(_keys(shape), self.known), np.int8(Basis.MEASURED), basis)
+        if self.physics.cache > 0.01 and not serving:  # a training kernel told from serving rows: not measured itself
+            octaves = np.log2(np.maximum(2 * _SHORT_TOKENS / shape.seq_q, 1.0))
+            std = np.hypot(std, SHORT_DOUBT * np.minimum(octaves, 6.0))
+            basis = np.maximum(basis, np.int8(Basis.INTERPOLATED))
+        return bare * np.exp(correction), std, basis
+
+    def _backward_ratio(self, shape: AttnShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        ratio = default_backward_ratio(shape)
+        if self.backward is None:
+            return ratio, np.full(ratio.shape, BACKWARD_DOUBT), np.full(ratio.shape, np.int8(Basis.INTERPOLATED))
+        features = _features(self.physics, self.machine, shape)
+        log_bare = np.log(attn_times(self.physics, self.machine, shape).seconds)
+        correction, std, basis = self.backward.correct(features, _coordinates(shape), log_bare)
+        if self.backward.trees is None:
+            basis = np.full(ratio.shape, np.int8(Basis.INTERPOLATED))
+        return ratio * np.exp(correction), std, basis
+
+    def kernel_scale(self, table: Table) -> dict[str, tuple[float, int]]:
+        """kernel -> (median of measured / predicted, rows) of the training kernels timed forward on this device.
+
+        Frameworks choose different kernels (FlashAttention 2 takes half as long again as 3 on Hopper).
+        """
+        forward = table.where((table["pass"] == "forward") & ~is_serving(table["source"]))
+        ratio = forward["seconds"] / self.predict(*shape_of(forward)).seconds
+        kernels = np.unique(forward["kernel"])
+        chosen = {str(name): ratio[forward["kernel"] == name] for name in kernels}
+        return {name: (float(np.median(r)), len(r)) for name, r in chosen.items()}
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Flat plain arrays, for an npz file."""
+        out = {"physics": np.array(astuple(self.physics)), "machine": np.array(self.machine), "known": self.known}
+        for name, part in (("residual", self.residual), ("backward", self.backward)):
+            out.update(part.to_arrays(f"{name}/") if part is not None else {})
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> FlashAttnLaw:
+        """The inverse of ``to_arrays``."""
+        residual, backward = (
+            Residual.from_arrays(arrays, f"{name}/") if f"{name}/scalars" in arrays else None
+            for name in ("residual", "backward")
+        )
+        physics = AttnPhysics(*(float(v) for v in arrays["physics"]))
+        machine = AttnMachine._make(float(v) for v in arrays["machine"])
+        return cls(physics, machine, residual, backward, np.asarray(arrays["known"]))
+
+
+def default_backward_ratio(shape: AttnShape) -> np.ndarray:
+    """Backward over forward time where nothing was measured; falls from short to long with log tokens."""
+    long = np.clip(np.log(shape.seq_q / _SHORT_TOKENS) / np.log(_LONG_TOKENS / _SHORT_TOKENS), 0, 1)
+    equal_dims = BACKWARD_SHORT + (BACKWARD_LONG - BACKWARD_SHORT) * long
+    return np.where(shape.head_dim > shape.v_head_dim, BACKWARD_MLA, equal_dims)
+
+
+def shape_of(table: Table) -> AttnShape:
+    """The shapes of a flash_attn table; a zero v_head_dim or kv_heads means as head_dim, heads."""
+    column = {name: table[name].astype(np.float64) for name in AttnShape._fields}
+    column["v_head_dim"] = np.where(column["v_head_dim"] > 0, column["v_head_dim"], column["head_dim"])
+    column["kv_heads"] = np.where(column["kv_heads"] > 0, column["kv_heads"], column["heads"])
+    return AttnShape(**column)
+
+
+def main_rows(table: Table) -> Table:
+    """16-bit forward rows of the kernel timed most often, of this lab if it timed enough of them."""
+    table = table.where(np.isin(table["dtype"], ("bf16", "bfloat16", "fp16", "float16")))
+    forward = table.where((table["pass"] == "forward") & (table["seconds"] > 0))
+    own = forward.where(~other_lab(forward["source"]))
+    rows = own if len(own) >= _ROWS_FOR_PHYSICS else forward
+    kernels, counts = np.unique(rows["kernel"], return_counts=True)
+    return rows.where(rows["kernel"] == kernels[counts.argmax()]) if len(rows) else rows
+
+
+def is_serving(source: np.ndarray) -> np.ndarray:
+    """True for rows of SERVING_SOURCES; shape [rows]."""
+    lower = np.char.lower(np.asarray(source, dtype=np.str_))
+    return np.any([np.char.startswith(lower, name) for name in SERVING_SOURCES], axis=0)
+
+
+def _coordinates(shape: AttnShape) -> np.ndarray:
+    """Where a call lies among the measured ones, in octaves; a group size counts half, a missing mask one octave."""
+    columns = (
+        np.log2(shape.seq_q), np.log2(shape.keys_per_query / shape.seq_q), np.log2(shape.batch * shape.heads),
+        0.5 * np.log2(np.maximum(shape.heads / shape.kv_heads, 1)), np.log2(shape.head_dim + shape.v_head_dim), shape.causal,
+    )  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def _features(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> np.ndarray:
+    """What the correction may depend on, shape [rows, features]: sizes, the bare law's regime, waves."""
+    times = attn_times(physics, machine, shape)
+    waves = shape.blocks / machine.sms
+    columns = (
+        np.log2(shape.batch), np.log2(shape.seq_q), np.log2(shape.keys_per_query), np.log2(shape.heads),
+        np.log2(shape.kv_heads), np.log2(shape.heads / shape.kv_heads), shape.head_dim, shape.v_head_dim,
+        np.log2(shape.batch * shape.heads), np.log2(shape.batch * shape.kv_heads), np.log2(shape.batch * shape.seq_q),
+        np.log2(shape.flops), np.log(waves), waves / np.ceil(waves), np.log((times.seconds + times.cache) / physics.launch),
+        np.log(times.spread / times.longest), np.log(times.spread / times.memory),
+        np.log(times.seconds / (times.cache + 1e-3 * times.seconds)),
+    )  # fmt: skip
+    return np.stack(columns, axis=1)
+
+
+def _keys(shape: AttnShape) -> np.ndarray:
+    """One 64-bit number per call (as for GEMMs)."""
+    key = np.zeros(len(shape.batch), dtype=np.uint64)
+    for size in shape:
+        key = (key ^ size.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
+
+
+def _fit_backward(table: Table, main: Table, law: FlashAttnLaw) -> Residual | None:
+    """Correction of the default ratio, from backward rows paired with forward times of the same kernel and shape.
+
+    forward_backward rows count with the forward time taken off. Few rows give one factor, drawn to the default.
+    """
+    rows = table.where(np.isin(table["pass"], ("backward", "forward_backward")))
+    reference = _forward_seconds(rows, table.where(table["pass"] == "forward"), str(main["kernel"][0]), law)
+    seconds = rows["seconds"] - np.where(rows["pass"] == "forward_backward", reference, 0.0)
+    usable = np.isfinite(reference) & (seconds > 0)
+    rows, seconds, reference = rows.where(usable), seconds[usable], reference[usable]
+    if not len(rows):
+        return None
+    shape = shape_of(rows)
+    off_default = np.log(seconds / reference / default_backward_ratio(shape))
+    log_bare = np.log(attn_times(law.physics, law.machine, shape).seconds)
+    features = _features(law.physics, law.machine, shape)
+    learnt = fit_residual(features, _coordinates(shape), log_bare, off_default, np.arange(len(rows)), _TREES)
+    weight = len(rows) / (len(rows) + _PRIOR_ROWS)
+    doubt = np.hypot(weight * learnt.size_doubt, (1 - weight) * BACKWARD_DOUBT)
+    return learnt if learnt.trees is not None else replace(learnt, shift=weight * learnt.shift, size_doubt=doubt)
+
+
+def _forward_seconds(rows: Table, forward: Table, main_kernel: str, law: FlashAttnLaw) -> np.ndarray:
+    """Forward seconds of every row's shape: measured with the same kernel, else by the law of that kernel, else NaN."""
+    shape = shape_of(rows)
+    same = np.array([k in (main_kernel, SAME_KERNEL.get(main_kernel)) for k in rows["kernel"]], dtype=bool)
+    reference = np.where(same, law.predict(*shape).seconds, np.nan)
+    keys, forward_keys = _keys(shape), _keys(shape_of(forward))
+    for kernel in np.unique(rows["kernel"]):
+        mine, theirs = np.flatnonzero(rows["kernel"] == kernel), forward["kernel"] == kernel
+        known, first = np.unique(forward_keys[theirs], return_index=True)
+        if len(known):
+            at = np.minimum(np.searchsorted(known, keys[mine]), len(known) - 1)
+            hit = known[at] == keys[mine]
+            reference[mine[hit]] = forward["seconds"][theirs][first][at][hit]
+    return reference

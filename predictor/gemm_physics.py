@@ -1,0 +1,109 @@
+"""The bare physics of one matrix multiplication: tiles on SMs beside bytes from memory, after a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+#: Output tiles that GEMM libraries choose from, and the ways they cut the reduction when tiles are too few.
+TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (256, 256))
+SPLITS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class GemmPhysics:
+    """Constants of one (device, dtype); the defaults are the prior where nothing was measured.
+
+    launch: seconds before the first tile. efficiency: share of the peak an endless loop of an endless tile reaches.
+    intensity_half: tile side (tm*tn/(tm+tn)) at which half of that is reached. bandwidth: share of HBM bandwidth.
+    prologue: columns of k that starting a tile costs. sharpness: exponent of the p-norm that joins compute and memory.
+    wave: 0 = waves of tiles overlap freely, 1 = every started wave is paid in full.
+    throttle, throttle_seconds: a kernel much longer than throttle_seconds is slower by this share (power limit).
+    """
+
+    launch: float = 3e-6
+    efficiency: float = 0.80
+    intensity_half: float = 5.0
+    bandwidth: float = 0.75
+    prologue: float = 100.0
+    sharpness: float = 4.0
+    wave: float = 0.3
+    throttle: float = 0.02
+    throttle_seconds: float = 1e-3
+
+
+#: Bounds in the order of the fields: they keep a fit on few rows physical, and the throttle small when extrapolated.
+LOWER = GemmPhysics(5e-7, 0.20, 0.1, 0.20, 1.0, 1.5, 0.001, 0.001, 1e-4)
+UPPER = GemmPhysics(3e-5, 1.00, 60.0, 1.00, 1000.0, 8.0, 1.0, 0.12, 2e-2)
+
+
+class Machine(NamedTuple):
+    """peak: FLOP/s of the dtype; bandwidth: bytes/s; sms: number of SMs; element, out: bytes per number in and out."""
+
+    peak: float
+    bandwidth: float
+    sms: float
+    element: float
+    out: float
+
+
+class GemmTimes(NamedTuple):
+    """seconds in all, and the parts it is made of (shape [rows]); tile: index of the fastest tile."""
+
+    seconds: np.ndarray
+    compute: np.ndarray
+    memory: np.ndarray
+    tile: np.ndarray
+
+
+def gemm_times(
+    law: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+) -> GemmTimes:
+    """Time of ``batch`` products [m, k] x [k, n]; all arguments float64 of shape [rows].
+
+    launch + ((compute^p + memory^p)^(1/p)) * throttle; compute is the least over tile shapes and k-splits of
+    waves * tile time; never falls when m, n, k or batch grow.
+    """
+    compute, tile = _compute_seconds(law, machine, m, n, k, batch)
+    memory = batch * (machine.element * (m + n) * k + machine.out * m * n) / (law.bandwidth * machine.bandwidth)
+    high, low = np.maximum(compute, memory), np.minimum(compute, memory)
+    busy = high * (1 + (low / high) ** law.sharpness) ** (1 / law.sharpness)
+    busy = busy * (1 + law.throttle * busy / (busy + law.throttle_seconds))
+    return GemmTimes(law.launch + busy, compute, memory, tile)
+
+
+def _compute_seconds(
+    law: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    best, chosen = np.full(len(m), np.inf), np.zeros(len(m), dtype=np.int8)
+    for index, (tm, tn) in enumerate(TILES):
+        intensity = tm * tn / (tm + tn)
+        rate = law.efficiency * machine.peak / machine.sms * intensity / (intensity + law.intensity_half)
+        tiles = batch * np.ceil(m / tm) * np.ceil(n / tn)
+        for split in SPLITS:
+            waves = tiles * split / machine.sms
+            paid = np.maximum(1.0, waves + law.wave * (np.ceil(waves) - waves))
+            seconds = paid * (2.0 * tm * tn * (k / split + law.prologue * (1 + 0.5 * (split > 1)))) / rate
+            chosen = np.where(seconds < best, np.int8(index), chosen)
+            best = np.minimum(best, seconds)
+    return best, chosen
+
+
+def fit_gemm_physics(machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray) -> GemmPhysics:
+    """Least squares (soft L1) on log time over at most 3,000 rows spread over the table; ``shapes`` = m, n, k, batch."""
+    from scipy.optimize import least_squares
+
+    rows = np.random.default_rng(0).permutation(len(seconds))[:3000]
+    parts = [np.asarray(s, dtype=np.float64)[rows] for s in shapes]
+    target = np.log(seconds[rows])
+    low, high = np.log(astuple(LOWER)), np.log(astuple(UPPER))
+
+    def error(x: np.ndarray) -> np.ndarray:
+        return np.log(gemm_times(GemmPhysics(*np.exp(x)), machine, *parts).seconds) - target
+
+    first = np.clip(np.log(astuple(GemmPhysics())), low + 1e-6, high - 1e-6)
+    found = least_squares(error, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60)
+    return GemmPhysics(*(float(v) for v in np.exp(found.x)))

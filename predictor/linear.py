@@ -1,0 +1,270 @@
+"""Time of matrix multiplications: tile physics, corrected by what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from predictor.estimate import Basis, Estimate
+from predictor.gemm_physics import GemmPhysics, Machine, fit_gemm_physics, gemm_times
+from predictor.residual import Residual, fit_residual
+from profiler.errors import InputError
+from profiler.profile import Device, Profile, Table
+
+
+class Layout(IntEnum):
+    """Which product of a linear layer: x W^T, dy W, dy^T x, by how BLAS reads the two operands."""
+
+    TN = 0  #: forward
+    NN = 1  #: input gradient
+    NT = 2  #: weight gradient
+
+
+#: Names of one arithmetic; 16-bit floats run equally fast and share one law.
+FAMILIES = {
+    "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "fp8": "fp8", "mxfp8": "fp8",
+    "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
+}  # fmt: skip
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "tf32": 4.0, "nvfp4": 0.5625}
+
+#: Rows whose source begins so were timed by another laboratory than the tables the laws are fitted on.
+OTHER_LABS = ("microsoft/vidur", "simumax", "MooreThreads/SimuMax")
+
+#: (layout, fp32 accumulate) -> time relative to forward, and its doubt: medians of SimuMax's Transformer-Engine
+#: kernels on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 1.01-1.13).
+LAYOUT_PRIOR = {
+    (Layout.TN, False): (1.0, 0.0), (Layout.TN, True): (1.02, 0.05), (Layout.NN, False): (1.005, 0.04),
+    (Layout.NN, True): (1.02, 0.05), (Layout.NT, False): (1.03, 0.05), (Layout.NT, True): (1.06, 0.05),
+}  # fmt: skip
+_PRIOR_ROWS = 10  # a prior weighs as much as this many measured rows
+_ROOFLINE_DOUBT = 0.25
+_TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
+_FEATURE_TILES = ((128, 128), (128, 256), (256, 128), (64, 256), (256, 64), (64, 64))
+_ROWS_FOR_PHYSICS, _LONG_KERNEL = 30, 1e-4
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The law of one arithmetic: physics, its machine, the learnt correction (None: nothing measured), known shapes."""
+
+    physics: GemmPhysics
+    machine: Machine
+    residual: Residual | None
+    known: np.ndarray
+    layout_factor: np.ndarray  # [3 layouts, 2 accumulate] relative to forward
+    layout_doubt: np.ndarray
+
+
+@dataclass(frozen=True)
+class LinearLaw:
+    """How long GEMMs take on one device. Fit with ``fit``; ask with ``predict``."""
+
+    parts: Mapping[str, _Part]
+
+    @classmethod
+    def fit(cls, table: Table, device: Device) -> LinearLaw:
+        """Fit every arithmetic the device has a peak for; those without rows get the physics' prior (roofline)."""
+        family = np.array([FAMILIES.get(d, d) for d in table["dtype"]], dtype=np.str_)
+        names = dict.fromkeys(FAMILIES.get(name, name) for name in device.peak_flops)
+        parts = {}
+        for name in names:
+            peak = device.peak_flops[name] if name in device.peak_flops else device.peak_flops["fp16"]
+            machine = _machine(name, peak, device)
+            parts[name] = _fit_part(table.where(family == name), machine)
+        return cls(parts)
+
+    def predict(
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16", accumulate: Any = False
+    ) -> Estimate:
+        """Seconds of ``batch`` products [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
+
+        layout: codes of Layout. accumulate: bool, the output is added to an fp32 buffer.
+        """
+        part = self.parts.get(FAMILIES.get(dtype, dtype))
+        if part is None:
+            raise InputError(f"this device has no peak FLOP/s for dtype {dtype!r}; known are {', '.join(self.parts)}")
+        arrays = np.broadcast_arrays(m, n, k, batch, layout, accumulate)
+        shape, flat = arrays[0].shape, [a.ravel() for a in arrays]
+        size = [np.maximum(a.astype(np.float64), 1.0) for a in flat[:4]]
+        seconds, std, basis = _predict_forward(part, *size)
+        layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
+        seconds = seconds * part.layout_factor[layouts, adds]
+        std = np.hypot(std, part.layout_doubt[layouts, adds])
+        measured = np.isin(_keys(*size), part.known) & (part.layout_doubt[layouts, adds] == 0) & (basis < Basis.ROOFLINE)
+        basis = np.where(measured, np.int8(Basis.MEASURED), basis)
+        return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
+
+    def bare_seconds(self, m: Any, n: Any, k: Any, batch: Any = 1, dtype: str = "bf16") -> np.ndarray:
+        """The physics alone, without the learnt correction: never falls when a size grows."""
+        part = self.parts[FAMILIES.get(dtype, dtype)]
+        arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch)))
+        return gemm_times(part.physics, part.machine, *(a.ravel() for a in arrays)).seconds.reshape(arrays[0].shape)
+
+    def lab_scale(self, profile: Profile) -> dict[str, tuple[float, int]]:
+        """source -> (median of measured / predicted, rows) for the rows other laboratories timed on this device.
+
+        Labs differ in clocks, power and timing loops; a training run is one more lab. This tells by how much. Rows
+        of kernels shorter than 0.1 ms are left out where there are enough longer ones: they time the loop as well.
+        """
+        table = profile.table("linear")
+        scales = {}
+        for source in np.unique(table["source"][other_lab(table["source"])]):
+            rows = table.where(table["source"] == source)
+            known = [str(d) for d in np.unique(rows["dtype"]) if FAMILIES.get(d) in self.parts]
+            ratios = [_ratio(self, rows.where(rows["dtype"] == d), d) for d in known]
+            if ratios:
+                ratio, seconds = np.concatenate(ratios, axis=1)
+                long = seconds >= _LONG_KERNEL if (seconds >= _LONG_KERNEL).sum() >= _ROWS_FOR_PHYSICS else seconds > 0
+                scales[str(source)] = (float(np.median(ratio[long])), int(long.sum()))
+        return scales
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Flat plain arrays, for an npz file."""
+        out: dict[str, np.ndarray] = {}
+        for name, part in self.parts.items():
+            out[f"{name}/physics"] = np.array(astuple(part.physics))
+            out[f"{name}/machine"] = np.array(part.machine)
+            out[f"{name}/known"] = part.known
+            out[f"{name}/layout_factor"], out[f"{name}/layout_doubt"] = part.layout_factor, part.layout_doubt
+            out.update(part.residual.to_arrays(f"{name}/residual/") if part.residual is not None else {})
+        return out
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LinearLaw:
+        """The inverse of ``to_arrays``."""
+        parts = {}
+        for name in [key.split("/")[0] for key in arrays if key.endswith("/physics")]:
+            fitted = f"{name}/residual/scalars" in arrays
+            parts[name] = _Part(
+                GemmPhysics(*(float(v) for v in arrays[f"{name}/physics"])),
+                Machine._make(float(v) for v in arrays[f"{name}/machine"]),
+                Residual.from_arrays(arrays, f"{name}/residual/") if fitted else None,
+                *(np.asarray(arrays[f"{name}/{field}"]) for field in ("known", "layout_factor", "layout_doubt")),
+            )
+        return cls(parts)
+
+
+def other_lab(source: np.ndarray) -> np.ndarray:
+    """True for rows of another laboratory (see OTHER_LABS); shape [rows]."""
+    lower = np.char.lower(np.asarray(source, dtype=np.str_))
+    return np.any([np.char.startswith(lower, lab.lower()) for lab in OTHER_LABS], axis=0)
+
+
+def own_forward_rows(table: Table) -> Table:
+    """The forward rows the law is fitted on: this lab's, or every lab's where it timed too few."""
+    forward = table.where((table["layout"] == "TN") | (table["layout"] == ""))
+    own = forward.where(~other_lab(forward["source"]))
+    return own if len(own) >= _ROWS_FOR_PHYSICS else forward
+
+
+def _machine(family: str, peak: float, device: Device) -> Machine:
+    element = ELEMENT_BYTES.get(family, 2.0)
+    return Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, 2.0))
+
+
+def _predict_forward(part: _Part, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+    bare = gemm_times(part.physics, part.machine, m, n, k, batch)
+    if part.residual is None:
+        shape = bare.seconds.shape
+        return bare.seconds, np.full(shape, _ROOFLINE_DOUBT), np.full(shape, np.int8(Basis.ROOFLINE))
+    log_bare = np.log(bare.seconds)
+    features = _features(part.physics, part.machine, m, n, k, batch)
+    correction, std, basis = part.residual.correct(features, _coordinates(m, n, k, batch), log_bare)
+    return bare.seconds * np.exp(correction), std, basis
+
+
+def _coordinates(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    """Where a shape lies among the measured ones, in octaves.
+
+    A batch is a kind of m, so new batches count half; so does work beyond the largest measured, where power limits.
+    """
+    return np.log2(np.stack([m * batch, n, k, np.sqrt(batch), np.sqrt(m * batch * n * k)], axis=1))
+
+
+def _features(
+    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+) -> np.ndarray:
+    """What the correction may depend on, shape [rows, features]: sizes, the bare law's regime, tiles, waves, alignment."""
+    bare = gemm_times(physics, machine, m, n, k, batch)
+    rows = m * batch
+    columns = [np.log2(rows), np.log2(n), np.log2(k), np.log2(rows * n * k), np.log2(k / np.sqrt(rows * n))]
+    columns += [np.log(bare.compute / bare.memory), np.log(bare.seconds / physics.launch), bare.tile.astype(np.float64)]
+    for tm, tn in _FEATURE_TILES:
+        waves = batch * np.ceil(m / tm) * np.ceil(n / tn) / machine.sms
+        columns += [np.log(waves), waves / np.ceil(waves)]
+    columns += [x / (np.ceil(x / t) * t) for x, t in ((m, 128), (m, 256), (n, 256))]
+    columns += [_alignment(m, 64), _alignment(n, 256), _alignment(k, 256)]
+    return np.stack(columns, axis=1)
+
+
+def _alignment(size: np.ndarray, most: int) -> np.ndarray:
+    """log2 of the largest power of two, at most ``most``, that divides a size."""
+    return np.log2(np.gcd(size.astype(np.int64), most))
+
+
+def _keys(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    """One 64-bit number per shape; two shapes of a table sharing one is as likely as 1 in 10^10."""
+    key = np.zeros(len(m), dtype=np.uint64)
+    for size in (m, n, k, batch):
+        key = (key ^ size.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
+        key ^= key >> np.uint64(29)
+    return key
+
+
+def _sizes(table: Table) -> list[np.ndarray]:
+    return [np.maximum(table[name].astype(np.float64), 1.0) for name in ("m", "n", "k", "batch")]
+
+
+def _fit_part(table: Table, machine: Machine) -> _Part:
+    """Physics and correction from this lab's forward rows (another's, if there are no others), then layouts."""
+    table = table.where((table["seconds"] > 0) & (table["m"] > 0) & (table["n"] > 0) & (table["k"] > 0))
+    rows = own_forward_rows(table)
+    prior = np.array([[LAYOUT_PRIOR[Layout(i), bool(a)] for a in (0, 1)] for i in range(3)])
+    empty = np.zeros(0, dtype=np.uint64)
+    if not len(rows):
+        return _Part(GemmPhysics(), machine, None, empty, prior[..., 0], prior[..., 1])
+    sizes, seconds = _sizes(rows), rows["seconds"]
+    enough = len(rows) >= _ROWS_FOR_PHYSICS
+    physics = fit_gemm_physics(machine, sizes, seconds) if enough else GemmPhysics()
+    log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
+    groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()
+    features = _features(physics, machine, *sizes)
+    residual = fit_residual(features, _coordinates(*sizes), log_bare, np.log(seconds) - log_bare, groups, _TREES)
+    bare = _Part(physics, machine, residual, np.unique(_keys(*sizes)), prior[..., 0], prior[..., 1])
+    return _Part(physics, machine, residual, bare.known, *_layout_factors(table, bare))
+
+
+def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
+    """Time of each (layout, accumulate) relative to forward and its doubt, shapes [3, 2].
+
+    The median over rows of log(measured / predicted) less the same source's forward median, so that a lab's own
+    scale cancels; drawn to the prior where rows are few.
+    """
+    factor, doubt = part.layout_factor.copy(), part.layout_doubt.copy()
+    if not len(table):
+        return factor, doubt
+    ratio = np.log(table["seconds"] / _predict_forward(part, *_sizes(table))[0])
+    for source in np.unique(table["source"]):
+        rows = table["source"] == source
+        forward = rows & np.isin(table["layout"], ("TN", ""))
+        ratio[rows] -= np.median(ratio[forward]) if forward.any() else np.nan
+    for layout in (Layout.NN, Layout.NT):
+        for add in (0, 1):
+            chosen = ratio[(table["layout"] == layout.name) & (table["accumulate"].astype(bool) == add)]
+            chosen = chosen[np.isfinite(chosen)]
+            if len(chosen):
+                weight = len(chosen) / (len(chosen) + _PRIOR_ROWS)
+                factor[layout, add] *= np.exp(weight * (np.median(chosen) - np.log(factor[layout, add])))
+                doubt[layout, add] *= 1 - weight
+    return factor, doubt
+
+
+def _ratio(law: LinearLaw, rows: Table, dtype: str) -> np.ndarray:
+    """Measured over predicted, and measured seconds, of rows of one dtype; shape [2, rows]."""
+    layout = np.array([Layout[name].value if name else 0 for name in rows["layout"]], dtype=np.int8)
+    found = law.predict(rows["m"], rows["n"], rows["k"], np.maximum(rows["batch"], 1), layout, dtype, rows["accumulate"] > 0)
+    return np.stack([rows["seconds"] / found.seconds, rows["seconds"]])

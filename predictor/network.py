@@ -1,0 +1,129 @@
+"""The time of a collective that spans nodes, in the manner of NCCL's own tuning model.
+
+With S bytes, N nodes of k ranks, n = N k, and node egress E = min(k * bandwidth per GPU, link bandwidth) * efficiency,
+an algorithm has a latency (its steps) and a wire time (its bytes over the slowest link), and NCCL takes the fastest:
+
+* ring: r (n - 1) steps, r (n - 1) / n S / E; r is 2 for all_reduce, else 1. Each step waits for a chunk from the
+  neighbour, so steps hide behind the transfer of others: (latency^p + wire^p)^(1/p), p the ring's sharpness.
+* tree (all_reduce): 2 log2 N network hops and 2 S / E, as every inner node of the tree sends the buffer up once and
+  down twice, half of it in each of two trees. Two nodes exchange directly: ``two_node_share`` S / E.
+* both again in the low-latency protocol, whose shorter steps carry flags beside the data at a fraction of the rate.
+* all2all: S (n - k) / n over the rank's own NIC, and one message to each of n - k peers.
+* p2p: one message over one NIC.
+
+No time is below that of the part inside the node. A ring cannot let the switch add up, so its all_reduce inside a
+node is a reduce_scatter and an all_gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from profiler.errors import InputError
+
+
+@dataclass(frozen=True)
+class NetworkParameters:
+    """What distinguishes one network from another; latencies in seconds, efficiencies as shares of the nominal rate.
+
+    The defaults are the orders of magnitude that public logs of InfiniBand clusters show; estimates that use them are
+    flagged as roofline.
+    """
+
+    start: float = 8e-6  # any collective
+    simple_start: float = 30e-6  # more, where not in the low-latency protocol
+    tree_hop: float = 25e-6
+    tree_hop_low_latency: float = 8e-6
+    ring_step: float = 8e-6
+    ring_step_low_latency: float = 3e-6
+    ring_sharpness: float = 1.5
+    link_efficiency: float = 0.9
+    tree_efficiency: float = 0.8  # of the link's efficient rate
+    low_latency_efficiency: float = 0.06  # likewise
+    two_node_share: float = 1.4
+    peer_latency: float = 5e-6
+    all2all_efficiency: float = 0.8
+    p2p_latency: float = 15e-6
+    p2p_efficiency: float = 0.8
+
+    def to_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> NetworkParameters:
+        known = {f.name for f in fields(cls)}
+        chosen = {name: float(value) for name, value in values.items() if name in known}
+        bad = [name for name, value in chosen.items() if not (np.isfinite(value) and value >= 0)]
+        if bad:
+            raise InputError(f"the network law's {bad[0]} is {chosen[bad[0]]}; it must be finite and not negative")
+        return cls(**chosen)
+
+
+def join(latency: np.ndarray, wire: np.ndarray, sharpness: float) -> np.ndarray:
+    """(latency^p + wire^p)^(1/p) for arrays that are >= 0, at least one of them positive."""
+    large, small = np.maximum(latency, wire), np.minimum(latency, wire)
+    return large * (1.0 + (small / np.maximum(large, 1e-30)) ** sharpness) ** (1.0 / sharpness)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Messages between nodes as float64 arrays of one shape.
+
+    size: bytes of the whole buffer. intra, inter: ranks in a node, nodes (>= 2). bandwidth: bytes/s per GPU between
+    nodes. link_bandwidth: bytes/s of one GPU inside a node (number or array). inside: seconds that the part inside a
+    node takes at least (0 where intra is 1); inside_ring: the same for a ring's all_reduce.
+    """
+
+    size: np.ndarray
+    intra: np.ndarray
+    inter: np.ndarray
+    bandwidth: np.ndarray
+    link_bandwidth: np.ndarray | float
+    inside: np.ndarray
+    inside_ring: np.ndarray
+
+    @property
+    def ranks(self) -> np.ndarray:
+        return self.intra * self.inter
+
+    def egress(self, law: NetworkParameters) -> np.ndarray:
+        """Bytes/s that a node sends: each rank has its own NIC, one ring passes every rank's links."""
+        return np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * law.link_efficiency
+
+
+def network_seconds(op: str, at: Groups, law: NetworkParameters, ring_only: bool = False) -> np.ndarray:
+    """Seconds of ``op`` for each of the groups; ``ring_only`` where the user forbids NCCL the tree."""
+    if op == "all2all":
+        return _all2all(at, law)
+    if op == "p2p":
+        return law.start + law.p2p_latency + np.maximum(at.size / (at.bandwidth * law.p2p_efficiency), at.inside)
+    ring = _ring(op, at, law)
+    return np.minimum(ring, _tree(at, law)) if op == "all_reduce" and not ring_only else ring
+
+
+def _ring(op: str, at: Groups, law: NetworkParameters) -> np.ndarray:
+    rounds = 2.0 if op == "all_reduce" else 1.0
+    steps = rounds * (at.ranks - 1.0)
+    share = 1.0 if op == "broadcast" else steps / at.ranks  # of a broadcast nobody holds a part already
+    wire = share * at.size / at.egress(law)
+    quick = law.start + steps * law.ring_step_low_latency + np.maximum(wire / law.low_latency_efficiency, at.inside)
+    latency = law.start + law.simple_start + steps * law.ring_step
+    return np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), law.ring_sharpness))
+
+
+def _tree(at: Groups, law: NetworkParameters) -> np.ndarray:
+    hops = 2.0 * np.log2(at.inter)
+    wire = np.where(at.inter > 2, 2.0, law.two_node_share) * at.size / at.egress(law)
+    quick = hops * law.tree_hop_low_latency + np.maximum(wire / law.low_latency_efficiency, at.inside)
+    bulk = law.simple_start + hops * law.tree_hop + np.maximum(wire / law.tree_efficiency, at.inside)
+    return law.start + np.minimum(quick, bulk)
+
+
+def _all2all(at: Groups, law: NetworkParameters) -> np.ndarray:
+    peers = at.ranks - at.intra
+    wire = at.size * peers / at.ranks / (at.bandwidth * law.all2all_efficiency)
+    return law.start + peers * law.peer_latency + np.maximum(wire, at.inside)

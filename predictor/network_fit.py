@@ -1,0 +1,162 @@
+"""Fitting the network law: least squares on log time, held near what is known of other networks.
+
+Logs of one cluster hold few scales, so not every parameter is seen in each: a weak prior (a factor of two either way)
+around the law of a similar network keeps the unseen ones physical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from predictor.collective import CollectiveLaw
+from predictor.collective_points import OPS
+from predictor.network import Groups, NetworkParameters, network_seconds
+from profiler.profile import Profile
+
+_RING_TREE = (
+    "start", "simple_start", "tree_hop", "tree_hop_low_latency", "ring_step", "ring_step_low_latency",
+    "ring_sharpness", "link_efficiency", "tree_efficiency", "low_latency_efficiency", "two_node_share",
+)  # fmt: skip
+_FAMILIES = (
+    (("all_reduce", "all_gather", "reduce_scatter"), _RING_TREE),
+    (("all2all",), ("peer_latency", "all2all_efficiency")),
+    (("p2p",), ("p2p_latency", "p2p_efficiency")),
+)
+_PRIOR_FACTOR = 0.7  # standard deviation of the log of a parameter between networks
+_SMALL = 2.0**20  # training sends megabytes: smaller messages count half
+_SMALL_WEIGHT = 0.5
+_WEIGHT = 10.0  # an error of 10% in every row of a group of rows weighs as one prior standard deviation
+_Z90 = 1.645
+_STARTS = (1.0, 0.3, 3.0)  # the search starts from the prior's latencies, and from shorter and longer ones
+
+
+@dataclass(frozen=True)
+class NetworkRows:
+    """Measured collectives over nodes: op (str), seconds, their Groups, ring_only (bool); all of shape [rows]."""
+
+    op: np.ndarray
+    seconds: np.ndarray
+    at: Groups
+    ring_only: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def where(self, mask: np.ndarray) -> NetworkRows:
+        at = replace(self.at, **{name: np.asarray(getattr(self.at, name))[mask] for name in _GROUP_ARRAYS})
+        return NetworkRows(self.op[mask], self.seconds[mask], at, self.ring_only[mask])
+
+
+_GROUP_ARRAYS = ("size", "intra", "inter", "bandwidth", "inside", "inside_ring")
+
+
+def network_rows(law: CollectiveLaw, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
+    """Rows from columns op, bytes, intra, inter, seconds and ring_only; ``law`` prices the part inside a node.
+
+    ``bandwidth``: nominal bytes/s per GPU between the nodes that were measured.
+    """
+    op = np.asarray(columns["op"], dtype=np.str_)
+    size, k, nodes = (np.asarray(columns[name], dtype=np.float64) for name in ("bytes", "intra", "inter"))
+    inside, ring = np.zeros(len(op)), np.zeros(len(op))
+    for name in np.unique(op):
+        rows = op == name
+        one_node = law.predict(str(name), size[rows], k[rows], 1).seconds
+        at = law.groups(str(name), size[rows], k[rows], nodes[rows], np.full(rows.sum(), bandwidth), one_node)
+        inside[rows], ring[rows] = at.inside, at.inside_ring
+    at = Groups(size, k, nodes, np.full(len(op), bandwidth), float(law.bandwidths[0]), inside, ring)
+    ring_only = np.broadcast_to(np.asarray(columns.get("ring_only", False), dtype=bool), (len(op),)).copy()
+    return NetworkRows(op, np.asarray(columns["seconds"], dtype=np.float64), at, ring_only)
+
+
+def profile_rows(law: CollectiveLaw, profile: Profile) -> NetworkRows:
+    """The profile's own rows over several nodes, of which messages of one rank per node for p2p."""
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in ("op", "bytes", "intra", "inter", "seconds")}
+    for op in OPS:
+        table = profile.table(op)
+        table = table.where((table["inter"] > 1) & (table["bytes"] > 0) & ((table["intra"] == 1) | (op != "p2p")))
+        parts["op"].append(np.full(len(table), op))
+        for name in ("bytes", "intra", "inter", "seconds"):
+            parts[name].append(table[name])
+    return network_rows(law, {name: np.concatenate(part) for name, part in parts.items()}, float(law.bandwidths[1]))
+
+
+def predict_rows(rows: NetworkRows, law: NetworkParameters) -> np.ndarray:
+    """Seconds of every row by the network law."""
+    seconds = np.empty(len(rows))
+    for op in np.unique(rows.op):
+        for ring_only in (False, True):
+            mask = (rows.op == op) & (rows.ring_only == ring_only)
+            if mask.any():
+                seconds[mask] = network_seconds(str(op), rows.where(mask).at, law, ring_only)
+    return seconds
+
+
+def fit_network(
+    rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None
+) -> NetworkParameters:
+    """The parameters that fit ``rows``; those that no row tells of stay at ``prior``, ``fixed`` ones as given."""
+    law = replace(prior, **dict(fixed or {}))
+    for ops, names in _FAMILIES:
+        family = rows.where(np.isin(rows.op, ops))
+        free = [name for name in names if name not in (fixed or {})]
+        if len(family):
+            law = _fit_family(family, law, free)
+    return law
+
+
+def _fit_family(rows: NetworkRows, prior: NetworkParameters, names: Sequence[str]) -> NetworkParameters:
+    from scipy.optimize import least_squares
+
+    centre = np.log([getattr(prior, name) for name in names])
+    bounds = np.log([_bounds(name) for name in names]).T
+    latency = np.array([not _is_share(name) for name in names])
+    measured, weight = np.log(rows.seconds), _weights(rows)
+
+    def law_of(v: np.ndarray) -> NetworkParameters:
+        return replace(prior, **dict(zip(names, map(float, np.exp(v)), strict=True)))
+
+    def residual(v: np.ndarray) -> np.ndarray:
+        error = np.log(predict_rows(rows, law_of(v))) - measured
+        return np.concatenate([weight * error, (v - centre) / _PRIOR_FACTOR])
+
+    starts = [np.clip(centre + np.log(factor) * latency, *bounds) for factor in _STARTS]
+    fits = [least_squares(residual, start, bounds=bounds, loss="soft_l1", max_nfev=60) for start in starts]
+    return law_of(min(fits, key=lambda fit: fit.cost).x)
+
+
+def _is_share(name: str) -> bool:
+    return name.endswith(("efficiency", "sharpness", "share"))
+
+
+def _bounds(name: str) -> tuple[float, float]:
+    if name.endswith("efficiency"):
+        return 0.01, 1.0
+    return {"ring_sharpness": (0.7, 8.0), "two_node_share": (0.9, 2.1)}.get(name, (1e-8, 1e-2))
+
+
+def _weights(rows: NetworkRows) -> np.ndarray:
+    """Every group (op, nodes, ranks in a node) weighs the same, however many sizes of it were measured."""
+    ids = np.stack([np.unique(c, return_inverse=True)[1] for c in (rows.op, rows.at.inter, rows.at.intra)])
+    _, inverse, count = np.unique(ids, axis=1, return_inverse=True, return_counts=True)
+    return _WEIGHT / np.sqrt(count[np.ravel(inverse)]) * np.where(rows.at.size >= _SMALL, 1.0, _SMALL_WEIGHT)
+
+
+def leave_one_scale_out(
+    rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None
+) -> np.ndarray:
+    """Seconds of every row, predicted from the rows of all other numbers of nodes."""
+    seconds = np.empty(len(rows))
+    for nodes in np.unique(rows.at.inter):
+        out = rows.at.inter == nodes
+        seconds[out] = predict_rows(rows.where(out), fit_network(rows.where(~out), prior, fixed))
+    return seconds
+
+
+def held_out_std(rows: NetworkRows, predicted: np.ndarray) -> dict[str, float]:
+    """Standard deviation of log time by op, as the 90th percentile of the held-out errors; >= 5%."""
+    error = np.abs(np.log(predicted / rows.seconds))
+    return {op: max(float(np.quantile(error[rows.op == op], 0.9)) / _Z90, 0.05) for op in OPS if (rows.op == op).any()}

@@ -1,0 +1,136 @@
+"""What measurement adds to a bare law: a boosted correction of log time, and how far to trust it.
+
+The correction is learnt on features a law chooses, fades to nothing away from the measured shapes, and carries the
+doubt of rows that were held out while learning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from predictor.estimate import Basis
+from predictor.trees import Trees
+
+#: Rows below which trees would learn noise (measured: 100 rows gain nothing over the bare law, 300 rows a third).
+ROWS_FOR_TREES = 150
+#: Octaves (factors of two in a shape) over which the correction fades, and what each adds to the standard deviation
+#: of log time: laws fitted without the largest fifth of a table erred by 3-9% two octaves out.
+FADE_OCTAVES, DOUBT_PER_OCTAVE = 3.0, 0.05
+#: No kernel time repeats better than this from one machine to the next of the same kind.
+LEAST_DOUBT = 0.01
+#: log time covers e^-40 .. e^40 seconds: enough for any shape, and keeps times finite when doubt is large.
+MOST_DOUBT = 1.0
+_CENTRES = 256
+_FOLDS = 3
+_NORMAL_90 = 1.645  # half width of a 90% interval of a normal distribution, in standard deviations
+
+
+@dataclass(frozen=True)
+class Residual:
+    """trees: correction of log time, None where rows are too few. shift: constant correction used then.
+
+    centres: [c, d] log2 coordinates that cover the measured shapes within ``radius``; low, high: their box [d].
+    size_edges: [b] increasing log seconds; size_doubt: [b] held-out doubt at them, interpolated between.
+    """
+
+    trees: Trees | None
+    shift: float
+    centres: np.ndarray
+    radius: float
+    low: np.ndarray
+    high: np.ndarray
+    size_edges: np.ndarray
+    size_doubt: np.ndarray
+
+    def distance(self, coordinates: np.ndarray) -> np.ndarray:
+        """Octaves from the measured shapes (0 inside them); ``coordinates`` is log2, shape [rows, d]."""
+        outside = np.maximum(self.low - coordinates, 0) + np.maximum(coordinates - self.high, 0)
+        box = np.sqrt((outside**2).sum(axis=1))
+        square = (coordinates**2).sum(axis=1)[:, None] - 2 * coordinates @ self.centres.T
+        nearest = np.sqrt(np.maximum((square + (self.centres**2).sum(axis=1)).min(axis=1), 0))
+        return np.maximum(box, nearest - self.radius - 1e-6)
+
+    def correct(
+        self, features: np.ndarray, coordinates: np.ndarray, log_bare: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Correction of log time, its relative_std, and the basis of every row (each of shape [rows])."""
+        distance = self.distance(coordinates)
+        learnt = self.trees.predict(features) - self.shift if self.trees is not None else 0.0
+        correction = self.shift + learnt * np.exp(-((distance / FADE_OCTAVES) ** 2))
+        held_out = np.interp(log_bare, self.size_edges, self.size_doubt)
+        std = np.minimum(np.hypot(held_out, DOUBT_PER_OCTAVE * distance), MOST_DOUBT)
+        basis = np.where(distance > 0, np.int8(Basis.EXTRAPOLATED), np.int8(Basis.INTERPOLATED))
+        return correction, std, basis
+
+    def to_arrays(self, prefix: str) -> dict[str, np.ndarray]:
+        trees = self.trees.to_arrays(f"{prefix}trees/") if self.trees is not None else {}
+        return {
+            **trees, f"{prefix}scalars": np.array([self.shift, self.radius]), f"{prefix}centres": self.centres,
+            f"{prefix}low": self.low, f"{prefix}high": self.high,
+            f"{prefix}size_edges": self.size_edges, f"{prefix}size_doubt": self.size_doubt,
+        }  # fmt: skip
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], prefix: str) -> Residual:
+        trees = Trees.from_arrays(arrays, f"{prefix}trees/") if f"{prefix}trees/scalars" in arrays else None
+        shift, radius = (float(v) for v in arrays[f"{prefix}scalars"])
+        rest = (np.asarray(arrays[f"{prefix}{name}"]) for name in ("low", "high", "size_edges", "size_doubt"))
+        return cls(trees, shift, np.asarray(arrays[f"{prefix}centres"]), radius, *rest)
+
+
+def fit_residual(
+    features: np.ndarray,
+    coordinates: np.ndarray,
+    log_bare: np.ndarray,
+    log_residual: np.ndarray,
+    groups: np.ndarray,
+    trees: Mapping[str, Any],
+) -> Residual:
+    """Learn log(measured / bare law), shape [rows].
+
+    groups: int codes; rows of one group are held out together when doubt is measured, so that it is the doubt of a
+    shape family never seen. trees: settings of HistGradientBoostingRegressor.
+    """
+    enough = len(log_residual) >= ROWS_FOR_TREES
+    shift = float(np.median(log_residual))
+    held_out = np.empty(len(log_residual))
+    for fold in range(_FOLDS):
+        test = groups % _FOLDS == fold
+        if enough and test.any() and not test.all():
+            held_out[test] = log_residual[test] - _boost(features[~test], log_residual[~test], trees).predict(features[test])
+        else:
+            held_out[test] = log_residual[test] - shift
+    centres, radius = _cover(coordinates)
+    edges, doubt = _doubt_by_size(log_bare, held_out)
+    fitted = Trees.from_hist_gradient_boosting(_boost(features, log_residual, trees)) if enough else None
+    return Residual(fitted, shift, centres, radius, coordinates.min(axis=0), coordinates.max(axis=0), edges, doubt)
+
+
+def _boost(features: np.ndarray, target: np.ndarray, settings: Mapping[str, Any]) -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    return HistGradientBoostingRegressor(early_stopping=False, random_state=0, **settings).fit(features, target)
+
+
+def _cover(points: np.ndarray) -> tuple[np.ndarray, float]:
+    """Up to 256 of the points, spread by farthest-first choice, and the distance within which they cover the rest."""
+    points = np.unique(points, axis=0)
+    chosen = [0]
+    distance = np.linalg.norm(points - points[0], axis=1)
+    while len(chosen) < min(_CENTRES, len(points)) and distance.max() > 0:
+        chosen.append(int(distance.argmax()))
+        distance = np.minimum(distance, np.linalg.norm(points - points[chosen[-1]], axis=1))
+    return points[chosen], float(distance.max())
+
+
+def _doubt_by_size(log_bare: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Doubt in bins of equal row counts over the bare time: the 90% quantile of |held-out| as standard deviations."""
+    bins = int(np.clip(len(held_out) // 100, 1, 12))
+    parts = np.array_split(np.argsort(log_bare, kind="stable"), bins)
+    edges = np.array([np.median(log_bare[p]) for p in parts])
+    doubt = np.array([np.quantile(np.abs(held_out[p]), 0.9) for p in parts]) / _NORMAL_90
+    return edges + np.arange(bins) * 1e-9, np.maximum(doubt, LEAST_DOUBT)

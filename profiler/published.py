@@ -1,0 +1,173 @@
+"""Make the shipped profiles from collected public measurements.
+
+    python -m profiler.published HARDWARE_DIR --output prof_data
+
+HARDWARE_DIR holds the collected parquet and csv files. One profile per GPU is written, and SOURCES.md, which says
+where every row comes from, under which licence, how it was measured and what was left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from profiler.devices import device
+from profiler.errors import InputError
+from profiler.profile import Device, Profile, Table
+from profiler.published_comm import LICENCES, collectives, intra_node_law, memory_bound_law, repository
+from profiler.published_notes import PROFILE_NOTES, SUSTAINED, sources_page
+from profiler.published_rows import Collection, Columns, Ledger, count
+from profiler.published_tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
+from profiler.store import write_profile
+
+NETWORK_LAW = "network_law.json"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Which files make up one profile.
+
+    collection: prefix of <prefix>_gemm.parquet and its like. simumax: prefix of simumax_<prefix>_*.csv.
+    kernels: (backend, version, kernel) of the attention that training can use. measured_on: profile of the other part
+    that the rows were measured on ("" = this one).
+    """
+
+    collection: str = ""
+    simumax: str = ""
+    kernels: Kernels = ()
+    measured_on: str = ""
+
+
+_FA2 = (("sglang", "0.5.10", "flash_attention"),)
+_FA3 = (("sglang", "0.5.14", "fa3"),)
+
+RECIPES: dict[str, Recipe] = {
+    "h100_sxm": Recipe("h100_sxm", "", _FA3),
+    "h200_sxm": Recipe("h200_sxm", "", _FA3),
+    "b200_sxm": Recipe("b200_sxm", "b200", (("sglang", "0.5.9", "trtllm_mha"),)),
+    "a100_sxm_80gb": Recipe("a100_sxm", "", _FA2),
+    "a100_sxm_40gb": Recipe("a100_sxm", "", _FA2, measured_on="a100_sxm_80gb"),
+    "a100_pcie_80gb": Recipe("", "a100_pcie"),
+}
+
+
+def build(name: str, files: Collection, ledger: Ledger, network_law: dict[str, Any] | None = None) -> Profile:
+    """The profile ``name`` from the collected files; rows left out are counted in ``ledger``."""
+    recipe, part = RECIPES[name], device(name)
+    measured_on = device(recipe.measured_on) if recipe.measured_on else part
+    tables = {
+        "linear": linear(files, recipe.collection, recipe.simumax, measured_on, ledger),
+        "flash_attn": flash_attn(files, recipe.collection, recipe.simumax, recipe.kernels, measured_on, ledger),
+        "memory_bound": memory_bound(files, recipe.collection, measured_on, ledger),
+    }
+    if recipe.simumax:
+        tables["grouped_linear"] = grouped_linear(files, recipe.simumax, part, ledger)
+    if recipe.collection:
+        tables |= collectives(files, recipe.collection, part, ledger)
+    if recipe.measured_on:
+        tables = _with_other_memory(tables, measured_on, part, ledger)
+    checked = {op: Table.from_columns(op, rows) for op, rows in tables.items() if rows and count(rows)}
+    return Profile(name, part, checked, _meta(name, files, recipe, checked, network_law))
+
+
+def _with_other_memory(tables: dict[str, Columns], source: Device, part: Device, ledger: Ledger) -> dict[str, Columns]:
+    """Rows of a part with the same chip and other memory, as far as they hold for this one.
+
+    Matrix products that the memory may limit are left out; memory-bound kernels take longer by the ratio of bandwidths.
+    """
+    tables = dict(tables)
+    if tables["linear"]:
+        rows = tables["linear"]
+        m, n, k = rows["m"], rows["n"], rows["k"]
+        peak = np.array([part.peak_flops[str(d)] for d in rows["dtype"]])
+        moved = 2.0 * (m * k + n * k + m * n)
+        computes = 2.0 * m * n * k / peak >= moved / part.memory_bandwidth
+        tables["linear"] = ledger.keep("linear", "the memory limits it: other on this part", rows, computes)
+    if tables["memory_bound"]:
+        ratio = source.memory_bandwidth / part.memory_bandwidth
+        rows = tables["memory_bound"]
+        note = np.char.add(rows["source"], f" (time of the {source.name} x {ratio:.3f}, the ratio of their memories)")
+        tables["memory_bound"] = rows | {"seconds": rows["seconds"] * ratio, "source": note}
+    return tables
+
+
+def _meta(
+    name: str, files: Collection, recipe: Recipe, tables: dict[str, Table], network_law: dict[str, Any] | None
+) -> dict[str, Any]:
+    laws: dict[str, Any] = {}
+    if recipe.simumax:
+        laws = {
+            "intra_node": intra_node_law(files, recipe.simumax), "memory_bound": memory_bound_law(files, recipe.simumax)
+        }  # fmt: skip
+    if network_law:
+        laws["inter_node"] = network_law
+    repositories = sorted({repository(str(s)) for table in tables.values() for s in np.unique(table["source"])})
+    return {
+        "backend": "nccl",
+        "date": datetime.date.today().isoformat(),
+        "command": "python -m profiler.published HARDWARE_DIR --output prof_data",
+        "licences": {r: LICENCES[r] for r in repositories},
+        "notes": list(PROFILE_NOTES[name]),
+        "sustained": {"short_loop": True, "note": SUSTAINED},
+        "laws": {law: content for law, content in laws.items() if content},
+    }
+
+
+def read_network_law(folder: Path) -> dict[str, Any] | None:
+    """The law fitted between nodes, if an earlier command left one in the output folder."""
+    path = folder / NETWORK_LAW
+    if not path.exists():
+        return None
+    try:
+        law = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: not JSON ({error})") from None
+    if not isinstance(law, dict):
+        raise InputError(f"{path}: must hold one JSON object")
+    return law
+
+
+def import_all(folder: str | Path, output: str | Path, console: Console) -> None:
+    """Write every profile and SOURCES.md into ``output``."""
+    files, output = Collection(folder), Path(output)
+    law = read_network_law(output)
+    built: list[tuple[Profile, Ledger]] = []
+    for name in track(RECIPES, description="Importing", console=console):
+        ledger = Ledger()
+        built.append((build(name, files, ledger, law), ledger))
+    if not any(profile.tables for profile, _ in built):
+        raise InputError(f"{files.folder}: holds none of the expected files, such as {sorted(files.missing)[0]}")
+    for profile, _ in built:
+        write_profile(output / f"{profile.name}.pt", profile)
+    (output / "SOURCES.md").write_text(sources_page(built), encoding="utf-8")
+    for name in sorted(files.missing):
+        console.print(f"[yellow]not found, left out:[/] {name}")
+    for profile, _ in built:
+        rows = ", ".join(f"{op} {len(table):,}" for op, table in profile.tables.items())
+        console.print(f"{profile.name}.pt {(output / f'{profile.name}.pt').stat().st_size / 1e6:.2f} MB: {rows}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m profiler.published", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", metavar="HARDWARE_DIR", help="folder of the collected parquet and csv files")
+    parser.add_argument("--output", default="prof_data", help="folder to write the profiles to (default: prof_data)")
+    options = parser.parse_args(arguments)
+    try:
+        import_all(options.folder, options.output, Console())
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""The attention block: projections, rotary embedding, the core, and sequence exchange under ISP and context parallelism."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.ops import ATTENTION_CORE, WHOLE_LAYER, column_linear, memory_bound, row_linear
+from solver.program import BF16, FLASH_ATTN, FORWARD, FP32, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Array, Op, Saved, Weight
+from solver.shapes import Shapes
+from solver.strategy import TpMode
+
+MODULE = "attention"
+
+
+def attention_ops(shapes: Shapes) -> list[Op]:
+    """Ops of one attention block, forward and backward."""
+    model = shapes.model
+    q_width = model.num_attention_heads * model.head_dim
+    rope = memory_bound("rope", MODULE, "rope", shapes.tokens * (shapes.heads + shapes.kv_heads) * model.head_dim,
+                        2 * BF16, 2 * BF16) if model.position == "rope" else []  # fmt: skip
+    core = _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
+    return [
+        *column_linear(shapes, "wqkv", MODULE, _columns(shapes), model.hidden_size),
+        *_head_exchange(shapes),
+        *rope,
+        *core,
+        *row_linear(shapes, "wo", MODULE, model.hidden_size, q_width // shapes.split),
+    ]
+
+
+def _columns(shapes: Shapes) -> np.ndarray:
+    """Columns of the fused q, k, v projection on one rank; key and value heads are copied where tp exceeds them."""
+    model = shapes.model
+    q = model.num_attention_heads // shapes.split
+    kv = np.maximum(model.num_key_value_heads // shapes.split, 1)
+    return (q + 2 * kv) * model.head_dim
+
+
+def _heads_after_cp(shapes: Shapes) -> tuple[Array, Array]:
+    if shapes.run.cp_comm != "a2a":
+        return shapes.heads, shapes.kv_heads
+    cp = shapes.keys.cp
+    return np.maximum(shapes.heads // cp, 1), np.maximum(shapes.kv_heads // cp, 1)
+
+
+def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array, causal: bool) -> list[Op]:
+    heads, kv_heads = _heads_after_cp(shapes)
+    d = shapes.model.head_dim
+    dims = {"batch": shapes.keys.micro_batch_size, "seq_q": seq_q, "seq_kv": seq_kv, "heads": heads,
+            "kv_heads": kv_heads, "head_dim": d, "v_head_dim": d, "causal": causal}  # fmt: skip
+    return [
+        Op(name, MODULE, FLASH_ATTN, FORWARD, {**dims, "backward": False}, count=count, recomputed_by=ATTENTION_CORE),
+        Op(name, MODULE, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count),
+    ]
+
+
+def _flash_core(shapes: Shapes) -> list[Op]:
+    """Flash attention; under context parallelism the causal work is shared evenly (zigzag order of the sequence).
+
+    ring: one causal step on the own part, then cp - 1 steps of half blocks while keys and values of the next step
+    travel (backward sends their gradients too). allgather: keys and values are gathered before, their gradients
+    scattered after. a2a: heads are exchanged for sequence, twice. Sources: Liu et al. 2023 (arXiv 2310.01889),
+    Jacobs et al. 2023 (arXiv 2309.14509), Transformer Engine's and Llama 3's context parallelism as published.
+    """
+    run, cp = shapes.run, shapes.keys.cp
+    local, ones = run.seq_len // cp, np.ones(len(cp))
+    if run.cp_comm == "a2a":
+        return [*_context_exchange(shapes), *_flash(shapes, "attention", ones, run.seq_len, run.seq_len, True)]
+    single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
+    kv_bytes = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * BF16
+    intra, inter = shapes.groups.cp
+    if run.cp_comm == "allgather":
+        dims = {"bytes": kv_bytes * cp, "intra": intra, "inter": inter}
+        return [
+            Op("kv.gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
+            *_flash(shapes, "attention", single, run.seq_len, run.seq_len, True),
+            *_flash(shapes, "attention.shared", several, local, np.maximum(run.seq_len // 2, 1), False),
+            Op("kv.scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
+        ]
+    step = {"bytes": kv_bytes, "intra": np.where(inter > 1, 1, 2), "inter": np.where(inter > 1, 2, 1)}
+    steps = (cp - 1) * several
+    return [
+        *_flash(shapes, "attention", ones, local, local, True),
+        *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
+        Op("kv.send", MODULE, "p2p", FORWARD, step, "cp", steps, ("attention.step.forward",), recomputed_by=ATTENTION_CORE),
+        Op("kv.send", MODULE, "p2p", INPUT_GRAD, {**step, "bytes": 2 * kv_bytes}, "cp", steps, ("attention.step.input_grad",)),
+    ]
+
+
+def _exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray) -> list[Op]:
+    """All-to-alls between sequence and heads, forward and mirrored in backward, with the split and concatenate copies."""
+    intra, inter = getattr(shapes.groups, stream)
+    ops: list[Op] = []
+    for tensor, size in sizes.items():
+        for phase, again in ((FORWARD, WHOLE_LAYER), (INPUT_GRAD, ())):
+            dims = {"bytes": size, "intra": intra, "inter": inter}
+            ops.append(Op(f"{name}.{tensor}", MODULE, "all2all", phase, dims, stream, where, recomputed_by=again))
+            ops.append(
+                Op(f"{name}.{tensor}.copy", MODULE, "memory_bound", phase, {"bytes": 4.0 * size}, count=where,
+                   recomputed_by=again, memory_kind="copy")
+            )  # fmt: skip
+    return ops
+
+
+def _head_exchange(shapes: Shapes) -> list[Op]:
+    """ISP (DeepSpeed-Ulysses): q, k and v, and the context trade heads for sequence over the tensor group; not hidden."""
+    model, where = shapes.model, (shapes.keys.is_mode(TpMode.ISP) & (shapes.keys.tp > 1)).astype(float)
+    q = shapes.local_tokens * model.num_attention_heads * model.head_dim * BF16
+    kv = shapes.local_tokens * 2 * np.maximum(model.num_key_value_heads, shapes.keys.tp) * model.head_dim * BF16
+    return _exchange(shapes, "exchange", "tp", {"q": q, "kv": kv, "context": q}, where)
+
+
+def _context_exchange(shapes: Shapes) -> list[Op]:
+    """Context parallelism by all-to-all: this rank's heads of q, k, v and context over the cp group."""
+    d, where = shapes.model.head_dim, np.where(shapes.keys.cp > 1, 1.0, 0.0)
+    qkv = shapes.tokens * (shapes.heads + 2 * np.maximum(shapes.kv_heads, shapes.keys.cp)) * d * BF16
+    context = shapes.tokens * shapes.heads * d * BF16
+    return _exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where)
+
+
+def _unfused_core(shapes: Shapes) -> list[Op]:
+    """Scores, softmax and context as separate kernels: the s^2 matrix goes through memory (2021-22 code, no flash)."""
+    run, d = shapes.run, shapes.model.head_dim
+    seq_q, seq_kv = run.seq_len // shapes.keys.cp, run.seq_len
+    batch = shapes.keys.micro_batch_size * shapes.heads
+
+    def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: int) -> Op:
+        dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
+        return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=ATTENTION_CORE if phase == FORWARD else ())
+
+    return [
+        gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
+        *memory_bound("softmax", MODULE, "softmax", batch * seq_q * seq_kv, 2 * BF16, 3 * BF16, ATTENTION_CORE),
+        gemm("context", FORWARD, seq_q, d, seq_kv, 1),
+        gemm("context", INPUT_GRAD, seq_q, seq_kv, d, 0),
+        gemm("context", WEIGHT_GRAD, seq_kv, d, seq_q, 2),
+        gemm("scores", INPUT_GRAD, seq_q, d, seq_kv, 1),
+        gemm("scores", WEIGHT_GRAD, seq_kv, d, seq_q, 2),
+    ]
+
+
+def attention_saved(shapes: Shapes) -> list[Saved]:
+    """q, k, v after the rotary embedding, the context, and the log-sum-exp (or the score matrix)."""
+    d = shapes.model.head_dim
+    qkv = shapes.tokens * (shapes.heads + 2 * shapes.kv_heads) * d * BF16
+    context = shapes.tokens * shapes.heads * d * BF16
+    saved = [Saved("qkv", qkv), Saved("context", context)]
+    if shapes.run.attention == "flash":
+        saved.append(Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE))
+    else:
+        scores = shapes.tokens * shapes.heads * shapes.run.seq_len
+        saved.append(Saved("probabilities", scores * BF16, ATTENTION_CORE))
+    return saved
+
+
+def attention_weights(shapes: Shapes) -> list[Weight]:
+    """Projection weights (and biases) of one rank; ISP splits the whole block's weights over wp."""
+    model, isp = shapes.model, shapes.keys.is_mode(TpMode.ISP)
+    q_width = model.num_attention_heads * model.head_dim
+    share = np.where(isp, shapes.keys.wp, 1)
+    bias = (_columns(shapes) + model.hidden_size) if model.bias else 0
+    linears = _columns(shapes) * model.hidden_size + q_width // shapes.split * model.hidden_size
+    return [Weight("attention.linears", linears / share, wp_sharded=True), Weight("attention.bias", bias / share)]

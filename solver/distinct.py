@@ -1,0 +1,37 @@
+"""Exact grouping of rows of integers: each distinct row is priced once and gathered by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_TABLE_LIMIT = 1 << 21  #: values below this are numbered by a lookup table instead of a sort
+_CODE_LIMIT = 1 << 62
+
+
+def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """(first, inverse): indexes of one row per distinct combination, and for every row its combination.
+
+    ``columns`` are arrays of non-negative integers of equal length. Each is numbered by its distinct values and the
+    numbers are joined in mixed radix, so nothing can collide.
+    """
+    code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        number, count = _numbered(column)
+        if span * count > _CODE_LIMIT:
+            values, code = np.unique(code, return_inverse=True)
+            span = len(values)
+        code, span = code * count + number, span * count
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+def _numbered(column: np.ndarray) -> tuple[np.ndarray, int]:
+    """Each value's number among the distinct values of its column, and how many there are."""
+    if len(column) and column.max() < _TABLE_LIMIT:
+        present = np.zeros(int(column.max()) + 1, dtype=np.int64)
+        present[column] = 1
+        return (np.cumsum(present) - 1)[column], int(present.sum())
+    values, number = np.unique(column, return_inverse=True)
+    return number, len(values)

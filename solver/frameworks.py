@@ -1,0 +1,98 @@
+"""What known training frameworks do when nobody says otherwise: their defaults and their habits, each from its source.
+
+``defaults`` are Strategy fields; the other fields are properties of the framework's code that a layout does not choose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """Habits of one framework.
+
+    fused_gate_up: gate and up projection are one GEMM. regathers_input: under sequence parallelism a linear keeps only
+    its shard of the input and gathers it again in backward (Megatron), whatever the mode says. grad_sync/param_sync:
+    the collective that ZeRO-1 uses. bucket_bytes: gradients reduced at once; the last bucket cannot be hidden.
+    micro_batch_grad_sync: FSDP reduces gradients in every micro batch. optimizer_bytes_per_parameter: traffic of one Adam step.
+    reserve: share by which the caching allocator's reserved memory exceeds the allocated peak (assumed).
+    host_op_seconds: what the host needs to launch one op: steps of many tiny kernels run at the host's speed (assumed).
+    """
+
+    name: str
+    prefixes: tuple[str, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fused_gate_up: bool = True
+    regathers_input: bool = True
+    grad_sync: str = "reduce_scatter"
+    param_sync: str = "all_gather"
+    bucket_bytes: float = 160e6
+    optimizer_bytes_per_parameter: float = 30.0
+    reserve: float = 0.06
+    host_op_seconds: float = 6e-6
+    unfused_loss: bool = True
+
+
+_MEGATRON = {
+    "zero": 1, "grad_dtype": "fp32", "overlap_grad_reduce": True, "overlap_param_gather": True,
+    "cross_entropy_fusion": False, "fused_norm": True,
+}  # fmt: skip
+
+FRAMEWORKS: tuple[Framework, ...] = (
+    Framework(  # InternEvo: bf16 gradients all-reduced, each ZeRO-1 rank broadcasts its part
+        name="internevo",
+        prefixes=("internevo", "internlm"),
+        defaults={"zero": 1, "grad_dtype": "bf16"},
+        fused_gate_up=False,
+        regathers_input=False,
+        grad_sync="all_reduce",
+        param_sync="broadcast",
+        bucket_bytes=1.07e9,
+        optimizer_bytes_per_parameter=36.0,
+    ),
+    Framework(  # Megatron-Core and NeMo: distributed optimizer, fp32 main gradients
+        name="megatron-lm",
+        prefixes=("megatron-lm", "megatron-core", "nemo"),
+        defaults=_MEGATRON,
+    ),
+    Framework(  # fp16 gradients in flat buffers, no overlap
+        name="megatron-deepspeed",
+        prefixes=("megatron-deepspeed", "deepspeed"),
+        defaults={"zero": 1, "grad_dtype": "fp16", "overlap_grad_reduce": False, "overlap_param_gather": False,
+                  "attention": "unfused"},
+        grad_sync="all_reduce",
+        regathers_input=False,
+    ),
+    Framework(  # Megatron-style research code of 2023: ZeRO-1, no overlap of gradient reduction
+        name="aleph-alpha-scaling",
+        prefixes=("aleph alpha",),
+        defaults={"zero": 1, "grad_dtype": "bf16", "overlap_grad_reduce": False, "overlap_param_gather": False,
+                  "fused_norm": False},
+        fused_gate_up=False,
+        regathers_input=False,
+    ),
+    Framework(  # FSDP2: per-layer gathers with prefetch
+        name="torchtitan",
+        prefixes=("torchtitan",),
+        defaults={"zero": 3, "grad_dtype": "fp32"},
+        fused_gate_up=False,
+    ),
+    Framework(
+        name="fsdp",
+        prefixes=("llm-foundry", "fms-fsdp", "composer", "fsdp", "pytorch fsdp"),
+        defaults={"zero": 3, "grad_dtype": "fp32"},
+        fused_gate_up=False,
+    ),
+)  # fmt: skip
+
+GENERIC = Framework(name="generic", prefixes=(), defaults=_MEGATRON)
+
+
+def framework_of(name: str) -> Framework:
+    """The framework whose prefix starts ``name`` (longest wins, case ignored); GENERIC, a Megatron-like one, otherwise."""
+    lowered = name.lower()
+    found = [(len(prefix), f) for f in FRAMEWORKS for prefix in f.prefixes if lowered.startswith(prefix)]
+    return max(found, key=lambda pair: pair[0])[1] if found else GENERIC

@@ -1,0 +1,161 @@
+"""The three parts of a transformer as programs: a decoder layer, the embedding, and the head with its loss."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.attention import attention_ops, attention_saved, attention_weights
+from solver.cluster import Cluster
+from solver.mlp import mlp_ops, mlp_saved, mlp_weights
+from solver.model import ModelSpec
+from solver.ops import linear, memory_bound, tp_collective
+from solver.program import BF16, FORWARD, FP32, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.shapes import Shapes
+from solver.strategy import Strategy, TpMode
+
+
+def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
+    """One decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order."""
+    shapes = Shapes.of(keys, model, run, cluster)
+    ops = [
+        *_norm(shapes, "norm1"),
+        *attention_ops(shapes),
+        *_residual(shapes, "residual1"),
+        *_norm(shapes, "norm2"),
+        *mlp_ops(shapes),
+        *_residual(shapes, "residual2"),
+    ]
+    hidden = model.hidden_size
+    # A column linear keeps its input: the local shard, or the gathered whole (MTP always, MSP where the framework does so)
+    shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
+    linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * hidden * BF16
+    stream = shapes.norm_tokens * hidden * BF16
+    saved = [
+        Saved("layer_input", stream, dropped_by=()),
+        Saved("norm1_output", linear_input),
+        *attention_saved(shapes),
+        Saved("residual1", stream),
+        Saved("norm2_output", linear_input),
+        *mlp_saved(shapes),
+        *_unfused_norm_saved(shapes),
+    ]
+    norms = Weight("norms", 2 * hidden * (2 if model.norm == "layernorm" else 1))
+    weights = [*attention_weights(shapes), *mlp_weights(shapes), norms]
+    program = LayerProgram("layer", keys, tuple(ops), tuple(saved), tuple(weights))
+    gathers = _weight_gathers(shapes, program.ops)
+    return LayerProgram("layer", keys, (*program.ops, *gathers), program.saved, program.weights)
+
+
+def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
+    """Token (and learned position) lookup; the table is split over the tensor group."""
+    shapes = Shapes.of(keys, model, run, cluster)
+    elements = shapes.tokens * model.hidden_size
+    mtp, isp = keys.is_mode(TpMode.MTP), keys.is_mode(TpMode.ISP)
+    positions = (model.max_position_embeddings or run.seq_len) * model.hidden_size if model.position == "learned" else 0
+    ops = [
+        # the lookup reads and writes each element; its gradient is added to a row: read twice, written once
+        *memory_bound("lookup", "embedding", "embedding", elements, 2 * BF16, 4 * BF16),
+        tp_collective(shapes, "sum", "embedding", "all_reduce", FORWARD, mtp),
+        tp_collective(shapes, "sum", "embedding", "reduce_scatter", FORWARD, shapes.sequence_split),
+        tp_collective(shapes, "gather", "embedding", "all_gather", FORWARD, isp),
+        tp_collective(shapes, "gather", "embedding", "all_gather", INPUT_GRAD, shapes.sequence_split | isp),
+    ]
+    weights = (Weight("embedding", shapes.vocab * model.hidden_size), Weight("positions", positions))
+    return LayerProgram("embedding", keys, tuple(ops), (), weights)
+
+
+def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
+    """Final norm, vocabulary projection (split by columns) and the vocabulary-parallel cross entropy."""
+    shapes = Shapes.of(keys, model, run, cluster)
+    mtp, isp = keys.is_mode(TpMode.MTP), keys.is_mode(TpMode.ISP)
+    sequence = shapes.sequence_split | isp
+    regathers = shapes.keeps_shard | isp
+    logits = shapes.tokens * shapes.vocab
+    gemm = linear(shapes, "vocab", "head", shapes.vocab, model.hidden_size, tokens=shapes.tokens, dtype="bf16")
+    tokens_fp32 = shapes.tokens * FP32
+    under = ("vocab.weight_grad",)
+    ops = [
+        *_norm(shapes, "final_norm"),
+        tp_collective(shapes, "vocab.gather", "head", "all_gather", FORWARD, sequence),
+        *gemm,
+        tp_collective(shapes, "vocab.reduce", "head", "reduce_scatter", INPUT_GRAD, sequence, under),
+        tp_collective(shapes, "vocab.all_reduce", "head", "all_reduce", INPUT_GRAD, mtp, under),
+        tp_collective(shapes, "vocab.regather", "head", "all_gather", INPUT_GRAD, regathers, ("vocab.input_grad",)),
+        *_cross_entropy(run, logits),
+        *(  # maximum, sum of exponentials and the target's logit, each an fp32 per token
+            tp_collective(shapes, f"loss.{part}", "loss", "all_reduce", FORWARD, mtp | sequence, size=tokens_fp32)
+            for part in ("max", "sum", "target")
+        ),
+    ]
+    fused = run.cross_entropy_fusion
+    stream = shapes.norm_tokens * model.hidden_size * BF16
+    saved = (
+        Saved("final_norm_input", stream, dropped_by=()),
+        Saved("vocab_input", np.where(regathers, shapes.local_tokens, shapes.tokens) * model.hidden_size * BF16, dropped_by=()),
+        Saved("probabilities", logits * (BF16 if fused else FP32), dropped_by=()),
+    )
+    weights = (
+        Weight("final_norm", model.hidden_size * (2 if model.norm == "layernorm" else 1)),
+        Weight("vocab", shapes.vocab * model.hidden_size),
+    )
+    # unfused: the 16-bit logits and an fp32 gradient live beside the fp32 probabilities at the peak
+    transient = logits * (BF16 if fused else BF16 + FP32)
+    return LayerProgram("head", keys, tuple(ops), saved, weights, transient)
+
+
+def _norm(shapes: Shapes, name: str) -> list[Op]:
+    """fused: read and write once, backward reads input and gradient and writes one. Unfused: some ten fp32 kernels."""
+    elements = shapes.norm_tokens * shapes.model.hidden_size
+    if shapes.run.fused_norm or shapes.run.compile:
+        return memory_bound(name, "norm", "norm", elements, 2 * BF16, 3 * BF16)
+    # to fp32, square, mean, scale, to 16 bits, times weight: 36 bytes an element; their gradients as much again and half
+    return memory_bound(name, "norm", "residual", elements, 36, 56)
+
+
+def _unfused_norm_saved(shapes: Shapes) -> list[Saved]:
+    """Eager norms keep the fp32 copy of their input and the fp32 normalised value."""
+    if shapes.run.fused_norm or shapes.run.compile:
+        return []
+    return [Saved("norms_fp32", 2 * shapes.norm_tokens * shapes.model.hidden_size * 2 * FP32)]
+
+
+def _residual(shapes: Shapes, name: str) -> list[Op]:
+    """Two reads and a write, forward; the two gradients of the stream are added in backward."""
+    return memory_bound(name, "residual", "residual", shapes.norm_tokens * shapes.model.hidden_size, 3 * BF16, 3 * BF16)
+
+
+def _cross_entropy(run: Strategy, logits: np.ndarray) -> list[Op]:
+    """fused: logits read, gradient written in place, twice. Unfused: fp32 copy, max, subtract, exp, sum, divide."""
+    if run.cross_entropy_fusion:
+        return memory_bound("cross_entropy", "loss", "cross_entropy", logits, 2 * BF16, 2 * BF16, ())
+    return memory_bound("cross_entropy", "loss", "residual", logits, 38, 16, ())
+
+
+def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
+    """ISP with wp > 1: each linear's weight is gathered in forward and backward, its gradient reduce-scattered.
+
+    With overlap, the next block's weights arrive while this block runs its output projection and MLP, and gradients
+    leave under the backward pass; a recomputing backward then reuses the weights it gathered. Without, all is exposed
+    and recomputation gathers a third time. Traffic repeats every micro batch. Source: InternEvo's isp.py, as read.
+    """
+    keys, overlap = shapes.keys, shapes.run.overlap_weight_gather
+    intra, inter = shapes.groups.wp
+    where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
+    linears = [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
+    after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
+    forward = tuple(op.label for op in ops if op.phase == FORWARD and op.stream == "compute" and op.name in after_attention)
+    backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == "compute")
+    gathers: list[Op] = []
+    for gemm in linears:
+        dims = {"bytes": 1.0 * gemm.dims["n"] * gemm.dims["k"] * BF16, "intra": intra, "inter": inter}
+        for suffix, op, phase, under in (
+            ("weights", "all_gather", FORWARD, forward),
+            ("weights", "all_gather", INPUT_GRAD, backward),
+            ("gradients", "reduce_scatter", INPUT_GRAD, backward),
+        ):
+            again = () if overlap or phase != FORWARD else gemm.recomputed_by
+            gathers.append(
+                Op(f"{gemm.name}.{suffix}", gemm.module, op, phase, dims, "wp", where, under if overlap else (),
+                   recomputed_by=again)
+            )  # fmt: skip
+    return gathers

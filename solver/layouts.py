@@ -1,0 +1,94 @@
+"""Many layouts as arrays: splits of the ranks, crossed with the small axes (ZeRO stage, recomputation) by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from solver.distinct import distinct
+from solver.program import LayerKeys
+from solver.strategy import Recompute, Strategy, TpMode
+
+_STRATEGY_NAMES = {"tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches"}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """How ranks and the batch are divided: int64 arrays of shape [splits] (mode holds TpMode codes)."""
+
+    mode: np.ndarray
+    tp: np.ndarray
+    wp: np.ndarray
+    cp: np.ndarray
+    pp: np.ndarray
+    vpp: np.ndarray
+    dp: np.ndarray
+    zero_shard_size: np.ndarray
+    micro_batch_size: np.ndarray
+    num_micro_batches: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.mode)
+
+    def take(self, index: np.ndarray | slice) -> Splits:
+        return Splits(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Splits]) -> Splits:
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
+
+    def layer_keys(self) -> tuple[LayerKeys, np.ndarray]:
+        """The distinct layers of these splits, and for each split its layer's index."""
+        columns = (self.mode, self.tp, self.cp, self.wp, self.micro_batch_size)
+        first, inverse = distinct(columns)
+        return LayerKeys(*(column[first] for column in columns)), inverse
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Layouts of shape [layouts]: ``row`` indexes the split; the small axes are int64 arrays beside it.
+
+    recompute holds Recompute codes; recompute_layers is how many layers of a stage it covers (-1: all).
+    """
+
+    splits: Splits
+    row: np.ndarray
+    zero: np.ndarray
+    recompute: np.ndarray
+    recompute_layers: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def take(self, index: np.ndarray) -> Layouts:
+        """The chosen layouts, with only the splits they use."""
+        rows, row = np.unique(self.row[index], return_inverse=True)
+        return Layouts(
+            self.splits.take(rows), row, self.zero[index], self.recompute[index], self.recompute_layers[index]
+        )
+
+    @classmethod
+    def of(cls, strategies: Sequence[Strategy]) -> Layouts:
+        """Layouts of explicit strategies, one split each."""
+
+        def column(values: Sequence[int]) -> np.ndarray:
+            return np.array(values, dtype=np.int64)
+
+        modes = column([TpMode[s.tp_mode.upper()] for s in strategies])
+        rest = {name: column([getattr(s, name) for s in strategies]) for name in _STRATEGY_NAMES}
+        return cls(
+            Splits(mode=modes, **rest), np.arange(len(strategies)), column([s.zero for s in strategies]),
+            column([Recompute[s.recompute.upper()] for s in strategies]), column([s.recompute_layers for s in strategies]),
+        )  # fmt: skip
+
+    def strategy(self, index: int, run: Strategy) -> Strategy:
+        """Layout ``index`` as a Strategy; what layouts do not vary comes from ``run``."""
+        split = self.splits.take(np.array([self.row[index]]))
+        numbers = {name: int(getattr(split, name)[0]) for name in _STRATEGY_NAMES}
+        schedule = "interleaved" if numbers["vpp"] > 1 else run.schedule if run.schedule != "interleaved" else "1f1b"
+        return run.replace(
+            **numbers, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
+            recompute=Recompute(int(self.recompute[index])).name.lower(), recompute_layers=int(self.recompute_layers[index]),
+        )  # fmt: skip

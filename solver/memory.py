@@ -1,0 +1,112 @@
+"""Peak memory of every layout: what the first and the last stage hold when they hold most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.cluster import RUNTIME_BYTES
+from solver.layouts import Layouts
+from solver.problem import LayerTable, Problem
+from solver.program import BF16, FP32
+from solver.stages import micro_batches_in_flight
+from solver.step_ops import GRAD_BYTES, copies, shared_by
+from solver.strategy import TpMode
+from solver.terms import SplitTerms
+
+#: Parts of the peak, in the order of the rows of Memory.parts.
+PARTS = ("weights", "gradients", "optimizer", "activations", "recompute_buffer", "loss", "gather_buffers")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest stage, arrays over layouts.
+
+    allocated: what the framework's peak counter says. reserved: with the caching allocator's slack. device: with the
+    runtime outside the allocator; a layout fits if this does. parts: [parts, layouts], add up to ``allocated``.
+    """
+
+    allocated: np.ndarray
+    reserved: np.ndarray
+    device: np.ndarray
+    parts: np.ndarray
+    on_last_stage: np.ndarray
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Bytes by ZeRO stage of weights, gradients and optimizer states on one pipeline stage: [3, 4 zeros, splits]."""
+
+    first: np.ndarray
+    last: np.ndarray
+
+
+def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> StageState:
+    """Static bytes of the end stages under ZeRO 0 to 3.
+
+    16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes). ZeRO-1 deals the 12,
+    ZeRO-2 the gradients too, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
+    """
+    splits, key, grad = terms.splits, terms.key, GRAD_BYTES[problem.run.grad_dtype]
+    groups = copies(problem, table, key, splits)
+    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+    both = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    single = splits.pp == 1
+
+    def state(layers: np.ndarray, end: np.ndarray) -> np.ndarray:
+        out = np.zeros((3, 4, len(splits)))
+        held = (layers * table.layer.sharded[key], layers * table.layer.unsharded[key] + np.where(single, both, end))
+        for elements, group in zip(held, groups, strict=True):
+            share = shared_by(group, splits.zero_shard_size)
+            for zero in range(4):
+                dealt = elements / share
+                out[0, zero] += BF16 * elements if zero < 3 else 0.0
+                out[1, zero] += grad * (elements if zero < 2 else dealt)
+                out[2, zero] += 3 * FP32 * (elements if zero == 0 else dealt)
+        return out
+
+    return StageState(state(terms.stages.first, embedding), state(terms.stages.last, head))
+
+
+def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np.ndarray:
+    """Bytes of gathered weights by ZeRO stage, shape [4, splits].
+
+    ISP keeps two blocks of full weights (this one's and the next one's); FSDP two gathered layers and one layer's
+    whole gradients.
+    """
+    splits, key = terms.splits, terms.key
+    pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * BF16 * table.layer.sharded[key] * splits.wp, 0.0)
+    fsdp = table.layer.parameters[key] * (2 * BF16 + GRAD_BYTES[problem.run.grad_dtype])
+    return np.array([pool, pool, pool, pool + fsdp])
+
+
+def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> Memory:
+    """Peak bytes of each layout on its fullest stage (first: most micro batches in flight; last: head and loss)."""
+    row, zero, level, splits = layouts.row, layouts.zero, layouts.recompute, terms.splits
+    state, buffers = stage_state(problem, table, terms), gather_buffers(problem, table, terms)
+    saved = table.layer.saved[:, terms.key]
+    kept, whole = saved[level, row], saved[0][row]
+    limit = np.where(layouts.recompute_layers < 0, problem.model.num_hidden_layers, layouts.recompute_layers)
+    again = np.where(limit > 0, whole - kept, 0.0)  # the layer that is being recomputed is whole again
+    head, transient = table.head.saved[0][terms.key], table.head.transient[terms.key]
+    schedule, m = problem.run.schedule, splits.num_micro_batches
+
+    def stage(layers: np.ndarray, static: np.ndarray, last: bool) -> np.ndarray:
+        flight = micro_batches_in_flight(schedule, m, splits.pp, splits.vpp, last)
+        recomputed = np.minimum(limit, layers[row])
+        activations = flight[row] * (recomputed * kept + (layers[row] - recomputed) * whole)
+        ends = np.where(splits.pp == 1, 1.0, float(last))
+        loss = (ends * (flight * head))[row]
+        working = (ends * transient)[row]
+        parts = [*static[:, zero, row], activations, again, loss, buffers[zero, row]]
+        # the loss's working set is gone before the last layer is recomputed: the larger of the two counts
+        parts[4], parts[5] = np.where(again > working, again, 0.0), loss + np.where(again > working, 0.0, working)
+        return np.array(parts)
+
+    first, last = stage(terms.stages.first, state.first, False), stage(terms.stages.last, state.last, True)
+    on_last = last.sum(axis=0) > first.sum(axis=0)
+    parts = np.where(on_last, last, first)
+    allocated = parts.sum(axis=0)
+    reserved = allocated * (1 + problem.framework.reserve)
+    return Memory(allocated, reserved, reserved + RUNTIME_BYTES, parts, on_last)

@@ -1,0 +1,141 @@
+"""Ops in seconds: every distinct GEMM, attention, kernel and message is asked of the cost model once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictor.cost_model import CostModel
+from predictor.estimate import Estimate
+from solver.distinct import distinct
+from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
+from solver.strategy import Recompute
+
+_DIMS = {
+    LINEAR: ("m", "n", "k", "batch", "layout", "accumulate"),
+    FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
+    MEMORY_BOUND: ("bytes",),
+}
+_MESSAGE = ("bytes", "intra", "inter")
+
+
+@dataclass(frozen=True)
+class PricedOps:
+    """Ops with their times: float64 arrays of shape [ops, keys] for one run of each op (counts not applied)."""
+
+    ops: tuple[Op, ...]
+    seconds: np.ndarray
+    relative_std: np.ndarray
+    basis: np.ndarray
+
+    def counts(self) -> np.ndarray:
+        """How often each op runs, shape [ops, keys]."""
+        return np.array([np.broadcast_to(np.asarray(op.count, dtype=float), self.seconds.shape[1]) for op in self.ops])
+
+    def row(self, name: str) -> np.ndarray:
+        """Seconds of all runs of the ops called ``name``, shape [keys]."""
+        chosen = [i for i, op in enumerate(self.ops) if op.name == name]
+        if not chosen:
+            raise KeyError(name)
+        return (self.seconds * self.counts())[chosen].sum(axis=0)
+
+    def exposed(self, contention: float) -> np.ndarray:
+        """Seconds each op adds to its pass, counts applied; shape [ops, keys].
+
+        A collective that hides under compute ops adds what outlasts them, its tail, and ``contention`` times the part
+        that ran beside them: while it runs, it takes multiprocessors and memory bandwidth from the GEMMs. Collectives with
+        the same cover share it in order.
+        """
+        total = self.seconds * self.counts()
+        out = total.copy()
+        rows = {op.label: i for i, op in enumerate(self.ops) if op.stream == COMPUTE}
+        used: dict[tuple[str, ...], np.ndarray] = {}
+        for i, op in enumerate(self.ops):
+            if op.stream == COMPUTE or not op.hides_under:
+                continue
+            if op.hides_under not in used:
+                used[op.hides_under] = sum((total[rows[label]] for label in op.hides_under), np.zeros(total.shape[1]))
+            cover = used[op.hides_under]
+            hidden = np.minimum(total[i] * (1 - op.tail), cover)
+            out[i] = total[i] - hidden * (1 - contention)
+            used[op.hides_under] = cover - hidden
+        return out
+
+
+def price(ops: Sequence[Op], keys: int, cost: CostModel) -> PricedOps:
+    """Ask the cost model for every op, whose dims are arrays of shape [keys]; distinct shapes once."""
+    shape = (len(ops), keys)
+    seconds, std, basis = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8)
+    for signature, rows in _by_signature(ops).items():
+        names = _DIMS.get(signature[0], _MESSAGE)
+        columns = [
+            np.concatenate([np.broadcast_to(np.asarray(ops[i].dims[name], dtype=np.int64), keys) for i in rows])
+            for name in names
+        ]
+        first, inverse = distinct(columns)
+        estimate = _ask(cost, signature, dict(zip(names, (c[first] for c in columns), strict=True)))
+        for target, values in zip((seconds, std, basis), estimate, strict=True):
+            target[rows] = values[inverse].reshape(len(rows), keys)
+    return PricedOps(tuple(ops), seconds, std, basis)
+
+
+def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:
+    """Ops that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound kernel."""
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, op in enumerate(ops):
+        groups[op.kind, {LINEAR: op.dtype, MEMORY_BOUND: op.memory_kind}.get(op.kind, "")].append(i)
+    return groups
+
+
+def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray]) -> Estimate:
+    kind, variant = signature
+    if kind == LINEAR:
+        return cost.linear(**dims, dtype=variant)
+    if kind == FLASH_ATTN:
+        return cost.flash_attn(**dims)
+    if kind == MEMORY_BOUND:
+        return cost.memory_bound(variant, dims["bytes"])
+    return cost.collective(kind, dims["bytes"], dims["intra"], dims["inter"])
+
+
+#: Parts of a pass in the order of LayerTimes arrays; compute first, then exposed communication by group.
+STREAMS = (COMPUTE, "tp", "cp", "wp")
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Exposed seconds per micro batch by stream: float64 arrays of shape [streams, keys].
+
+    recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass.
+    weight_grad: shape [keys], the part of backward that zero-bubble schedules may postpone.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    recompute: np.ndarray
+    weight_grad: np.ndarray
+
+
+def layer_times(priced: PricedOps, contention: float, host_op_seconds: float) -> LayerTimes:
+    """Sum the exposed times of a priced program by pass and stream.
+
+    Where the host needs longer to launch a pass's kernels than the device to run them, the rest of the host's time is
+    added to compute.
+    """
+    exposed, ops = priced.exposed(contention), priced.ops
+    keys = exposed.shape[1]
+
+    def total(chosen: list[int]) -> np.ndarray:
+        sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])
+        launches = sum((np.minimum(ops[i].count, 1.0) for i in chosen), np.zeros(keys))
+        sums[0] += np.maximum(launches * host_op_seconds - sums.sum(axis=0), 0.0)
+        return sums
+
+    forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]
+    backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
+    recompute = [total([i for i in forward if level in ops[i].recomputed_by]) for level in Recompute]
+    weight_grad = sum((exposed[i] for i in backward if ops[i].phase == WEIGHT_GRAD), np.zeros(keys))
+    return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad)

@@ -1,0 +1,76 @@
+"""What is asked: a model, the constants of the run, a cluster and its cost model; and its layers, priced once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictor.cost_model import CostModel
+from solver.cluster import Cluster
+from solver.frameworks import Framework, framework_of
+from solver.layers import embedding_program, head_program, layer_program
+from solver.model import ModelSpec
+from solver.pricing import LayerTimes, PricedOps, layer_times, price
+from solver.program import LayerKeys
+from solver.strategy import Recompute, Strategy
+
+
+@dataclass(frozen=True)
+class Problem:
+    """run holds the constants (world size, sequence length, precision, overlap flags); layouts vary the rest."""
+
+    model: ModelSpec
+    run: Strategy
+    cluster: Cluster
+    cost: CostModel
+
+    @property
+    def framework(self) -> Framework:
+        return framework_of(self.run.framework)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The layer, the embedding or the head: its priced program and what is read off it. Arrays over layer keys."""
+
+    priced: PricedOps
+    times: LayerTimes
+    saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
+    transient: np.ndarray  #: bytes, shape [keys]
+    sharded: np.ndarray  #: parameters of one rank that wp splits, shape [keys]
+    unsharded: np.ndarray  #: the others, shape [keys]
+
+    @property
+    def parameters(self) -> np.ndarray:
+        return self.sharded + self.unsharded
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """All three parts for the distinct layer keys of a set of layouts."""
+
+    keys: LayerKeys
+    layer: Part
+    embedding: Part
+    head: Part
+
+
+def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
+    """Build and price the three programs for ``keys``."""
+    parts = []
+    for build in (layer_program, embedding_program, head_program):
+        program = build(keys, problem.model, problem.run, problem.cluster)
+        priced = price(program.ops, len(keys), problem.cost)
+        host = 0.0 if problem.run.compile else problem.framework.host_op_seconds
+        parts.append(
+            Part(
+                priced=priced,
+                times=layer_times(priced, problem.cost.contention, host),
+                saved=np.array([program.saved_bytes(level) for level in Recompute]),
+                transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
+                sharded=program.weight_elements(wp_sharded=True),
+                unsharded=program.weight_elements(wp_sharded=False),
+            )
+        )
+    return LayerTable(keys, *parts)

@@ -1,0 +1,147 @@
+"""The one description that time, memory and FLOPs are read from: ops, saved tensors and weights, named.
+
+Every number is an array over *layer keys* (shape [keys]): one program describes the same layer under hundreds of
+splittings at once. An op that a key does not have is counted zero times there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from solver.cluster import placement
+from solver.strategy import Recompute, TpMode
+
+BF16 = 2  #: bytes of a 16-bit element
+FP32 = 4
+
+LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "flash_attn", "memory_bound"
+COMPUTE = "compute"  #: stream of kernels; the others are process groups: tp, cp, wp
+FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
+BACKWARD_PHASES = (INPUT_GRAD, WEIGHT_GRAD)
+
+Array = Any  #: a numpy array of shape [keys], or a scalar that stands for one
+
+
+@dataclass(frozen=True)
+class Op:
+    """One kernel or collective of one pass of a layer.
+
+    dims: by kind. linear: m, n, k, batch, layout, accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads,
+    head_dim, v_head_dim, causal, backward; memory_bound: bytes; collectives: bytes, intra, inter.
+    count: how often per layer and micro batch. hides_under: the compute ops (``name.phase``) that run meanwhile.
+    tail: share of a hidden collective that stays exposed. recomputed_by: recompute levels that run it again.
+    """
+
+    name: str
+    module: str
+    kind: str
+    phase: str
+    dims: Mapping[str, Array]
+    stream: str = COMPUTE
+    count: Array = 1.0
+    hides_under: tuple[str, ...] = ()
+    tail: Array = 0.0
+    recomputed_by: tuple[Recompute, ...] = ()
+    memory_kind: str = ""  #: memory_bound: norm, rope, gated_act, residual, ...
+    dtype: str = "bf16"
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}.{self.phase}"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor that forward leaves for backward: bytes per micro batch; dropped under some recompute levels."""
+
+    name: str
+    bytes: Array
+    dropped_by: tuple[Recompute, ...] = (Recompute.FULL,)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """Parameters of one layer held by one rank, in elements; wp_sharded: ISP splits them over ``wp``."""
+
+    name: str
+    elements: Array
+    wp_sharded: bool = False
+
+
+@dataclass(frozen=True)
+class LayerKeys:
+    """What a layer depends on: int64 arrays of shape [keys] (mode holds TpMode codes)."""
+
+    mode: np.ndarray
+    tp: np.ndarray
+    cp: np.ndarray
+    wp: np.ndarray
+    micro_batch_size: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.mode)
+
+    def is_mode(self, *modes: TpMode) -> np.ndarray:
+        return np.isin(self.mode, [int(mode) for mode in modes])
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Placement (intra, inter) of the groups inside a stage; tp ranks are neighbours, cp ranks lie tp apart."""
+
+    tp: tuple[np.ndarray, np.ndarray]
+    cp: tuple[np.ndarray, np.ndarray]
+    wp: tuple[np.ndarray, np.ndarray]
+
+    @classmethod
+    def of(cls, keys: LayerKeys, gpus_per_node: int) -> Groups:
+        return cls(
+            placement(keys.tp, 1, gpus_per_node),
+            placement(keys.cp, keys.tp, gpus_per_node),
+            placement(keys.wp, 1, gpus_per_node),
+        )
+
+
+@dataclass(frozen=True)
+class LayerProgram:
+    """Everything one layer (or the embedding, or the head) does and holds."""
+
+    name: str
+    keys: LayerKeys
+    ops: tuple[Op, ...]
+    saved: tuple[Saved, ...]
+    weights: tuple[Weight, ...]
+    transient_bytes: Array = field(default=0.0)  #: largest short-lived working set of its backward pass
+
+    def saved_bytes(self, level: Recompute) -> np.ndarray:
+        """Bytes kept per micro batch under a recompute level; shape [keys]."""
+        kept = (tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
+        return sum((np.broadcast_to(np.asarray(b, dtype=float), len(self.keys)) for b in kept), np.zeros(len(self.keys)))
+
+    def weight_elements(self, *, wp_sharded: bool | None = None) -> np.ndarray:
+        """Parameters on one rank, all or only those that wp shards (or does not); shape [keys]."""
+        chosen = (w.elements for w in self.weights if wp_sharded is None or w.wp_sharded == wp_sharded)
+        return sum((np.broadcast_to(np.asarray(e, dtype=float), len(self.keys)) for e in chosen), np.zeros(len(self.keys)))
+
+    def flops(self) -> np.ndarray:
+        """FLOPs of one rank for one micro batch, forward and backward, without recomputation; shape [keys]."""
+        total = np.zeros(len(self.keys))
+        for op in self.ops:
+            total = total + op_flops(op) * op.count
+        return total
+
+
+def op_flops(op: Op) -> Array:
+    """FLOPs of one run of an op: 2mnk for a GEMM; 4 * area * heads * dim for attention (10 in backward)."""
+    d = op.dims
+    if op.kind == LINEAR:
+        return 2.0 * d["m"] * d["n"] * d["k"] * d["batch"]
+    if op.kind == FLASH_ATTN:
+        area = d["seq_q"] * (d["seq_kv"] - np.where(d["causal"], (d["seq_q"] - 1) / 2, 0.0))
+        per_score = np.where(d["backward"], 5.0, 2.0) * (d["head_dim"] + d["v_head_dim"])
+        return d["batch"] * d["heads"] * area * per_score
+    return 0.0

@@ -1,0 +1,57 @@
+"""Local sizes of a layer under every splitting: how many tokens, heads and columns one rank sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.frameworks import Framework, framework_of
+from solver.model import ModelSpec
+from solver.program import Groups, LayerKeys
+from solver.strategy import Strategy, TpMode
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Arrays of shape [keys], derived once from keys, model and the constants of the run.
+
+    tokens: of one rank's micro batch after the context split. linear_tokens: rows of its GEMMs. local_tokens: rows of
+    norms and residuals. split: ranks that share one linear's weight by columns or rows (1 under ISP).
+    """
+
+    model: ModelSpec
+    run: Strategy
+    framework: Framework
+    keys: LayerKeys
+    groups: Groups
+    tokens: np.ndarray
+    local_tokens: np.ndarray
+    linear_tokens: np.ndarray
+    norm_tokens: np.ndarray
+    split: np.ndarray
+    heads: np.ndarray
+    kv_heads: np.ndarray
+    vocab: np.ndarray
+    sequence_split: np.ndarray  #: bool: MSP or FSP
+    keeps_shard: np.ndarray  #: bool: a column linear keeps only its shard of the input
+
+    @classmethod
+    def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> Shapes:
+        framework = framework_of(run.framework)
+        isp, mtp = keys.is_mode(TpMode.ISP), keys.is_mode(TpMode.MTP)
+        tokens = keys.micro_batch_size * run.seq_len // keys.cp
+        local = np.maximum(tokens // keys.tp, 1)
+        sequence_split = keys.is_mode(TpMode.MSP, TpMode.FSP)
+        keeps_shard = keys.is_mode(TpMode.FSP) | (sequence_split & framework.regathers_input)
+        multiple = 128 * keys.tp
+        padded = model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple
+        return cls(
+            model=model, run=run, framework=framework, keys=keys, groups=Groups.of(keys, cluster.gpus_per_node),
+            tokens=tokens, local_tokens=local, linear_tokens=np.where(isp, local, tokens),
+            norm_tokens=np.where(mtp, tokens, local), split=np.where(isp, 1, keys.tp),
+            heads=np.maximum(model.num_attention_heads // keys.tp, 1),
+            kv_heads=np.maximum(model.num_key_value_heads // keys.tp, 1),
+            vocab=np.maximum(padded // keys.tp, 1), sequence_split=sequence_split, keeps_shard=keeps_shard,
+        )  # fmt: skip

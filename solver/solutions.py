@@ -1,0 +1,58 @@
+"""Layouts with their prices: the table that search, reports and exports read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.layouts import Layouts
+from solver.memory import Memory, peak_memory
+from solver.problem import LayerTable, Problem, layer_table
+from solver.step import StepTimes, step_times
+from solver.step_ops import copies
+from solver.terms import SplitTerms, split_terms
+
+
+@dataclass(frozen=True)
+class Solutions:
+    """Priced layouts; arrays of shape [layouts]."""
+
+    problem: Problem
+    table: LayerTable
+    terms: SplitTerms
+    layouts: Layouts
+    times: StepTimes
+    memory: Memory
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens of one step."""
+        s, row = self.layouts.splits, self.layouts.row
+        return s.dp[row] * s.micro_batch_size[row] * s.num_micro_batches[row] * float(self.problem.run.seq_len)
+
+    @property
+    def tgs(self) -> np.ndarray:
+        """Tokens per accelerator and second."""
+        return self.tokens / self.times.seconds / self.problem.run.world_size
+
+    @property
+    def mfu(self) -> np.ndarray:
+        """Model FLOPs over the datasheet's peak of the run's precision."""
+        run, device = self.problem.run, self.problem.cost.device
+        peak = device.peak_flops.get(run.precision) or device.peak_flops["bf16"]
+        return self.tgs * self.problem.model.flops_per_token(run.seq_len) / peak
+
+
+def price_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None, key: np.ndarray | None = None) -> Solutions:
+    """Price every layout. ``table`` and ``key`` (each split's row in it) may be given where they were made before."""
+    if table is None or key is None:
+        keys, key = layouts.splits.layer_keys()
+        table = layer_table(problem, keys)
+    terms = split_terms(problem, table, key, layouts.splits)
+    parameters = sum(group.elements for group in copies(problem, table, key, layouts.splits))
+    times = step_times(problem, terms, layouts, np.asarray(parameters))
+    return Solutions(problem, table, terms, layouts, times, peak_memory(problem, table, terms, layouts))

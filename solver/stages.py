@@ -1,0 +1,67 @@
+"""Pipeline stages: how many layers each holds, and closed forms for how long a schedule of stages takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class StageLayers:
+    """Layers of the first, the fullest middle and the last stage; int64 arrays. With pp 1 all three are the whole model."""
+
+    first: np.ndarray
+    middle: np.ndarray
+    last: np.ndarray
+
+
+def stage_layers(layers: int, pp: Any, first: int = 0, last: int = 0) -> StageLayers:
+    """An even share; what does not divide goes to middle stages, so that first and last (embedding, head) hold fewer.
+
+    ``first`` and ``last`` fix the layers of the end stages (0: even share).
+    """
+    pp = np.asarray(pp, dtype=np.int64)
+    share, rest = layers // pp, layers % pp
+    # rest fits into the middle stages unless it needs all but one of the pp stages: then the first takes one too
+    n_first = np.where(first > 0, first, share + (rest > np.maximum(pp - 2, 0)))
+    n_last = np.where(last > 0, last, share)
+    middle_stages = np.maximum(pp - 2, 1)
+    n_middle = -(-(layers - n_first - n_last) // middle_stages)
+    single, pair = pp == 1, pp == 2
+    n_last = np.where(pair, layers - n_first, n_last)
+    n_middle = np.where(pair, np.maximum(n_first, n_last), n_middle)
+    return StageLayers(*(np.where(single, layers, n) for n in (n_first, n_middle, n_last)))
+
+
+def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, postponable: Any) -> Any:
+    """Seconds from the first forward to the last backward of a step.
+
+    total: forward plus backward of one micro batch summed over all stages. slowest: of the slowest stage.
+    postponable: weight-gradient seconds of the slowest stage (used by zero-bubble schedules only).
+    1F1B and GPipe: total + (m - 1) * slowest (exact where the slowest stage is the last or all are equal); interleaving
+    shortens filling and draining by vpp (Narayanan et al. 2021, arXiv 2104.04473). Zero bubble (Qi et al. 2023, arXiv
+    2401.10241, table 2): ZB-H1 fills its bubble with one weight gradient per stage, ZB-2p with two.
+    """
+    bubble = (total - slowest) / vpp
+    if schedule.startswith("zb"):
+        filled = 2 if schedule == "zb-2p" else 1
+        bubble = np.maximum(bubble - (pp - 1) * filled * postponable, 0.0)
+    return micro_batches * slowest + bubble
+
+
+def micro_batches_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, last: bool = False) -> Any:
+    """Micro batches whose activations the first (or last) stage holds at its peak, in units of whole stages.
+
+    1F1B: min(pp, m) on the first stage, one on the last. Interleaved: (2 (pp - 1) + (vpp - 1) pp + 1) / vpp chunks on the
+    first, ((vpp - 1) pp + 1) / vpp on the last (Megatron-Core's warm-up). GPipe: all m. ZB-2p: up to 2 pp - 1.
+    """
+    pp, vpp, m = np.asarray(pp), np.asarray(vpp), np.asarray(micro_batches)
+    if schedule == "gpipe":
+        return m * 1.0
+    plain = np.ones_like(pp) if last else pp
+    if schedule == "zb-2p":
+        plain = 2 * pp - 1 if not last else pp
+    chunks = (vpp - 1) * pp + 1 + (0 if last else 2 * (pp - 1))
+    return np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)

@@ -1,0 +1,120 @@
+"""The time of one optimizer step of every layout, as a sum of named parts of its slowest stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.layouts import Layouts
+from solver.problem import Problem
+from solver.stages import pipeline_seconds
+from solver.step_ops import GRAD_BYTES
+from solver.terms import SplitTerms
+
+#: Parts of a step, in the order of the rows of StepTimes.parts.
+PARTS = (
+    "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "fsdp_exposed", "pp_transfer", "bubble",
+    "gradient_sync", "parameter_gather", "optimizer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """seconds: [layouts]. parts: [parts, layouts], seconds of the slowest stage that add up to ``seconds``."""
+
+    seconds: np.ndarray
+    parts: np.ndarray
+
+
+def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: float, tail: np.ndarray | float = 0.0) -> np.ndarray:
+    """What a collective adds beside ``cover`` seconds of compute: the part that outlasts it or cannot be hidden
+    (``tail``, a share), and ``contention`` times the hidden part, by which it slows the compute."""
+    hidden = np.minimum(communication * (1 - tail), cover)
+    return communication - hidden * (1 - contention)
+
+
+def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray) -> StepTimes:
+    """Seconds of each layout. ``table_parameters``: parameters of one rank's fullest stage, shape [splits]."""
+    row, run, model = layouts.row, problem.run, problem.model
+    pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
+    forward, backward = terms.forward.sum(axis=0)[row], terms.backward.sum(axis=0)[row]
+    again = terms.recompute[layouts.recompute, row]
+    covered = np.where(layouts.recompute_layers < 0, model.num_hidden_layers, layouts.recompute_layers)
+    fsdp, root = _fsdp(problem, terms, layouts, forward, backward + again)
+    layer = forward + backward + fsdp
+    transfer = 2.0 * vpp * terms.transfer[row] * (0.0 if run.p2p_overlap else 1.0)
+
+    # the slowest of first (with the embedding), fullest middle and last stage (with the head)
+    embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row]
+    first, middle, last = terms.stages.first[row], terms.stages.middle[row], terms.stages.last[row]
+    single = pp == 1
+    at_first = first * layer + np.minimum(covered, first) * again + embedding + np.where(single, head, 0.0)
+    at_middle = np.where(single, 0.0, middle * layer + np.minimum(covered, middle) * again)
+    at_last = np.where(single, 0.0, last * layer + np.minimum(covered, last) * again + head)
+    is_first, is_last = (at_first >= at_middle) & (at_first >= at_last), (at_last > at_first) & (at_last >= at_middle)
+    count = np.where(is_first, first, np.where(is_last, last, middle))
+    slowest = np.where(is_first, at_first, np.where(is_last, at_last, at_middle)) + transfer + root
+    total = (
+        model.num_hidden_layers * layer + np.minimum(covered * pp, model.num_hidden_layers) * again
+        + embedding + head + root + transfer * (pp if not run.p2p_overlap else pp - 1)
+    )  # fmt: skip
+    schedule = run.schedule
+    pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, count * terms.weight_grad[row])
+
+    recomputed = np.minimum(covered, count) * again
+    sync, gather = _synchronisation(problem, terms, layouts, count * (backward + again), count * forward, table_parameters)
+    optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
+    with_embedding, with_head = is_first * 1.0, (is_last | single) * 1.0
+    streams = [
+        m * (count * (terms.forward[s] + terms.backward[s])[row]
+             + with_embedding * terms.embedding[s][row] + with_head * terms.head[s][row])
+        for s in range(4)
+    ]  # fmt: skip
+    parts = np.array([
+        streams[0], m * recomputed, *streams[1:], m * (count * fsdp + root), m * transfer, pipeline - m * slowest,
+        sync, gather, optimizer,
+    ])  # fmt: skip
+    return StepTimes(pipeline + sync + gather + optimizer, parts)
+
+
+def _fsdp(
+    problem: Problem, terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """ZeRO-3: exposed seconds per layer and micro batch, and of embedding and head; zero for other layouts.
+
+    A layer's parameters are gathered while the layer before computes, in forward and again in backward, where the
+    gradients of the layer after leave at the same time. Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277).
+    """
+    layer, root = np.zeros(len(layouts)), np.zeros(len(layouts))
+    chosen = np.flatnonzero(layouts.zero == 3)
+    if len(chosen):
+        row, contention = layouts.row[chosen], problem.cost.contention
+        gather, scatter = terms.layer_gather[row], terms.layer_scatter[row]
+        layer[chosen] = hidden_rest(gather, forward[chosen], contention)
+        layer[chosen] += hidden_rest(gather + scatter, backward[chosen], contention)
+        root[chosen] = terms.root[row] + gather  # nothing runs before the first layer's gather
+    return layer, root
+
+
+def _synchronisation(
+    problem: Problem, terms: SplitTerms, layouts: Layouts, backward: np.ndarray, forward: np.ndarray, parameters: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Exposed seconds per step of gradient synchronisation and parameter gathering (ZeRO 0 to 2).
+
+    Overlapped, gradients leave bucket by bucket under the last micro batch's backward pass; the last bucket has nothing
+    left to hide under. ZeRO-2 keeps only its share of the gradients, so it must scatter them in every micro batch.
+    """
+    row, run, zero = layouts.row, problem.run, layouts.zero
+    contention, framework = problem.cost.contention, problem.framework
+    whole = (zero == 0) | ((zero == 1) & (framework.grad_sync == "all_reduce"))
+    times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
+    sync = np.where(whole, terms.all_reduce[row], terms.scatter[row]) * (zero < 3)
+    gather = terms.gather[row] * ((zero == 1) | (zero == 2))
+    if run.overlap_grad_reduce:
+        size = np.maximum(parameters * GRAD_BYTES[run.grad_dtype], 1.0)
+        tail = np.minimum(framework.bucket_bytes / size, 1.0)[row]
+        sync = hidden_rest(sync, backward, contention, tail)
+    if run.overlap_param_gather:
+        gather = hidden_rest(gather, forward, contention)
+    return sync * times, gather

@@ -1,0 +1,145 @@
+"""What a step does once, outside the layers: gradient and parameter synchronisation, optimizer, transfers between stages.
+
+Two groups of ranks hold copies of a parameter: those of the weights that ``wp`` splits (ISP: world / pp / wp ranks that lie
+wp apart) and those of all others (dp * cp ranks that lie tp apart). Without ISP both are the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.cluster import placement
+from solver.layouts import Splits
+from solver.problem import LayerTable, Problem
+from solver.program import BF16, FP32, MEMORY_BOUND, Op
+from solver.stages import stage_layers
+from solver.strategy import TpMode
+
+GRAD_BYTES = {"fp32": FP32, "bf16": BF16, "fp16": BF16}
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Parameters that the same group of ranks holds: elements on one rank (shape [splits]) and that group's shape."""
+
+    elements: np.ndarray
+    size: np.ndarray
+    stride: np.ndarray
+
+
+def copies(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> tuple[Copies, Copies]:
+    """Parameters of the fullest stage that wp splits, and the others (norms, biases, the larger of embedding and head)."""
+    stages = stage_layers(problem.model.num_hidden_layers, splits.pp, *_ends(problem))
+    most = np.maximum(stages.middle, np.maximum(stages.first, stages.last))
+    isp = splits.mode == TpMode.ISP
+    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+    both = embedding + head if not problem.model.tie_word_embeddings else np.maximum(embedding, head)
+    ends = np.where(splits.pp == 1, both, np.maximum(embedding, head))
+    replicas = splits.dp * splits.cp
+    sharded_size = np.where(isp, np.maximum(replicas * splits.tp // splits.wp, 1), replicas)
+    return (
+        Copies(most * table.layer.sharded[key], sharded_size, np.where(isp, splits.wp, splits.tp)),
+        Copies(most * table.layer.unsharded[key] + ends, replicas, splits.tp),
+    )
+
+
+def _ends(problem: Problem) -> tuple[int, int]:
+    run = problem.run
+    return run.num_layers_in_first_pipeline_stage, run.num_layers_in_last_pipeline_stage
+
+
+def shared_by(group: Copies, zero_shard_size: np.ndarray) -> np.ndarray:
+    """Ranks of ``group`` among which ZeRO deals one copy: the asked size where the group has as many ranks."""
+    return np.minimum(zero_shard_size, group.size)
+
+
+def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
+    """Every message and kernel that some ZeRO stage needs once per step (or, under FSDP, per layer); arrays over splits.
+
+    gradients.all_reduce: whole gradients over all copies. gradients.scatter: reduce-scatter inside the shard group and
+    all-reduce of the shards across groups (hybrid sharding). parameters.gather: 16-bit parameters inside the shard group.
+    """
+    grad, framework = GRAD_BYTES[problem.run.grad_dtype], problem.framework
+    ops: list[Op] = []
+    for group in copies(problem, table, key, splits):
+        shard = shared_by(group, splits.zero_shard_size)
+        ops += _group_ops(problem, "gradients", group.elements * grad, group, shard)
+        ops += _gather("parameters.gather", framework.param_sync, group.elements * BF16, group, shard, problem)
+        for name, share in (("whole", 1), ("shard", shard)):
+            adam = {"bytes": group.elements * framework.optimizer_bytes_per_parameter / share}
+            # the norm of the gradients is read once before the step and the gradients are zeroed after it
+            norm = {"bytes": group.elements * grad * 2.0 / share}
+            ops.append(Op(f"optimizer.{name}", "optimizer", MEMORY_BOUND, "step", adam, memory_kind="adam"))
+            ops.append(Op(f"optimizer.{name}", "optimizer", MEMORY_BOUND, "step", norm, memory_kind="residual"))
+    everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_node)
+    ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
+    return ops
+
+
+def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
+    """ZeRO-3's traffic of one layer (layer.*) and of embedding, head and final norm together (root.*)."""
+    grad = GRAD_BYTES[problem.run.grad_dtype]
+    root = table.embedding.parameters[key] + table.head.parameters[key]
+    if problem.model.tie_word_embeddings:
+        root = root / 2
+    ops: list[Op] = []
+    sharded, others = copies(problem, table, key, splits)
+    for name, elements, group in (
+        ("layer", table.layer.parameters[key], sharded),
+        ("root", root, others),
+    ):
+        shard = shared_by(group, splits.zero_shard_size)
+        ops += _gather(f"{name}.gather", "all_gather", elements * BF16, group, shard, problem)
+        ops += _group_ops(problem, name, elements * grad, group, shard, whole=False)
+    return ops
+
+
+def transfer_op(problem: Problem, splits: Splits) -> Op:
+    """One activation (or its gradient) to the neighbouring stage; a sequence split sends only the local shard."""
+    whole = splits.micro_batch_size * problem.run.seq_len // splits.cp * problem.model.hidden_size * BF16
+    size = np.where(splits.mode == TpMode.MTP, whole, whole // splits.tp)
+    ranks_per_stage = splits.tp * splits.cp * splits.dp
+    intra, inter = placement(np.full(len(splits), 2), ranks_per_stage, problem.cluster.gpus_per_node)
+    dims = {"bytes": np.maximum(size, 1), "intra": intra, "inter": inter}
+    return Op("transfer", "pipeline", "p2p", "step", dims, "pp")
+
+
+def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:
+    """Tied embeddings on two stages: their gradients are summed between the first and the last stage."""
+    ranks = splits.tp * splits.cp * splits.dp * np.maximum(splits.pp - 1, 1)
+    place = placement(np.full(len(splits), 2), ranks, problem.cluster.gpus_per_node)
+    size = table.embedding.parameters[key] * GRAD_BYTES[problem.run.grad_dtype]
+    op = _message("tied_embedding", "all_reduce", size, place)
+    present = np.where((splits.pp > 1) & problem.model.tie_word_embeddings, 1.0, 0.0)
+    return Op(op.name, op.module, op.kind, op.phase, op.dims, op.stream, count=present)
+
+
+def _message(name: str, op: str, size: np.ndarray, place: tuple[np.ndarray, np.ndarray], count: np.ndarray | float = 1.0) -> Op:
+    dims: Mapping[str, np.ndarray] = {"bytes": np.maximum(size, 1), "intra": place[0], "inter": place[1]}
+    ranks = place[0] * place[1]
+    return Op(name, "data parallel", op, "step", dims, "dp", count=np.where(ranks > 1, count, 0.0))
+
+
+def _group_ops(problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, whole: bool = True) -> list[Op]:
+    """Gradients of ``size`` bytes over a group: all-reduced whole, or scattered inside shard groups and summed across."""
+    node = problem.cluster.gpus_per_node
+    inside = placement(shard, group.stride, node)
+    across = placement(np.maximum(group.size // shard, 1), group.stride * shard, node)
+    ops = [
+        _message(f"{name}.scatter", "reduce_scatter", size, inside),
+        _message(f"{name}.scatter", "all_reduce", size / shard, across),
+    ]
+    if whole:
+        ops.append(_message(f"{name}.all_reduce", "all_reduce", size, placement(group.size, group.stride, node)))
+    return ops
+
+
+def _gather(name: str, how: str, size: np.ndarray, group: Copies, shard: np.ndarray, problem: Problem) -> list[Op]:
+    """Parameters of ``size`` bytes inside the shard group: gathered at once, or each rank broadcasts its part in turn."""
+    place = placement(shard, group.stride, problem.cluster.gpus_per_node)
+    if how == "broadcast":
+        return [_message(name, "broadcast", size / shard, place, count=shard * 1.0)]
+    return [_message(name, "all_gather", size, place)]

@@ -1,0 +1,124 @@
+"""How it is trained: one parallel layout with every choice stated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Any
+
+from profiler.errors import InputError
+
+
+class TpMode(IntEnum):
+    """How a tensor-parallel group shares a layer (InternEvo's names; Megatron's sequence parallelism is MSP)."""
+
+    MTP = 0  #: weights split, activations whole on every rank
+    MSP = 1  #: weights split, activations outside linears split along the sequence
+    FSP = 2  #: as MSP; only the local shard of a linear's input is kept and gathered again in backward
+    ISP = 3  #: sequence split everywhere, heads by all-to-all in attention; weights split over ``wp`` and gathered
+
+
+class Recompute(IntEnum):
+    """What the forward pass throws away and the backward pass computes again."""
+
+    NONE = 0
+    SELECTIVE = 1  #: the attention core (scores, softmax, context)
+    FULL = 2  #: whole layers; only their input is kept
+
+
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p")
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "tp_mode": tuple(mode.name.lower() for mode in TpMode),
+    "cp_comm": ("ring", "a2a", "allgather"),
+    "schedule": SCHEDULES,
+    "zero": (0, 1, 2, 3),
+    "recompute": tuple(level.name.lower() for level in Recompute),
+    "precision": ("bf16", "fp16", "fp8"),
+    "grad_dtype": ("fp32", "bf16", "fp16"),
+    "attention": ("flash", "unfused"),
+}
+_COUNTS = ("world_size", "tp", "cp", "pp", "vpp", "wp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches", "seq_len")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One layout. Sizes multiply up: world_size = tp * cp * dp * pp; ranks lie in the order tp, cp, dp, pp.
+
+    zero_shard_size is the number of data-parallel ranks that share one copy of the optimizer states (InternEvo's zp).
+    recompute_layers: how many layers of a stage are recomputed (-1: all of them).
+    """
+
+    world_size: int
+    seq_len: int
+    tp: int = 1
+    tp_mode: str = "mtp"
+    wp: int = 1
+    cp: int = 1
+    cp_comm: str = "ring"
+    pp: int = 1
+    vpp: int = 1
+    schedule: str = "1f1b"
+    num_layers_in_first_pipeline_stage: int = 0  #: 0: an even share
+    num_layers_in_last_pipeline_stage: int = 0
+    dp: int = 1
+    zero: int = 1
+    zero_shard_size: int = 1
+    micro_batch_size: int = 1
+    num_micro_batches: int = 1
+    recompute: str = "none"
+    recompute_layers: int = -1
+    precision: str = "bf16"
+    grad_dtype: str = "bf16"
+    attention: str = "flash"
+    overlap_grad_reduce: bool = True
+    overlap_param_gather: bool = True
+    overlap_weight_gather: bool = True  #: ISP: prefetch the next block's weights while this one computes
+    tp_comm_overlap: bool = False
+    p2p_overlap: bool = False
+    cross_entropy_fusion: bool = False
+    fused_norm: bool = True
+    compile: bool = False
+    framework: str = "internevo"
+
+    def __post_init__(self) -> None:
+        for key in _COUNTS:
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"{key} is {value!r}; it must be a whole number of at least 1")
+        for key, allowed in _CHOICES.items():
+            if getattr(self, key) not in allowed:
+                raise InputError(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(map(str, allowed))}")
+        if self.tp * self.cp * self.dp * self.pp != self.world_size:
+            raise InputError(
+                f"tp {self.tp} * cp {self.cp} * dp {self.dp} * pp {self.pp} = {self.tp * self.cp * self.dp * self.pp} "
+                f"ranks, but world_size is {self.world_size}"
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences of one optimizer step."""
+        return self.dp * self.micro_batch_size * self.num_micro_batches
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.global_batch_size * self.seq_len
+
+    def replace(self, **changes: Any) -> Strategy:
+        return replace(self, **changes)
+
+
+def strategy_from(values: Mapping[str, Any], where: str) -> Strategy:
+    """A Strategy from a mapping with its field names. Raises InputError naming ``where`` and the first bad key."""
+    known = {field.name for field in fields(Strategy)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise InputError(f"{where}: unknown layout key {unknown[0]!r}; known keys are {', '.join(sorted(known))}")
+    missing = [key for key in ("world_size", "seq_len") if key not in values]
+    if missing:
+        raise InputError(f"{where}: the layout needs {missing[0]}")
+    try:
+        return Strategy(**values)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

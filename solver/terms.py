@@ -1,0 +1,86 @@
+"""Everything that a step's time needs of a split alone, priced for distinct layers, groups and messages and gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.distinct import distinct
+from solver.layouts import Splits
+from solver.pricing import PricedOps, price
+from solver.problem import LayerTable, Problem
+from solver.stages import StageLayers, stage_layers
+from solver.step_ops import fsdp_ops, synchronisation_ops, tied_embedding_op, transfer_op
+
+
+@dataclass(frozen=True)
+class SplitTerms:
+    """Float64 arrays; S splits, streams as in solver.pricing.STREAMS, levels as in Recompute. Seconds per micro batch
+    for layer, embedding and head; seconds per step for the synchronisation.
+    """
+
+    splits: Splits
+    key: np.ndarray  #: [S] index into the layer table
+    stages: StageLayers
+    forward: np.ndarray  #: [streams, S] of one layer
+    backward: np.ndarray  #: [streams, S]
+    recompute: np.ndarray  #: [levels, S] all streams together
+    weight_grad: np.ndarray  #: [S]
+    embedding: np.ndarray  #: [streams, S] forward and backward
+    head: np.ndarray  #: [streams, S]
+    transfer: np.ndarray  #: [S] one activation between neighbouring stages
+    all_reduce: np.ndarray  #: [S] of gradients over all copies
+    scatter: np.ndarray  #: [S] of gradients inside shard groups and across
+    gather: np.ndarray  #: [S] of parameters inside shard groups
+    layer_gather: np.ndarray  #: [S] FSDP: parameters of one layer
+    layer_scatter: np.ndarray
+    root: np.ndarray  #: [S] FSDP: gather and scatter of embedding and head
+    optimizer_whole: np.ndarray
+    optimizer_shard: np.ndarray
+    once: np.ndarray  #: [S] gradient norm and tied embedding
+
+
+def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct rows of what the once-per-step ops depend on (micro batches do not change them)."""
+    s = splits
+    return distinct((s.mode, s.tp, s.wp, s.cp, s.pp, s.dp, s.zero_shard_size))
+
+
+def price_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> PricedOps:
+    """The once-per-step ops of ``splits``, priced; shape [ops, splits]."""
+    ops = [
+        *synchronisation_ops(problem, table, key, splits),
+        *fsdp_ops(problem, table, key, splits),
+        tied_embedding_op(problem, table, key, splits),
+    ]
+    return price(ops, len(splits), problem.cost)
+
+
+def price_transfer(problem: Problem, splits: Splits) -> PricedOps:
+    return price([transfer_op(problem, splits)], len(splits), problem.cost)
+
+
+def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
+    """Gather the priced layers for ``splits`` (``key``: each split's row in ``table``) and price their messages."""
+    first, group = synchronisation_groups(splits)
+    sync = price_synchronisation(problem, table, key[first], splits.take(first))
+    pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.micro_batch_size))
+    transfer = price_transfer(problem, splits.take(pairs)).row("transfer")[pair]
+    run, layer, embedding, head = problem.run, table.layer.times, table.embedding.times, table.head.times
+    ends = run.num_layers_in_first_pipeline_stage, run.num_layers_in_last_pipeline_stage
+
+    def once(*names: str) -> np.ndarray:
+        return sum((sync.row(name) for name in names), np.zeros(len(first)))[group]
+
+    return SplitTerms(
+        splits=splits, key=key, stages=stage_layers(problem.model.num_hidden_layers, splits.pp, *ends),
+        forward=layer.forward[:, key], backward=layer.backward[:, key],
+        recompute=layer.recompute.sum(axis=1)[:, key], weight_grad=layer.weight_grad[key],
+        embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
+        transfer=np.where(splits.pp > 1, transfer, 0.0),
+        all_reduce=once("gradients.all_reduce"), scatter=once("gradients.scatter"), gather=once("parameters.gather"),
+        layer_gather=once("layer.gather"), layer_scatter=once("layer.scatter"), root=once("root.gather", "root.scatter"),
+        optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
+        once=once("gradient_norm", "tied_embedding"),
+    )  # fmt: skip

@@ -1,0 +1,204 @@
+"""The importer on tiny made-up files, and what the shipped profiles must hold."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from profiler.devices import DEVICES, device
+from profiler.errors import InputError
+from profiler.profile import Profile
+from profiler.published import RECIPES, import_all, main
+from profiler.published_comm import LICENCES, repository
+from profiler.published_rows import groups, merge_repeats, spaced, thinned
+from profiler.published_tables import attention_flops
+from profiler.store import read_profile
+
+SHIPPED = Path(__file__).resolve().parents[1] / "prof_data"
+
+
+def _gemm(pd):
+    shapes = [(m, n, k) for m in (256, 1024, 4096) for n in (512, 1024) for k in (512, 2048)]
+    rows = [(m, n, k, "bf16", 2e6 * m * n * k / 500e12) for m, n, k in shapes]
+    rows += [(4096, 4096, 4096, "bf16", 1.0), (4096, 4096, 4096, "fp8_block_trtllm", 300.0)]  # impossible, unwanted
+    frame = pd.DataFrame(rows, columns=["m", "n", "k", "dtype", "us"])
+    return frame.assign(us_min=frame.us * 0.9, us_max=frame.us * 1.1, n_src=2, source="aic:h100_sxm/gemm/x.parquet")
+
+
+def _nccl(pd):
+    columns = ["op", "gpus", "nodes", "gpus_per_node", "bytes", "us", "source", "bytes_is"]
+    run = "xxrjun/nccl-tests-cluster:b/single-node/runs/{}/n1.log"
+    rows = [
+        ("all_gather", 8, 1, 8, 2**20, 30.0, run.format("a"), "per-rank OUTPUT (=n*shard)"),
+        ("all_gather", 8, 1, 8, 2**20, 40.0, run.format("b"), "per-rank OUTPUT (=n*shard)"),
+        ("all_gather", 8, 1, 8, 2**20, 80.0, run.format("c"), "per-rank OUTPUT (=n*shard)"),
+        ("alltoall", 16, 2, 8, 2**20, 90.0, run.format("a"), "per-rank send buffer"),
+        ("sendrecv", 2, 1, 2, 2**30, 1000.0, run.format("a"), "per-rank message"),  # a copy: 1 TB/s over NVLink
+        ("all_reduce", 16, 2, 8, 2**20, 90.0, "github NVIDIA/nccl-tests#309 (x)", "per-rank buffer (in=out)"),
+        ("all_reduce", 16, 2, 8, 2**20, 90.0, "argonne-lcf/alcf-nccl-tests:x", "per-rank buffer (in=out)"),
+    ]
+    return pd.DataFrame(rows, columns=columns).assign(dtype="half", env="default")
+
+
+def _kernels(pd):
+    columns = ["gpu", "model", "op", "tokens", "tp", "hidden", "heads", "kv_heads", "ffn", "us"]
+    rows = [
+        ("a100_sxm", "x", "input_layernorm", 4096, 2, 4096, 32, 32, 11008, 100.0),
+        ("a100_sxm", "y", "post_attention_layernorm", 4096, 4, 4096, 32, 8, 14336, 110.0),
+        ("a100_sxm", "x", "attn_rope", 4096, 2, 4096, 32, 32, 11008, 80.0),
+        ("a100_sxm", "x", "mlp_act", 4096, 2, 4096, 32, 32, 11008, 140.0),
+        ("a100_sxm", "x", "add", 4096, 2, 4096, 32, 32, 11008, 10.0),  # ten times the memory's bandwidth
+    ]
+    return pd.DataFrame(rows, columns=columns).assign(source="microsoft/vidur:x")
+
+
+def _network(pd):
+    columns = ["network", "op", "nominal_gib_per_s", "efficiency", "size_scale", "size_offset", "latency_us"]
+    rows = [
+        ("intra_node_pcie_4x", "all_reduce", 30, 0.5, 2, -1, 10.0, 1),
+        ("intra_node_pcie_8x", "all_gather", 30, 0.4, 1, -1, 5.0, 1),
+        ("intra_node_pcie_8x", "p2p", 30, 0.4, 1, 0, 5.0, 1),
+        ("inter_node", "all_reduce", 25, 0.6, 2, -1, 40.0, 0),
+    ]
+    frame = pd.DataFrame(rows, columns=[*columns, "op_value_given"]).assign(fixed_latency_us=3.0)
+    return frame.assign(fixed_latency_us_by_n="{}", dp_fixed_bw_gib_per_s_by_n=["{}", '{"2": 4}', "{}", "{}"])
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    folder, output = tmp_path_factory.mktemp("collected"), tmp_path_factory.mktemp("profiles")
+    _gemm(pd).to_parquet(folder / "h100_sxm_gemm.parquet")
+    _nccl(pd).to_parquet(folder / "h100_sxm_nccl.parquet")
+    _kernels(pd).to_parquet(folder / "membound_vidur.parquet")
+    _network(pd).to_csv(folder / "simumax_a100_pcie_network.csv", index=False)
+    (output / "network_law.json").write_text(json.dumps({"efficiency": 0.9}))
+    import_all(folder, output, Console(file=io.StringIO()))
+    assert "h100_sxm" in (output / "SOURCES.md").read_text()
+    return {name: read_profile(output / f"{name}.pt") for name in RECIPES}
+
+
+def test_products_keep_training_shapes_and_drop_impossible_times(imported: dict[str, Profile]) -> None:
+    linear = imported["h100_sxm"].table("linear")
+    assert (linear["m"] >= 1024).sum() == 8  # every training-like shape whose time is possible
+    assert set(linear["dtype"]) == {"bf16"} and set(linear["layout"]) == {"TN"}
+    rate = 2.0 * linear["m"] * linear["n"] * linear["k"] / linear["seconds"]
+    assert np.allclose(rate, 500e12, rtol=1e-6)
+    assert np.allclose(linear["spread"], 0.1, atol=1e-6) and set(linear["repeats"]) == {2}
+
+
+def test_collectives_merge_runs_and_follow_licences_and_physics(imported: dict[str, Profile]) -> None:
+    profile = imported["h100_sxm"]
+    gather = profile.table("all_gather")
+    assert gather["seconds"] == pytest.approx(40e-6) and gather["repeats"].tolist() == [3]
+    assert gather["spread"] == pytest.approx((80 - 30) / 2 / 40)
+    assert gather["source"].tolist() == ["xxrjun/nccl-tests-cluster:b/single-node"]
+    assert (gather["intra"].tolist(), gather["inter"].tolist(), gather["bytes"].tolist()) == ([8], [1], [2**20])
+    assert len(profile.table("all2all")) == 1 and profile.table("all2all")["dtype"].tolist() == ["fp16"]
+    assert len(profile.table("all_reduce")) == 0, "rows without a licence"
+    assert len(profile.table("p2p")) == 0, "faster than the links"
+
+
+def test_memory_bound_bytes_are_those_of_an_ideal_kernel(imported: dict[str, Profile]) -> None:
+    table = imported["a100_sxm_80gb"].table("memory_bound")
+    moved = dict(zip(table["kind"].tolist(), table["bytes"].tolist(), strict=True))
+    tokens, hidden, half = 4096, 4096, 2
+    assert moved == {
+        "norm": half * tokens * 2 * hidden,
+        "rope": half * tokens * 2 * (16 + 16) * 128,
+        "gated_act": half * tokens * 3 * 11008 // 2,
+    }
+    norm = table.where(table["kind"] == "norm")
+    assert norm["seconds"] == pytest.approx(105e-6) and norm["repeats"].tolist() == [2]
+
+
+def test_smaller_a100_is_slower_by_its_memory(imported: dict[str, Profile]) -> None:
+    large, small = (imported[f"a100_sxm_{gb}gb"].table("memory_bound") for gb in (80, 40))
+    assert small["seconds"] / large["seconds"] == pytest.approx(2.039 / 1.555, rel=1e-5)
+    assert all("80GB" in source for source in small["source"])
+
+
+def test_laws_reproduce_the_published_formula(imported: dict[str, Profile]) -> None:
+    law = imported["a100_pcie_80gb"].meta["laws"]["intra_node"]
+    assert set(law) == {"all_reduce", "all_gather"}, "no template constants, no copies inside one GPU"
+    reduce = law["all_reduce"][4]
+    size, ranks = 2**26, 4
+    theirs = size * 2 * (ranks - 1) / ranks / (30 * 0.5 * 2**30) + 1e-6 * (10 * (ranks - 1) * 2 + 3)
+    assert reduce["latency"] + reduce["traffic"] * size / reduce["bandwidth"] == pytest.approx(theirs)
+    assert law["all_gather"][2] == {"bandwidth_all_groups": 4 * 2**30}
+    assert all(p.meta["laws"]["inter_node"] == {"efficiency": 0.9} for p in imported.values())
+
+
+def test_wrong_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pd = pytest.importorskip("pandas")
+    assert main([str(tmp_path / "none")]) == 2
+    assert main([str(tmp_path), "--output", str(tmp_path / "out")]) == 2, "nothing to import"
+    pd.DataFrame({"m": [1]}).to_csv(tmp_path / "simumax_b200_gemm.csv")
+    assert main([str(tmp_path), "--output", str(tmp_path / "out")]) == 2, "a column is missing"
+    assert len(capsys.readouterr().err.strip().splitlines()) == 3
+    assert not (tmp_path / "out").exists(), "nothing half written"
+    with pytest.raises(InputError, match="h100_sxm"):
+        device("h100")
+
+
+def test_thinning_is_even_and_blind_to_times() -> None:
+    m, n = (a.ravel().astype(float) for a in np.meshgrid(np.arange(100), np.arange(100)))
+    rows = {"m": m, "n": n, "seconds": np.ones(10_000)}
+    keep = m >= 90
+    mask = thinned(rows, keep, 0.2, ("m", "n"))
+    other_times = thinned(rows | {"seconds": np.arange(10_000.0)}, keep, 0.2, ("m", "n"))
+    assert mask[keep].all() and (mask == other_times).all()
+    per_m = np.bincount(m[mask & ~keep].astype(int), minlength=90)
+    assert per_m.min() >= 18 and per_m.max() <= 22  # a fifth of every hundred
+    shuffled = np.random.default_rng(0).permutation(10_000)
+    again = thinned({name: column[shuffled] for name, column in rows.items()}, keep[shuffled], 0.2, ("m", "n"))
+    assert (again == mask[shuffled]).all(), "the order of the file does not matter"
+
+
+def test_merging_and_spacing() -> None:
+    rows = {"op": np.array(["b", "a", "b", "b"]), "size": np.array([1, 1, 1, 1]), "seconds": np.array([4.0, 7, 1, 2])}
+    merged = merge_repeats(rows, ("op", "size"))
+    assert merged["op"].tolist() == ["a", "b"] and merged["seconds"].tolist() == [7, 2]
+    assert merged["repeats"].tolist() == [1, 3] and merged["spread"][1] == 0.75 and np.isnan(merged["spread"][0])
+    assert groups(rows, ("op",)).tolist() == [1, 0, 1, 1]
+    curve = {"op": np.repeat("x", 1000), "bytes": np.arange(1, 1001)}
+    chosen = curve["bytes"][spaced(curve, ("op",), "bytes", 10)]
+    assert len(chosen) == 10 and chosen[0] == 1 and chosen[-1] == 1000
+    assert np.abs(np.diff(np.log(chosen))[5:] - np.log(1000) / 9).max() < 0.05
+
+
+def test_attention_flops() -> None:
+    shape = {"batch": 2, "heads": 8, "seq_q": 1024, "seq_kv": 1024, "head_dim": 128, "v_head_dim": 128, "causal": 0}
+    rows = {name: np.full(3, value) for name, value in shape.items()}
+    rows["pass"] = np.array(["forward", "backward", "forward_backward"])
+    forward = 4.0 * 2 * 8 * 1024**2 * 128
+    assert attention_flops(rows) == pytest.approx([forward, 2.5 * forward, 3.5 * forward])
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_shipped_profile(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    profile = read_profile(SHIPPED / f"{name}.pt")
+    plain = torch.load(SHIPPED / f"{name}.pt", weights_only=True)
+    assert profile.device == DEVICES[name] and set(plain["tables"]) == set(profile.tables)
+    for op, table in profile.tables.items():
+        sources = {repository(str(s)) for s in np.unique(table["source"])}
+        assert sources <= set(LICENCES), f"{op}: rows that may not be shipped"
+        assert all(table["dtype"]) and len(table)
+    linear = profile.table("linear")
+    peak = np.array([profile.device.peak_flops[d] for d in linear["dtype"]])
+    flops = 2.0 * linear["batch"] * linear["m"] * linear["n"] * linear["k"]
+    assert (flops <= 0.98 * peak * linear["seconds"]).all()
+    assert profile.meta["sustained"]["short_loop"] is True and profile.meta["licences"]
+
+
+def test_shipped_profiles_are_small_and_documented() -> None:
+    assert sum((SHIPPED / f"{name}.pt").stat().st_size for name in RECIPES) < 10e6
+    page = (SHIPPED / "SOURCES.md").read_text()
+    assert all(name in page for name in (*RECIPES, *LICENCES, *LICENCES.values()))
