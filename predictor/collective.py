@@ -47,10 +47,10 @@ class CollectiveLaw:
     def fit(cls, profile: Profile, network_bandwidth: float | None = None) -> CollectiveLaw:
         """The law of ``profile``; ``network_bandwidth`` (bytes/s per GPU between nodes) replaces the device's."""
         measured = measured_points(profile)
-        laws = dict(profile.meta.get("laws", {}))
+        stated = stated_points(profile.meta.get("laws", {}).get("intra_node", {}))
         entries = []
         for index, op in enumerate(OPS):
-            for ranks, points, basis in _op_points(op, profile, measured, laws.get("intra_node", {})):
+            for ranks, points, basis in _op_points(op, profile, measured, stated):
                 entries.append((index, ranks, basis, points))
         device = profile.device
         rate = device.network_bandwidth if network_bandwidth is None else network_bandwidth
@@ -196,19 +196,27 @@ class CollectiveLaw:
         return cls(curves=Curves.from_arrays(arrays, "curve_"), network=network, **plain)
 
 
+PointsByGroup = Mapping[tuple[str, int], Points]
 _PLAIN = ("op", "ranks", "basis", "network_std", "network_nodes", "bandwidths")
 
 
-def _op_points(op: str, profile: Profile, measured: Any, laws: Any) -> list[tuple[int, Any, Basis]]:
-    """(ranks, points, basis) of every one-node curve of ``op``, ascending in ranks: measured, else borrowed, else law."""
-    own = {ranks: points for (name, ranks), points in measured.items() if name == op}
+def _op_points(
+    op: str, profile: Profile, measured: PointsByGroup, stated: PointsByGroup
+) -> list[tuple[int, Points, Basis]]:
+    """(ranks, points, basis) of every one-node curve of ``op``, ascending in ranks, from the best there is.
+
+    Measured; else borrowed from another measured op, or as the profile states or from what it states of another op
+    (extrapolated); else the datasheet (roofline).
+    """
+    own, given = ({ranks: p for (name, ranks), p in group.items() if name == op} for group in (measured, stated))
+    lent = borrowed_points(op, measured) or given or borrowed_points(op, stated)
     if own:
-        return [(ranks, own[ranks], Basis.MEASURED) for ranks in sorted(own)]
-    lent = borrowed_points(op, measured)
-    if lent:
-        return [(ranks, lent[ranks], Basis.EXTRAPOLATED) for ranks in sorted(lent)]
-    law = roofline_points(op, profile.device, laws)
-    return [(ranks, law[ranks], Basis.ROOFLINE) for ranks in sorted(law)]
+        points, basis = own, Basis.MEASURED
+    elif lent:
+        points, basis = lent, Basis.EXTRAPOLATED
+    else:
+        points, basis = roofline_points(op, profile.device), Basis.ROOFLINE
+    return [(ranks, points[ranks], basis) for ranks in sorted(points)]
 
 
 def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:

@@ -95,28 +95,32 @@ def borrowed_points(op: str, measured: Mapping[tuple[str, int], Points]) -> dict
     return {}
 
 
-def roofline_points(op: str, device: Device, laws: Mapping[str, Any]) -> dict[int, Points]:
-    """Points of an op that nothing measured tells of: start-up time + bytes sent / (link rate * efficiency).
+def stated_points(laws: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
+    """Points by (op, ranks) of constants that a profile states of its node, fitted by others to rows it cannot show.
 
-    ``laws``: what the profile states of its node, {op: {ranks: {bandwidth, traffic, latency_s}}} for seconds =
-    latency_s + traffic * bytes / bandwidth; where it states nothing, the datasheet's rate, a usual efficiency and start.
+    laws: {op: {ranks: {"bandwidth": bytes/s, "traffic": bytes sent per byte of the buffer, "latency": seconds}}} for
+    seconds = latency + traffic * bytes / bandwidth; entries without a latency say something else and are left out.
     """
-    stated = {int(k): law for k, law in dict(laws.get(op, {})).items() if "latency_s" in law}
-    usual = (2, 4, 8, device.gpus_per_node)
-    ranks = {2} if op == "p2p" else set(stated) or {k for k in usual if 2 <= k <= max(device.gpus_per_node, 2)}
-    points = {}
-    for k in sorted(ranks):
-        law = stated.get(k, {})
-        latency = float(law.get("latency_s", _START + _STEP * (k - 2)))
-        rate = float(law.get("bandwidth", device.link_bandwidth * _EFFICIENCY)) / float(
-            law.get("traffic", sent_share(op, k))
-        )
-        if not (latency > 0 and rate > 0):
-            raise InputError(
-                f"the profile's intra_node law of {op} among {k} ranks needs a positive latency and bandwidth"
-            )
-        points[k] = (_SIZES, latency + _SIZES / rate)
+    points: dict[tuple[str, int], Points] = {}
+    for op in OPS:
+        for ranks, law in dict(laws.get(op, {})).items():
+            if "latency" not in law:
+                continue
+            latency, rate = float(law["latency"]), float(law["bandwidth"]) / float(law["traffic"])
+            if not (latency > 0 and 0 < rate < np.inf):
+                raise InputError(
+                    f"the profile's intra_node law of {op} among {ranks} ranks must be positive and finite"
+                )
+            points[op, int(ranks)] = (_SIZES, latency + _SIZES / rate)
     return points
+
+
+def roofline_points(op: str, device: Device) -> dict[int, Points]:
+    """Points of an op that nothing tells of: a usual start-up time + bytes sent / (datasheet rate * usual efficiency)."""
+    usual = (2, 4, 8, device.gpus_per_node)
+    ranks = {2} if op == "p2p" else {k for k in usual if 2 <= k <= max(device.gpus_per_node, 2)}
+    rate = device.link_bandwidth * _EFFICIENCY
+    return {k: (_SIZES, _START + _STEP * (k - 2) + sent_share(op, k) * _SIZES / rate) for k in sorted(ranks)}
 
 
 def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:

@@ -1,0 +1,143 @@
+"""Price every layout of a space in chunks, keep the best, count why the others fall out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from profiler.errors import InputError
+from solver.layouts import Layouts, Splits
+from solver.problem import Problem, layer_table
+from solver.solutions import Solutions, price_layouts
+from solver.space import cross, enumerate_splits
+from solver.strategy import TpMode
+
+CHUNK_SPLITS = 8192  #: splits priced at once; some 18 times as many layouts fit the processor's cache and 100 MB
+OUT_OF_MEMORY = "does not fit in memory"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """best: the fastest feasible layouts, in order (fewer bytes first where times are equal). best_of_mode: per tp_mode.
+    pareto: no other layout is faster with less memory. rejected: reason -> number; structural reasons count splits that
+    were never crossed into layouts, "does not fit in memory" counts priced layouts. least_memory: of infeasible spaces.
+    """
+
+    problem: Problem
+    best: Solutions
+    best_of_mode: dict[str, Solutions]
+    pareto: Solutions
+    layouts_priced: int
+    feasible: int
+    seconds: float
+    rejected: Counter[str]
+
+    @property
+    def layouts_per_second(self) -> float:
+        return self.layouts_priced / self.seconds
+
+
+@dataclass
+class _Best:
+    """Candidates kept so far: layouts with their seconds and device bytes, cut back to the best ``keep`` after each chunk."""
+
+    keep: int
+    parts: list[Layouts] = field(default_factory=list)
+    seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
+    memory: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
+        bound = np.inf if len(self.seconds) < self.keep else self.seconds.max()
+        index = index[seconds[index] <= bound]
+        if not len(index):
+            return
+        index = index[np.lexsort((memory[index], seconds[index]))[: self.keep]]
+        merged = concatenate([*self.parts, layouts.take(index)])
+        s, m = np.concatenate([self.seconds, seconds[index]]), np.concatenate([self.memory, memory[index]])
+        order = np.lexsort((m, s))[: self.keep]
+        self.parts, self.seconds, self.memory = [merged.take(order)], s[order], m[order]
+
+
+def concatenate(parts: list[Layouts]) -> Layouts:
+    """One Layouts of several, splits and rows appended in order."""
+    starts = np.cumsum([0, *(len(p.splits) for p in parts[:-1])])
+    return Layouts(
+        Splits.concatenate([p.splits for p in parts]),
+        np.concatenate([p.row + start for p, start in zip(parts, starts, strict=True)]),
+        *(np.concatenate([getattr(p, name) for p in parts]) for name in ("zero", "recompute", "recompute_layers")),
+    )
+
+
+def search(
+    problem: Problem, global_batch_size: int, top: int = 10, progress: Callable[[int, int], None] | None = None
+) -> SearchResult:
+    """Price every layout of ``problem.run.world_size`` ranks and ``global_batch_size`` sequences.
+
+    progress(done, total) is called with numbers of splits. Raises InputError if nothing divides or nothing fits.
+    """
+    start = time.perf_counter()
+    space = enumerate_splits(problem, global_batch_size)
+    keys, key = space.splits.layer_keys()
+    table = layer_table(problem, keys)
+    best, modes = _Best(top), {mode: _Best(1) for mode in TpMode}
+    front = _Front()
+    priced = feasible = 0
+    least = np.inf
+    for begin in range(0, len(space.splits), CHUNK_SPLITS):
+        part = slice(begin, begin + CHUNK_SPLITS)
+        solutions = price_layouts(problem, cross(problem, space.splits.take(part)), table, key[part])
+        seconds, memory = solutions.times.seconds, solutions.memory.device
+        fits = np.flatnonzero(memory <= problem.cluster.memory_bytes)
+        priced, feasible, least = priced + len(solutions), feasible + len(fits), min(least, memory.min())
+        best.offer(solutions.layouts, fits, seconds, memory)
+        mode_of = solutions.layouts.splits.mode[solutions.layouts.row[fits]]
+        for mode, kept in modes.items():
+            kept.offer(solutions.layouts, fits[mode_of == mode], seconds, memory)
+        front.offer(solutions.layouts, fits, seconds, memory)
+        if progress:
+            progress(min(begin + CHUNK_SPLITS, len(space.splits)), len(space.splits))
+    if not feasible:
+        raise InputError(
+            f"{problem.model.name} fits on {problem.run.world_size} accelerators in none of {priced} layouts: the leanest "
+            f"needs {least / 2**30:.1f} GiB of {problem.cluster.memory_bytes / 2**30:.1f} GiB each; use more accelerators "
+            "or more memory"
+        )
+    rejected = Counter({**space.rejected, OUT_OF_MEMORY: priced - feasible})
+    elapsed = time.perf_counter() - start
+    found = {mode.name.lower(): price_layouts(problem, kept.parts[0]) for mode, kept in modes.items() if kept.parts}
+    return SearchResult(
+        problem, price_layouts(problem, best.parts[0]), found, price_layouts(problem, front.layouts()), priced, feasible,
+        elapsed, rejected,
+    )  # fmt: skip
+
+
+@dataclass
+class _Front:
+    """The running Pareto front of (seconds, memory): after a sort by time, only new minima of memory stay."""
+
+    parts: list[Layouts] = field(default_factory=list)
+    seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
+    memory: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
+        chosen = index[pareto(seconds[index], memory[index])]
+        if not len(chosen):
+            return
+        merged = concatenate([*self.parts, layouts.take(chosen)])
+        s, m = np.concatenate([self.seconds, seconds[chosen]]), np.concatenate([self.memory, memory[chosen]])
+        keep = pareto(s, m)
+        self.parts, self.seconds, self.memory = [merged.take(keep)], s[keep], m[keep]
+
+    def layouts(self) -> Layouts:
+        return self.parts[0]
+
+
+def pareto(seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
+    """Indexes of the points that no other point beats in both, by time; equal points count once."""
+    order = np.lexsort((memory, seconds))
+    lowest = np.minimum.accumulate(np.concatenate([[np.inf], memory[order][:-1]]))
+    return order[memory[order] < lowest]
