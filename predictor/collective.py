@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from predictor.collective_points import OPS, borrowed_points, inside_bound, measured_points, roofline_points, sent_share
+from predictor.collective_points import (
+    OPS,
+    Points,
+    borrowed_points,
+    inside_bound,
+    measured_points,
+    roofline_points,
+    sent_share,
+    stated_points,
+)
 from predictor.curves import Curves
 from predictor.estimate import Basis, Estimate
 from predictor.network import Groups, NetworkParameters, network_seconds

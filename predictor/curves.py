@@ -132,4 +132,4 @@ def _tail_std(x: np.ndarray, y: np.ndarray) -> float:
     seen = slice(0, kept)
     beyond = np.exp(x[kept:]) - np.exp(x[kept - 1])
     predicted = np.exp(y[kept - 1]) + marginal_cost(x[seen], y[seen]) * beyond
-    return float(max(np.abs(np.log(predicted) - y[kept:]).max() / _Z90, 0.07))
+    return float(max(np.abs(np.log(predicted) - y[kept:]).max() / _Z90, 0.1))

@@ -51,9 +51,9 @@ class Trees:
 
     @classmethod
     def from_arrays(cls, arrays: Any, prefix: str = "") -> Trees:
-        names = ("feature", "threshold", "left", "right", "value")
+        tables = {name: np.asarray(arrays[f"{prefix}{name}"]) for name in ("feature", "threshold", "left", "right", "value")}
         depth, baseline = arrays[f"{prefix}scalars"]
-        return cls(*(np.asarray(arrays[f"{prefix}{name}"]) for name in names), int(depth), float(baseline))
+        return cls(**tables, depth=int(depth), baseline=float(baseline))
 
     @classmethod
     def from_hist_gradient_boosting(cls, model: Any) -> Trees:

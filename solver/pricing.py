@@ -119,14 +119,13 @@ class LayerTimes:
     weight_grad: np.ndarray
 
 
-def layer_times(priced: PricedOps, contention: float, host_op_seconds: float) -> LayerTimes:
-    """Sum the exposed times of a priced program by pass and stream.
+def layer_times(priced: PricedOps, exposed: np.ndarray, host_op_seconds: float) -> LayerTimes:
+    """Sum ``exposed`` seconds (of priced.exposed) by pass and stream.
 
     Where the host needs longer to launch a pass's kernels than the device to run them, the rest of the host's time is
     added to compute.
     """
-    exposed, ops = priced.exposed(contention), priced.ops
-    keys = exposed.shape[1]
+    ops, keys = priced.ops, exposed.shape[1]
 
     def total(chosen: list[int]) -> np.ndarray:
         sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])

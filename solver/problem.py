@@ -35,6 +35,7 @@ class Part:
     """The layer, the embedding or the head: its priced program and what is read off it. Arrays over layer keys."""
 
     priced: PricedOps
+    exposed: np.ndarray  #: seconds that each op adds to its pass, shape [ops, keys]
     times: LayerTimes
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
     transient: np.ndarray  #: bytes, shape [keys]
@@ -63,10 +64,12 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         program = build(keys, problem.model, problem.run, problem.cluster)
         priced = price(program.ops, len(keys), problem.cost)
         host = 0.0 if problem.run.compile else problem.framework.host_op_seconds
+        exposed = priced.exposed(problem.cost.contention)
         parts.append(
             Part(
                 priced=priced,
-                times=layer_times(priced, problem.cost.contention, host),
+                exposed=exposed,
+                times=layer_times(priced, exposed, host),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
                 sharded=program.weight_elements(wp_sharded=True),

@@ -20,11 +20,22 @@ PARTS = (
 
 
 @dataclass(frozen=True)
+class SlowestStage:
+    """The stage that sets the pace: its layers, how many of them are recomputed, and whether it holds the ends (0 or 1)."""
+
+    layers: np.ndarray
+    recomputed: np.ndarray
+    has_embedding: np.ndarray
+    has_head: np.ndarray
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """seconds: [layouts]. parts: [parts, layouts], seconds of the slowest stage that add up to ``seconds``."""
 
     seconds: np.ndarray
     parts: np.ndarray
+    slowest: SlowestStage
 
 
 def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: float, tail: np.ndarray | float = 0.0) -> np.ndarray:
@@ -75,7 +86,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
         streams[0], m * recomputed, *streams[1:], m * (count * fsdp + root), m * transfer, pipeline - m * slowest,
         sync, gather, optimizer,
     ])  # fmt: skip
-    return StepTimes(pipeline + sync + gather + optimizer, parts)
+    stage = SlowestStage(count, np.minimum(covered, count), with_embedding, with_head)
+    return StepTimes(pipeline + sync + gather + optimizer, parts, stage)
 
 
 def _fsdp(

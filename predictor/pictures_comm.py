@@ -1,0 +1,120 @@
+"""Pictures of the communication laws: measured points, fitted curve and 90% band, as time and as bus bandwidth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from predictor.collective import CollectiveLaw
+from predictor.collective_points import OPS, preferred, sent_share
+from predictor.estimate import Basis
+from profiler.profile import Profile, Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PREDICTED_NODES = (2, 8, 64)  # drawn without points where the profile has none
+_SIZES = 2.0 ** np.arange(10.0, 34.01, 0.125)  # 1 KiB to 16 GiB
+_TICKS = {
+    2.0**e: label for e, label in zip(range(10, 35, 4), ["1K", "16K", "256K", "4M", "64M", "1G", "16G"], strict=True)
+}
+_Z90 = 1.645
+_FITTED, _OTHER, _CURVE = "#d1495b", "#9aa5b1", "#1f4e79"
+_TITLES = {
+    "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
+    "all2all": "all-to-all", "broadcast": "broadcast", "p2p": "point to point",
+}  # fmt: skip
+
+
+def draw(profile: Profile, law: CollectiveLaw, out_dir: Path) -> list[Path]:
+    """Write ``comm/{op}_intra_{ranks}_inter_{nodes}.jpg`` for every measured group and some predicted ones.
+
+    Returns the paths in the order written. One figure serves all pictures: making one costs more than drawing in it.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    folder = Path(out_dir) / "comm"
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    paths = []
+    for op, intra, inter in _groups(profile):
+        figure.clear()
+        _draw_group(figure, profile, law, op, intra, inter)
+        path = folder / f"{op}_intra_{intra}_inter_{inter}.jpg"
+        figure.savefig(path, dpi=90, pil_kwargs={"quality": 88})
+        paths.append(path)
+    return paths
+
+
+def _groups(profile: Profile) -> list[tuple[str, int, int]]:
+    groups = []
+    for op in OPS:
+        table = profile.table(op)
+        measured = {(int(k), int(n)) for k, n in zip(table["intra"], table["inter"], strict=True) if k * n > 1}
+        full = 1 if op == "p2p" else profile.device.gpus_per_node
+        extra = {(full, nodes) for nodes in PREDICTED_NODES}
+        groups += [(op, k, n) for k, n in sorted(measured | extra | {(2 if op == "p2p" else full, 1)})]
+    return groups
+
+
+def _draw_group(figure: Figure, profile: Profile, law: CollectiveLaw, op: str, intra: int, inter: int) -> None:
+    table = profile.table(op)
+    rows = table.where((table["intra"] == intra) & (table["inter"] == inter) & (table["bytes"] > 0))
+    estimate = law.predict(op, _SIZES, intra, inter)
+    share = float(sent_share(op, intra * inter))
+    left, right = figure.subplots(1, 2)
+    band = np.exp(_Z90 * estimate.relative_std)
+    for axes, convert in ((left, lambda b, s: s * 1e6), (right, lambda b, s: share * b / s / 1e9)):
+        value = convert(_SIZES, estimate.seconds)
+        axes.fill_between(_SIZES, value / band, value * band, color=_CURVE, alpha=0.15, lw=0, label="90% interval")
+        axes.plot(_SIZES, value, color=_CURVE, lw=1.6, label=_curve_label(estimate.basis, len(rows)))
+        if len(rows):
+            _points(axes, rows, convert)
+        _bytes_axis(axes)
+    left.set(yscale="log", ylabel="time (microseconds)")
+    right.set(ylabel="bus bandwidth (GB/s)", ylim=(0, None))
+    left.legend(loc="upper left", fontsize=8, frameon=False)
+    group = (
+        f"{intra} GPU{'s' * (intra > 1)} in one node"
+        if inter == 1
+        else f"{inter} nodes x {intra} GPU{'s' * (intra > 1)}"
+    )
+    network = "" if inter == 1 else f", {law.bandwidths[1] * 8e-9:.0f} Gbit/s per GPU between nodes"
+    figure.suptitle(f"{_TITLES[op]}, {group}{network} - {profile.device.name}", fontsize=11)
+
+
+def _curve_label(basis: np.ndarray, rows: int) -> str:
+    if rows:
+        return "law"
+    words = {Basis.ROOFLINE: "datasheet and usual efficiency", Basis.EXTRAPOLATED: "extrapolated"}
+    return f"prediction, nothing measured ({words.get(Basis(int(np.median(basis))), 'network law')})"
+
+
+def _points(axes: Axes, rows: Table, convert: Any) -> None:
+    """Rows that the law goes through above, other types and releases below."""
+    fitted = preferred(rows)
+    for table, color, size, label in ((rows, _OTHER, 10, "other rows"), (fitted, _FITTED, 16, _fitted_label(fitted))):
+        if table is fitted or len(rows) > len(fitted):
+            size_bytes = table["bytes"].astype(np.float64)
+            axes.scatter(
+                size_bytes, convert(size_bytes, table["seconds"]), s=size, color=color, lw=0, label=label, zorder=3
+            )
+
+
+def _fitted_label(rows: Table) -> str:
+    envs = [str(e) for e in np.unique(rows["env"]) if e]
+    return f"measured ({', '.join(np.unique(rows['dtype']))}; {', '.join(envs[-3:]) or 'this machine'})"
+
+
+def _bytes_axis(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.set_xlim(_SIZES[0] / 2, _SIZES[-1] * 1.5)
+    axes.set_xticks(list(_TICKS), list(_TICKS.values()))
+    axes.minorticks_off()
+    axes.set_xlabel("message (bytes, whole buffer)")
+    axes.grid(alpha=0.25)

@@ -1,0 +1,162 @@
+"""One pipeline step pass by pass: exact for the given times, as the test of the closed forms and the source of traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler.errors import InputError
+from solver.op_orders import BACKWARD, FORWARD, WEIGHT, check_schedule, splits_backward, stage_order
+
+KINDS = np.array(["F", "B", "W"])
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All passes of a step; arrays of shape [passes], ordered by stage and time. Seconds from the first forward on.
+
+    kind: "F", "B" or, where the schedule splits the backward pass (B is then its input gradient), "W". A pass that sends
+    while nothing else can run on its stage (``blocking``) ends with its send.
+    in_flight: [stages], most micro batches whose activations a stage holds at once, in units of the whole stage's
+    (a chunk's are 1 / vpp); held from the forward to the end of the last backward or weight-gradient pass that needs them.
+    """
+
+    stage: np.ndarray
+    micro_batch: np.ndarray
+    chunk: np.ndarray
+    kind: np.ndarray
+    start: np.ndarray
+    end: np.ndarray
+    in_flight: np.ndarray
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first forward to the end of the last pass of any stage."""
+        return float(self.end.max())
+
+    @property
+    def busy(self) -> np.ndarray:
+        """Seconds that each stage works, shape [stages]."""
+        return np.bincount(self.stage, self.end - self.start, len(self.in_flight))
+
+    @property
+    def idle(self) -> np.ndarray:
+        """Seconds of the makespan that each stage waits, shape [stages]: its bubble."""
+        return self.makespan - self.busy
+
+    @property
+    def span(self) -> np.ndarray:
+        """Seconds from each stage's first pass to its last, shape [stages]. Where stages need not wait for each other
+        between steps (zero bubble with a postponed check of the gradient norm), the longest span is a step's time."""
+        first = np.flatnonzero(np.diff(self.stage, prepend=-1))
+        last = np.append(first[1:], len(self.stage)) - 1
+        return self.end[last] - self.start[first]
+
+
+def simulate(
+    schedule: str,
+    forward: Any,
+    backward: Any,
+    micro_batches: int,
+    vpp: int = 1,
+    transfer: float = 0.0,
+    weight_grad: Any = None,
+    blocking: bool = True,
+) -> Timeline:
+    """Run ``schedule`` on stages of unequal speed.
+
+    forward, backward: seconds of one micro batch, shape [stages] (a stage's chunks share it evenly) or [stages, vpp].
+    weight_grad: the part of ``backward`` that zero-bubble schedules run on its own; same shapes, needed by those only.
+    transfer: seconds to hand one chunk's activation or gradient to another stage. blocking: the sender waits for it, so its
+    pass is ``transfer`` longer (Megatron's default: one batched send and receive between two passes, both ways at once);
+    otherwise it only delays the receiver. Raises InputError for times or schedules that make no sense.
+    """
+    times = _pass_seconds(schedule, forward, backward, weight_grad, vpp)
+    stages = times.shape[1]
+    check_schedule(schedule, stages, micro_batches, vpp)
+    if not (np.isfinite(transfer) and transfer >= 0):
+        raise InputError(f"transfer is {transfer} seconds; it must be a number of at least 0")
+    orders = [stage_order(schedule, stage, stages, micro_batches, vpp) for stage in range(stages)]
+    stage = np.repeat(np.arange(stages), [len(order) for order in orders])
+    kind, chunk, micro_batch = np.concatenate(orders).T
+    # chunk c of stage s is part c * stages + s of the model; a pass is numbered by kind, part and micro batch
+    parts, part = stages * vpp, chunk * stages + stage
+    number = (kind * parts + part) * micro_batches + micro_batch
+    sends = (stages > 1) & np.where(kind == FORWARD, part < parts - 1, (kind == BACKWARD) & (part > 0))
+    receives = (stages > 1) & np.where(kind == FORWARD, part > 0, (kind == BACKWARD) & (part < parts - 1))
+    seconds = times[kind, stage, chunk] + (transfer * sends if blocking else 0.0)
+    lag = 0.0 * receives if blocking else transfer * receives
+    needs = _needed(kind, part, number, parts, micro_batches)
+    bounds = np.searchsorted(stage, np.arange(stages + 1))
+    start = _start_times(schedule, bounds, number, needs, seconds, lag)
+    return Timeline(stage, micro_batch, chunk, KINDS[kind], start, start + seconds, _in_flight(schedule, orders, vpp))
+
+
+def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, vpp: int) -> np.ndarray:
+    """Seconds of one pass by kind, stage and chunk: shape [3, stages, vpp]."""
+    given = {"forward": forward, "backward": backward, "weight_grad": 0.0 * np.asarray(backward, dtype=float)}
+    if splits_backward(schedule):
+        if weight_grad is None:
+            raise InputError(f"schedule {schedule} needs weight_grad, the part of backward that can be postponed")
+        given["weight_grad"] = weight_grad
+    out = []
+    for name, values in given.items():
+        array = np.asarray(values, dtype=float)
+        if array.ndim == 1:
+            array = np.repeat(array[:, None] / vpp, vpp, axis=1)
+        if array.ndim != 2 or array.shape[1] != vpp or not array.size or array.shape != (out or [array])[0].shape:
+            raise InputError(f"{name} has shape {np.shape(values)}; it must be [stages] or [stages, vpp], alike for all times")
+        if not (np.isfinite(array).all() and (array >= 0).all()):
+            raise InputError(f"{name} holds times that are negative or not finite")
+        out.append(array)
+    if (out[1] < out[2]).any():
+        raise InputError("weight_grad is a part of backward and cannot be longer")
+    return np.array([out[FORWARD], out[BACKWARD] - out[WEIGHT], out[WEIGHT]])
+
+
+def _needed(kind: np.ndarray, part: np.ndarray, number: np.ndarray, parts: int, micro_batches: int) -> np.ndarray:
+    """The number of the pass whose result each pass needs (-1: none)."""
+    before = np.where(part > 0, number - micro_batches, -1)
+    after = np.where(part < parts - 1, number + micro_batches, number - parts * micro_batches)
+    return np.select([kind == FORWARD, kind == BACKWARD], [before, after], number - parts * micro_batches)
+
+
+def _start_times(
+    schedule: str, bounds: np.ndarray, number: np.ndarray, needs: np.ndarray, seconds: np.ndarray, lag: np.ndarray
+) -> np.ndarray:
+    """When each pass starts: its stage is free and what it needs has arrived. Stages run until they must wait; whoever
+    made progress wakes its neighbours, so each pass is tried a constant number of times."""
+    stages, numbers, wanted, spent, delay = len(bounds) - 1, *(a.tolist() for a in (number, needs, seconds, lag))
+    end, start = [-1.0] * len(numbers), [0.0] * len(numbers)
+    at, stop, clock = bounds[:-1].tolist(), bounds[1:].tolist(), [0.0] * stages
+    awake = list(range(stages - 1, -1, -1))
+    while awake:
+        s = awake.pop()
+        first = i = at[s]
+        now = clock[s]
+        while i < stop[s]:
+            if wanted[i] >= 0:
+                arrival = end[wanted[i]]
+                if arrival < 0:
+                    break
+                now = max(now, arrival + delay[i])
+            start[i] = now
+            now += spent[i]
+            end[numbers[i]] = now
+            i += 1
+        at[s], clock[s] = i, now
+        if i > first and stages > 1:
+            awake += [(s + 1) % stages, (s - 1) % stages]
+    if at != stop:
+        stuck = [s for s in range(stages) if at[s] < stop[s]]
+        raise ValueError(f"schedule {schedule} cannot progress on stages {stuck}: its order of passes is a deadlock")
+    return np.array(start)
+
+
+def _in_flight(schedule: str, orders: list[np.ndarray], vpp: int) -> np.ndarray:
+    """Peak of held activations by stage; a stage runs one pass at a time, so the order of passes alone decides."""
+    frees = WEIGHT if splits_backward(schedule) else BACKWARD
+    held = [np.cumsum(order[:, 0] == FORWARD) - np.cumsum(order[:, 0] == frees) for order in orders]
+    return np.array([h.max() for h in held]) / vpp

@@ -1,0 +1,177 @@
+"""Why a layout takes as long as it does: its step as a list of named lines, read off the tables that scored it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from predictor.estimate import Basis
+from solver.problem import Part
+from solver.program import FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND
+from solver.solutions import Solutions
+from solver.step import PARTS
+from solver.strategy import Recompute
+from solver.terms import price_synchronisation
+
+#: Standard deviation of log(step time) that no single kernel explains: another cluster, driver or framework release of the
+#: same hardware (two labs measuring one GPU differ by 3-9 percent).
+SYSTEM_STD = 0.06
+#: 90% of a normal distribution lies within this many standard deviations.
+Z90 = 1.645
+
+
+@dataclass(frozen=True)
+class Line:
+    """One op's share of the step: exposed seconds on the slowest stage, what it belongs to, its doubt and basis."""
+
+    name: str
+    module: str
+    part: str  #: one of solver.step.PARTS
+    kind: str
+    seconds: float
+    relative_std: float
+    basis: Basis | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The lines of one layout; their seconds add up to the step time (to rounding)."""
+
+    lines: tuple[Line, ...]
+    seconds: float
+
+    @property
+    def relative_std(self) -> float:
+        """Standard deviation of log(step time): errors of one kind of op add up, kinds are independent of each other."""
+        known = sum(line.seconds for line in self.lines if line.basis is not None)
+        by_kind: dict[str, float] = {}
+        for line in self.lines:
+            if line.basis is not None:
+                by_kind[line.kind] = by_kind.get(line.kind, 0.0) + line.seconds * line.relative_std
+        kernels = sum((s / known) ** 2 for s in by_kind.values()) if known else 0.0
+        return float(np.sqrt(kernels + SYSTEM_STD**2))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Seconds between which the step lies with 90% probability."""
+        factor = float(np.exp(Z90 * self.relative_std))
+        return self.seconds / factor, self.seconds * factor
+
+    def by_part(self) -> dict[str, float]:
+        return self._sum(lambda line: line.part, PARTS)
+
+    def by_module(self) -> dict[str, float]:
+        """Compute and recomputation by module of the model."""
+        return self._sum(lambda line: line.module if line.part in ("compute", "recompute") else "")
+
+    def by_basis(self) -> dict[str, float]:
+        """Share of the time whose ops rest on measured, interpolated, extrapolated or roofline estimates."""
+        sums = self._sum(lambda line: line.basis.name.lower() if line.basis is not None else "")
+        total = sum(sums.values()) or 1.0
+        return {basis.name.lower(): sums.get(basis.name.lower(), 0.0) / total for basis in Basis}
+
+    def _sum(self, label, order=()):  # type: ignore[no-untyped-def]
+        sums = dict.fromkeys(order, 0.0)
+        for line in self.lines:
+            if label(line):
+                sums[label(line)] = sums.get(label(line), 0.0) + line.seconds
+        return sums
+
+
+def explain(solutions: Solutions, index: int) -> Explanation:
+    """Explain layout ``index`` of ``solutions``."""
+    chosen = solutions.layouts.take(np.array([index]))
+    row = int(solutions.layouts.row[index])
+    key = int(solutions.terms.key[row])
+    parts = dict(zip(PARTS, solutions.times.parts[:, index].tolist(), strict=True))
+    stage = _slowest_stage(solutions, index)
+    m = float(chosen.splits.num_micro_batches[0])
+    level = Recompute(int(chosen.recompute[0]))
+    lines: list[Line] = []
+    for part, times in (
+        (solutions.table.layer, m * stage.layers),
+        (solutions.table.embedding, m * stage.has_embedding),
+        (solutions.table.head, m * stage.has_head),
+    ):
+        lines += _part_lines(part, key, times)
+    lines += _recompute_lines(solutions.table.layer, key, m * stage.recomputed, level)
+    lines += _step_lines(solutions, row, parts)
+    for name in ("compute", "recompute"):
+        rest = parts[name] - sum(line.seconds for line in lines if line.part == name)
+        if rest > 1e-9 * parts[name]:
+            lines.append(Line("waiting for the host's launches", "host", name, "host", rest, 0.5, Basis.ROOFLINE))
+    lines.append(Line("pipeline bubble", "pipeline", "bubble", "bubble", parts["bubble"], 0.0, None))
+    used = tuple(line for line in lines if line.seconds != 0.0)
+    return Explanation(used, float(solutions.times.seconds[index]))
+
+
+@dataclass(frozen=True)
+class _Stage:
+    layers: float
+    recomputed: float
+    has_embedding: float
+    has_head: float
+
+
+def _slowest_stage(solutions: Solutions, index: int) -> _Stage:
+    """Which stage was the slowest, and what it holds, by the same comparison as the score."""
+    s = solutions.times.slowest
+    return _Stage(*(float(values[index]) for values in (s.layers, s.recomputed, s.has_embedding, s.has_head)))
+
+
+def _kind(part: Part, row: int, key: int) -> str:
+    op = part.priced.ops[row]
+    if op.kind in (LINEAR, FLASH_ATTN, MEMORY_BOUND):
+        return op.kind
+    return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
+
+
+_STREAM_PARTS = {"compute": "compute", "tp": "tp_exposed", "cp": "cp_exposed", "wp": "wp_exposed"}
+
+
+def _part_lines(part: Part, key: int, times: float) -> list[Line]:
+    return [
+        Line(op.label, op.module, _STREAM_PARTS[op.stream], _kind(part, i, key), float(part.exposed[i, key]) * times,
+             float(part.priced.relative_std[i, key]), Basis(int(part.priced.basis[i, key])))
+        for i, op in enumerate(part.priced.ops)
+    ]  # fmt: skip
+
+
+def _recompute_lines(part: Part, key: int, times: float, level: Recompute) -> list[Line]:
+    return [
+        Line(f"{op.name}.recompute", op.module, "recompute", _kind(part, i, key), float(part.exposed[i, key]) * times,
+             float(part.priced.relative_std[i, key]), Basis(int(part.priced.basis[i, key])))
+        for i, op in enumerate(part.priced.ops)
+        if op.phase == FORWARD and level in op.recomputed_by
+    ]  # fmt: skip
+
+
+#: Which once-per-step ops stand behind each part of the step.
+_STEP_PARTS = {
+    "fsdp_exposed": ("layer.gather", "layer.scatter", "root.gather", "root.scatter"),
+    "gradient_sync": ("gradients.all_reduce", "gradients.scatter"),
+    "parameter_gather": ("parameters.gather",),
+    "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding"),
+}
+
+
+def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list[Line]:
+    """Once-per-step parts; their doubt and basis are those of the messages behind them, weighted by seconds."""
+    chosen = np.array([row])
+    sync = price_synchronisation(
+        solutions.problem, solutions.table, solutions.terms.key[chosen], solutions.terms.splits.take(chosen)
+    )
+    total = (sync.seconds * sync.counts())[:, 0]
+    lines = []
+    for part, names in _STEP_PARTS.items():
+        rows = [i for i, op in enumerate(sync.ops) if op.name in names and total[i] > 0]
+        if not rows or parts[part] == 0.0:
+            continue
+        main = max(rows, key=lambda i: total[i])
+        std = float(np.average(sync.relative_std[rows, 0], weights=total[rows]))
+        kind = "memory_bound" if part == "optimizer" else "network" if sync.ops[main].dims["inter"][0] > 1 else "links"
+        lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, 0]))))
+    if parts["pp_transfer"]:
+        lines.append(Line("pp_transfer", "step", "pp_transfer", "network", parts["pp_transfer"], 0.2, Basis.EXTRAPOLATED))
+    return lines

@@ -1,0 +1,85 @@
+"""In which order each pipeline stage runs its forward, backward and weight-gradient passes, by schedule.
+
+An order is an int64 array of shape [passes, 3] with the columns kind, chunk, micro batch. It depends on the stage, the
+number of stages and of micro batches, never on how long a pass takes: that is what frameworks do, and why unequal stages wait.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from profiler.errors import InputError
+from solver.strategy import SCHEDULES
+
+FORWARD, BACKWARD, WEIGHT = 0, 1, 2
+
+
+def splits_backward(schedule: str) -> bool:
+    """Whether the schedule runs the weight gradient as a pass of its own."""
+    return schedule.startswith("zb")
+
+
+def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> None:
+    """Raise InputError for what no framework runs."""
+    if schedule not in SCHEDULES:
+        raise InputError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
+    if min(stages, micro_batches, vpp) < 1:
+        raise InputError(f"a pipeline needs a stage, a chunk and a micro batch, not {stages}, {vpp} and {micro_batches}")
+    if vpp > 1 and schedule != "interleaved":
+        raise InputError(f"schedule {schedule} has one chunk per stage, not vpp {vpp}; interleaved has several")
+    if schedule == "interleaved" and micro_batches % stages:
+        raise InputError(
+            f"schedule interleaved needs a number of micro batches that pp {stages} divides, not {micro_batches}"
+        )
+
+
+def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1) -> np.ndarray:
+    """The passes of ``stage`` (0 is the first) in order.
+
+    * gpipe: all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965).
+    * 1f1b: as many forwards as stages follow, then one forward, one backward in turn (Narayanan et al. 2019, PipeDream-Flush).
+    * interleaved: Megatron-Core: micro batches in groups of pp run chunk after chunk; before the first backward
+      2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473).
+    * zb-h1, zb-1p: 1f1b whose weight gradients run ``stage`` micro batches late, so that every stage holds at most pp
+      micro batches (Qi et al. 2023, arXiv 2401.10241, figure 3). zb-1p names their automatic search under the same memory;
+      its handcrafted form is zb-h1, and PyTorch's.
+    * zb-2p: their ZB-H2 (2 pp - 1 micro batches): twice the warm-up, weight gradients 2 ``stage`` micro batches late.
+    """
+    check_schedule(schedule, stages, micro_batches, vpp)
+    behind = stages - 1 - stage
+    if schedule == "gpipe":
+        return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
+    if schedule == "interleaved":
+        return _one_by_one(_passes(micro_batches, stages, vpp), 2 * behind + (vpp - 1) * stages)
+    if splits_backward(schedule):
+        ahead = 2 if schedule == "zb-2p" else 1
+        return _with_weights(micro_batches, ahead * behind, ahead * stage)
+    return _one_by_one(_passes(micro_batches, stages, 1), behind)
+
+
+def _passes(micro_batches: int, stages: int, vpp: int) -> np.ndarray:
+    """(chunk, micro batch) of all forwards in order; backwards run in the same order with chunks counted from the last."""
+    k = np.arange(micro_batches * vpp)
+    if vpp == 1:
+        return np.stack([np.zeros_like(k), k], axis=1)
+    return np.stack([k % (stages * vpp) // stages, k // (stages * vpp) * stages + k % stages], axis=1)
+
+
+def _one_by_one(forwards: np.ndarray, warm_up: int) -> np.ndarray:
+    """``warm_up`` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    count = len(forwards)
+    backwards = np.stack([forwards[:, 0].max() - forwards[:, 0], forwards[:, 1]], axis=1)
+    k, warm_up = np.arange(count), min(warm_up, count)
+    # a forward's time slot is its number; backward k follows forward k + warm_up
+    slots = np.concatenate([2 * k, 2 * (k + warm_up) + 1])
+    kinds = np.repeat([FORWARD, BACKWARD], count)
+    return np.column_stack([kinds, np.concatenate([forwards, backwards])])[np.argsort(slots, kind="stable")]
+
+
+def _with_weights(micro_batches: int, warm_up: int, late: int) -> np.ndarray:
+    """As _one_by_one, and after backward k the weight gradient of micro batch k - ``late``; those left run at the end."""
+    k, warm_up = np.arange(micro_batches), min(warm_up, micro_batches)
+    slots = np.concatenate([3 * k, 3 * (k + warm_up) + 1, 3 * (k + late + warm_up) + 2])
+    order = np.argsort(slots, kind="stable")
+    kinds = np.repeat([FORWARD, BACKWARD, WEIGHT], micro_batches)
+    return np.column_stack([kinds, np.zeros_like(slots), np.tile(k, 3)])[order]

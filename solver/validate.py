@@ -1,0 +1,190 @@
+"""Predict measured runs and compare: the yardstick of truth."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from predictor.cost_model import CostModel
+from solver.cases import Case
+from solver.cluster import GIB, cluster_of
+from solver.explain import Explanation, explain
+from solver.layouts import Layouts
+from solver.problem import Problem
+from solver.solutions import Solutions, price_layouts
+from solver.strategy import Strategy
+
+#: hardware name -> a function of the network bandwidth per accelerator to its cost model; None where no profile is known.
+CostModels = Callable[[str, float | None], CostModel | None]
+
+_AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "pp": 1, "vpp": 1, "zero": 0, "zero_shard_size": 1,
+         "micro_batch_size": 1, "num_micro_batches": 1, "recompute": "none", "recompute_layers": -1}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the program says of one case; ``solutions[index]`` holds everything about it. All None where skipped."""
+
+    case: Case
+    skipped: str | None
+    solutions: Solutions | None = None
+    index: int = 0
+    explanation: Explanation | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.explanation.seconds if self.explanation else float("nan")
+
+    @property
+    def memory_bytes(self) -> float:
+        """Peak bytes of the kind that was measured (allocated, reserved or device)."""
+        if self.solutions is None:
+            return float("nan")
+        kind = self.case.measured.get("memory_kind", "allocated")
+        return float(getattr(self.solutions.memory, kind)[self.index])
+
+    @property
+    def fits(self) -> bool | None:
+        if self.solutions is None:
+            return None
+        return bool(self.solutions.memory.device[self.index] <= self.solutions.problem.cluster.memory_bytes)
+
+
+def predict_cases(cases: Sequence[Case], cost_models: CostModels) -> list[Prediction]:
+    """Predict every case, those that differ only in their layout together; order kept."""
+    out: dict[str, Prediction] = {}
+    groups: dict[Any, list[Case]] = defaultdict(list)
+    for case in cases:
+        if case.skipped or case.model is None or case.strategy is None:
+            out[case.id] = Prediction(case, case.skipped or "not expressible")
+        else:
+            constants = _constants(case.strategy)
+            groups[case.hardware, tuple(sorted(case.cluster.items())), case.model, constants].append(case)
+    for (hardware, cluster, model, run), members in groups.items():
+        gbit = dict(cluster).get("inter_node_gbit_per_gpu")
+        cost = cost_models(hardware, gbit * 1e9 / 8 if gbit else None)
+        if cost is None:
+            reason = f"no profile of {hardware}"
+            out.update({case.id: Prediction(case, reason) for case in members})
+            continue
+        problem = Problem(model, run, cluster_of(cost.device, dict(cluster)), cost)
+        solutions = price_layouts(problem, Layouts.of([case.strategy for case in members if case.strategy]))
+        for index, case in enumerate(members):
+            out[case.id] = Prediction(case, None, solutions, index, explain(solutions, index))
+    return [out[case.id] for case in cases]
+
+
+def _constants(strategy: Strategy) -> Strategy:
+    return strategy.replace(**_AXES, dp=strategy.world_size)
+
+
+@dataclass(frozen=True)
+class Score:
+    """Errors of one group of cases: predicted / measured - 1."""
+
+    n: int
+    median: float
+    p90: float
+    bias: float
+    coverage: float
+
+    @classmethod
+    def of(cls, ratio: np.ndarray, inside: np.ndarray | None = None) -> Score:
+        error = ratio - 1
+        covered = float(inside.mean()) if inside is not None else float("nan")
+        return cls(len(ratio), float(np.median(abs(error))), float(np.quantile(abs(error), 0.9)), float(error.mean()), covered)
+
+
+def time_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
+    """Step-time errors per source, and of all."""
+
+    def score(members: Sequence[Prediction]) -> Score:
+        measured = np.array([p.case.measured["step_s"] for p in members])
+        low, high = np.array([p.explanation.interval for p in members if p.explanation]).T
+        return Score.of(np.array([p.seconds for p in members]) / measured, (measured >= low) & (measured <= high))
+
+    return _per_source([p for p in predictions if not p.skipped and "step_s" in p.case.measured], score)
+
+
+def memory_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
+    """Peak-memory errors per source, and of all."""
+
+    def score(members: Sequence[Prediction]) -> Score:
+        measured = np.array([p.case.measured["peak_memory_gib"] * GIB for p in members])
+        return Score.of(np.array([p.memory_bytes for p in members]) / measured)
+
+    return _per_source([p for p in predictions if not p.skipped and "peak_memory_gib" in p.case.measured], score)
+
+
+def _per_source(members: Sequence[Prediction], score: Callable[[Sequence[Prediction]], Score]) -> dict[str, Score]:
+    sources: dict[str, list[Prediction]] = defaultdict(list)
+    for p in members:
+        sources[p.case.source].append(p)
+    scores = {source: score(group) for source, group in sorted(sources.items())}
+    return {**scores, "all": score(members)} if members else {}
+
+
+def confusion(predictions: Sequence[Prediction]) -> dict[str, int]:
+    """fits / does not fit, as measured against as predicted, over sources that report runs out of memory."""
+    sources = {p.case.source for p in predictions if p.case.measured.get("out_of_memory")}
+    pairs = {source.removesuffix("OOM") for source in sources} | sources
+    table = {"fits, said fits": 0, "fits, said does not": 0, "does not, said fits": 0, "does not, said does not": 0}
+    for p in predictions:
+        if p.fits is None or p.case.source not in pairs:
+            continue
+        real = "does not" if p.case.measured.get("out_of_memory") else "fits"
+        table[f"{real}, said {'fits' if p.fits else 'does not'}"] += 1
+    return table
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Families of cases that differ in their layout only: what choosing the first-ranked layout costs over the best."""
+
+    families: int
+    mean: float
+    worst: float
+
+
+def regret(predictions: Sequence[Prediction], least: int = 3) -> dict[str, Regret]:
+    """Per source: measured time of the layout ranked first over the measured best, minus one."""
+    families: dict[Any, list[Prediction]] = defaultdict(list)
+    for p in predictions:
+        if p.case.strategy is None or p.skipped or "step_s" not in p.case.measured:
+            continue
+        s = p.case.strategy
+        constants = (p.case.source, p.case.hardware, p.case.model, s.world_size, s.seq_len, s.tokens, s.precision)
+        families[constants].append(p)
+    costs: dict[str, list[float]] = defaultdict(list)
+    for (source, *_), members in families.items():
+        if len(members) >= least:
+            measured = [float(p.case.measured["step_s"]) for p in members]
+            chosen = min(range(len(members)), key=lambda i: members[i].seconds)
+            costs[source].append(measured[chosen] / min(measured) - 1)
+    return {source: Regret(len(c), float(np.mean(c)), float(np.max(c))) for source, c in sorted(costs.items())}
+
+
+def worst(predictions: Sequence[Prediction], count: int = 10) -> list[Prediction]:
+    """The cases with the largest factor between predicted and measured step time."""
+    timed = [p for p in predictions if not p.skipped and "step_s" in p.case.measured]
+    return sorted(timed, key=lambda p: -abs(np.log(p.seconds / p.case.measured["step_s"])))[:count]
+
+
+def as_json(predictions: Sequence[Prediction]) -> list[Mapping[str, Any]]:
+    """The ``cases`` list of the JSON output."""
+    return [
+        {
+            "id": p.case.id,
+            "predicted_step_s": p.explanation.seconds if p.explanation else None,
+            "interval_s": list(p.explanation.interval) if p.explanation else None,
+            "predicted_peak_memory_bytes": p.memory_bytes if p.solutions else None,
+            "fits": p.fits,
+            "skipped": p.skipped,
+            "assumptions": list(p.case.assumptions),
+        }
+        for p in predictions
+    ]
