@@ -35,12 +35,12 @@ _PER_DOUBLING = 0.03  # more nodes than the law was fitted on
 
 @dataclass(frozen=True)
 class CollectiveLaw:
-    """Prices collectives of a profile's device. Built by ``fit``; every array is documented where it is used.
+    """Prices collectives of a profile's device; built by ``fit``.
 
     curves: one per (op, ranks in one node). op, ranks, basis: which op (index into OPS), group size and Basis each
-    curve stands for, sorted by op, then ranks. network: one law per op. network_std: its held-out standard deviation
-    of log time per op. network_nodes: the most nodes it was fitted on (0: default parameters). bandwidths: bytes/s of
-    [link, network] per GPU.
+    curve stands for, sorted by op, then ranks. network: the law between nodes. network_std: its held-out standard
+    deviation of log time, by index of OPS. network_nodes: the most nodes it was fitted on (0: default parameters).
+    bandwidths: bytes/s per GPU of [link in the node, network].
     """
 
     curves: Curves
@@ -175,13 +175,20 @@ class CollectiveLaw:
     def _other_ranks(
         self, op: str, seconds: np.ndarray, k: np.ndarray, curve: np.ndarray, measured: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Groups smaller or larger than any measured: the bytes sent scale, the latency grows with log2 of the ranks."""
+        """Groups smaller or larger than any measured: start-up and transfer change each in its own way.
+
+        The transfer goes with the share of the buffer that a rank sends. The start-up of all2all stays, since its
+        messages leave together; that of the others grows with log2 of the ranks, and shrinks with the share (as
+        leaving out the largest and the smallest measured group shows). Returns seconds and doublings away.
+        """
         at = np.clip(k, measured[0], measured[-1])
         k = np.maximum(k, 2.0)
         doublings = np.abs(np.log2(k / at))
-        scaled = seconds * sent_share(op, k) / sent_share(op, at)
-        more = self.curves.latency(curve) * np.maximum(np.log2(k) / np.log2(at) - 1.0, 0.0)
-        return np.where(doublings > 0, scaled + more, seconds), doublings
+        start = np.minimum(self.curves.latency(curve), seconds)
+        share = sent_share(op, k) / sent_share(op, at)
+        growth = 1.0 if op == "all2all" else np.where(k > at, np.log2(k) / np.log2(at), share)
+        other = start * growth + (seconds - start) * share
+        return np.where(doublings > 0, other, seconds), doublings
 
     def _network_doubt(self, op: str, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self.network_nodes:

@@ -7,12 +7,9 @@ content and by this package's source. Deleting the cache changes nothing but the
 from __future__ import annotations
 
 import hashlib
-import io
-import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,8 @@ from predictor.flash_attn import FlashAttnLaw
 from predictor.grouped_linear import GroupedLinearLaw
 from predictor.linear import LinearLaw
 from predictor.memory_bound import MemoryBoundLaw
+from profiler.errors import InputError
+from profiler.files import replacing
 from profiler.profile import Device, Profile
 
 #: NCCL's kernels take about this many multiprocessors from the GEMMs beside them (channels of a large collective).
@@ -75,6 +74,10 @@ class CostModel:
     def collective(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
         """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes."""
         return self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
+
+    def with_network(self, network_bandwidth: float | None) -> CostModel:
+        """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's usual one)."""
+        return replace(self, network_bandwidth=network_bandwidth or self.device.network_bandwidth)
 
     def _sustained(self, estimate: Estimate) -> Estimate:
         return estimate._replace(seconds=estimate.seconds * self.sustained_scale)
@@ -149,15 +152,11 @@ def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
 
 def _write_cache(profile: Profile, laws: Mapping[str, Any], cache_dir: Path) -> None:
     """Atomically, and never failing the job: a read-only folder only means that the next start fits again."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **{f"{law}/{key}": a for law, fitted in laws.items() for key, a in fitted.to_arrays().items()})
+    arrays = {f"{law}/{key}": array for law, fitted in laws.items() for key, array in fitted.to_arrays().items()}
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        for old in cache_dir.glob(f"{profile.name}-*.npz"):
-            old.unlink(missing_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=cache_dir, suffix=".tmp")
-        with os.fdopen(handle, "wb") as file:
-            file.write(buffer.getvalue())
-        os.replace(temporary, _cache_path(profile, cache_dir))
-    except OSError:
+        with replacing(_cache_path(profile, cache_dir)) as file:
+            np.savez(file, **arrays)
+    except InputError:
         return
+    for old in set(cache_dir.glob(f"{profile.name}-*.npz")) - {_cache_path(profile, cache_dir)}:
+        old.unlink(missing_ok=True)

@@ -16,6 +16,10 @@ _SPAN = 128.0  # more than log(bytes) can be: keys of different curves never ove
 _OCTAVE = float(np.log(2.0))
 _Z90 = 1.645  # half width of a 90% interval, in standard deviations
 _REPEAT_NOISE = 0.02  # the same NCCL call on another node or in another release differs by 2-4% (1-2% if large)
+_LATENCY_BOUND = (
+    4096.0  # bytes: up to here every collective takes its latency; where nothing so small was measured, ...
+)
+_BELOW = 0.1  # ... the held time errs by about this for every halving above it
 _TAIL_OCTAVES = 2.0  # the cost of a further byte is read off the last two doublings
 
 
@@ -56,7 +60,8 @@ class Curves:
         right = np.minimum(left + 1, self.first[curve + 1] - 1)
         gap = np.minimum(at - self.x[left], np.abs(self.x[right] - at)) / _OCTAVE
         beyond = self.tail_std[curve] * -np.expm1(np.minimum(high - log_bytes, 0.0))
-        std = np.sqrt(_REPEAT_NOISE**2 + self.per_octave[curve] ** 2 * gap + beyond**2)
+        below = _BELOW * np.maximum(low - np.maximum(log_bytes, np.log(_LATENCY_BOUND)), 0.0) / _OCTAVE
+        std = np.sqrt(_REPEAT_NOISE**2 + self.per_octave[curve] ** 2 * gap + beyond**2 + below**2)
         outside = (log_bytes < low - 1e-9) | (log_bytes > high + 1e-9)
         return std, (gap < 1e-6) & ~outside, outside
 

@@ -181,10 +181,14 @@ def is_serving(source: np.ndarray) -> np.ndarray:
 
 
 def _coordinates(shape: AttnShape) -> np.ndarray:
-    """Where a call lies among the measured ones, in octaves; a group size counts half, a missing mask one octave."""
+    """Where a call lies among the measured ones, in octaves.
+
+    How many keys there are to a query (the mask, context parallelism) and the group size count half: the physics
+    carries them well.
+    """
     columns = (
-        np.log2(shape.seq_q), np.log2(shape.keys_per_query / shape.seq_q), np.log2(shape.batch * shape.heads),
-        0.5 * np.log2(np.maximum(shape.heads / shape.kv_heads, 1)), np.log2(shape.head_dim + shape.v_head_dim), shape.causal,
+        np.log2(shape.seq_q), 0.5 * np.log2(shape.keys_per_query / shape.seq_q), np.log2(shape.batch * shape.heads),
+        0.5 * np.log2(np.maximum(shape.heads / shape.kv_heads, 1)), np.log2(shape.head_dim + shape.v_head_dim),
     )  # fmt: skip
     return np.stack(columns, axis=1)
 

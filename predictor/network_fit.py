@@ -81,7 +81,8 @@ def profile_rows(law: CollectiveLaw, profile: Profile) -> NetworkRows:
         parts["op"].append(np.full(len(table), op))
         for name in ("bytes", "intra", "inter", "seconds"):
             parts[name].append(table[name])
-    return network_rows(law, {name: np.concatenate(part) for name, part in parts.items()}, float(law.bandwidths[1]))
+    columns = {name: np.concatenate(part) for name, part in parts.items()}
+    return network_rows(law, columns, profile.device.network_bandwidth)
 
 
 def predict_rows(rows: NetworkRows, law: NetworkParameters) -> np.ndarray:

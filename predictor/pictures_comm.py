@@ -22,6 +22,7 @@ _TICKS = {
     2.0**e: label for e, label in zip(range(10, 35, 4), ["1K", "16K", "256K", "4M", "64M", "1G", "16G"], strict=True)
 }
 _Z90 = 1.645
+_OTHER_NETWORK = 2.0  # rows that take so many times the law: another network, not an error of the law
 _FITTED, _OTHER, _CURVE = "#d1495b", "#9aa5b1", "#1f4e79"
 _TITLES = {
     "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
@@ -74,7 +75,7 @@ def _draw_group(figure: Figure, profile: Profile, law: CollectiveLaw, op: str, i
         axes.fill_between(_SIZES, value / band, value * band, color=_CURVE, alpha=0.15, lw=0, label="90% interval")
         axes.plot(_SIZES, value, color=_CURVE, lw=1.6, label=_curve_label(estimate.basis, len(rows)))
         if len(rows):
-            _points(axes, rows, convert)
+            _points(axes, rows, convert, _origin(law, op, preferred(rows)))
         _bytes_axis(axes)
     left.set(yscale="log", ylabel="time (microseconds)")
     right.set(ylabel="bus bandwidth (GB/s)", ylim=(0, None))
@@ -95,10 +96,10 @@ def _curve_label(basis: np.ndarray, rows: int) -> str:
     return f"prediction, nothing measured ({words.get(Basis(int(np.median(basis))), 'network law')})"
 
 
-def _points(axes: Axes, rows: Table, convert: Any) -> None:
+def _points(axes: Axes, rows: Table, convert: Any, origin: str) -> None:
     """Rows that the law goes through above, other types and releases below."""
     fitted = preferred(rows)
-    for table, color, size, label in ((rows, _OTHER, 10, "other rows"), (fitted, _FITTED, 16, _fitted_label(fitted))):
+    for table, color, size, label in ((rows, _OTHER, 10, "other rows"), (fitted, _FITTED, 16, origin)):
         if table is fitted or len(rows) > len(fitted):
             size_bytes = table["bytes"].astype(np.float64)
             axes.scatter(
@@ -106,9 +107,14 @@ def _points(axes: Axes, rows: Table, convert: Any) -> None:
             )
 
 
-def _fitted_label(rows: Table) -> str:
+def _origin(law: CollectiveLaw, op: str, rows: Table) -> str:
+    """Where the points come from; a profile may hold rows of a network far slower than that of its law."""
     envs = [str(e) for e in np.unique(rows["env"]) if e]
-    return f"measured ({', '.join(np.unique(rows['dtype']))}; {', '.join(envs[-3:]) or 'this machine'})"
+    words = f"{', '.join(np.unique(rows['dtype']))}; {', '.join(envs[-3:]) or 'this machine'}"
+    expected = law.predict(op, rows["bytes"], rows["intra"], rows["inter"]).seconds
+    slower = np.median(rows["seconds"] / expected) > _OTHER_NETWORK
+    network = "on a slower network\nthan the law is for " if slower else ""
+    return f"measured {network}({words})"
 
 
 def _bytes_axis(axes: Axes) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pickle
-import tempfile
 import zipfile
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -21,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
+from profiler.files import replacing
 from profiler.profile import SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
 
 FORMAT = "foretrain-profile"
@@ -112,18 +111,8 @@ def write_profile(path: str | Path, profile: Profile) -> None:
         "meta": {**profile.meta, "name": profile.name, "device": asdict(profile.device)},
         "tables": {op: _encode(table, torch.from_numpy) for op, table in profile.tables.items() if len(table)},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(plain, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        torch.save(plain, file)
 
 
 def _encode(table: Table, to_tensor: Any) -> dict[str, Any]:

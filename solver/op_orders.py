@@ -27,7 +27,7 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> 
         raise InputError(f"a pipeline needs a stage, a chunk and a micro batch, not {stages}, {vpp} and {micro_batches}")
     if vpp > 1 and schedule != "interleaved":
         raise InputError(f"schedule {schedule} has one chunk per stage, not vpp {vpp}; interleaved has several")
-    if schedule == "interleaved" and micro_batches % stages:
+    if vpp > 1 and micro_batches % stages:
         raise InputError(
             f"schedule interleaved needs a number of micro batches that pp {stages} divides, not {micro_batches}"
         )
@@ -39,7 +39,7 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
     * gpipe: all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965).
     * 1f1b: as many forwards as stages follow, then one forward, one backward in turn (Narayanan et al. 2019, PipeDream-Flush).
     * interleaved: Megatron-Core: micro batches in groups of pp run chunk after chunk; before the first backward
-      2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473).
+      2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473). One chunk: 1f1b.
     * zb-h1, zb-1p: 1f1b whose weight gradients run ``stage`` micro batches late, so that every stage holds at most pp
       micro batches (Qi et al. 2023, arXiv 2401.10241, figure 3). zb-1p names their automatic search under the same memory;
       its handcrafted form is zb-h1, and PyTorch's.
@@ -49,7 +49,7 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
     behind = stages - 1 - stage
     if schedule == "gpipe":
         return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
-    if schedule == "interleaved":
+    if vpp > 1:
         return _one_by_one(_passes(micro_batches, stages, vpp), 2 * behind + (vpp - 1) * stages)
     if splits_backward(schedule):
         ahead = 2 if schedule == "zb-2p" else 1

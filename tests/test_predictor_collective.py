@@ -146,7 +146,7 @@ def test_arrays_broadcast_and_large_batches_are_fast(law: CollectiveLaw) -> None
 
 
 def test_round_trip_through_arrays(law: CollectiveLaw, tmp_path: Path) -> None:
-    np.savez(tmp_path / "law.npz", **law.to_arrays())
+    np.savez(tmp_path / "law.npz", allow_pickle=False, **law.to_arrays())
     with np.load(tmp_path / "law.npz", allow_pickle=False) as arrays:
         again = CollectiveLaw.from_arrays(arrays)
     for op in OPS:

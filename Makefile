@@ -1,0 +1,34 @@
+# Everything runs in .venv, which these targets make; only Python 3.10 or newer is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup predict test check bench accuracy clean
+
+setup: $(VENV)/.predict
+
+$(VENV)/.predict: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.predict
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+predict: $(VENV)/.predict
+	$(BIN)/python simulation_train_formulaic.py --run_all_solu --world_size 128
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --durations=5
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.predict
+	$(BIN)/python benchmarks/search.py
+
+clean:
+	rm -rf $(VENV) prof_data/.cache

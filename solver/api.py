@@ -1,0 +1,106 @@
+"""The three-line interface for scripts and notebooks; the command line is a thin face of it.
+
+>>> from solver import load_problem, search
+>>> problem = load_problem("configs/7B_internlm2.py", world_size=128, profile="h100_sxm")
+>>> search(problem, global_batch_size=1024).best.tgs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from predictor.cost_model import CostModel, cost_model
+from profiler.errors import InputError
+from profiler.profile import Profile
+from solver.cluster import GIB, Cluster, cluster_of
+from solver.config_file import RunConfig, load_cluster, load_run_config
+from solver.frameworks import framework_of
+from solver.layouts import Layouts
+from solver.problem import Problem
+from solver.profiles import PROF_DATA, find_profile
+from solver.solutions import Solutions, price_layouts
+from solver.strategy import Strategy, strategy_from
+
+#: Fitted laws live here; deleting the folder costs the next start some seconds and changes nothing else.
+CACHE = PROF_DATA / ".cache"
+DEFAULT_SEQ_LEN = 4096
+_AXES = ("tp", "wp", "cp", "pp", "vpp", "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
+         "zero", "zero_shard_size", "tp_mode", "schedule", "dp", "world_size", "seq_len")  # fmt: skip
+
+
+def load_problem(
+    config: str | Path | RunConfig,
+    world_size: int,
+    *,
+    profile: str | Profile | None = None,
+    cluster: str | Path | Mapping[str, Any] | None = None,
+    seq_len: int | None = None,
+    memory_limit_gib: float | None = None,
+    **constants: Any,
+) -> Problem:
+    """A Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
+
+    profile: a shipped profile's name, a Profile, or None for this machine's own (else the default). cluster: a name
+    or file under configs/clusters, or a mapping of its keys. constants: further Strategy fields that all layouts share.
+    """
+    run_config = config if isinstance(config, RunConfig) else load_run_config(config)
+    described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
+    if profile is None and "hardware" in described:
+        profile = str(described["hardware"])
+    found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
+    place = _limited(cluster_of(found.device, described), memory_limit_gib)
+    cost = cost_model(found, place.network_bandwidth, CACHE)
+    given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
+    framework = str(given.get("framework", "internevo"))
+    defaults = {key: value for key, value in framework_of(framework).defaults.items() if key not in _AXES}
+    length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
+    values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
+    return Problem(run_config.model, strategy_from({**values, "seq_len": length}, run_config.name), place, cost)
+
+
+def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
+    if memory_limit_gib is None:
+        return cluster
+    return replace(cluster, memory_bytes=memory_limit_gib * GIB)
+
+
+def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: int | None = None) -> Strategy:
+    """The layout that the config file itself asks for; dp fills the world, the batch (in sequences) sets the micro batches.
+
+    Raises InputError where sizes do not multiply up to the world or do not divide the batch.
+    """
+    given = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
+    world = problem.run.world_size
+    ranks = given.get("tp", 1) * given.get("cp", 1) * given.get("pp", 1)
+    if world % ranks:
+        raise InputError(f"{config.name}: tp * cp * pp is {ranks}, which does not divide world_size {world}")
+    dp = world // ranks
+    if given.get("dp", dp) != dp:
+        raise InputError(f"{config.name}: dp is {given['dp']}, but world_size {world} leaves {dp} after tp, cp and pp")
+    size = given.get("micro_batch_size", 1)
+    if global_batch_size is not None:
+        if global_batch_size % (dp * size):
+            raise InputError(
+                f"{config.name}: a global batch of {global_batch_size} sequences is no multiple of dp {dp} * "
+                f"micro batch {size}"
+            )
+        given["num_micro_batches"] = global_batch_size // (dp * size)
+    copies = dp * given.get("cp", 1)
+    if given.get("tp_mode") == "isp":
+        copies = copies * given.get("tp", 1) // given.get("wp", 1)
+    shard = given.get("zero_shard_size", -1)
+    given["zero_shard_size"] = copies if shard < 1 else shard
+    if copies % given["zero_shard_size"]:
+        raise InputError(f"{config.name}: zero1 size {shard} does not divide the {copies} ranks that share parameters")
+    return problem.run.replace(**{**given, "dp": dp})
+
+
+def price(problem: Problem, strategies: list[Strategy]) -> Solutions:
+    """Price explicit layouts of one problem."""
+    return price_layouts(problem, Layouts.of(strategies))
+
+
+__all__ = ["CostModel", "configured_strategy", "load_problem", "price"]

@@ -1,0 +1,173 @@
+"""The command line of simulation_train_formulaic.py: arguments in, a report out."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from predictor.cost_model import CostModel, cost_model
+from profiler.errors import InputError
+from solver.api import CACHE, configured_strategy, load_problem, price
+from solver.cases import read_cases
+from solver.config_file import find_model, load_cluster, load_run_config
+from solver.output import problem_dict, search_dict, solution_dict, write_csv, write_json
+from solver.profiles import find_profile, shipped_profiles
+from solver.report import show_search, show_single, show_validation
+from solver.search import SearchResult, search
+from solver.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
+
+DEFAULT_TOKENS = 4_194_304
+DEFAULT_WORLD_SIZE = 128
+
+_EXAMPLES = """examples:
+  python simulation_train_formulaic.py --run_all_solu --world_size 128
+      every layout of InternLM2-7B on 128 GPUs of the default profile
+  python simulation_train_formulaic.py --config configs/7B_internlm2.py --world_size 64
+      the layout in the config's parallel dict
+  python simulation_train_formulaic.py --run_all_solu --model_size llama3_70b --profile h200_sxm --world_size 1024 --json out.json
+  python simulation_train_formulaic.py --validate configs/cases/mine.jsonl
+      predict measured runs and compare
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of the InternLM Simulator, and this program's own."""
+    p = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__ or __doc__,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--run_all_solu", action="store_true", help="price every layout instead of the config's own")
+    p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
+    p.add_argument("--model_size", default="7", help="which shipped config where --config is not given (default 7)")
+    p.add_argument("--world_size", type=int, default=DEFAULT_WORLD_SIZE, help=f"GPUs (default {DEFAULT_WORLD_SIZE})")
+    p.add_argument("--global_batch_size", type=int, help=f"tokens a step (default {DEFAULT_TOKENS}, or the config's own batch "
+                   "where its own layout is priced)")  # fmt: skip
+    p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
+    p.add_argument("--profile", help=f"a shipped profile: {', '.join(shipped_profiles())}")
+    p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs a node, network, memory")
+    p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
+    p.add_argument("--framework", help="whose habits and defaults hold (default internevo)")
+    p.add_argument("--memory_limit_gib", type=float, help="memory a GPU may use (default: the cluster's)")
+    p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
+    p.add_argument("--json", type=Path, metavar="OUT", help="write every number, in SI units")
+    p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
+    p.add_argument("--plot", type=Path, metavar="OUT", help="draw the Pareto front of tokens/GPU/s against memory")
+    p.add_argument("--validate", type=Path, metavar="FILE.jsonl", help="predict measured runs and print the errors")
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status (2 for input that cannot be used)."""
+    args = parser().parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    try:
+        _check(args)
+        if args.validate:
+            _validate(args, console)
+        else:
+            _predict(args, console)
+    except InputError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("world_size", "global_batch_size", "seq_len", "top", "memory_limit_gib"):
+        value = getattr(args, name)
+        if value is not None and not value > 0:
+            raise InputError(f"--{name} is {value}; it must be positive")
+    if args.profile and args.pre_profiling_data_path:
+        raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
+    if args.plot and not args.run_all_solu:
+        raise InputError("--plot draws the front of a search; give --run_all_solu too")
+    if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
+        raise InputError(f"--plot {args.plot}: the file must end in .png, .jpg, .pdf or .svg")
+
+
+def _predict(args: argparse.Namespace, console: Console) -> None:
+    config = load_run_config(args.config or find_model(args.model_size))
+    cluster = load_cluster(args.cluster) if args.cluster else {}
+    name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
+    profile, said = find_profile(name, args.pre_profiling_data_path)
+    constants = {"framework": args.framework} if args.framework else {}
+    problem = load_problem(
+        config, args.world_size, profile=profile, cluster=cluster, seq_len=args.seq_len,
+        memory_limit_gib=args.memory_limit_gib, **constants,
+    )  # fmt: skip
+    length = problem.run.seq_len
+    if not args.run_all_solu:
+        batch = None if args.global_batch_size is None else _sequences(args.global_batch_size, length)
+        solutions = price(problem, [configured_strategy(problem, config, batch)])
+        show_single(console, solutions, said)
+        if args.json:
+            write_json(args.json, problem_dict(solutions, said) | {"best": [solution_dict(solutions, 0)]})
+        if args.csv:
+            write_csv(args.csv, solutions)
+        return
+    sequences = _sequences(args.global_batch_size or DEFAULT_TOKENS, length)
+    with Progress(TextColumn("pricing layouts"), BarColumn(), TimeRemainingColumn(),
+                  console=Console(stderr=True), transient=True) as bar:  # fmt: skip
+        task = bar.add_task("", total=None)
+        result = search(problem, sequences, args.top, lambda done, total: bar.update(task, completed=done, total=total))
+    show_search(console, result, said)
+    _write_search(args, result, said, console)
+
+
+def _write_search(args: argparse.Namespace, result: SearchResult, said: str, console: Console) -> None:
+    if args.json:
+        write_json(args.json, search_dict(result, said))
+    if args.csv:
+        write_csv(args.csv, result.best)
+    if args.plot:
+        from solver.pictures import draw_pareto  # matplotlib takes a second to load
+
+        draw_pareto(result, args.plot)
+    for path in filter(None, (args.json, args.csv, args.plot)):
+        console.print(f"wrote {path}", markup=False)
+
+
+def _sequences(tokens: int, seq_len: int) -> int:
+    if tokens % seq_len:
+        raise InputError(
+            f"--global_batch_size {tokens} tokens is not a whole number of sequences of {seq_len} tokens; "
+            f"try {max(tokens // seq_len, 1) * seq_len}"
+        )
+    return tokens // seq_len
+
+
+def _validate(args: argparse.Namespace, console: Console) -> None:
+    cases = read_cases(args.validate)
+    with Progress(TextColumn("predicting cases"), BarColumn(), console=Console(stderr=True), transient=True) as bar:
+        bar.add_task("", total=None)
+        predictions = predict_cases(cases, CostModels(shipped_profiles()))
+    show_validation(
+        console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),
+        regret(predictions), worst(predictions),
+    )  # fmt: skip
+    if args.json:
+        write_json(args.json, {"cases": as_json(predictions)})
+        console.print(f"wrote {args.json}", markup=False)
+
+
+class CostModels:
+    """Cost models by hardware and network, each profile read and fitted once."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known = set(known)
+        self._models: dict[str, CostModel] = {}
+
+    def __call__(self, hardware: str, network_bandwidth: float | None) -> CostModel | None:
+        if hardware not in self._known:
+            return None
+        if hardware not in self._models:
+            self._models[hardware] = cost_model(find_profile(hardware)[0], cache_dir=CACHE)
+        return self._models[hardware].with_network(network_bandwidth)

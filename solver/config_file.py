@@ -1,0 +1,191 @@
+"""What a user describes in files: a model with a layout, and a cluster. Reading a file never runs it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import InputError
+from solver.internevo_config import internevo_run
+from solver.literal_python import closest
+from solver.model import ModelSpec, model_from_config
+from solver.strategy import Strategy
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+MAX_BYTES = 1 << 20  #: of a configuration file; real ones have some kilobytes
+
+_CASE_KEYS = ("name", "model", "layout", "notes")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A model, and as much of its layout as the file states.
+
+    layout: Strategy field names -> values; zero_shard_size -1 means every rank that holds the same parameters.
+    ignored: keys that were understood and do not enter the prediction. assumed: layout fields that the file leaves to its
+    framework's default.
+    """
+
+    name: str
+    model: ModelSpec
+    layout: Mapping[str, Any]
+    seq_len: int | None
+    source: Path
+    ignored: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+
+
+def load_run_config(path: str | Path) -> RunConfig:
+    """Read an InternEvo ``.py`` file, a Hugging Face ``config.json``, a JSON model, or ``{"model": ..., "layout": ...}``.
+
+    Raises InputError with one sentence for a file that cannot be read or understood.
+    """
+    path = Path(path)
+    if path.suffix not in (".py", ".json"):
+        raise InputError(f"{path}: a configuration is a .py file (InternEvo's format) or a .json file")
+    text = _read_text(path)
+    if path.suffix == ".py":
+        run = internevo_run(text, str(path), path.stem)
+        return RunConfig(
+            path.stem, run.model, run.layout, run.layout.get("seq_len"), path, ignored=run.ignored, assumed=run.assumed
+        )
+    plain = _json_object(text, path)
+    if "model" in plain:
+        return _case_like(plain, path)
+    return RunConfig(_json_name(plain, path), _json_model(plain, path), {}, None, path)
+
+
+def _read_text(path: Path) -> str:
+    """The text of a regular UTF-8 file of at most MAX_BYTES."""
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: a folder, not a configuration file")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so hardly a configuration file")
+        return content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such configuration file") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _json_object(text: str, path: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(plain, dict):
+        raise InputError(f"{path}: a JSON configuration is an object {{...}}, not a {type(plain).__name__}")
+    return plain
+
+
+def _json_name(plain: Mapping[str, Any], path: Path) -> str:
+    """The name given in the file, else the file's; of a ``config.json`` its folder's, as Hugging Face lays models out."""
+    folder = path.resolve().parent.name if path.stem == "config" else ""
+    return str(plain.get("name") or folder or path.stem)
+
+
+def _json_model(plain: Mapping[str, Any], path: Path) -> ModelSpec:
+    try:
+        return model_from_config({k: v for k, v in plain.items() if k != "notes"}, str(path), _json_name(plain, path))
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: a model key has a value of the wrong kind: {error}") from None
+
+
+def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
+    """``{"name", "model", "layout", "notes"}``; the model may be the name of a shipped one."""
+    unknown = [key for key in plain if key not in _CASE_KEYS]
+    if unknown:
+        raise InputError(
+            f"{path}: unknown key {unknown[0]!r}{closest(unknown[0], _CASE_KEYS)}; beside a model there may be "
+            f"{', '.join(_CASE_KEYS)}"
+        )
+    described, layout = plain["model"], plain.get("layout", {})
+    if isinstance(described, str):
+        model = load_run_config(find_model(described)).model
+    elif isinstance(described, dict):
+        model = _json_model(described, path)
+    else:
+        raise InputError(f"{path}: model is {described!r}; it must be an object of model keys or a shipped model's name")
+    if not isinstance(layout, dict):
+        raise InputError(f"{path}: layout is {layout!r}; it must be an object of layout keys")
+    values = _json_layout(layout, path)
+    name = str(plain.get("name") or model.name)
+    return RunConfig(name, model, values, values.get("seq_len"), path)
+
+
+def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Strategy fields; ``sequence_parallel`` true is another word for tp_mode msp."""
+    values = dict(layout)
+    if values.pop("sequence_parallel", False):
+        values.setdefault("tp_mode", "msp")
+    known = {field.name: field.type for field in fields(Strategy)}
+    for key, value in values.items():
+        if key not in known:
+            raise InputError(
+                f"{path}: unknown layout key {key!r}{closest(key, known)}; known keys are {', '.join(sorted(known))}"
+            )
+        # a bool is an int to Python, but not to somebody who writes "tp": true
+        if type(value).__name__ != known[key]:
+            kinds = {"int": "a whole number", "bool": "true or false", "str": "a text"}
+            raise InputError(f"{path}: layout key {key} is {value!r}; it must be {kinds[str(known[key])]}")
+    return values
+
+
+def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
+    """A cluster description: a JSON file, or the name of one under ``configs/clusters``.
+
+    Keys as ``solver.cluster.cluster_of`` takes them: name, hardware (a profile), gpus_per_node, inter_node_gbit_per_gpu,
+    memory_gib, notes. Raises InputError for a name or file that does not exist or holds no object.
+    """
+    path = Path(path_or_name)
+    if path.suffix != ".json":
+        known = _stems(CONFIGS / "clusters")
+        if str(path_or_name) not in known:
+            raise InputError(
+                f"no cluster is called {str(path_or_name)!r}{closest(str(path_or_name), known)}; "
+                f"give a .json file or one of {', '.join(known)}"
+            )
+        path = CONFIGS / "clusters" / f"{path_or_name}.json"
+    return {"name": path.stem, **_json_object(_read_text(path), path)}
+
+
+def find_model(model_size: str | int) -> Path:
+    """The shipped file of a model: 7 or "7B" finds configs/7B_*.py, a name finds it or configs/models/<name>.json.
+
+    Raises InputError listing the choices for anything else.
+    """
+    asked = str(model_size)
+    runs, models = {p.stem: p for p in sorted(CONFIGS.glob("*.py"))}, {p.stem: p for p in CONFIGS.glob("models/*.json")}
+    if asked in runs or asked in models:
+        return runs.get(asked) or models[asked]
+    size = re.fullmatch(r"(\d+)[Bb]?", asked)
+    found = [path for stem, path in runs.items() if size and stem.startswith(f"{int(size[1])}B_")]
+    if found:
+        return min(found, key=lambda path: "internlm" not in path.stem)
+    sizes = sorted({int(stem.split("B_")[0]) for stem in runs if re.match(r"\d+B_", stem)})
+    names = sorted({**runs, **models})
+    raise InputError(
+        f"no model is called {asked!r}{closest(asked, names)}; choose a size of {', '.join(map(str, sizes))} or one of "
+        f"{', '.join(names)}, or give a file with --config"
+    )
+
+
+def _stems(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.json"))

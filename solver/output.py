@@ -1,0 +1,117 @@
+"""Results as data: the JSON and CSV files, SI units, every key explained in docs/json.md."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from profiler.files import write_text
+from solver.explain import Explanation, explain
+from solver.memory import PARTS as MEMORY_PARTS
+from solver.search import SearchResult
+from solver.solutions import Solutions
+
+#: Layout fields in every result, in this order.
+LAYOUT_KEYS = (
+    "world_size", "tp", "tp_mode", "wp", "cp", "pp", "vpp", "schedule", "dp", "zero", "zero_shard_size",
+    "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers", "seq_len",
+)  # fmt: skip
+
+
+def layout_dict(solutions: Solutions, index: int) -> dict[str, Any]:
+    """Layout ``index`` as plain values, with the batch it makes."""
+    strategy = solutions.layouts.strategy(index, solutions.problem.run)
+    return {key: getattr(strategy, key) for key in LAYOUT_KEYS} | {"global_batch_size": strategy.global_batch_size}
+
+
+def solution_dict(solutions: Solutions, index: int, explanation: Explanation | None = None) -> dict[str, Any]:
+    """Everything about one priced layout."""
+    why = explanation or explain(solutions, index)
+    memory = solutions.memory
+    return {
+        "layout": layout_dict(solutions, index),
+        "step_s": why.seconds,
+        "interval_s": list(why.interval),
+        "tgs": float(solutions.tgs[index]),
+        "mfu": float(solutions.mfu[index]),
+        "peak_memory_bytes": float(memory.device[index]),
+        "allocated_memory_bytes": float(memory.allocated[index]),
+        "reserved_memory_bytes": float(memory.reserved[index]),
+        "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, index].tolist(), strict=True)),
+        "fits": bool(memory.device[index] <= solutions.problem.cluster.memory_bytes),
+        "breakdown_s": why.by_part(),
+        "compute_by_module_s": why.by_module(),
+        "basis": why.by_basis(),
+        "ops": [
+            {"name": line.name, "module": line.module, "part": line.part, "seconds": line.seconds,
+             "relative_std": line.relative_std, "basis": line.basis.name.lower() if line.basis is not None else None}
+            for line in why.lines
+        ],
+    }  # fmt: skip
+
+
+def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
+    """What was asked: model, cluster, profile and the constants that all layouts share."""
+    problem = solutions.problem
+    constants = ("seq_len", "precision", "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
+                 "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "framework")  # fmt: skip
+    return {
+        "model": {k: v for k, v in vars(problem.model).items()} | {"parameters": problem.model.parameters},
+        "cluster": vars(problem.cluster),
+        "profile": profile,
+        "run": {key: getattr(problem.run, key) for key in constants},
+        "sustained_scale": problem.cost.sustained_scale,
+    }
+
+
+def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
+    """The JSON of a search."""
+    return {
+        **problem_dict(result.best, profile),
+        "search": {
+            "layouts_priced": result.layouts_priced,
+            "feasible": result.feasible,
+            "seconds": result.seconds,
+            "layouts_per_second": result.layouts_per_second,
+            "rejected": dict(result.rejected),
+        },
+        "best": [solution_dict(result.best, i) for i in range(len(result.best))],
+        "best_of_mode": {mode: solution_dict(found, 0) for mode, found in result.best_of_mode.items()},
+        "pareto": [
+            {"layout": layout_dict(result.pareto, i), "step_s": float(result.pareto.times.seconds[i]),
+             "tgs": float(result.pareto.tgs[i]), "peak_memory_bytes": float(result.pareto.memory.device[i])}
+            for i in range(len(result.pareto))
+        ],
+    }  # fmt: skip
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write ``content`` atomically; numbers that JSON cannot hold (NaN, infinity) are refused."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_csv(path: Path, solutions: Solutions) -> None:
+    """The solutions as a table, a row a layout: its keys, then seconds, interval, TGS, MFU, bytes and each part in seconds."""
+    rows = []
+    for index in range(len(solutions)):
+        full = solution_dict(solutions, index)
+        low, high = full["interval_s"]
+        rows.append(
+            full["layout"]
+            | {"step_s": full["step_s"], "interval_low_s": low, "interval_high_s": high}
+            | {key: full[key] for key in ("tgs", "mfu", "peak_memory_bytes")}
+            | {f"{part}_s": seconds for part, seconds in full["breakdown_s"].items()}
+        )
+    write_text(path, _csv(rows))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

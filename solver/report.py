@@ -1,0 +1,180 @@
+"""What a person reads: the verdict first, then the best layouts, then why, then how the search went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from solver.cluster import GIB
+from solver.explain import Explanation, explain
+from solver.memory import PARTS as MEMORY_PARTS
+from solver.search import SearchResult
+from solver.solutions import Solutions
+from solver.validate import Prediction, Regret, Score
+
+_PART_NAMES = {
+    "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
+    "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
+    "fsdp_exposed": "exposed ZeRO-3 gathers and scatters", "pp_transfer": "transfers between stages",
+    "bubble": "pipeline bubble", "gradient_sync": "exposed gradient synchronisation",
+    "parameter_gather": "exposed parameter gathering", "optimizer": "optimizer and gradient norm",
+}  # fmt: skip
+
+
+def show_search(console: Console, result: SearchResult, profile: str) -> None:
+    """The whole report of a search."""
+    console.print(_heading(result.best, profile))
+    console.print(_verdict(result.best))
+    console.print(solutions_table("Best layouts", [(result.best, i) for i in range(len(result.best))]))
+    modes = [(found, 0) for found in result.best_of_mode.values()]
+    console.print(solutions_table("Best of each tensor-parallel mode", modes))
+    console.print(breakdown(result.best, 0))
+    console.print(_searched(result))
+
+
+def show_single(console: Console, solutions: Solutions, profile: str) -> None:
+    """The report of one explicit layout."""
+    console.print(_heading(solutions, profile))
+    console.print(_verdict(solutions))
+    console.print(solutions_table("The config's layout", [(solutions, 0)]))
+    console.print(breakdown(solutions, 0))
+
+
+def _heading(solutions: Solutions, profile: str) -> Text:
+    p = solutions.problem
+    gbit = p.cluster.network_bandwidth * 8 / 1e9
+    return Text(
+        f"{p.model.name}: {p.model.parameters / 1e9:.2f} B parameters, {p.run.seq_len} tokens a sequence, "
+        f"{solutions.tokens[0]:,.0f} tokens a step, {p.run.precision}, {p.run.framework}\n"
+        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} a node, {gbit:.0f} Gbit/s each between nodes, "
+        f"{p.cluster.memory_bytes / GIB:.1f} GiB each\n{profile}; sustained scale {p.cost.sustained_scale:.2f}"
+    )
+
+
+def _verdict(solutions: Solutions) -> Text:
+    why = explain(solutions, 0)
+    low, high = why.interval
+    fits = solutions.memory.device[0] <= solutions.problem.cluster.memory_bytes
+    text = (
+        f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% sure: {seconds(low)} to "
+        f"{seconds(high)}), MFU {solutions.mfu[0]:.1%}, {solutions.memory.device[0] / GIB:.1f} GiB a GPU"
+    )
+    return Text(text + ("" if fits else ": DOES NOT FIT"), style="bold" if fits else "bold red")
+
+
+def seconds(value: float) -> str:
+    """A time with three significant digits in s, ms or us."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(value) >= scale or unit == "us":
+            return f"{value / scale:.3g} {unit}"
+    raise AssertionError
+
+
+def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]]) -> Table:
+    """Layouts with their prices, a row each."""
+    table = Table(title=title, title_justify="left")
+    for name in ("TGS", "step", "90% interval", "MFU", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout")
+    for solutions, index in rows:
+        why = explain(solutions, index)
+        low, high = why.interval
+        table.add_row(
+            f"{solutions.tgs[index]:,.0f}", seconds(why.seconds), f"{seconds(low)} - {seconds(high)}",
+            f"{solutions.mfu[index]:.1%}", f"{solutions.memory.device[index] / GIB:.1f}", describe(solutions, index),
+        )  # fmt: skip
+    return table
+
+
+def describe(solutions: Solutions, index: int) -> str:
+    """A layout in a line: mode and sizes that are not 1."""
+    s = solutions.layouts.strategy(index, solutions.problem.run)
+    sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "pp", "vpp", "dp") if getattr(s, name) > 1]
+    recompute = s.recompute if s.recompute_layers < 0 else f"{s.recompute} of {s.recompute_layers} layers a stage"
+    zero = f"zero{s.zero}/{s.zero_shard_size}" if s.zero else "zero0"
+    return f"{s.tp_mode} {' '.join(sizes)}, {zero}, {s.num_micro_batches} x {s.micro_batch_size}, recompute {recompute}"
+
+
+def breakdown(solutions: Solutions, index: int) -> Group:
+    """Where the step's time and memory go, and what the time rests on."""
+    why = explain(solutions, index)
+    table = Table(title=f"Why: {describe(solutions, index)}", title_justify="left")
+    table.add_column("part of the step")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    for part, value in why.by_part().items():
+        if value:
+            table.add_row(_PART_NAMES[part], seconds(value), f"{value / why.seconds:.1%}")
+        if part == "recompute":
+            for module, spent in sorted(why.by_module().items(), key=lambda item: -item[1]):
+                table.add_row(f"  of both: {module}", seconds(spent), f"{spent / why.seconds:.1%}", style="dim")
+    return Group(table, _basis(why), _memory(solutions, index))
+
+
+def _basis(why: Explanation) -> Text:
+    shares = ", ".join(f"{share:.0%} {basis}" for basis, share in why.by_basis().items() if share >= 0.005)
+    return Text(f"time rests on estimates that are: {shares}; one standard deviation {why.relative_std:.1%}")
+
+
+def _memory(solutions: Solutions, index: int) -> Text:
+    memory = solutions.memory
+    parts = sorted(zip(MEMORY_PARTS, memory.parts[:, index], strict=True), key=lambda item: -item[1])
+    listed = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts if size >= 0.05 * GIB)
+    where = "last" if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1 else "first"
+    return Text(
+        f"memory peaks on the {where} pipeline stage (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
+        f"reserved {memory.reserved[index] / GIB:.1f}, with the runtime {memory.device[index] / GIB:.1f}"
+    )
+
+
+def _searched(result: SearchResult) -> Text:
+    out = "; ".join(f"{n:,} {reason}" for reason, n in result.rejected.most_common() if n)
+    return Text(
+        f"searched {result.layouts_priced:,} layouts in {result.seconds:.2f} s ({result.layouts_per_second:,.0f}/s), "
+        f"{result.feasible:,} are feasible. Left out: {out}."
+    )
+
+
+def show_validation(
+    console: Console, predictions: Sequence[Prediction], times: Mapping[str, Score], memory: Mapping[str, Score],
+    fits: Mapping[str, int], regrets: Mapping[str, Regret], worst: Sequence[Prediction],
+) -> None:
+    """Tables of errors per group, the worst cases by name, and what was skipped."""
+    console.print(_scores("Step time: predicted / measured - 1", times, coverage=True))
+    if memory:
+        console.print(_scores("Peak memory: predicted / measured - 1", memory, coverage=False))
+    if any(fits.values()):
+        right = fits["fits, said fits"] + fits["does not, said does not"]
+        listed = ", ".join(f"{n} {name}" for name, n in fits.items())
+        console.print(Text(f"fits or not: {right / sum(fits.values()):.1%} right ({listed})"))
+    for source, r in regrets.items():
+        console.print(Text(f"regret {source}: mean {r.mean:.1%}, worst {r.worst:.1%} over {r.families} families"))
+    table = Table(title="Worst cases", title_justify="left")
+    for name in ("case", "predicted", "measured", "factor"):
+        table.add_column(name, justify="left" if name == "case" else "right")
+    for p in worst:
+        measured = p.case.measured["step_s"]
+        table.add_row(p.case.id, seconds(p.seconds), seconds(measured), f"{p.seconds / measured:.2f}")
+    console.print(table)
+    reasons: dict[str, list[str]] = {}
+    for p in predictions:
+        if p.skipped:
+            reasons.setdefault(p.skipped, []).append(p.case.id)
+    for reason, ids in reasons.items():
+        console.print(Text(f"skipped {len(ids)}: {reason}: {', '.join(ids[:12])}{' ...' if len(ids) > 12 else ''}"))
+    console.print(Text(f"{len(predictions)} cases, {sum(not p.skipped for p in predictions)} predicted"))
+
+
+def _scores(title: str, scores: Mapping[str, Score], coverage: bool) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("group")
+    names = ["n", "median |error|", "90th percentile", "mean (signed)", *(["in 90% interval"] if coverage else [])]
+    for name in names:
+        table.add_column(name, justify="right")
+    for group, s in scores.items():
+        row = [f"{s.n}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}"]
+        table.add_row(group, *row, *([f"{s.coverage:.0%}"] if coverage else []), end_section=group == list(scores)[-2:][0])
+    return table

@@ -1,0 +1,267 @@
+"""The kernel laws as properties: finite, positive, growing with work, honest about doubt, close to held-out rows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from predictor.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
+from predictor.crossval import naive_seconds
+from predictor.estimate import Basis
+from predictor.flash_attn import FlashAttnLaw, default_backward_ratio
+from predictor.gemm_physics import GemmPhysics, Machine, gemm_times
+from predictor.grouped_linear import GroupedLinearLaw
+from predictor.linear import Layout, LinearLaw, own_forward_rows
+from predictor.memory_bound import MemoryBoundLaw
+from predictor.trees import Trees
+from profiler.errors import InputError
+from profiler.profile import Device, Profile, Table
+from profiler.store import read_profile
+
+PROFILE = Path(__file__).resolve().parent.parent / "prof_data" / "h100_sxm.pt"
+SIZE = st.integers(1, 2**31)
+DEVICE = Device("test", {"bf16": 1e15, "fp16": 1e15, "fp8": 2e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
+
+
+def _thinned(table: Table, rows: int) -> Table:
+    keep = np.zeros(len(table), dtype=bool)
+    keep[np.random.default_rng(0).permutation(len(table))[:rows]] = True
+    return table.where(keep)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return read_profile(PROFILE)
+
+
+@pytest.fixture(scope="module")
+def linear_rows(profile: Profile) -> Table:
+    table = profile.table("linear")
+    return _thinned(own_forward_rows(table.where(table["dtype"] == "bf16")), 3000)
+
+
+@pytest.fixture(scope="module")
+def held_out(linear_rows: Table) -> np.ndarray:
+    return np.random.default_rng(1).random(len(linear_rows)) < 0.2
+
+
+@pytest.fixture(scope="module")
+def linear(linear_rows: Table, held_out: np.ndarray, profile: Profile) -> LinearLaw:
+    return LinearLaw.fit(linear_rows.where(~held_out), profile.device)
+
+
+@pytest.fixture(scope="module")
+def attention(profile: Profile) -> FlashAttnLaw:
+    table = profile.table("flash_attn")
+    return FlashAttnLaw.fit(_thinned(table, 3000), profile.device)
+
+
+@given(st.lists(st.tuples(SIZE, SIZE, SIZE, SIZE), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_linear_is_positive_and_finite_everywhere(linear: LinearLaw, shapes: list[tuple[int, int, int, int]]) -> None:
+    columns = np.array(shapes).T
+    for dtype in ("bf16", "fp8"):
+        found = linear.predict(*columns, layout=Layout.NT, dtype=dtype, accumulate=True)
+        assert np.isfinite(found.seconds).all() and (found.seconds > 0).all()
+        assert np.isfinite(found.relative_std).all() and (found.relative_std > 0).all()
+
+
+@given(st.lists(st.tuples(*[SIZE] * 7, st.booleans(), st.booleans()), min_size=1, max_size=20))
+@settings(max_examples=30, deadline=None)
+def test_attention_is_positive_and_finite_everywhere(attention: FlashAttnLaw, shapes: list[tuple]) -> None:
+    found = attention.predict(*np.array(shapes).T)
+    assert np.isfinite(found.seconds).all() and (found.seconds > 0).all()
+    assert np.isfinite(found.relative_std).all() and (found.relative_std > 0).all()
+
+
+@given(st.tuples(SIZE, SIZE, SIZE), st.integers(0, 2), st.integers(1, 2**20))
+@settings(max_examples=100, deadline=None)
+def test_bare_gemm_physics_never_falls(shape: tuple[int, int, int], grown: int, by: int) -> None:
+    machine, law = Machine(1e15, 3e12, 132, 2.0, 2.0), GemmPhysics()
+    small = [np.array([float(s)]) for s in (*shape, 1)]
+    large = [a + by if i == grown else a for i, a in enumerate(small)]
+    tiles_more = [a * 256 if i == grown else a for i, a in enumerate(small)]  # less may lie inside one tile
+    before = gemm_times(law, machine, *small).seconds
+    assert gemm_times(law, machine, *large).seconds >= before * (1 - 1e-12)
+    assert gemm_times(law, machine, *tiles_more).seconds > before
+
+
+@given(
+    st.tuples(st.integers(1, 512), st.integers(1, 2**18), st.integers(0, 2**18), st.integers(1, 128), st.integers(1, 128)),
+    st.integers(0, 3),
+    st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_bare_attention_physics_never_falls(shape: tuple[int, ...], grown: int, causal: bool) -> None:
+    batch, seq, more, heads, group = shape
+    machine, law = AttnMachine(1e15, 3e12, 132), AttnPhysics()
+
+    def seconds(batch: float, seq: float, more: float, heads: float) -> float:
+        call = (batch, seq, seq + more, heads, max(heads // group, 1), 128, 128, causal)
+        return float(attn_times(law, machine, AttnShape._make(np.array([float(x)]) for x in call)).seconds[0])
+
+    sizes = [batch, seq, more, heads]
+    assert seconds(*(s + (i == grown) for i, s in enumerate(sizes))) >= seconds(*sizes) * (1 - 1e-9)
+
+
+def test_doubling_training_sizes_always_costs(linear: LinearLaw) -> None:
+    """Tile and kernel steps are real: the fitted time may dip between neighbours, but twice the work never pays off.
+
+    Below 50 microseconds idle multiprocessors take much of the doubled work for nothing.
+    """
+    rng = np.random.default_rng(2)
+    m, n, k = (64 * rng.integers(8, 256, 3000) for _ in range(3))
+    once = linear.predict(m, n, k).seconds
+    for twice in ((2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k)):
+        seconds = linear.predict(*twice).seconds
+        assert (seconds > 1.1 * once).all()
+        assert (seconds > 1.6 * once)[once > 50e-6].all()
+
+
+def test_doubling_attention_costs(attention: FlashAttnLaw) -> None:
+    rng = np.random.default_rng(3)
+    batch, seq, heads = rng.integers(1, 9, 3000), 256 * rng.integers(4, 64, 3000), 2 ** rng.integers(2, 7, 3000)
+    for backward in (False, True):
+        once = attention.predict(batch, seq, seq, heads, heads, 128, 128, True, backward).seconds
+        long = attention.predict(batch, 2 * seq, 2 * seq, heads, heads, 128, 128, True, backward).seconds
+        many = attention.predict(2 * batch, seq, seq, heads, heads, 128, 128, True, backward).seconds
+        assert (long > 1.3 * once).all() and (many > 0.9 * once).all()  # one block's chain of keys sets small calls
+        assert (many > 1.5 * once)[once > 400e-6].all()
+
+
+def test_linear_beats_flops_alone_on_held_out_rows(linear: LinearLaw, linear_rows: Table, held_out: np.ndarray) -> None:
+    large = (linear_rows["m"] >= 1024) & (linear_rows["n"] >= 512) & (linear_rows["k"] >= 512)
+    asked = linear_rows.where(held_out & large)
+    found = linear.predict(asked["m"], asked["n"], asked["k"])
+    error = np.abs(found.seconds / asked["seconds"] - 1)
+    flops = 2.0 * linear_rows["m"] * linear_rows["n"] * linear_rows["k"]
+    seen = ~held_out & large
+    naive = naive_seconds(flops[seen], linear_rows["seconds"][seen], flops[held_out & large])
+    assert error.mean() < 0.03
+    assert error.mean() < 0.6 * np.abs(naive / asked["seconds"] - 1).mean()
+    inside = np.abs(np.log(found.seconds / asked["seconds"])) <= 1.645 * found.relative_std
+    assert 0.85 <= inside.mean() <= 0.985
+
+
+def test_attention_matches_published_training_kernels(profile: Profile, attention: FlashAttnLaw) -> None:
+    """The law sees serving kernels only; without their cache copy it must meet FlashAttention 3 as its authors timed it."""
+    scale, rows = attention.kernel_scale(profile.table("flash_attn"))["fa3"]
+    assert rows >= 30 and 0.9 < scale < 1.1
+
+
+def test_serving_copy_is_told_from_kv_heads() -> None:
+    truth, machine = AttnPhysics(cache=1.2), AttnMachine(1e15, 3e12, 132)
+    batch, seq, heads, group = (a.ravel().astype(float) for a in np.meshgrid([1, 4, 16], [512, 2048, 8192], [8, 32, 64], [1, 8]))
+    ones = np.ones(len(batch))
+    shape = AttnShape(batch, seq, seq, heads, heads / group, 128 * ones, 128 * ones, ones)
+    times = attn_times(truth, machine, shape)
+    columns = {name: column.astype(np.int64) for name, column in shape._asdict().items()}
+    words = {"pass": "forward", "dtype": "bf16", "source": "ai-dynamo/serving", "kernel": "fa"}
+    table = Table.from_columns("flash_attn", {**columns, **words, "seconds": times.seconds + times.cache})
+    law = FlashAttnLaw.fit(table, DEVICE)
+    training, serving = law.predict(*shape), law.predict(*shape, serving=True)
+    assert np.abs(training.seconds / times.seconds - 1).max() < 0.1
+    assert np.abs(serving.seconds / (times.seconds + times.cache) - 1).max() < 0.05
+    assert (training.basis > Basis.MEASURED).all() and (serving.basis == Basis.MEASURED).all()
+
+
+def test_backward_defaults_and_causal_area(attention: FlashAttnLaw) -> None:
+    def shape(seq: int, v_head_dim: int) -> AttnShape:
+        head_dim = 128 if v_head_dim == 128 and seq else 192
+        return AttnShape._make(np.array([float(x)]) for x in (1, seq, seq, 32, 8, head_dim, v_head_dim, 1))
+
+    assert default_backward_ratio(shape(512, 128)) == 3.2 and default_backward_ratio(shape(8192, 128)) == 2.9
+    assert default_backward_ratio(shape(8192, 64)) == 3.5
+    assert shape(5, 128).keys_per_query == 3.0  # 1 + 2 + 3 + 4 + 5 = 15 pairs of 5 queries
+    first, second, whole = attention.predict(1, [4096, 4096, 8192], [4096, 8192, 8192], 32, 8, 128, 128).seconds
+    assert first < second < whole and 0.8 < (first + second) / whole < 1.3
+
+
+@pytest.mark.parametrize("name", ["linear", "attention", "memory_bound", "grouped"])
+def test_arrays_round_trip(name: str, linear: LinearLaw, attention: FlashAttnLaw, profile: Profile) -> None:
+    rng = np.random.default_rng(4)
+    a, b, c = (rng.integers(1, 20000, 200) for _ in range(3))
+    memory = MemoryBoundLaw.fit(profile.table("memory_bound"), profile.device)
+    grouped = GroupedLinearLaw.fit(profile.table("grouped_linear"), linear)
+    law, ask = {
+        "linear": (linear, lambda x: x.predict(a, b, c, layout=Layout.NN)),
+        "attention": (attention, lambda x: x.predict(1, a, a, 32, 8, 128, 128, True, b > 9000)),
+        "memory_bound": (memory, lambda x: x.predict("norm", a * b)),
+        "grouped": (grouped, lambda x: x.predict(8, a, b, c, 2)),
+    }[name]
+    arrays = law.to_arrays()
+    assert all(isinstance(array, np.ndarray) and array.dtype != object for array in arrays.values())
+    for before, after in zip(ask(law), ask(type(law).from_arrays(arrays)), strict=True):
+        assert np.array_equal(before, after)
+
+
+def test_trees_equal_scikit_learn() -> None:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    x = np.random.default_rng(5).normal(size=(2000, 6))
+    model = HistGradientBoostingRegressor(max_iter=60, max_depth=8, random_state=0).fit(x, np.sin(x[:, 0]) + x[:, 1] * x[:, 2])
+    assert np.abs(Trees.from_hist_gradient_boosting(model).predict(x) - model.predict(x)).max() < 1e-9
+
+
+def test_basis_and_doubt_tell_how_far_the_data_is(linear: LinearLaw, linear_rows: Table, held_out: np.ndarray) -> None:
+    row = int(np.flatnonzero(~held_out & (linear_rows["m"] >= 1024))[0])
+    measured = linear.predict(*(int(linear_rows[c][row]) for c in ("m", "n", "k")))
+    assert measured.basis == Basis.MEASURED
+    near, far, further = (linear.predict(m, 4096, 4096) for m in (4001, 2**21, 2**26))
+    assert near.basis == Basis.INTERPOLATED and far.basis == Basis.EXTRAPOLATED
+    assert near.relative_std < far.relative_std < further.relative_std
+    assert linear.predict(4096, 4096, 4096, dtype="fp8").basis == Basis.ROOFLINE
+    with pytest.raises(InputError, match="int3"):
+        linear.predict(1, 1, 1, dtype="int3")
+
+
+def test_layouts_and_labs_are_told_apart() -> None:
+    """Another lab is 1.3 slower in everything, its weight gradients 1.1 slower again: each must land in its own place."""
+    rng = np.random.default_rng(6)
+    m, n, k = (64 * rng.integers(8, 128, 120) for _ in range(3))
+    base = gemm_times(GemmPhysics(), Machine(1e15, 3e12, 132, 2.0, 2.0), *(np.float64(a) for a in (m, n, k)), np.ones(120)).seconds
+    own = np.arange(120) < 60
+    layout = np.where(own | (np.arange(120) % 2 == 0), "TN", "NT")
+    seconds = base * np.where(own, 1.0, 1.3) * np.where(layout == "NT", 1.1, 1.0)
+    source = np.where(own, "here", "MooreThreads/SimuMax:x")
+    columns = {"m": m, "n": n, "k": k, "batch": 1, "layout": layout, "accumulate": layout == "NT", "dtype": "bf16"}
+    table = Table.from_columns("linear", {**columns, "seconds": seconds, "source": source})
+    law = LinearLaw.fit(table, DEVICE)
+    forward, weight = (law.predict(4096, 4096, 4096, layout=x, accumulate=x == Layout.NT).seconds for x in (0, Layout.NT))
+    assert 1.07 < weight / forward < 1.11
+    scales = law.lab_scale(Profile("test", DEVICE, {"linear": table}))
+    assert list(scales) == ["MooreThreads/SimuMax:x"] and abs(scales["MooreThreads/SimuMax:x"][0] - 1.3) < 0.05
+
+
+def test_grouped_products_respect_the_peak(linear: LinearLaw) -> None:
+    law = GroupedLinearLaw.fit(Table.from_columns("grouped_linear", {}), linear)
+    passes = law.predict(8, 2048, 4096, 2048, [0, 1, 2]).seconds
+    assert passes[0] < passes[2] and (passes > 2 * 8 * 2048 * 4096 * 2048 / 989e12).all()
+    assert (law.predict(16, 2048, 4096, 2048, 0).seconds > 1.6 * passes[0]).all()
+
+
+@given(st.lists(SIZE, min_size=2, max_size=50), st.sampled_from(["norm", "residual", "rope", "quantize", "adam"]))
+@settings(max_examples=30, deadline=None)
+def test_memory_bound_grows_and_never_beats_memory(profile: Profile, sizes: list[int], kind: str) -> None:
+    law = MemoryBoundLaw.fit(_thinned(profile.table("memory_bound"), 300), profile.device)
+    size = np.sort(np.array(sizes))
+    found = law.predict(kind, size)
+    assert (np.diff(found.seconds) >= 0).all()
+    assert (found.seconds > size / profile.device.memory_bandwidth).all()
+
+
+def test_pricing_thousands_of_shapes_is_quick(linear: LinearLaw, attention: FlashAttnLaw) -> None:
+    rng = np.random.default_rng(7)
+    a, b, c = (rng.integers(1, 30000, 3000) for _ in range(3))
+    for ask in (lambda: linear.predict(a, b, c), lambda: attention.predict(1, a, a, 32, 8, 128, 128)):
+        spent = []
+        for _ in range(3):
+            start = time.perf_counter()
+            ask()
+            spent.append(time.perf_counter() - start)
+        assert min(spent) < 0.5  # about 0.08 s on an idle core
