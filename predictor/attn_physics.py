@@ -54,22 +54,28 @@ class AttnShape(NamedTuple):
     @property
     def keys_per_query(self) -> np.ndarray:
         """Mean keys one query attends to: seq_kv, less the half square that a causal mask hides; at least 1."""
-        return np.maximum(self.seq_kv - self.causal * (self.seq_q - 1) / 2, 1.0)
+        keys: np.ndarray = np.maximum(self.seq_kv - self.causal * (self.seq_q - 1) / 2, 1.0)
+        return keys
 
     @property
     def flops(self) -> np.ndarray:
         """Useful forward FLOPs: two products of 2 * area * dim."""
-        return 2 * self.batch * self.heads * self.seq_q * self.keys_per_query * (self.head_dim + self.v_head_dim)
+        pairs = self.batch * self.heads * self.seq_q * self.keys_per_query
+        flops: np.ndarray = 2 * pairs * (self.head_dim + self.v_head_dim)
+        return flops
 
     @property
     def elements(self) -> np.ndarray:
         """Numbers read and written at least: q, k, v, output."""
         dims = self.head_dim + self.v_head_dim
-        return self.batch * dims * (self.seq_q * self.heads + self.seq_kv * self.kv_heads)
+        numbers: np.ndarray = self.batch * dims * (self.seq_q * self.heads + self.seq_kv * self.kv_heads)
+        return numbers
 
     @property
     def blocks(self) -> np.ndarray:
-        return self.batch * self.heads * np.ceil(self.seq_q / QUERY_TILE)
+        """Blocks of queries in all."""
+        blocks: np.ndarray = self.batch * self.heads * np.ceil(self.seq_q / QUERY_TILE)
+        return blocks
 
 
 class AttnMachine(NamedTuple):
@@ -134,7 +140,8 @@ def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray
 
     def error(x: np.ndarray) -> np.ndarray:
         times = attn_times(law(x), machine, part)
-        return np.log(times.seconds + times.cache) - target
+        found: np.ndarray = np.log(times.seconds + times.cache) - target
+        return found
 
     first = np.clip(start, low + 1e-6, high - 1e-6)[fitted]
     bounds = (low[fitted], high[fitted])

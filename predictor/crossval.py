@@ -64,7 +64,8 @@ def naive_seconds(flops: np.ndarray, seconds: np.ndarray, asked: np.ndarray) -> 
     """Time from total FLOPs alone: the achieved FLOP/s interpolated over log FLOPs, as simple simulators do."""
     sizes, at = np.unique(flops, return_inverse=True)
     rate = np.bincount(at, weights=np.log(flops / seconds)) / np.bincount(at)
-    return asked / np.exp(np.interp(np.log(asked), np.log(sizes), rate))
+    seconds_asked: np.ndarray = asked / np.exp(np.interp(np.log(asked), np.log(sizes), rate))
+    return seconds_asked
 
 
 def _linear_splits(

@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
 from predictor.estimate import Basis, Estimate
-from predictor.linear import other_lab
+from predictor.linear import other_lab, starts_with
 from predictor.residual import Residual, fit_residual
 from profiler.profile import Device, Table
 
@@ -18,12 +18,12 @@ from profiler.profile import Device, Table
 SERVING_SOURCES = ("aic", "ai-dynamo")
 #: Serving frameworks' names for the attention kernels they call.
 SAME_KERNEL = {"sglang_flash_attention": "fa2", "sglang_fa3": "fa3"}
-#: Backward over forward where it was not measured: 2.5 by FLOPs; measured 2.9 (2.6-3.1 for FlashAttention 2, 2.8-3.1 for 3)
-#: from 4k tokens on, 3.2 at 1k and below, 3.5 (3.3-3.85) for the 192/128 head dims of MLA.
+#: Backward over forward where it was not measured: 2.5 by FLOPs; measured 2.9 from 4k tokens on (2.6-3.1 for
+#: FlashAttention 2, 2.8-3.1 for 3), 3.2 at 1k and below, 3.5 (3.3-3.85) for the 192/128 head dims of MLA.
 BACKWARD_LONG, BACKWARD_SHORT, BACKWARD_MLA, BACKWARD_DOUBT = 2.9, 3.2, 3.5, 0.10
 _LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
-#: Serving tables say little of training kernels at short sequences: against published training kernels the prediction
-#: without cache copy is 0-5% off from 2k tokens on and 4-17% below 1k; each octave below 2k adds this doubt.
+#: Serving tables say little of training kernels at short sequences: without the cache copy the law is 0-5% off published
+#: training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this doubt.
 SHORT_DOUBT = 0.06
 _PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_DOUBT = 10, 30, 0.30
 _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}
@@ -176,8 +176,7 @@ def main_rows(table: Table) -> Table:
 
 def is_serving(source: np.ndarray) -> np.ndarray:
     """True for rows of SERVING_SOURCES; shape [rows]."""
-    lower = np.char.lower(np.asarray(source, dtype=np.str_))
-    return np.any([np.char.startswith(lower, name) for name in SERVING_SOURCES], axis=0)
+    return starts_with(source, SERVING_SOURCES)
 
 
 def _coordinates(shape: AttnShape) -> np.ndarray:
@@ -201,9 +200,9 @@ def _features(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> n
         np.log2(shape.batch), np.log2(shape.seq_q), np.log2(shape.keys_per_query), np.log2(shape.heads),
         np.log2(shape.kv_heads), np.log2(shape.heads / shape.kv_heads), shape.head_dim, shape.v_head_dim,
         np.log2(shape.batch * shape.heads), np.log2(shape.batch * shape.kv_heads), np.log2(shape.batch * shape.seq_q),
-        np.log2(shape.flops), np.log(waves), waves / np.ceil(waves), np.log((times.seconds + times.cache) / physics.launch),
-        np.log(times.spread / times.longest), np.log(times.spread / times.memory),
-        np.log(times.seconds / (times.cache + 1e-3 * times.seconds)),
+        np.log2(shape.flops), np.log(waves), waves / np.ceil(waves),
+        np.log((times.seconds + times.cache) / physics.launch), np.log(times.spread / times.longest),
+        np.log(times.spread / times.memory), np.log(times.seconds / (times.cache + 1e-3 * times.seconds)),
     )  # fmt: skip
     return np.stack(columns, axis=1)
 

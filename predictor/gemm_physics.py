@@ -93,7 +93,7 @@ def _compute_seconds(
 
 
 def fit_gemm_physics(machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray) -> GemmPhysics:
-    """Least squares (soft L1) on log time over at most 3,000 rows spread over the table; ``shapes`` = m, n, k, batch."""
+    """Least squares (soft L1) on log time over at most 3,000 rows of the table; ``shapes`` = m, n, k, batch."""
     from scipy.optimize import least_squares
 
     rows = np.random.default_rng(0).permutation(len(seconds))[:3000]
@@ -102,7 +102,8 @@ def fit_gemm_physics(machine: Machine, shapes: Sequence[np.ndarray], seconds: np
     low, high = np.log(astuple(LOWER)), np.log(astuple(UPPER))
 
     def error(x: np.ndarray) -> np.ndarray:
-        return np.log(gemm_times(GemmPhysics(*np.exp(x)), machine, *parts).seconds) - target
+        found: np.ndarray = np.log(gemm_times(GemmPhysics(*np.exp(x)), machine, *parts).seconds) - target
+        return found
 
     first = np.clip(np.log(astuple(GemmPhysics())), low + 1e-6, high - 1e-6)
     found = least_squares(error, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60)

@@ -86,11 +86,14 @@ class GroupedLinearLaw:
 def _product(tokens: Any, n: Any, k: Any, passes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """m, n, k of the product a pass computes: [t, k] x [k, n], [t, n] x [n, k], [n, t] x [t, k]."""
     weight, inputs = passes == Layout.NT, passes == Layout.NN
-    return np.where(weight, n, tokens), np.where(passes == Layout.TN, n, k), np.where(weight, tokens, np.where(inputs, n, k))
+    depth = np.where(weight, tokens, np.where(inputs, n, k))
+    return np.where(weight, n, tokens), np.where(passes == Layout.TN, n, k), depth
 
 
 def _ratio(linear: LinearLaw, rows: Table, code: int, dtype: str) -> np.ndarray:
     passes = np.full(len(rows), code)
     shape = _product(rows["tokens_per_group"], rows["n"], rows["k"], passes)
     accumulate = np.char.find(rows["source"], "accumulating in fp32") >= 0
-    return np.log(rows["seconds"] / linear.predict(*shape, rows["groups"], passes, dtype, accumulate).seconds)
+    dense = linear.predict(*shape, rows["groups"], passes, dtype, accumulate).seconds
+    ratio: np.ndarray = np.log(rows["seconds"] / dense)
+    return ratio

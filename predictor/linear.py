@@ -78,8 +78,9 @@ class LinearLaw:
         return cls(parts)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16", accumulate: Any = False
-    ) -> Estimate:
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16",
+        accumulate: Any = False,
+    ) -> Estimate:  # fmt: skip
         """Seconds of ``batch`` products [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
 
         layout: codes of Layout. accumulate: bool, the output is added to an fp32 buffer.
@@ -93,8 +94,9 @@ class LinearLaw:
         seconds, std, basis = _predict_forward(part, *size)
         layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
         seconds = seconds * part.layout_factor[layouts, adds]
-        std = np.hypot(std, part.layout_doubt[layouts, adds])
-        measured = np.isin(_keys(*size), part.known) & (part.layout_doubt[layouts, adds] == 0) & (basis < Basis.ROOFLINE)
+        layout_doubt = part.layout_doubt[layouts, adds]
+        std = np.hypot(std, layout_doubt)
+        measured = np.isin(_keys(*size), part.known) & (layout_doubt == 0) & (basis < Basis.ROOFLINE)
         basis = np.where(measured, np.int8(Basis.MEASURED), basis)
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
 
@@ -150,8 +152,14 @@ class LinearLaw:
 
 def other_lab(source: np.ndarray) -> np.ndarray:
     """True for rows of another laboratory (see OTHER_LABS); shape [rows]."""
+    return starts_with(source, OTHER_LABS)
+
+
+def starts_with(source: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """True where a word of ``source`` begins with one of ``names``, in any case; shape [rows]."""
     lower = np.char.lower(np.asarray(source, dtype=np.str_))
-    return np.any([np.char.startswith(lower, lab.lower()) for lab in OTHER_LABS], axis=0)
+    hit: np.ndarray = np.any([np.char.startswith(lower, name.lower()) for name in names], axis=0)
+    return hit
 
 
 def own_forward_rows(table: Table) -> Table:
@@ -166,7 +174,9 @@ def _machine(family: str, peak: float, device: Device) -> Machine:
     return Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, 2.0))
 
 
-def _predict_forward(part: _Part, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> tuple[np.ndarray, ...]:
+def _predict_forward(
+    part: _Part, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     bare = gemm_times(part.physics, part.machine, m, n, k, batch)
     if part.residual is None:
         shape = bare.seconds.shape
@@ -182,13 +192,14 @@ def _coordinates(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray)
 
     A batch is a kind of m, so new batches count half; so does work beyond the largest measured, where power limits.
     """
-    return np.log2(np.stack([m * batch, n, k, np.sqrt(batch), np.sqrt(m * batch * n * k)], axis=1))
+    octaves: np.ndarray = np.log2(np.stack([m * batch, n, k, np.sqrt(batch), np.sqrt(m * batch * n * k)], axis=1))
+    return octaves
 
 
 def _features(
     physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> np.ndarray:
-    """What the correction may depend on, shape [rows, features]: sizes, the bare law's regime, tiles, waves, alignment."""
+    """What the correction may depend on, [rows, features]: sizes, the bare law's regime, tiles, waves, alignment."""
     bare = gemm_times(physics, machine, m, n, k, batch)
     rows = m * batch
     columns = [np.log2(rows), np.log2(n), np.log2(k), np.log2(rows * n * k), np.log2(k / np.sqrt(rows * n))]
@@ -232,8 +243,9 @@ def _fit_part(table: Table, machine: Machine) -> _Part:
     physics = fit_gemm_physics(machine, sizes, seconds) if enough else GemmPhysics()
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
     groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()
-    features = _features(physics, machine, *sizes)
-    residual = fit_residual(features, _coordinates(*sizes), log_bare, np.log(seconds) - log_bare, groups, _TREES)
+    features, off_bare = _features(physics, machine, *sizes), np.log(seconds) - log_bare
+    weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # what training runs
+    residual = fit_residual(features, _coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
     bare = _Part(physics, machine, residual, np.unique(_keys(*sizes)), prior[..., 0], prior[..., 1])
     return _Part(physics, machine, residual, bare.known, *_layout_factors(table, bare))
 
@@ -266,5 +278,6 @@ def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
 def _ratio(law: LinearLaw, rows: Table, dtype: str) -> np.ndarray:
     """Measured over predicted, and measured seconds, of rows of one dtype; shape [2, rows]."""
     layout = np.array([Layout[name].value if name else 0 for name in rows["layout"]], dtype=np.int8)
-    found = law.predict(rows["m"], rows["n"], rows["k"], np.maximum(rows["batch"], 1), layout, dtype, rows["accumulate"] > 0)
+    m, n, k, batch = _sizes(rows)
+    found = law.predict(m, n, k, batch, layout, dtype, rows["accumulate"] > 0)
     return np.stack([rows["seconds"] / found.seconds, rows["seconds"]])

@@ -21,7 +21,7 @@ KIND_SHARE = {"norm": 0.40, "gated_act": 0.55, "rope": 0.48, "residual": 0.90, "
 #: Plain streams: the kinds whose median share stands in for a kind never measured on this device.
 COPY_LIKE = ("residual", "gated_act", "quantize", "copy")
 _LEAST_DOUBT, _ROWS_FOR_FIT, _DOUBT_PER_OCTAVE = 0.03, 8, 0.05
-#: A launch shorter than 0.5 us or longer than 50 us is a fault of the table; no stream from HBM passes 0.93 of its peak.
+#: A launch shorter than 0.5 us or longer than 50 us is a fault of the table; no stream from HBM passes 0.93 of peak.
 _LOW, _HIGH = np.log([5e-7, 0.02]), np.log([5e-5, 0.93])
 
 
@@ -95,12 +95,13 @@ class MemoryBoundLaw:
 def _fit_kind(size: np.ndarray, seconds: np.ndarray, bandwidth: float) -> tuple[float, ...]:
     """launch, fraction, doubt, smallest and largest bytes, by least squares on log time (soft L1).
 
-    The fraction stays below the peak: rows that look faster than memory hit in the L2 cache, which a training step does not.
+    The fraction stays below the peak: rows that look faster than memory hit in the L2 cache; a training step does not.
     """
     from scipy.optimize import least_squares
 
     def error(x: np.ndarray) -> np.ndarray:
-        return np.log((np.exp(x[0]) + size / (np.exp(x[1]) * bandwidth)) / seconds)
+        found: np.ndarray = np.log((np.exp(x[0]) + size / (np.exp(x[1]) * bandwidth)) / seconds)
+        return found
 
     start = np.clip(np.log([DEFAULT[0], DEFAULT[1]]), _LOW, _HIGH)
     x = least_squares(error, start, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.1).x

@@ -85,10 +85,9 @@ def _draw_training(axis: Any, law: FlashAttnLaw, table: Table, serving: bool) ->
         found = law.predict(batch, seq, seq, 16, 16, 128, 128, True, backward)
         flops = _causal_flops(batch, seq, 16, 128, 128) * (2.5 if backward else 1.0)
         _rate_curve(axis, seq, found, {"color": _COLOURS[i]}, "backward" if backward else "forward", flops)
-    other = table.where(
-        (table["pass"] == "forward") & ~is_serving(table["source"]) & (table["causal"] == 1) & (table["head_dim"] == 128)
-        & (table["heads"] == 16) & (table["batch"] * table["seq_q"] == _TOKENS)
-    )  # fmt: skip
+    same = (table["causal"] == 1) & (table["head_dim"] == 128) & (table["heads"] == 16)
+    same &= (table["pass"] == "forward") & (table["batch"] * table["seq_q"] == _TOKENS)
+    other = table.where(same & ~is_serving(table["source"]))
     for i, kernel in enumerate(np.unique(other["kernel"])):
         mine = other.where(other["kernel"] == kernel)
         rate = shape_of(mine).flops / mine["seconds"] / 1e12
@@ -118,9 +117,8 @@ def _weights(rows: Table) -> list[tuple[int, int]]:
 def _head_series(rows: Table) -> list[Table]:
     """Up to five head layouts of batch 1 with many measured lengths, spread from few to many heads."""
     single = rows.where(rows["batch"] == rows["batch"].min())
-    layouts, at, counts = np.unique(
-        np.stack([single["heads"], single["kv_heads"], single["head_dim"]]), axis=1, return_inverse=True, return_counts=True
-    )
+    columns = np.stack([single["heads"], single["kv_heads"], single["head_dim"]])
+    layouts, at, counts = np.unique(columns, axis=1, return_inverse=True, return_counts=True)
     often = np.flatnonzero((counts >= min(6, counts.max())) & (layouts[2] == np.median(single["head_dim"])))
     picked = often[np.unique(np.linspace(0, len(often) - 1, len(_COLOURS)).astype(int))] if len(often) else []
     return [single.where(at.ravel() == i) for i in picked]
@@ -166,16 +164,18 @@ def _rate_points(axis: Any, flops: np.ndarray, seconds: np.ndarray, style: Mappi
 
 
 def _time_curve(axis: Any, flops: np.ndarray, found: Estimate, style: Mapping[str, str]) -> None:
-    width = np.exp(_BAND * found.relative_std)
-    axis.plot(flops, found.seconds * 1e6, color=style["color"], lw=1.4)
-    axis.fill_between(flops, found.seconds / width * 1e6, found.seconds * width * 1e6, color=style["color"], alpha=0.15, lw=0)
+    micros, width, colour = found.seconds * 1e6, np.exp(_BAND * found.relative_std), style["color"]
+    axis.plot(flops, micros, color=colour, lw=1.4)
+    axis.fill_between(flops, micros / width, micros * width, color=colour, alpha=0.15, lw=0)
 
 
 def _label(rate: Any, time: Any, x: str, peak: float) -> None:
     rate.axhline(peak / 1e12, color="grey", lw=1, ls="--")
-    rate.text(0.99, peak / 1e12, "datasheet peak ", color="grey", ha="right", va="bottom", transform=rate.get_yaxis_transform())
+    across = rate.get_yaxis_transform()
+    rate.text(0.99, peak / 1e12, "datasheet peak ", color="grey", ha="right", va="bottom", transform=across)
     rate.set(xscale="log", xlabel=x, ylabel="achieved TFLOP/s", ylim=(0, peak / 1e12 * 1.1))
-    rate.legend(fontsize=8, frameon=False, title="dots: measured; line: fit; band: 90% interval", title_fontsize=8, loc="upper left")
+    said = "dots: measured; line: fit; band: 90% interval"
+    rate.legend(fontsize=8, frameon=False, title=said, title_fontsize=8, loc="upper left")
     time.set(xscale="log", yscale="log", xlabel=x, ylabel="time (microseconds)")
     for axis in (rate, time):
         axis.grid(True, which="major", alpha=0.25)

@@ -18,11 +18,11 @@ from predictor.trees import Trees
 #: Rows below which trees would learn noise (measured: 100 rows gain nothing over the bare law, 300 rows a third).
 ROWS_FOR_TREES = 150
 #: Octaves (factors of two in a shape) over which the correction fades, and what each adds to the standard deviation
-#: of log time: laws fitted without the largest fifth of a table erred by 3-9% two octaves out.
-FADE_OCTAVES, DOUBT_PER_OCTAVE = 3.0, 0.05
+#: of log time: laws fitted without the largest fifth of a table erred there by 1-6% (4-12% in the worst tenth).
+FADE_OCTAVES, DOUBT_PER_OCTAVE = 3.0, 0.06
 #: No kernel time repeats better than this from one machine to the next of the same kind.
 LEAST_DOUBT = 0.01
-#: log time covers e^-40 .. e^40 seconds: enough for any shape, and keeps times finite when doubt is large.
+#: Beyond a factor e either way an interval says no more than "unknown".
 MOST_DOUBT = 1.0
 _CENTRES = 256
 _FOLDS = 3
@@ -52,7 +52,8 @@ class Residual:
         box = np.sqrt((outside**2).sum(axis=1))
         square = (coordinates**2).sum(axis=1)[:, None] - 2 * coordinates @ self.centres.T
         nearest = np.sqrt(np.maximum((square + (self.centres**2).sum(axis=1)).min(axis=1), 0))
-        return np.maximum(box, nearest - self.radius - 1e-6)
+        octaves: np.ndarray = np.maximum(box, nearest - self.radius - 1e-6)
+        return octaves
 
     def correct(
         self, features: np.ndarray, coordinates: np.ndarray, log_bare: np.ndarray
@@ -89,31 +90,36 @@ def fit_residual(
     log_residual: np.ndarray,
     groups: np.ndarray,
     trees: Mapping[str, Any],
+    weights: np.ndarray | None = None,
 ) -> Residual:
     """Learn log(measured / bare law), shape [rows].
 
     groups: int codes; rows of one group are held out together when doubt is measured, so that it is the doubt of a
-    shape family never seen. trees: settings of HistGradientBoostingRegressor.
+    shape family never seen. trees: settings of HistGradientBoostingRegressor. weights: how much a row counts.
     """
     enough = len(log_residual) >= ROWS_FOR_TREES
     shift = float(np.median(log_residual))
+    weights = np.ones(len(log_residual)) if weights is None else weights
     held_out = np.empty(len(log_residual))
     for fold in range(_FOLDS):
         test = groups % _FOLDS == fold
         if enough and test.any() and not test.all():
-            held_out[test] = log_residual[test] - _boost(features[~test], log_residual[~test], trees).predict(features[test])
+            model = _boost(features[~test], log_residual[~test], trees, weights[~test])
+            held_out[test] = log_residual[test] - model.predict(features[test])
         else:
             held_out[test] = log_residual[test] - shift
     centres, radius = _cover(coordinates)
     edges, doubt = _doubt_by_size(log_bare, held_out)
-    fitted = Trees.from_hist_gradient_boosting(_boost(features, log_residual, trees)) if enough else None
+    model = _boost(features, log_residual, trees, weights) if enough else None
+    fitted = Trees.from_hist_gradient_boosting(model) if model is not None else None
     return Residual(fitted, shift, centres, radius, coordinates.min(axis=0), coordinates.max(axis=0), edges, doubt)
 
 
-def _boost(features: np.ndarray, target: np.ndarray, settings: Mapping[str, Any]) -> Any:
+def _boost(features: np.ndarray, target: np.ndarray, settings: Mapping[str, Any], weights: np.ndarray) -> Any:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    return HistGradientBoostingRegressor(early_stopping=False, random_state=0, **settings).fit(features, target)
+    model = HistGradientBoostingRegressor(early_stopping=False, random_state=0, **settings)
+    return model.fit(features, target, sample_weight=weights)
 
 
 def _cover(points: np.ndarray) -> tuple[np.ndarray, float]:

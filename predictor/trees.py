@@ -51,7 +51,8 @@ class Trees:
 
     @classmethod
     def from_arrays(cls, arrays: Any, prefix: str = "") -> Trees:
-        tables = {name: np.asarray(arrays[f"{prefix}{name}"]) for name in ("feature", "threshold", "left", "right", "value")}
+        names = ("feature", "threshold", "left", "right", "value")
+        tables = {name: np.asarray(arrays[f"{prefix}{name}"]) for name in names}
         depth, baseline = arrays[f"{prefix}scalars"]
         return cls(**tables, depth=int(depth), baseline=float(baseline))
 

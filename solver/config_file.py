@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -18,6 +19,8 @@ from solver.strategy import Strategy
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 MAX_BYTES = 1 << 20  #: of a configuration file; real ones have some kilobytes
 
+_MOST = 10**9  #: no size or count of a model is larger
+_KINDS = {"int": "a whole number", "bool": "true or false", "str": "a text"}  #: field types in the user's words
 _CASE_KEYS = ("name", "model", "layout", "notes")
 
 
@@ -26,8 +29,8 @@ class RunConfig:
     """A model, and as much of its layout as the file states.
 
     layout: Strategy field names -> values; zero_shard_size -1 means every rank that holds the same parameters.
-    ignored: keys that were understood and do not enter the prediction. assumed: layout fields that the file leaves to its
-    framework's default.
+    ignored: keys that were understood and do not enter the prediction. assumed: layout fields that the file leaves to
+    its framework's default.
     """
 
     name: str
@@ -40,7 +43,7 @@ class RunConfig:
 
 
 def load_run_config(path: str | Path) -> RunConfig:
-    """Read an InternEvo ``.py`` file, a Hugging Face ``config.json``, a JSON model, or ``{"model": ..., "layout": ...}``.
+    """Read InternEvo's ``.py``, a Hugging Face ``config.json``, a JSON model, or ``{"model": ..., "layout": ...}``.
 
     Raises InputError with one sentence for a file that cannot be read or understood.
     """
@@ -94,18 +97,26 @@ def _json_object(text: str, path: Path) -> dict[str, Any]:
 
 
 def _json_name(plain: Mapping[str, Any], path: Path) -> str:
-    """The name given in the file, else the file's; of a ``config.json`` its folder's, as Hugging Face lays models out."""
+    """The name in the file, else the file's own; of a ``config.json`` its folder's, as Hugging Face lays models out."""
     folder = path.resolve().parent.name if path.stem == "config" else ""
     return str(plain.get("name") or folder or path.stem)
 
 
 def _json_model(plain: Mapping[str, Any], path: Path) -> ModelSpec:
+    """The model of a plain object; of a model of several media its ``text_config``."""
+    if isinstance(plain.get("text_config"), dict) and "hidden_size" not in plain:
+        plain = {**plain, **plain["text_config"]}
     try:
-        return model_from_config({k: v for k, v in plain.items() if k != "notes"}, str(path), _json_name(plain, path))
+        model = model_from_config({k: v for k, v in plain.items() if k != "notes"}, str(path), _json_name(plain, path))
     except (TypeError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: a model key has a value of the wrong kind: {error}") from None
+    for field in fields(model):
+        value = getattr(model, field.name)
+        if type(value).__name__ != field.type or (isinstance(value, int) and not 0 <= value <= _MOST):
+            raise InputError(f"{path}: model key {field.name} is {value!r:.60}; it must be {_KINDS[str(field.type)]}")
+    return model
 
 
 def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
@@ -122,37 +133,43 @@ def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
     elif isinstance(described, dict):
         model = _json_model(described, path)
     else:
-        raise InputError(f"{path}: model is {described!r}; it must be an object of model keys or a shipped model's name")
+        raise InputError(f"{path}: model must be an object of model keys or a shipped model's name")
     if not isinstance(layout, dict):
-        raise InputError(f"{path}: layout is {layout!r}; it must be an object of layout keys")
+        raise InputError(f"{path}: layout must be an object of layout keys")
     values = _json_layout(layout, path)
     name = str(plain.get("name") or model.name)
     return RunConfig(name, model, values, values.get("seq_len"), path)
 
 
 def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Strategy fields; ``sequence_parallel`` true is another word for tp_mode msp."""
-    values = dict(layout)
+    """Checked Strategy fields; null means not given, and ``sequence_parallel`` true is another word for tp_mode msp."""
+    values = {key: value for key, value in layout.items() if value is not None}
     if values.pop("sequence_parallel", False):
         values.setdefault("tp_mode", "msp")
-    known = {field.name: field.type for field in fields(Strategy)}
+    known = {field.name: str(field.type) for field in fields(Strategy)}
     for key, value in values.items():
         if key not in known:
             raise InputError(
                 f"{path}: unknown layout key {key!r}{closest(key, known)}; known keys are {', '.join(sorted(known))}"
             )
-        # a bool is an int to Python, but not to somebody who writes "tp": true
-        if type(value).__name__ != known[key]:
-            kinds = {"int": "a whole number", "bool": "true or false", "str": "a text"}
-            raise InputError(f"{path}: layout key {key} is {value!r}; it must be {kinds[str(known[key])]}")
+        # by name, because a bool is an int to Python, but not to somebody who writes "tp": true
+        if known[key] in _KINDS and type(value).__name__ != known[key]:
+            raise InputError(f"{path}: layout key {key} is {value!r}; it must be {_KINDS[known[key]]}")
+    ranks = math.prod(max(values.get(key, 1), 1) for key in ("tp", "cp", "pp"))
+    shard = max(values.get("zero_shard_size", 1), 1)  # -1 stands for all ranks
+    try:  # on the smallest world that this layout can have
+        Strategy(**{"seq_len": 1, **values, "world_size": ranks, "dp": 1, "zero_shard_size": shard})
+    except InputError as error:
+        raise InputError(f"{path}: layout key {error}") from None
     return values
 
 
 def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
     """A cluster description: a JSON file, or the name of one under ``configs/clusters``.
 
-    Keys as ``solver.cluster.cluster_of`` takes them: name, hardware (a profile), gpus_per_node, inter_node_gbit_per_gpu,
-    memory_gib, notes. Raises InputError for a name or file that does not exist or holds no object.
+    Keys as ``solver.cluster.cluster_of`` takes them: name, hardware (a profile), gpus_per_node,
+    inter_node_gbit_per_gpu, memory_gib, notes. Raises InputError for a name or file that does not exist or holds no
+    object.
     """
     path = Path(path_or_name)
     if path.suffix != ".json":
@@ -175,12 +192,12 @@ def find_model(model_size: str | int) -> Path:
     runs, models = {p.stem: p for p in sorted(CONFIGS.glob("*.py"))}, {p.stem: p for p in CONFIGS.glob("models/*.json")}
     if asked in runs or asked in models:
         return runs.get(asked) or models[asked]
-    size = re.fullmatch(r"(\d+)[Bb]?", asked)
+    size = re.fullmatch(r"([0-9]{1,6})[Bb]?", asked)
     found = [path for stem, path in runs.items() if size and stem.startswith(f"{int(size[1])}B_")]
     if found:
         return min(found, key=lambda path: "internlm" not in path.stem)
     sizes = sorted({int(stem.split("B_")[0]) for stem in runs if re.match(r"\d+B_", stem)})
-    names = sorted({**runs, **models})
+    names = [*runs, *sorted(models)]
     raise InputError(
         f"no model is called {asked!r}{closest(asked, names)}; choose a size of {', '.join(map(str, sizes))} or one of "
         f"{', '.join(names)}, or give a file with --config"

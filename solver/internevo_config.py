@@ -1,8 +1,8 @@
 """InternEvo's Python configuration files, read without running them, as a model and a layout.
 
-What a missing key means is InternEvo's own default (its launch checks); such values are named in ``assumed``. What a key
-does is InternEvo's behaviour: the feed-forward width is rounded up to ``multiple_of``, ``checkpoint`` is the share of each
-pipeline chunk's layers that is recomputed, ``zero1.size`` 1 turns ZeRO off and -1 means all ranks.
+What a missing key means is InternEvo's own default (its launch checks); such values are named in ``assumed``. What a
+key does is InternEvo's behaviour: the feed-forward width is rounded up to ``multiple_of``, ``checkpoint`` is the share
+of each pipeline chunk's layers that is recomputed, ``zero1.size`` 1 turns ZeRO off and -1 means all ranks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from profiler.errors import InputError
 from solver.internevo_keys import KNOWN, Known
 from solver.literal_python import Assignments, Section, closest, read_assignments
 from solver.model import ModelSpec
+from solver.section_reader import SectionReader
 
 ALL_RANKS = -1  #: of zero_shard_size: every rank that holds the same parameters
 ALL_LAYERS = -1  #: of recompute_layers
@@ -22,7 +23,6 @@ ALL_LAYERS = -1  #: of recompute_layers
 _MODES = ("mtp", "msp", "fsp", "isp")
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
 _SCHEDULES = {"1f1b": "1f1b", "zbh1": "zb-h1"}
-_MOST = 10**9  #: no size, count or length is larger
 _CONSTANT = re.compile(r"_*[A-Z][A-Z0-9_]*")  #: helpers such as HIDDEN_SIZE are written in capitals
 
 
@@ -38,10 +38,13 @@ class InternEvoRun:
 
 
 def internevo_run(text: str, where: str, name: str) -> InternEvoRun:
-    """The run that the source ``text`` of the file ``where`` describes; raises InputError with a line for what is wrong."""
+    """The run that the source ``text`` of the file ``where`` describes.
+
+    Raises InputError naming the line, what is wrong there and what would be right.
+    """
     assigned = read_assignments(text, where)
     _check_top_level(assigned, where)
-    file = _Reader(assigned.values, "", where, set())
+    file = SectionReader(assigned.values, "", where, set())
     model_keys = file.section("model")
     model = _model(model_keys, file.section("moe"), name)
     layout, assumed = _Layout(file, model_keys, model.num_hidden_layers).values()
@@ -89,80 +92,7 @@ def _unread(section: Section, known: Known, path: str, read: set[str]) -> list[s
     return found
 
 
-class _Reader:
-    """Checked values of one section of the file; every key that is asked for is noted in ``read``."""
-
-    def __init__(self, section: Section, path: str, where: str, read: set[str]) -> None:
-        self._section, self._path, self._where, self.read = section, path, where, read
-
-    def __contains__(self, key: str) -> bool:
-        return self._section.get(key) is not None
-
-    def full(self, key: str) -> str:
-        return f"{self._path}.{key}" if self._path else key
-
-    def wrong(self, key: str, wanted: str) -> InputError:
-        """The error that ``key`` should have been ``wanted``; with its line where the file has the key."""
-        if key not in self:
-            return InputError(f"{self._where}: {self.full(key)} is missing; it must be {wanted}")
-        line, value = self._section.lines.get(key, "?"), self._section[key]
-        # a list or section may hold itself thousands of times over: its kind must do
-        shown = f"{value!r:.60}" if isinstance(value, int | float | str) else f"a {type(value).__name__.lower()}"
-        return InputError(f"{self._where}, line {line}: {self.full(key)} is {shown}; it must be {wanted}")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        if key not in self:
-            return default
-        self.read.add(self.full(key))
-        return self._section[key]
-
-    def section(self, key: str) -> _Reader:
-        """The section ``key``, or an empty one."""
-        value = self._section.get(key)
-        if value is None:
-            value = Section()
-        elif not isinstance(value, Section):
-            raise self.wrong(key, "a section, dict(...)")
-        return _Reader(value, self.full(key), self._where, self.read)
-
-    def sized(self, key: str) -> _Reader:
-        """A section that may also be written as its size alone: ``tensor=4`` is ``tensor=dict(size=4)``."""
-        value = self._section.get(key)
-        if value is None or isinstance(value, Section):
-            return self.section(key)
-        self.read.add(self.full(key))
-        section = Section()
-        section.put("size", value, self._section.lines.get(key, 0))
-        return _Reader(section, self.full(key), self._where, self.read)
-
-    def whole(self, key: str, default: int | None = None, least: int | None = 1) -> int:
-        """A whole number of at least ``least``; 4096.0 is one too, as ``8192 / 2`` yields it."""
-        value = self.get(key, default)
-        good = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
-        if not good or abs(value) > _MOST or (least is not None and value < least):
-            raise self.wrong(key, "a whole number" + ("" if least is None else f" of at least {least}"))
-        return int(value)
-
-    def number(self, key: str, default: float) -> float:
-        value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-            raise self.wrong(key, "a positive number")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.get(key, default)
-        if not isinstance(value, bool) and value not in (0, 1):
-            raise self.wrong(key, "True or False")
-        return bool(value)
-
-    def choice(self, key: str, allowed: Any, default: str) -> str:
-        value = self.get(key, default)
-        if not isinstance(value, str) or value not in allowed:
-            raise self.wrong(key, f"one of {', '.join(allowed)}")
-        return value
-
-
-def _model(keys: _Reader, moe: _Reader, name: str) -> ModelSpec:
+def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:
     """The model section. The width of the MLP is multiple_of * ceil(int(hidden_size * mlp_ratio) / multiple_of)."""
     hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
     multiple = keys.whole("multiple_of", 256)
@@ -184,7 +114,7 @@ def _model(keys: _Reader, moe: _Reader, name: str) -> ModelSpec:
         num_key_value_heads=keys.whole("num_kv_attention_heads", heads),
         head_dim=keys.whole("head_dim", hidden // heads),
         vocab_size=keys.whole("vocab_size"),
-        bias=not keys.flag("no_bias", True),
+        bias=not keys.flag("no_bias", True),  # model types whose configs leave it out have no biases, or few
         norm=keys.choice("norm_type", ("rmsnorm", "layernorm"), "rmsnorm"),
         **experts,  # type: ignore[arg-type]
     )
@@ -193,7 +123,7 @@ def _model(keys: _Reader, moe: _Reader, name: str) -> ModelSpec:
 class _Layout:
     """The layout of a run, gathered section by section; remembers which values are InternEvo's defaults."""
 
-    def __init__(self, file: _Reader, model: _Reader, layers: int) -> None:
+    def __init__(self, file: SectionReader, model: SectionReader, layers: int) -> None:
         self._file, self._model, self._layers = file, model, layers
         self._layout: dict[str, Any] = {"framework": "internevo"}
         self._assumed: list[str] = []
@@ -205,7 +135,7 @@ class _Layout:
         self._tensor(parallel)
         self._pipeline(parallel.sized("pipeline"))
         self._weight(parallel.sized("weight"))
-        self._zero(parallel.sized("zero1"))
+        self._zero(parallel.sized("zero1"), parallel.section("fsdp"))
         self._recompute()
         self._precision()
         self._overlap(self._file.section("hybrid_zero_optimizer"))
@@ -216,14 +146,14 @@ class _Layout:
         if not given:
             self._assumed.append(field)
 
-    def _data(self, data: _Reader) -> None:
+    def _data(self, data: SectionReader) -> None:
         if "seq_len" in data:
             self._put("seq_len", data.whole("seq_len"))
         if "micro_bsz" in data:
             self._put("micro_batch_size", data.whole("micro_bsz"))
         self._put("num_micro_batches", data.whole("micro_num", 1), "micro_num" in data)
 
-    def _tensor(self, parallel: _Reader) -> None:
+    def _tensor(self, parallel: SectionReader) -> None:
         """Without a mode, sequence_parallel (the older way to say it) decides between MSP and MTP."""
         tensor, planes = parallel.sized("tensor"), parallel.section("sequence_2D")
         older = "msp" if parallel.flag("sequence_parallel", False) and "mode" not in tensor else "mtp"
@@ -237,8 +167,10 @@ class _Layout:
             size = heads
         self._put("tp", size, "size" in tensor)
 
-    def _pipeline(self, pipeline: _Reader) -> None:
+    def _pipeline(self, pipeline: SectionReader) -> None:
         """Chunks per rank mean interleaving, which InternEvo does only where there are stages."""
+        if pipeline.flag("use_zeropp", False):
+            raise pipeline.wrong("use_zeropp", "False, because that schedule is not priced")
         pp = pipeline.whole("size", 1)
         self._put("pp", pp, "size" in pipeline)
         bubble = pipeline.flag("zero_bubble", False) and "mode" not in pipeline
@@ -251,10 +183,11 @@ class _Layout:
             self._put("p2p_overlap", pipeline.flag("interleaved_overlap", False), "interleaved_overlap" in pipeline)
         if pp * chunks > self._layers:
             raise pipeline.wrong("size", f"such that size * num_chunks is at most the {self._layers} layers")
-        self._put("schedule", schedule, "mode" in pipeline or "zero_bubble" in pipeline or chunks > 1)
+        stated = pp == 1 or chunks > 1 or "mode" in pipeline or "zero_bubble" in pipeline
+        self._put("schedule", schedule, stated)
         self._put("vpp", chunks, "num_chunks" in self._model)
 
-    def _weight(self, weight: _Reader) -> None:
+    def _weight(self, weight: SectionReader) -> None:
         wp = max(weight.whole("size", 1, least=None), 1)
         if self._layout["tp_mode"] != "isp":
             if wp > 1:
@@ -263,11 +196,13 @@ class _Layout:
         self._put("wp", wp, "size" in weight)
         self._put("overlap_weight_gather", weight.flag("overlap", False), "overlap" in weight)
 
-    def _zero(self, zero1: _Reader) -> None:
+    def _zero(self, zero1: SectionReader, newer: SectionReader) -> None:
         """size 1: no ZeRO; more: that many ranks share one copy of the optimizer; 0 and less: all of them do."""
+        if newer.flag("enable", False):
+            raise newer.wrong("enable", "False; fully sharded data parallelism is read from zero1=dict(fsdp=True)")
         size, fsdp = zero1.whole("size", ALL_RANKS, least=None), zero1.flag("fsdp", False)
         if fsdp and (self._layout["tp_mode"] == "isp" or self._layout["pp"] > 1):
-            raise zero1.wrong("fsdp", "False beside the tensor mode isp or a pipeline, as InternEvo cannot combine them")
+            raise zero1.wrong("fsdp", "False beside the tensor mode isp or a pipeline, which InternEvo cannot combine")
         self._put("zero", 3 if fsdp else 0 if size == 1 else 1, "size" in zero1)
         self._put("zero_shard_size", size if size > 0 else ALL_RANKS, "size" in zero1)
 
@@ -278,8 +213,9 @@ class _Layout:
         vpp = self._layout["vpp"]
         chunk = -(-self._layers // (self._layout["pp"] * vpp))
         covered = vpp * int(chunk * share)
-        self._put("recompute", "full" if covered else "none", "checkpoint" in self._model)
-        self._put("recompute_layers", ALL_LAYERS if covered in (0, chunk * vpp) else covered, "checkpoint" in self._model)
+        given, partial = "checkpoint" in self._model, 0 < covered < chunk * vpp
+        self._put("recompute", "full" if covered else "none", given)
+        self._put("recompute_layers", covered if partial else ALL_LAYERS, given)
 
     def _precision(self) -> None:
         """Parameters, activations and gradients have the model's dtype."""
@@ -290,7 +226,7 @@ class _Layout:
         flash = "use_flash_attn"
         self._put("attention", "flash" if self._model.flag(flash, True) else "unfused", flash in self._model)
 
-    def _overlap(self, zero: _Reader) -> None:
+    def _overlap(self, zero: SectionReader) -> None:
         older = zero.flag("zero_overlap_communication", False)
         grad = zero.flag("overlap_sync_grad", older)
         self._put("overlap_grad_reduce", grad, "overlap_sync_grad" in zero or "zero_overlap_communication" in zero)

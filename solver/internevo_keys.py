@@ -1,6 +1,6 @@
-"""The keys that InternEvo's Python configuration files may hold, by section; from its shipped configs and launch checks.
+"""The keys that InternEvo's Python configuration files may hold, by section (its shipped configs and launch checks).
 
-A name maps to the keys below it, or to None where anything may stand (a value, or a section that this program never reads).
+A name maps to the keys below it, or to None where anything may stand: a value, or a section that is never read here.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ _SIZED = _keys("size overlap memory_pool launch_allgather_before forward_overlap
 
 #: Top-level names and, below them, the keys of each section.
 KNOWN: Known = _keys(
-    "JOB_NAME model_type DO_ALERT use_fp32_norm cudnn_deterministic cudnn_benchmark use_apex_adam metric_dtype enable_tb "
-    "tensorboard_folder resume_tb_folder batch_count selective_checkpoint selective_checkpoint_offload cpu_offloading "
-    "hf fsdp_wrap_cls pad_token_id generation",
+    "JOB_NAME model_type DO_ALERT use_fp32_norm cudnn_deterministic cudnn_benchmark use_apex_adam "
+    "metric_dtype enable_tb tensorboard_folder resume_tb_folder batch_count selective_checkpoint "
+    "selective_checkpoint_offload cpu_offloading hf fsdp_wrap_cls pad_token_id generation",
     ckpt=_keys(
         "enable_save_ckpt save_ckpt_folder load_ckpt_folder load_ckpt_info load_model_only_folder load_optimizer "
         "auto_resume checkpoint_every async_upload async_upload_tmp_folder oss_snapshot_freq snapshot_ckpt_folder "
         "stop_file_path universal_ckpt enable_internevo2hf_ckpt need_metadata"
     ),
     data=_keys(
-        "type seq_len micro_num micro_bsz valid_micro_num valid_every pack_sample_into_one total_steps skip_batches "
-        "rampup_batch_size min_length train_folder valid_folder empty_cache_and_diag_interval diag_outlier_ratio "
-        "packed_length batch_size gradient_accumulation fixed_random_dataset_seqlen use_packed_dataset tokenizer_path "
-        "tokenizer_chat_template use_shm shm_path data_yaml base_path num_worker unit_schedule_size random_dataset_len "
-        "train_one_epoch text_field is_multimodal dataset_weights dataset_type_ids_map break_mode"
+        "type seq_len micro_num micro_bsz valid_micro_num valid_every pack_sample_into_one total_steps "
+        "skip_batches rampup_batch_size min_length train_folder valid_folder empty_cache_and_diag_interval "
+        "diag_outlier_ratio packed_length batch_size gradient_accumulation fixed_random_dataset_seqlen "
+        "use_packed_dataset tokenizer_path tokenizer_chat_template use_shm shm_path data_yaml base_path "
+        "num_worker unit_schedule_size random_dataset_len train_one_epoch text_field is_multimodal "
+        "dataset_weights dataset_type_ids_map break_mode"
     ),
     grad_scaler=_keys("fp16 growth_factor backoff_factor max_scale hysteresis"),
     hybrid_zero_optimizer=_keys(
@@ -45,16 +46,18 @@ KNOWN: Known = _keys(
     beta2_scheduler=_keys("init_beta2 c cur_iter"),
     model=_keys(
         "checkpoint num_chunks num_attention_heads num_kv_attention_heads head_dim embed_split_hidden vocab_size "
-        "embed_grad_scale parallel_output hidden_size num_layers no_bias qkv_bias o_bias mlp_bias mlp_ratio multiple_of "
-        "apply_post_layer_norm dtype norm_type layer_norm_epsilon use_flash_attn qk_interleaved rope_base rope_type "
-        "rope_scaling_factor max_position_embeddings use_dynamic_ntk_rope use_sliding_window sliding_window "
-        "max_window_layers use_swiglu add_unit_offset mlp_layer_fusion enable_qkv_fusion drop_rate attn_drop_rate deepnorm "
-        "residual_in_fp32 norm_head adapt_hf is_reward dropout_selective_checkpoint use_scaled_init init_type "
-        "embedding_init_std attn_wqkv_init_std attn_other_init_std ffn_uplayer_init_std ffn_other_init_std "
-        "out_head_init_std device norm_dtype num_experts num_shared_experts top_k moe_type moe_use_residual moe_layer_kwargs"
+        "embed_grad_scale parallel_output hidden_size num_layers no_bias qkv_bias o_bias mlp_bias mlp_ratio "
+        "multiple_of apply_post_layer_norm dtype norm_type layer_norm_epsilon use_flash_attn qk_interleaved "
+        "rope_base rope_type rope_scaling_factor max_position_embeddings use_dynamic_ntk_rope use_sliding_window "
+        "sliding_window max_window_layers use_swiglu add_unit_offset mlp_layer_fusion enable_qkv_fusion drop_rate "
+        "attn_drop_rate deepnorm residual_in_fp32 norm_head adapt_hf is_reward dropout_selective_checkpoint "
+        "use_scaled_init init_type embedding_init_std attn_wqkv_init_std attn_other_init_std ffn_uplayer_init_std "
+        "ffn_other_init_std out_head_init_std device norm_dtype num_experts num_shared_experts top_k moe_type "
+        "moe_use_residual moe_layer_kwargs"
     ),
     parallel=_keys(
-        "sequence_parallel fsdp gqa",
+        "sequence_parallel gqa",
+        fsdp=_keys("enable mode init_method"),
         zero1=_keys("size fsdp"),
         tensor=_keys("size mode"),
         pipeline=_keys("size interleaved_overlap mode zero_bubble use_zeropp decouple_grad"),
@@ -66,7 +69,7 @@ KNOWN: Known = _keys(
     ),
     monitor=_keys("alert tensorboard"),
     moe=_keys(
-        "top_k capacity_factor eval_capacity_factor min_capacity noisy_gate_policy drop_tokens use_rts use_fused_gating "
-        "parallel_mode"
+        "top_k capacity_factor eval_capacity_factor min_capacity noisy_gate_policy drop_tokens use_rts "
+        "use_fused_gating parallel_mode"
     ),
 )

@@ -1,8 +1,8 @@
 """Python source that only states values, read without running it.
 
-Training configurations are often Python files. They come from strangers, so nothing in them is executed: the syntax tree
-is walked, and whatever is more than values and arithmetic on values is refused with its line. Sizes are bounded, so that
-no file can make the reader run long or fill the memory.
+Training configurations are often Python files. They come from strangers, so nothing in them is executed: the syntax
+tree is walked, and whatever is more than values and arithmetic on values is refused with its line. Sizes are bounded,
+so that no file can make the reader run long or fill the memory.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Assignments:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` where a known word resembles ``word``, else an empty text."""
+    """`` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty text."""
     found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.7)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def read_assignments(text: str, where: str) -> Assignments:
@@ -180,13 +180,15 @@ class _Reader:
         return value
 
     def _item(self, node: ast.expr, value: Any, index: Any) -> Any:
-        if not isinstance(value, dict | list | tuple) or not isinstance(index, str | int):
-            self._refuse(node)
-        try:
+        if isinstance(value, dict) and isinstance(index, str | int):
+            if index not in value:
+                self._fail(node, f"there is no key {index!r}{closest(str(index), map(str, value))}")
             return value[index]
-        except (KeyError, IndexError, TypeError):
-            known = value if isinstance(value, dict) else ()
-            self._fail(node, f"there is no item {index!r}{closest(index, [k for k in known if isinstance(k, str)])}")
+        if not isinstance(value, list | tuple) or not isinstance(index, int):
+            self._refuse(node)
+        if not -len(value) <= index < len(value):
+            self._fail(node, f"there is no item {index}; the list has {len(value)}")
+        return value[index]
 
     def _text_part(self, part: ast.expr) -> str:
         match part:

@@ -1,0 +1,455 @@
+"""Configuration files: what real ones mean, what is refused and how it is said, and that none is ever run."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from profiler.devices import DEVICES
+from profiler.errors import InputError
+from solver.cluster import cluster_of
+from solver.config_file import CONFIGS, MAX_BYTES, find_model, load_cluster, load_run_config
+from solver.literal_python import read_assignments
+from solver.strategy import strategy_from
+
+#: Parameters as published: model cards and papers named in the files; GPT-3's own table says 174,600 millions.
+PUBLISHED = {
+    "llama2_7b": 6.738e9, "llama2_13b": 13.016e9, "llama2_70b": 68.977e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9,
+    "llama3_405b": 405.853e9, "gpt3_175b": 174.6e9, "mistral_7b": 7.242e9, "qwen2_7b": 7.616e9,
+    "internlm2_7b": 7.738e9, "internlm2_20b": 19.861e9,
+}  # fmt: skip
+
+#: The smallest file that says all that is needed; tests change single lines of it.
+SMALL = """
+HIDDEN = 4096
+data = dict(seq_len=2048, micro_num=4, micro_bsz=2)
+model = dict(num_layers=32, hidden_size=HIDDEN, num_attention_heads=32, vocab_size=32000, mlp_ratio=8 / 3)
+parallel = dict(zero1=dict(size=-1), tensor=dict(size=1, mode="mtp"), pipeline=dict(size=1), weight=dict(size=1))
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    def of(text: str | bytes | dict, name: str = "run.py"):
+        path = tmp_path / name
+        content = json.dumps(text) if isinstance(text, dict) else text
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return load_run_config(path)
+
+    return of
+
+
+def with_model(**keys) -> str:
+    return SMALL + "model = dict(model, " + ", ".join(f"{key}={value!r}" for key, value in keys.items()) + ")\n"
+
+
+def with_parallel(text: str) -> str:
+    return SMALL + f"parallel = dict(parallel, {text})\n"
+
+
+# --- shipped files
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.py")), ids=lambda p: p.stem)
+def test_every_shipped_run_is_a_layout_of_128_accelerators_and_4_mi_tokens(path):
+    run = load_run_config(path)
+    layout = dict(run.layout)
+    dp = 128 // (layout["tp"] * layout["pp"])
+    strategy = strategy_from({**layout, "world_size": 128, "dp": dp, "zero_shard_size": dp}, str(path))
+    assert strategy.tokens == 4 << 20
+    assert run.seq_len == 4096
+    assert run.assumed == () or run.assumed == ("schedule",)
+    assert {"adam", "monitor", "model.layer_norm_epsilon"} <= set(run.ignored)
+
+
+def test_the_shipped_7b_run_is_internlm2():
+    run = load_run_config(CONFIGS / "7B_internlm2.py")
+    model = run.model
+    assert (model.hidden_size, model.intermediate_size, model.num_hidden_layers) == (4096, 14336, 32)
+    assert (model.num_attention_heads, model.num_key_value_heads, model.head_dim) == (32, 8, 128)
+    assert model.parameters == pytest.approx(7.738e9, rel=1e-3)
+    assert run.layout["precision"] == run.layout["grad_dtype"] == "bf16"
+    assert run.layout["overlap_grad_reduce"] is True
+    assert run.layout["overlap_param_gather"] is False
+    assert run.layout["zero_shard_size"] == -1
+    assert run.name == "7B_internlm2"
+
+
+def test_both_files_of_internlm2_20b_describe_the_same_model():
+    from_python, from_json = (load_run_config(find_model(n)).model for n in (20, "internlm2_20b"))
+    assert from_python.replace(name="", max_position_embeddings=0) == from_json.replace(
+        name="", max_position_embeddings=0
+    )
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_parameters_are_those_published(name):
+    run = load_run_config(find_model(name))
+    assert run.model.parameters == pytest.approx(PUBLISHED[name], rel=1e-3)
+    assert run.name == run.model.name == name
+    assert run.layout == {}
+
+
+def test_every_shipped_model_is_checked():
+    assert {path.stem for path in CONFIGS.glob("models/*.json")} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("clusters/*.json")), ids=lambda p: p.stem)
+def test_every_shipped_cluster_describes_its_hardware(path):
+    described = load_cluster(path.stem)
+    assert described == load_cluster(path)
+    cluster = cluster_of(DEVICES[described["hardware"]], described, path.stem)
+    assert cluster.network_bandwidth == described["inter_node_gbit_per_gpu"] * 1e9 / 8
+    assert cluster.gpus_per_node == described["gpus_per_node"]
+    assert len(described["notes"]) > 40
+
+
+def test_clusters_have_the_published_network():
+    gbit = {name: load_cluster(name)["inter_node_gbit_per_gpu"] for name in ("dgx_h100", "dgx_a100", "a100_polaris")}
+    assert gbit == {"dgx_h100": 400, "dgx_a100": 200, "a100_polaris": 100}
+    assert load_cluster("a100_polaris")["gpus_per_node"] == 4
+
+
+@pytest.mark.parametrize(("asked", "found"), [
+    (7, "7B_internlm2.py"), ("7", "7B_internlm2.py"), ("20B", "20B_internlm2.py"), ("70b", "70B_internlm.py"),
+    (104, "104B_internlm.py"), ("llama3_70b", "models/llama3_70b.json"), ("7B_internlm2", "7B_internlm2.py"),
+])  # fmt: skip
+def test_models_are_found_by_size_and_by_name(asked, found):
+    assert find_model(asked) == CONFIGS / found
+
+
+@pytest.mark.parametrize("asked", [8, 0, "", "7.5", "9" * 9000, "٧", "../README", "/etc/passwd", "clusters/b200"])
+def test_an_unknown_model_lists_the_choices(asked):
+    with pytest.raises(InputError, match=r"choose a size of 7, 20, 70, 104 or one of .*llama3_70b"):
+        find_model(asked)
+
+
+def test_a_nearly_right_name_is_suggested():
+    with pytest.raises(InputError, match="did you mean 'llama3_70b'"):
+        find_model("llama3-70b")
+    with pytest.raises(InputError, match=r"did you mean 'dgx_h100'.*one of a100_100g"):
+        load_cluster("dgx_h10")
+
+
+# --- what InternEvo's keys mean
+
+
+@pytest.mark.parametrize(("hidden", "ratio", "multiple", "width"), [
+    (4096, "3.5", 256, 14336), (4096, "2.6875", 256, 11008), (4096, "8 / 3", 256, 11008), (6144, "8 / 3", 256, 16384),
+    (5120, "2.7", 256, 13824), (1024, "1.5", 128, 1536), (4096, "8 / 3", 1, 10922),
+])  # fmt: skip
+def test_the_mlp_is_rounded_up_as_internevo_does(load, hidden, ratio, multiple, width):
+    run = load(SMALL + f"model = dict(model, hidden_size={hidden}, mlp_ratio={ratio}, multiple_of={multiple})")
+    assert run.model.intermediate_size == width
+
+
+def test_kv_heads_default_to_heads(load):
+    assert load(SMALL).model.num_key_value_heads == 32
+    assert load(with_model(num_kv_attention_heads=8)).model.num_key_value_heads == 8
+
+
+@pytest.mark.parametrize(("zero1", "zero", "shard"), [
+    ("dict(size=-1)", 1, -1), ("dict(size=0)", 1, -1), ("dict(size=1)", 0, 1), ("dict(size=8)", 1, 8), ("8", 1, 8),
+    ("-1", 1, -1), ("dict(size=-1, fsdp=True)", 3, -1), ("dict(size=8, fsdp=False)", 1, 8),
+])  # fmt: skip
+def test_zero1_sizes(load, zero1, zero, shard):
+    layout = load(with_parallel(f"zero1={zero1}")).layout
+    assert (layout["zero"], layout["zero_shard_size"]) == (zero, shard)
+
+
+@pytest.mark.parametrize(("text", "tp", "mode"), [
+    ("tensor=4", 4, "mtp"), ("tensor=4, sequence_parallel=True", 4, "msp"), ("tensor=dict(size=4)", 4, "mtp"),
+    ("tensor=dict(size=2, mode='fsp')", 2, "fsp"),
+    ("tensor=dict(size=2, mode='mtp'), sequence_parallel=True", 2, "mtp"),
+])  # fmt: skip
+def test_tensor_modes(load, text, tp, mode):
+    layout = load(with_parallel(text)).layout
+    assert (layout["tp"], layout["tp_mode"]) == (tp, mode)
+
+
+def test_isp_has_a_weight_group_and_its_overlap(load):
+    layout = load(with_parallel("tensor=dict(size=2, mode='isp'), weight=dict(size=4, overlap=True)")).layout
+    assert (layout["wp"], layout["overlap_weight_gather"]) == (4, True)
+    assert "wp" not in load(SMALL).layout
+
+
+def test_sequence_2d_splits_the_tensor_group_into_heads_and_context(load):
+    planes = "sequence_2D=dict(enable=True, head_size=2, context_size=4)"
+    layout = load(with_parallel(f"tensor=dict(size=8, mode='isp'), {planes}")).layout
+    assert (layout["tp"], layout["cp"]) == (2, 4)
+
+
+@pytest.mark.parametrize(("checkpoint", "pp", "recompute", "layers"), [
+    (False, 1, "none", -1), (True, 1, "full", -1), (0, 1, "none", -1), (1, 4, "full", -1), (0.5, 1, "full", 16),
+    (0.5, 4, "full", 4), (0.3, 4, "full", 2), (0.01, 4, "none", -1),
+])  # fmt: skip
+def test_checkpoint_is_the_share_of_a_stages_layers(load, checkpoint, pp, recompute, layers):
+    layout = load(with_model(checkpoint=checkpoint) + f"parallel = dict(parallel, pipeline={pp})").layout
+    assert (layout["recompute"], layout["recompute_layers"]) == (recompute, layers)
+
+
+def test_chunks_interleave_the_pipeline(load):
+    text = with_model(num_chunks=2, checkpoint=0.5)
+    layout = load(text + "parallel = dict(parallel, pipeline=dict(size=4, interleaved_overlap=True))").layout
+    assert (layout["vpp"], layout["schedule"], layout["p2p_overlap"]) == (2, "interleaved", True)
+    assert layout["recompute_layers"] == 4  # half of each of two chunks of four layers
+    alone = load(text)
+    assert (alone.layout["vpp"], alone.layout["schedule"]) == (1, "1f1b")
+    assert "model.num_chunks" in alone.ignored
+
+
+@pytest.mark.parametrize(("pipeline", "schedule"), [
+    ("dict(size=4, mode='zbh1')", "zb-h1"), ("dict(size=4, zero_bubble=True)", "zb-h1"), ("4", "1f1b"),
+])  # fmt: skip
+def test_pipeline_schedules(load, pipeline, schedule):
+    assert load(with_parallel(f"pipeline={pipeline}")).layout["schedule"] == schedule
+
+
+def test_a_missing_key_is_internevos_default_and_is_named(load):
+    run = load(SMALL)
+    assert run.layout["precision"] == "fp16"
+    assert run.layout["overlap_grad_reduce"] is False
+    assert {"precision", "overlap_grad_reduce", "recompute"} <= set(run.assumed)
+    assert not {"tp", "zero", "seq_len", "micro_batch_size"} & set(run.assumed)
+
+
+def test_experts(load):
+    model = load(with_model(num_experts=64, top_k=8, num_shared_experts=8, mlp_ratio=5 / 7, hidden_size=3584)).model
+    assert (model.num_experts, model.num_experts_per_tok, model.moe_intermediate_size) == (64, 8, 2560)
+    assert model.shared_expert_intermediate_size == 20480
+    assert load(with_model(num_experts=4) + "moe = dict(top_k=2)").model.num_experts_per_tok == 2
+    assert not load(with_model(num_experts=1)).model.is_mixture_of_experts
+
+
+def test_norms_biases_and_dtypes(load):
+    run = load(with_model(norm_type="layernorm", no_bias=False, dtype="torch.half", use_flash_attn=False))
+    assert (run.model.norm, run.model.bias) == ("layernorm", True)
+    assert (run.layout["precision"], run.layout["attention"]) == ("fp16", "unfused")
+
+
+# --- the Python that is read
+
+
+def test_what_configurations_compute(load):
+    text = (
+        SMALL
+        + """
+'''a text that stands alone'''
+THREE: int = 3
+COPY = TWO = THREE - 1
+job = f"{COPY}_{TWO}"
+adam = {"lr": 1e-4, "weight_decay": -0.01, **dict(adam_beta1=0.9)}
+lr_scheduler = dict(total_steps=int(50 / 2), init_steps=[1, 2][-1], eta_min=round(0.5), last_epoch=not True)
+beta2_scheduler = dict(c=adam["lr"], init_beta2=2**16 % 7 // 2, cur_iter=max(1, 2.5))
+ckpt = dict(save_ckpt_folder=job + "/x", oss_snapshot_freq=float("inf"), load_ckpt_info=("model",) + (None,))
+model = dict(model, hidden_size=HIDDEN / 1, num_layers=1 << 5)
+"""
+    )
+    assert load(text).model.hidden_size == 4096
+    values = read_assignments(text, "run.py").values
+    assert values["ckpt"]["save_ckpt_folder"] == "2_2/x"
+    assert values["lr_scheduler"] == {"total_steps": 25, "init_steps": 2, "eta_min": 0, "last_epoch": False}
+    assert values["beta2_scheduler"] == {"c": 1e-4, "init_beta2": 1, "cur_iter": 2.5}
+    assert values["adam"].lines == {"lr": 11, "weight_decay": 11, "adam_beta1": 11}
+
+
+@pytest.mark.parametrize("attack", [
+    "x = __import__('os').system('touch {mark}')", "import os", "from os import system", "exec('1')",
+    "open('{mark}', 'w')", "x = open('{mark}', 'w')", "x = (lambda: open('{mark}', 'w'))()",
+    "x = [open('{mark}', 'w') for _ in (1,)]", "x = ().__class__.__bases__", "def f():\n    pass",
+    "class C:\n    open('{mark}', 'w')", "if True:\n    x = 1", "x = 1 if True else 2",
+    "with open('{mark}', 'w'):\n    pass",
+    "x = f'{{open(\"{mark}\")}}'", "x = int(open('{mark}', 'w'))", "x = dict(a=eval('1'))", "del HIDDEN", "x = y = z()",
+    "x, y = 1, 2", "x: 'open()' = print()", "HIDDEN += 1", "x = (y := 1)", "x = {{*()}}", "x = 'a' * 9", "x = 'a' % 9",
+])  # fmt: skip
+def test_nothing_is_run(load, tmp_path, attack):
+    mark = tmp_path / "mark"
+    with pytest.raises(InputError, match=r"run\.py, line 1: .* is not read.* not run; allowed are numbers"):
+        load(attack.format(mark=mark) + "\n" + SMALL)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("bomb", [
+    "a = 9**9**9**9", "a = 1 << 10**9", "a = [1]\n" + "a = a + a\n" * 60, "a = 'x'\n" + "a = f'{a}{a}'\n" * 60,
+    "a = [1]\n" + "a = [a, a]\n" * 60 + "model = dict(hidden_size=a)",
+    "a = (1,)\n" + "a = (a, a)\n" * 60 + "b = {a: 1}",
+    "a = dict(b=1)\n" + "a = dict(b=a, c=a)\n" * 60 + "model = a", "a = 1e300**9", "a = 10**300 * 10**300 * 1.5",
+    "a = " + "(" * 500, "a = " + "-" * 200_000 + "1", "a = 1" + " + 1" * 50_000, "a = " + "9" * 9000, "a = '\0'",
+])  # fmt: skip
+def test_no_file_makes_the_reader_run_long(load, bomb):
+    start = time.monotonic()
+    with pytest.raises(InputError, match=r"run\.py"):
+        load(bomb)
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("data = dict(\n  seq_len=2048", "line 1: not valid Python: '(' was never closed"),
+    ("data = dict(\n  seq_len=LENGTH)", "line 2: the name 'LENGTH' is not assigned above"),
+    ("HIDDEN_SIZE = 1\nmodel = dict(hidden_size=HIDEN_SIZE)", "did you mean 'HIDDEN_SIZE'"),
+    ("a = 1 / 0", "line 1: cannot be computed: division by zero"),
+    ("a = dict(b=1, b=2)", "line 1: the key 'b' is given twice"),
+    ("a = dict(lr=1)\nb = a['rl']", "line 2: there is no key 'rl'"),
+    ("a = [1, 2][2]", "line 1: there is no item 2"),
+])  # fmt: skip
+def test_mistakes_in_python_are_told_with_their_line(load, text, message):
+    with pytest.raises(InputError) as error:
+        load(text)
+    assert message in str(error.value)
+
+
+# --- wrong keys and values
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (with_model(hiden_size=1), "line 6: model has no key 'hiden_size' (did you mean 'hidden_size'?); known keys are"),
+    (SMALL + "data = dict(data, micro_bs=1)", "line 6: data has no key 'micro_bs' (did you mean 'micro_bsz'?)"),
+    (with_parallel("zero1=dict(sise=1)"), "parallel.zero1 has no key 'sise' (did you mean 'size'?)"),
+    (SMALL + "adam = dict(\n  lr=1,\n  weight_deca=2)", "line 8: adam has no key 'weight_deca'"),
+    (SMALL + "modle = dict()", "line 6: there is no section or setting 'modle' (did you mean 'model'?); known names"),
+    (SMALL.replace("num_layers=32, ", ""), "model.num_layers is missing; it must be a whole number"),
+    ("data = dict(seq_len=1)", "model.hidden_size is missing"),
+    (with_model(hidden_size="big"), "line 6: model.hidden_size is 'big'; it must be a whole number of at least 1"),
+    (with_model(hidden_size=4096.5), "it must be a whole number"),
+    (with_model(hidden_size=True), "it must be a whole number"),
+    (with_model(num_layers=0), "of at least 1"),
+    (with_model(num_layers=2**2000), "it must be a whole number"),
+    (with_model(mlp_ratio=-1), "model.mlp_ratio is -1; it must be a positive number"),
+    (with_model(num_attention_heads=33), "it must be a divisor of hidden_size 4096"),
+    (with_model(num_kv_attention_heads=5), "not a multiple of num_key_value_heads"),
+    (with_model(checkpoint=1.5), "it must be True, False or the share of layers"),
+    (with_model(dtype="torch.float32"), "it must be one of torch.bfloat16, torch.float16"),
+    (with_model(norm_type="batchnorm"), "one of rmsnorm, layernorm"),
+    (SMALL + "model = 5", "line 6: model is 5; it must be a section"),
+    (SMALL + "model = [1]", "line 6: model is a list; it must be a section"),
+    (with_parallel("tensor=dict(size=2, mode='tsp')"), "parallel.tensor.mode is 'tsp'; it must be one of mtp, msp"),
+    (with_parallel("tensor=dict(size=[2])"), "parallel.tensor.size is a list"),
+    (with_parallel("weight=dict(size=2)"), "only the tensor mode isp splits weights"),
+    (with_parallel("zero1=dict(size=-1, fsdp=True), pipeline=2"), "False beside the tensor mode isp or a pipeline"),
+    (with_parallel("pipeline=64"), "at most the 32 layers"),
+    (with_parallel("pipeline=dict(size=4, mode='zbv')"), "it must be one of 1f1b, zbh1"),
+    (with_parallel("pipeline=dict(size=4, use_zeropp=True)"), "that schedule is not priced"),
+    (with_parallel("tensor=8, sequence_2D=dict(enable=True, head_size=2, context_size=2)"), "the tensor size 8"),
+    (with_parallel("fsdp=dict(enable=True)"), "zero1=dict(fsdp=True)"),
+    (SMALL + "hybrid_zero_optimizer = dict(overlap_sync_grad='yes')", "it must be True or False"),
+])  # fmt: skip
+def test_wrong_keys_and_values_are_told_with_what_would_be_right(load, text, message):
+    with pytest.raises(InputError) as error:
+        load(text)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_helpers_in_capitals_and_names_the_file_uses_are_no_mistakes(load):
+    assert load("GPUS = 8\nsize = 2\n" + with_parallel("tensor=size")).layout["tp"] == 2
+
+
+# --- JSON
+
+
+LLAMA = {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf", "architectures": ["LlamaForCausalLM"], "bos_token_id": 1,
+    "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 11008,
+    "max_position_embeddings": 4096, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 32, "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.31.0", "vocab_size": 32000,
+}  # fmt: skip
+BARE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+
+
+def test_a_hugging_face_config_is_read_as_it_is(load, tmp_path):
+    run = load(LLAMA, "config.json")
+    assert run.model.parameters == pytest.approx(6.738e9, rel=1e-3)
+    assert run.name == tmp_path.name
+    assert (run.layout, run.seq_len) == ({}, None)
+    assert load({"model_type": "llava", "text_config": LLAMA, "vision_config": {}}, "config.json").model == run.model
+
+
+def test_a_bare_model_refuses_keys_that_nobody_knows(load):
+    assert load(BARE, "m.json").model.intermediate_size == 256
+    with pytest.raises(InputError, match="unknown model key 'hiden_size'"):
+        load({**BARE, "hiden_size": 1}, "m.json")
+    with pytest.raises(InputError, match="the model needs vocab_size"):
+        load({k: v for k, v in BARE.items() if k != "vocab_size"}, "m.json")
+    with pytest.raises(InputError, match="hidden_size is '64'; it must be a whole number"):
+        load({**BARE, "hidden_size": "64"}, "m.json")
+    for key, value in [("num_attention_heads", 0), ("num_experts", "many"), ("bias", 1), ("kv_lora_rank", [1]),
+                       ("vocab_size", 10**400), ("max_position_embeddings", -1)]:  # fmt: skip
+        with pytest.raises(InputError, match=r"m\.json"):
+            load({**BARE, key: value}, "m.json")
+
+
+def test_a_model_with_its_layout(load):
+    layout = {"tp": 8, "sequence_parallel": True, "pp": 4, "cp": None, "seq_len": 8192, "zero_shard_size": -1}
+    run = load({"name": "mine", "model": "llama3_70b", "layout": layout, "notes": "a try"}, "run.json")
+    assert run.name == "mine"
+    assert run.model == load_run_config(find_model("llama3_70b")).model
+    assert run.layout == {"tp": 8, "tp_mode": "msp", "pp": 4, "seq_len": 8192, "zero_shard_size": -1}
+    assert run.seq_len == 8192
+    assert load({"model": BARE}, "tiny.json").name == "tiny"
+
+
+@pytest.mark.parametrize(("plain", "message"), [
+    ({"model": BARE, "layout": {"tpp": 2}}, "unknown layout key 'tpp' (did you mean 'tp'?); known keys are attention"),
+    ({"model": BARE, "layout": {"tp": True}}, "layout key tp is True; it must be a whole number"),
+    ({"model": BARE, "layout": {"tp": 0}}, "layout key tp is 0; it must be a whole number of at least 1"),
+    ({"model": BARE, "layout": {"tp_mode": "tsp"}}, "tp_mode is 'tsp'; it must be one of mtp"),
+    ({"model": BARE, "layout": {"compile": 1}}, "compile is 1; it must be true or false"),
+    ({"model": BARE, "layout": [1]}, "layout must be an object"),
+    ({"model": BARE, "layouts": {}}, "unknown key 'layouts' (did you mean 'layout'?)"),
+    ({"model": 7}, "model must be an object of model keys or a shipped model's name"),
+    ({"model": "llama9"}, "no model is called 'llama9'"),
+])  # fmt: skip
+def test_wrong_json_is_told(load, plain, message):
+    with pytest.raises(InputError) as error:
+        load(plain, "run.json")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("{\n'a': 1}", "line 2: not valid JSON"), ("[1]", "is an object {...}, not a list"), ("", "not valid JSON"),
+    ("[" * 100_000, "not valid JSON"), (b"\xff\xfe{}", "not UTF-8 text (byte 0)"),
+    (b" " * (MAX_BYTES + 1), "larger than 1 MiB"), ('{"model": ' * 90_000, r"run.json"),
+])  # fmt: skip
+def test_files_that_are_no_json(load, content, message):
+    with pytest.raises(InputError) as error:
+        load(content, "run.json")
+    assert message in str(error.value)
+
+
+# --- the file itself
+
+
+def test_files_that_cannot_be_read(load, tmp_path):
+    for path, message in [
+        (tmp_path / "none.py", "no such configuration file"), (tmp_path / "run.yaml", "a configuration is a .py file"),
+        (tmp_path / ("x" * 300 + ".py"), "cannot be read"), (Path("a\0b.py"), "cannot be read"),
+    ]:  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            load_run_config(path)
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(InputError, match="a folder, not a configuration file"):
+        load_run_config(tmp_path / "folder.py")
+    (tmp_path / "device.py").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="not a regular file"):
+        load_run_config(tmp_path / "device.py")
+    with pytest.raises(InputError, match=r"not UTF-8 text \(byte 5\)"):
+        load(b"a = '\xe9'")
+
+
+def test_a_byte_order_mark_and_foreign_line_ends_are_read(load):
+    assert load(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode()).seq_len == 2048
+
+
+def test_a_cluster_file_of_the_users_own(tmp_path):
+    path = tmp_path / "ours.json"
+    path.write_text('{"hardware": "h100_sxm", "gpus_per_node": 4}')
+    assert load_cluster(path) == {"name": "ours", "hardware": "h100_sxm", "gpus_per_node": 4}
+    path.write_text('{"gpus": 4}')
+    with pytest.raises(InputError, match="unknown cluster key 'gpus'"):
+        cluster_of(DEVICES["h100_sxm"], load_cluster(path))
+    with pytest.raises(InputError, match="no such configuration file"):
+        load_cluster(tmp_path / "none.json")
