@@ -22,8 +22,8 @@ SAME_KERNEL = {"sglang_flash_attention": "fa2", "sglang_fa3": "fa3"}
 #: FlashAttention 2, 2.8-3.1 for 3), 3.2 at 1k and below, 3.5 (3.3-3.85) for the 192/128 head dims of MLA.
 BACKWARD_LONG, BACKWARD_SHORT, BACKWARD_MLA, BACKWARD_DOUBT = 2.9, 3.2, 3.5, 0.10
 _LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
-#: Serving tables say little of training kernels at short sequences: without the cache copy the law is 0-5% off published
-#: training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this doubt.
+#: Serving tables say little of training kernels at short sequences: without the cache copy the law is 0-5% off
+#: published training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this doubt.
 SHORT_DOUBT = 0.06
 _PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_DOUBT = 10, 30, 0.30
 _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}

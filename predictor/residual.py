@@ -97,6 +97,21 @@ def fit_residual(
     groups: int codes; rows of one group are held out together when doubt is measured, so that it is the doubt of a
     shape family never seen. trees: settings of HistGradientBoostingRegressor. weights: how much a row counts.
     """
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    with threadpool_limits(1):  # small fits: threads that wait for each other on a busy machine cost a hundredfold
+        return _fit(features, coordinates, log_bare, log_residual, groups, trees, weights)
+
+
+def _fit(
+    features: np.ndarray,
+    coordinates: np.ndarray,
+    log_bare: np.ndarray,
+    log_residual: np.ndarray,
+    groups: np.ndarray,
+    trees: Mapping[str, Any],
+    weights: np.ndarray | None,
+) -> Residual:
     enough = len(log_residual) >= ROWS_FOR_TREES
     shift = float(np.median(log_residual))
     weights = np.ones(len(log_residual)) if weights is None else weights

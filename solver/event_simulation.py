@@ -1,4 +1,4 @@
-"""One pipeline step pass by pass: exact for the given times, as the test of the closed forms and the source of traces."""
+"""One pipeline step pass by pass: exact for the given times; the test of the closed forms and the source of traces."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KINDS = np.array(["F", "B", "W"])
 class Timeline:
     """All passes of a step; arrays of shape [passes], ordered by stage and time. Seconds from the first forward on.
 
-    kind: "F", "B" or, where the schedule splits the backward pass (B is then its input gradient), "W". A pass that sends
-    while nothing else can run on its stage (``blocking``) ends with its send.
+    kind: "F", "B" or, where the schedule splits the backward pass (B is then its input gradient), "W". A pass whose
+    sender waits for its message (``blocking``) ends with the message.
     in_flight: [stages], most micro batches whose activations a stage holds at once, in units of the whole stage's
-    (a chunk's are 1 / vpp); held from the forward to the end of the last backward or weight-gradient pass that needs them.
+    (a chunk's are 1 / vpp); held from the forward to the end of the backward, or of the weight gradient if split.
     """
 
     stage: np.ndarray
@@ -39,7 +39,8 @@ class Timeline:
     @property
     def busy(self) -> np.ndarray:
         """Seconds that each stage works, shape [stages]."""
-        return np.bincount(self.stage, self.end - self.start, len(self.in_flight))
+        worked: np.ndarray = np.bincount(self.stage, self.end - self.start, len(self.in_flight))
+        return worked
 
     @property
     def idle(self) -> np.ndarray:
@@ -52,7 +53,8 @@ class Timeline:
         between steps (zero bubble with a postponed check of the gradient norm), the longest span is a step's time."""
         first = np.flatnonzero(np.diff(self.stage, prepend=-1))
         last = np.append(first[1:], len(self.stage)) - 1
-        return self.end[last] - self.start[first]
+        seconds: np.ndarray = self.end[last] - self.start[first]
+        return seconds
 
 
 def simulate(
@@ -69,13 +71,13 @@ def simulate(
 
     forward, backward: seconds of one micro batch, shape [stages] (a stage's chunks share it evenly) or [stages, vpp].
     weight_grad: the part of ``backward`` that zero-bubble schedules run on its own; same shapes, needed by those only.
-    transfer: seconds to hand one chunk's activation or gradient to another stage. blocking: the sender waits for it, so its
-    pass is ``transfer`` longer (Megatron's default: one batched send and receive between two passes, both ways at once);
-    otherwise it only delays the receiver. Raises InputError for times or schedules that make no sense.
+    transfer: seconds to hand one chunk's activation or gradient to another stage. blocking: the sender waits for it, so
+    that its pass is ``transfer`` longer (Megatron's default: between two passes it sends and receives in one batch, at
+    once); otherwise it only delays the receiver. Raises InputError for times or schedules that make no sense.
     """
-    times = _pass_seconds(schedule, forward, backward, weight_grad, vpp)
-    stages = times.shape[1]
+    stages = len(np.atleast_1d(forward))
     check_schedule(schedule, stages, micro_batches, vpp)
+    times = _pass_seconds(schedule, forward, backward, weight_grad, vpp)
     if not (np.isfinite(transfer) and transfer >= 0):
         raise InputError(f"transfer is {transfer} seconds; it must be a number of at least 0")
     orders = [stage_order(schedule, stage, stages, micro_batches, vpp) for stage in range(stages)]
@@ -101,13 +103,13 @@ def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, 
         if weight_grad is None:
             raise InputError(f"schedule {schedule} needs weight_grad, the part of backward that can be postponed")
         given["weight_grad"] = weight_grad
-    out = []
+    out: list[np.ndarray] = []
     for name, values in given.items():
         array = np.asarray(values, dtype=float)
         if array.ndim == 1:
             array = np.repeat(array[:, None] / vpp, vpp, axis=1)
         if array.ndim != 2 or array.shape[1] != vpp or not array.size or array.shape != (out or [array])[0].shape:
-            raise InputError(f"{name} has shape {np.shape(values)}; it must be [stages] or [stages, vpp], alike for all times")
+            raise InputError(f"{name} has shape {np.shape(values)}; all times need the same: [stages] or [stages, vpp]")
         if not (np.isfinite(array).all() and (array >= 0).all()):
             raise InputError(f"{name} holds times that are negative or not finite")
         out.append(array)

@@ -1,7 +1,7 @@
 """In which order each pipeline stage runs its forward, backward and weight-gradient passes, by schedule.
 
 An order is an int64 array of shape [passes, 3] with the columns kind, chunk, micro batch. It depends on the stage, the
-number of stages and of micro batches, never on how long a pass takes: that is what frameworks do, and why unequal stages wait.
+number of stages and of micro batches, never on how long a pass takes: so frameworks do, and so unequal stages wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> 
     if schedule not in SCHEDULES:
         raise InputError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
     if min(stages, micro_batches, vpp) < 1:
-        raise InputError(f"a pipeline needs a stage, a chunk and a micro batch, not {stages}, {vpp} and {micro_batches}")
+        raise InputError(f"a pipeline needs a stage, chunk and micro batch, not {stages}, {vpp}, {micro_batches}")
     if vpp > 1 and schedule != "interleaved":
         raise InputError(f"schedule {schedule} has one chunk per stage, not vpp {vpp}; interleaved has several")
     if vpp > 1 and micro_batches % stages:
@@ -37,13 +37,14 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
     """The passes of ``stage`` (0 is the first) in order.
 
     * gpipe: all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965).
-    * 1f1b: as many forwards as stages follow, then one forward, one backward in turn (Narayanan et al. 2019, PipeDream-Flush).
+    * 1f1b: as many forwards as stages follow, then one forward and one backward in turn (Narayanan et al. 2021, arXiv
+      2006.09503: PipeDream-Flush).
     * interleaved: Megatron-Core: micro batches in groups of pp run chunk after chunk; before the first backward
       2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473). One chunk: 1f1b.
     * zb-h1, zb-1p: 1f1b whose weight gradients run ``stage`` micro batches late, so that every stage holds at most pp
-      micro batches (Qi et al. 2023, arXiv 2401.10241, figure 3). zb-1p names their automatic search under the same memory;
-      its handcrafted form is zb-h1, and PyTorch's.
-    * zb-2p: their ZB-H2 (2 pp - 1 micro batches): twice the warm-up, weight gradients 2 ``stage`` micro batches late.
+      micro batches (Qi et al. 2023, arXiv 2401.10241). zb-1p is their automatic search within the same memory, whose
+      orders depend on times; its handcrafted form stands for it.
+    * zb-2p: likewise their ZB-H2 (2 pp - 1 micro batches): twice the warm-up, weight gradients 2 ``stage`` late.
     """
     check_schedule(schedule, stages, micro_batches, vpp)
     behind = stages - 1 - stage
@@ -58,7 +59,7 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
 
 
 def _passes(micro_batches: int, stages: int, vpp: int) -> np.ndarray:
-    """(chunk, micro batch) of all forwards in order; backwards run in the same order with chunks counted from the last."""
+    """(chunk, micro batch) of all forwards in order; backwards run in the same with chunks counted from the last."""
     k = np.arange(micro_batches * vpp)
     if vpp == 1:
         return np.stack([np.zeros_like(k), k], axis=1)
@@ -77,7 +78,7 @@ def _one_by_one(forwards: np.ndarray, warm_up: int) -> np.ndarray:
 
 
 def _with_weights(micro_batches: int, warm_up: int, late: int) -> np.ndarray:
-    """As _one_by_one, and after backward k the weight gradient of micro batch k - ``late``; those left run at the end."""
+    """As _one_by_one; after backward k the weight gradient of micro batch k - ``late``, and those left at the end."""
     k, warm_up = np.arange(micro_batches), min(warm_up, micro_batches)
     slots = np.concatenate([3 * k, 3 * (k + warm_up) + 1, 3 * (k + late + warm_up) + 2])
     order = np.argsort(slots, kind="stable")

@@ -1,0 +1,242 @@
+"""The event simulation against pipelines worked out by hand and laws of all schedules; closed forms against it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profiler.errors import InputError
+from solver import event_simulation
+from solver.event_simulation import Timeline, simulate
+from solver.op_orders import BACKWARD, FORWARD, WEIGHT, stage_order
+from solver.stages import micro_batches_in_flight, pipeline_seconds
+from solver.strategy import SCHEDULES
+
+ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
+
+
+def _words(line: Timeline, stage: int) -> str:
+    """The passes of a stage: "F0[0-1] ..." with their times."""
+    rows = np.flatnonzero(line.stage == stage)
+    return " ".join(f"{line.kind[i]}{line.micro_batch[i]}[{line.start[i]:g}-{line.end[i]:g}]" for i in rows)
+
+
+def _run(schedule: str, stages: int, m: int, vpp: int = 1, f: float = 1.0, b: float = 2.0, w: float = 0.0) -> Timeline:
+    """Equal stages of ``f`` and ``b`` + ``w`` seconds."""
+    return simulate(schedule, np.full(stages, f), np.full(stages, b + w), m, vpp, weight_grad=np.full(stages, w))
+
+
+def test_1f1b_by_hand() -> None:
+    # stage 0: F 1, B 2; stage 1: F 2, B 4. Stage 1 has F0 from 1 to 3 and B0 to 7, then F1 to 9 and B1 to 13;
+    # stage 0 runs F1 while it waits, B0 from 7 to 9, B1 from 13 to 15.
+    line = simulate("1f1b", [1, 2], [2, 4], 2)
+    assert _words(line, 0) == "F0[0-1] F1[1-2] B0[7-9] B1[13-15]"
+    assert _words(line, 1) == "F0[1-3] B0[3-7] F1[7-9] B1[9-13]"
+    assert line.makespan == 15
+    assert line.busy.tolist() == [6, 12] and line.idle.tolist() == [9, 3]
+    assert line.in_flight.tolist() == [2, 1]
+
+
+def test_gpipe_by_hand() -> None:
+    # the same stages: forwards end on stage 1 at 1 + 2 + 2 = 5, backwards at 9 and 13, the last one above at 15
+    line = simulate("gpipe", [1, 2], [2, 4], 2)
+    assert _words(line, 0) == "F0[0-1] F1[1-2] B0[9-11] B1[13-15]"
+    assert _words(line, 1) == "F0[1-3] F1[3-5] B0[5-9] B1[9-13]"
+    assert line.in_flight.tolist() == [2, 2]
+
+
+def test_zero_bubble_by_hand() -> None:
+    # F 1, B 1, W 1 on two stages: stage 1 puts W0 off by one micro batch, so stage 0 has its gradients a second earlier
+    line = _run("zb-h1", 2, 2, b=1.0, w=1.0)
+    assert _words(line, 0) == "F0[0-1] F1[1-2] B0[3-4] W0[4-5] B1[5-6] W1[6-7]"
+    assert _words(line, 1) == "F0[1-2] B0[2-3] F1[3-4] B1[4-5] W0[5-6] W1[6-7]"
+
+
+def test_interleaved_by_hand() -> None:
+    # two stages of two chunks, F 1, B 1 a chunk: stage 0 runs F of chunk 0, then of chunk 1, all in its warm-up
+    line = simulate("interleaved", np.ones((2, 2)), np.ones((2, 2)), 2, 2)
+    assert _words(line, 0) == "F0[0-1] F1[1-2] F0[2-3] F1[3-4] B0[5-6] B1[7-8] B0[8-9] B1[9-10]"
+    assert _words(line, 1) == "F0[1-2] F1[2-3] F0[3-4] B0[4-5] F1[5-6] B1[6-7] B0[7-8] B1[8-9]"
+    assert line.chunk[line.stage == 0].tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert line.in_flight.tolist() == [2.0, 1.5]
+
+
+def test_transfers_by_hand() -> None:
+    # one micro batch, two stages, F 1, B 2, message 0.5: both ways the message adds to the path
+    for blocking in (True, False):
+        assert simulate("1f1b", [1, 1], [2, 2], 1, transfer=0.5, blocking=blocking).makespan == 7.0
+    # two micro batches: only a blocked sender delays its own next pass
+    assert _words(simulate("1f1b", [1, 1], [2, 2], 2, transfer=0.5), 0) == "F0[0-1.5] F1[1.5-3] B0[5-7] B1[8.5-10.5]"
+    late = simulate("1f1b", [1, 1], [2, 2], 2, transfer=0.5, blocking=False)
+    assert _words(late, 0) == "F0[0-1] F1[1-2] B0[5-7] B1[8-10]"
+    assert simulate("1f1b", [1.0], [2.0], 3, transfer=9.0).makespan == 9.0  # nobody to send to
+
+
+Pipeline = tuple[str, np.ndarray, np.ndarray, np.ndarray, int, int]
+times = st.lists(st.floats(0.1, 10), min_size=1, max_size=6)
+few = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn) -> Pipeline:
+    schedule = draw(st.sampled_from(SCHEDULES))
+    stages, vpp = draw(st.integers(1, 5)), draw(st.integers(1, 3)) if schedule == "interleaved" else 1
+    m = draw(st.integers(1, 4)) * stages if vpp > 1 else draw(st.integers(1, 12))
+    size = stages * vpp
+
+    def grid(low: float, high: float) -> np.ndarray:
+        return np.array(draw(st.lists(st.floats(low, high), min_size=size, max_size=size))).reshape(stages, vpp)
+
+    f, b, share = grid(0.1, 10), grid(0.1, 10), grid(0, 1)
+    return schedule, f, b, b * share, m, vpp
+
+
+@few
+@given(pipelines(), st.floats(0, 1), st.booleans())
+def test_laws_of_every_schedule(pipeline: Pipeline, transfer: float, blocking: bool) -> None:
+    schedule, f, b, w, m, vpp = pipeline
+    line = simulate(schedule, f, b, m, vpp, transfer, w, blocking)
+    sums = (f + b).sum(axis=1)
+    assert line.makespan >= line.busy.max() - 1e-9
+    assert line.busy.min() >= 0 and (line.busy >= m * sums - 1e-9).all()
+    assert line.makespan >= (f + b - (w if schedule in ZERO_BUBBLE else 0)).sum() - 1e-9  # one micro batch's way
+    same = np.diff(line.stage) == 0
+    assert (line.start[1:][same] >= line.end[:-1][same] - 1e-12).all()  # one pass at a time
+    counts = {kind: int((line.kind == kind).sum()) for kind in "FBW"}
+    assert counts == {"F": f.size * m, "B": f.size * m, "W": f.size * m * (schedule in ZERO_BUBBLE)}
+    more = simulate(schedule, f, b, m + (len(f) if vpp > 1 else 1), vpp, transfer, w, blocking)
+    assert more.makespan >= line.makespan - 1e-9  # more work never ends earlier
+    slower = simulate(schedule, f, b * 1.1, m, vpp, transfer, w * 1.1, blocking)
+    assert line.makespan - 1e-9 <= slower.makespan <= 1.1 * line.makespan + 1e-9
+
+
+@few
+@given(pipelines())
+def test_what_a_pass_needs_is_there(pipeline: Pipeline) -> None:
+    schedule, f, b, w, m, vpp = pipeline
+    line = simulate(schedule, f, b, m, vpp, 0.0, w)
+    part = line.chunk * len(f) + line.stage
+    passes = list(zip(line.kind.tolist(), part.tolist(), line.micro_batch.tolist(), strict=True))
+    end = dict(zip(passes, line.end, strict=True))
+    for (kind, p, i), start in zip(passes, line.start, strict=True):
+        backward = ("B", p + 1, i) if p < f.size - 1 else ("F", p, i)
+        needs = {"F": ("F", p - 1, i), "B": backward, "W": ("B", p, i)}[kind]
+        assert start >= (0.0 if kind == "F" and p == 0 else end[needs] - 1e-12)
+
+
+@few
+@given(times, st.floats(0.1, 10), st.floats(0.1, 10), st.integers(1, 30))
+def test_unequal_stages_where_the_form_is_exact(f: list[float], ratio: float, b: float, m: int) -> None:
+    forward, backward = np.array(f), np.array(f) * ratio
+    flow = (forward + backward).sum() + (m - 1) * (forward.max() + backward.max())
+    assert simulate("gpipe", forward, backward, m).makespan == pytest.approx(flow, rel=1e-9)
+    forward[-1], backward[-1] = forward.max(), backward.max() + b  # the last stage is the slowest
+    slowest = forward[-1] + backward[-1]
+    expected = (forward + backward).sum() + (m - 1) * slowest
+    assert simulate("1f1b", forward, backward, m).makespan == pytest.approx(expected, rel=1e-9)
+
+
+@few
+@given(st.integers(1, 8), st.integers(1, 24), st.floats(0.1, 5), st.floats(0.1, 5))
+def test_equal_stages_wait_for_filling_and_draining(pp: int, m: int, f: float, b: float) -> None:
+    for schedule in ("gpipe", "1f1b"):
+        line = _run(schedule, pp, m, f=f, b=b)
+        assert line.idle == pytest.approx(np.full(pp, (pp - 1) * (f + b)), rel=1e-9)
+
+
+@few
+@given(st.integers(2, 6), st.integers(1, 6), st.integers(2, 4), st.floats(0.1, 5), st.floats(0.1, 5))
+def test_interleaving_divides_the_bubble(pp: int, groups: int, vpp: int, f: float, b: float) -> None:
+    line = _run("interleaved", pp, groups * pp, vpp, f, b)
+    assert line.idle == pytest.approx(np.full(pp, (pp - 1) / vpp * (f + b)), rel=1e-9)
+
+
+KINDS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
+
+
+@few
+@given(st.sampled_from(KINDS), st.integers(1, 6), st.integers(1, 6))
+def test_closed_form_of_equal_stages(kind: tuple[str, int], pp: int, groups: int) -> None:
+    (schedule, vpp), m = kind, groups * pp
+    expected = pipeline_seconds(schedule, m, pp, vpp, pp * 4.2, 4.2, 0.0)
+    assert _run(schedule, pp, m, vpp, f=1.3, b=2.9).makespan == pytest.approx(float(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 8), (4, 16), (8, 32)])
+def test_zero_bubble_leaves_what_its_paper_says(pp: int, m: int) -> None:
+    # Qi et al. 2023: ZB-H1 (pp - 1)(F + B - W); ZB-H2 (pp - 1)(F + B - 2 W) where steps need not wait for each other
+    h1, h2 = (_run(schedule, pp, m, b=1.1, w=0.9) for schedule in ("zb-h1", "zb-2p"))
+    assert h1.makespan - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 0.9))
+    assert h2.span.max() - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 1.8))
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 8, 24])
+def test_activations_in_flight(pp: int, m: int) -> None:
+    later = np.arange(pp)
+    assert _run("1f1b", pp, m).in_flight == pytest.approx(np.minimum(pp - later, m))
+    assert _run("gpipe", pp, m).in_flight == pytest.approx(np.full(pp, m))
+    assert _run("zb-h1", pp, m).in_flight == pytest.approx(np.full(pp, min(pp, m)))
+    assert _run("zb-2p", pp, m).in_flight == pytest.approx(np.full(pp, min(2 * pp - 1, m)))
+    for schedule, vpp in (("1f1b", 1), ("gpipe", 1), ("interleaved", 2), ("interleaved", 4)):
+        if vpp == 1 or m % pp == 0:
+            held = _run(schedule, pp, m, vpp).in_flight
+            formula = [micro_batches_in_flight(schedule, m, pp, vpp, last) for last in (False, True)]
+            assert [held[0], held[-1]] == pytest.approx([float(x) for x in formula])
+
+
+def test_interleaved_order_is_megatrons() -> None:
+    # pp 2, vpp 2, m 4, stage 1: warm-up of 2 chunks, groups of two micro batches, backward from the last chunk
+    order = stage_order("interleaved", 1, 2, 4, 2)
+    forwards = [(int(c), int(i)) for k, c, i in order if k == FORWARD]
+    backwards = [(int(c), int(i)) for k, c, i in order if k == BACKWARD]
+    assert forwards == [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+    assert backwards == [(1, 0), (1, 1), (0, 0), (0, 1), (1, 2), (1, 3), (0, 2), (0, 3)]
+    assert "".join("FBW"[k] for k, _, _ in order) == "FFFBFBFBFBFBFBBB"
+    assert WEIGHT not in order[:, 0]
+
+
+def test_one_chunk_interleaved_is_1f1b() -> None:
+    assert (stage_order("interleaved", 1, 4, 6) == stage_order("1f1b", 1, 4, 6)).all()
+
+
+def test_largest_pipeline_is_quick() -> None:
+    start = time.perf_counter()
+    line = _run("interleaved", 16, 256, 4)
+    assert time.perf_counter() - start < 1.0
+    assert len(line.start) == 16 * 256 * 4 * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"schedule": "2f2b"}, "schedule is '2f2b'"),
+        ({"schedule": "interleaved", "vpp": 2, "micro_batches": 3}, "that pp 2 divides, not 3"),
+        ({"vpp": 2}, "one chunk per stage"),
+        ({"micro_batches": 0}, "needs a stage, chunk and micro batch"),
+        ({"schedule": "zb-h1"}, "needs weight_grad"),
+        ({"schedule": "zb-h1", "weight_grad": [3, 3]}, "part of backward"),
+        ({"forward": [1, 2, 3]}, "backward has shape"),
+        ({"forward": [1, -1]}, "forward holds times"),
+        ({"forward": [1, np.nan]}, "forward holds times"),
+        ({"transfer": -1.0}, "transfer is -1.0 seconds"),
+    ],
+)
+def test_bad_input_is_named(arguments: dict[str, Any], sentence: str) -> None:
+    given_: dict[str, Any] = {"schedule": "1f1b", "forward": [1, 1], "backward": [2, 2], "micro_batches": 4} | arguments
+    with pytest.raises(InputError, match=sentence):
+        simulate(**given_)
+
+
+def test_an_order_that_cannot_run_is_a_named_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def backwards_first(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1) -> np.ndarray:
+        return stage_order(schedule, stage, stages, micro_batches, vpp)[::-1]
+
+    monkeypatch.setattr(event_simulation, "stage_order", backwards_first)
+    with pytest.raises(ValueError, match=r"schedule 1f1b cannot progress on stages \[0, 1\]"):
+        simulate("1f1b", [1, 1], [2, 2], 2)
