@@ -97,6 +97,7 @@ def fit_residual(
     groups: int codes; rows of one group are held out together when doubt is measured, so that it is the doubt of a
     shape family never seen. trees: settings of HistGradientBoostingRegressor. weights: how much a row counts.
     """
+    import sklearn.ensemble  # noqa: F401  (threads of a library can be limited only once it is loaded)
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     with threadpool_limits(1):  # small fits: threads that wait for each other on a busy machine cost a hundredfold
