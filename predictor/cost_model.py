@@ -59,8 +59,16 @@ class CostModel:
         return self._sustained(self.linears.predict(m, n, k, batch, layout, dtype, accumulate))
 
     def flash_attn(
-        self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
-        causal: Any = True, backward: Any = False,
+        self,
+        batch: Any,
+        seq_q: Any,
+        seq_kv: Any,
+        heads: Any,
+        kv_heads: Any,
+        head_dim: Any,
+        v_head_dim: Any,
+        causal: Any = True,
+        backward: Any = False,
     ) -> Estimate:
         """Fused attention, forward or backward."""
         return self._sustained(
@@ -94,7 +102,9 @@ def fit_laws(profile: Profile) -> dict[str, Any]:
         "linears": linears,
         "grouped": GroupedLinearLaw.fit(profile.table("grouped_linear"), linears, linears.lab_scale(profile)),
         "attention": FlashAttnLaw.fit(profile.table("flash_attn"), profile.device),
-        "kernels": MemoryBoundLaw.fit(profile.table("memory_bound"), profile.device, _meta_laws(profile).get("memory_bound")),
+        "kernels": MemoryBoundLaw.fit(
+            profile.table("memory_bound"), profile.device, _meta_laws(profile).get("memory_bound")
+        ),
         "collectives": CollectiveLaw.fit(profile),
     }
 

@@ -72,7 +72,9 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
 
     Raises InputError where sizes do not multiply up to the world or do not divide the batch.
     """
-    given = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
+    given = {
+        key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")
+    }
     world = problem.run.world_size
     ranks = given.get("tp", 1) * given.get("cp", 1) * given.get("pp", 1)
     if world % ranks:

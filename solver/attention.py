@@ -82,8 +82,27 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     return [
         *_flash(shapes, "attention", ones, local, local, True),
         *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
-        Op("kv.send", MODULE, "p2p", FORWARD, step, "cp", steps, ("attention.step.forward",), recomputed_by=ATTENTION_CORE),
-        Op("kv.send", MODULE, "p2p", INPUT_GRAD, {**step, "bytes": 2 * kv_bytes}, "cp", steps, ("attention.step.input_grad",)),
+        Op(
+            "kv.send",
+            MODULE,
+            "p2p",
+            FORWARD,
+            step,
+            "cp",
+            steps,
+            ("attention.step.forward",),
+            recomputed_by=ATTENTION_CORE,
+        ),
+        Op(
+            "kv.send",
+            MODULE,
+            "p2p",
+            INPUT_GRAD,
+            {**step, "bytes": 2 * kv_bytes},
+            "cp",
+            steps,
+            ("attention.step.input_grad",),
+        ),
     ]
 
 

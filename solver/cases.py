@@ -78,7 +78,14 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     if "inter_node_gbit_per_gpu" not in cluster:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")
     return Case(
-        str(plain["id"]), str(plain["hardware"]), cluster, model, strategy, plain["measured"], tuple(assumptions), skipped
+        str(plain["id"]),
+        str(plain["hardware"]),
+        cluster,
+        model,
+        strategy,
+        plain["measured"],
+        tuple(assumptions),
+        skipped,
     )
 
 
@@ -118,7 +125,9 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
         values["dp"] = max(dp, 1)
     if batch is not None and "num_micro_batches" not in given:
         if batch % (values["dp"] * size):
-            raise InputError(f"global_batch_size {batch} is not a multiple of dp {values['dp']} * micro_batch_size {size}")
+            raise InputError(
+                f"global_batch_size {batch} is not a multiple of dp {values['dp']} * micro_batch_size {size}"
+            )
         values["num_micro_batches"] = batch // (values["dp"] * size)
     if "zero_shard_size" not in given:
         values["zero_shard_size"] = values["dp"] * values.get("cp", 1) if values.get("zero", 1) else 1

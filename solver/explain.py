@@ -173,5 +173,7 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
         kind = "memory_bound" if part == "optimizer" else "network" if sync.ops[main].dims["inter"][0] > 1 else "links"
         lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, 0]))))
     if parts["pp_transfer"]:
-        lines.append(Line("pp_transfer", "step", "pp_transfer", "network", parts["pp_transfer"], 0.2, Basis.EXTRAPOLATED))
+        lines.append(
+            Line("pp_transfer", "step", "pp_transfer", "network", parts["pp_transfer"], 0.2, Basis.EXTRAPOLATED)
+        )
     return lines

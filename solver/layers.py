@@ -91,7 +91,11 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     stream = shapes.norm_tokens * model.hidden_size * BF16
     saved = (
         Saved("final_norm_input", stream, dropped_by=()),
-        Saved("vocab_input", np.where(regathers, shapes.local_tokens, shapes.tokens) * model.hidden_size * BF16, dropped_by=()),
+        Saved(
+            "vocab_input",
+            np.where(regathers, shapes.local_tokens, shapes.tokens) * model.hidden_size * BF16,
+            dropped_by=(),
+        ),
         Saved("probabilities", logits * (BF16 if fused else FP32), dropped_by=()),
     )
     weights = (
@@ -143,7 +147,9 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
     linears = [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
     after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
-    forward = tuple(op.label for op in ops if op.phase == FORWARD and op.stream == "compute" and op.name in after_attention)
+    forward = tuple(
+        op.label for op in ops if op.phase == FORWARD and op.stream == "compute" and op.name in after_attention
+    )
     backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == "compute")
     gathers: list[Op] = []
     for gemm in linears:

@@ -35,7 +35,12 @@ def linear(
 
 
 def memory_bound(
-    name: str, module: str, kind: str, elements: Array, forward: float, backward: float,
+    name: str,
+    module: str,
+    kind: str,
+    elements: Array,
+    forward: float,
+    backward: float,
     recomputed_by: tuple[Recompute, ...] = WHOLE_LAYER,
 ) -> list[Op]:
     """An element-wise kernel: ``forward`` and ``backward`` are bytes read and written per element of ``elements``."""
@@ -48,8 +53,15 @@ def memory_bound(
 
 
 def tp_collective(
-    shapes: Shapes, name: str, module: str, op: str, phase: str, where: Array,
-    hides_under: tuple[str, ...] = (), tail: Array = 0.0, size: Array | None = None,
+    shapes: Shapes,
+    name: str,
+    module: str,
+    op: str,
+    phase: str,
+    where: Array,
+    hides_under: tuple[str, ...] = (),
+    tail: Array = 0.0,
+    size: Array | None = None,
 ) -> Op:
     """A collective over the tensor-parallel group on the whole (micro batch, sequence, hidden) activation, where asked."""
     intra, inter = shapes.groups.tp

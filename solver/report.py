@@ -123,7 +123,11 @@ def _memory(solutions: Solutions, index: int) -> Text:
     memory = solutions.memory
     parts = sorted(zip(MEMORY_PARTS, memory.parts[:, index], strict=True), key=lambda item: -item[1])
     listed = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts if size >= 0.05 * GIB)
-    where = "last" if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1 else "first"
+    where = (
+        "last"
+        if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1
+        else "first"
+    )
     return Text(
         f"memory peaks on the {where} pipeline stage (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
         f"reserved {memory.reserved[index] / GIB:.1f}, with the runtime {memory.device[index] / GIB:.1f}"
@@ -139,8 +143,13 @@ def _searched(result: SearchResult) -> Text:
 
 
 def show_validation(
-    console: Console, predictions: Sequence[Prediction], times: Mapping[str, Score], memory: Mapping[str, Score],
-    fits: Mapping[str, int], regrets: Mapping[str, Regret], worst: Sequence[Prediction],
+    console: Console,
+    predictions: Sequence[Prediction],
+    times: Mapping[str, Score],
+    memory: Mapping[str, Score],
+    fits: Mapping[str, int],
+    regrets: Mapping[str, Regret],
+    worst: Sequence[Prediction],
 ) -> None:
     """Tables of errors per group, the worst cases by name, and what was skipped."""
     console.print(_scores("Step time: predicted / measured - 1", times, coverage=True))
@@ -176,5 +185,7 @@ def _scores(title: str, scores: Mapping[str, Score], coverage: bool) -> Table:
         table.add_column(name, justify="right")
     for group, s in scores.items():
         row = [f"{s.n}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}"]
-        table.add_row(group, *row, *([f"{s.coverage:.0%}"] if coverage else []), end_section=group == list(scores)[-2:][0])
+        table.add_row(
+            group, *row, *([f"{s.coverage:.0%}"] if coverage else []), end_section=group == list(scores)[-2:][0]
+        )
     return table

@@ -47,7 +47,9 @@ class Solutions:
         return self.tgs * self.problem.model.flops_per_token(run.seq_len) / peak
 
 
-def price_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None, key: np.ndarray | None = None) -> Solutions:
+def price_layouts(
+    problem: Problem, layouts: Layouts, table: LayerTable | None = None, key: np.ndarray | None = None
+) -> Solutions:
     """Price every layout. ``table`` and ``key`` (each split's row in it) may be given where they were made before."""
     if table is None or key is None:
         keys, key = layouts.splits.layer_keys()

@@ -86,9 +86,7 @@ def _heads_divide(model: ModelSpec, tp: int) -> bool:
     return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0) and model.intermediate_size % tp == 0
 
 
-def _splits_of(
-    model: ModelSpec, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]
-) -> Splits:
+def _splits_of(model: ModelSpec, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
     """All modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
     sharing = [row for mode, wp in _modes(tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
     batches = _batches(model, pp, sequences, rejected)
@@ -96,7 +94,9 @@ def _splits_of(
     mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
     size, count, vpp = np.array(batches, dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
-    return Splits(mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed)
+    return Splits(
+        mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed
+    )
 
 
 def _modes(tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:

@@ -38,7 +38,9 @@ class StepTimes:
     slowest: SlowestStage
 
 
-def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: float, tail: np.ndarray | float = 0.0) -> np.ndarray:
+def hidden_rest(
+    communication: np.ndarray, cover: np.ndarray, contention: float, tail: np.ndarray | float = 0.0
+) -> np.ndarray:
     """What a collective adds beside ``cover`` seconds of compute: the part that outlasts it or cannot be hidden
     (``tail``, a share), and ``contention`` times the hidden part, by which it slows the compute."""
     hidden = np.minimum(communication * (1 - tail), cover)
@@ -74,7 +76,9 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, count * terms.weight_grad[row])
 
     recomputed = np.minimum(covered, count) * again
-    sync, gather = _synchronisation(problem, terms, layouts, count * (backward + again), count * forward, table_parameters)
+    sync, gather = _synchronisation(
+        problem, terms, layouts, count * (backward + again), count * forward, table_parameters
+    )
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     with_embedding, with_head = is_first * 1.0, (is_last | single) * 1.0
     streams = [
@@ -110,7 +114,12 @@ def _fsdp(
 
 
 def _synchronisation(
-    problem: Problem, terms: SplitTerms, layouts: Layouts, backward: np.ndarray, forward: np.ndarray, parameters: np.ndarray
+    problem: Problem,
+    terms: SplitTerms,
+    layouts: Layouts,
+    backward: np.ndarray,
+    forward: np.ndarray,
+    parameters: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Exposed seconds per step of gradient synchronisation and parameter gathering (ZeRO 0 to 2).
 

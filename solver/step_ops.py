@@ -117,13 +117,17 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     return Op(op.name, op.module, op.kind, op.phase, op.dims, op.stream, count=present)
 
 
-def _message(name: str, op: str, size: np.ndarray, place: tuple[np.ndarray, np.ndarray], count: np.ndarray | float = 1.0) -> Op:
+def _message(
+    name: str, op: str, size: np.ndarray, place: tuple[np.ndarray, np.ndarray], count: np.ndarray | float = 1.0
+) -> Op:
     dims: Mapping[str, np.ndarray] = {"bytes": np.maximum(size, 1), "intra": place[0], "inter": place[1]}
     ranks = place[0] * place[1]
     return Op(name, "data parallel", op, "step", dims, "dp", count=np.where(ranks > 1, count, 0.0))
 
 
-def _group_ops(problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, whole: bool = True) -> list[Op]:
+def _group_ops(
+    problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, whole: bool = True
+) -> list[Op]:
     """Gradients of ``size`` bytes over a group: all-reduced whole, or scattered inside shard groups and summed across."""
     node = problem.cluster.gpus_per_node
     inside = placement(shard, group.stride, node)

@@ -38,7 +38,19 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
 }
-_COUNTS = ("world_size", "tp", "cp", "pp", "vpp", "wp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches", "seq_len")
+_COUNTS = (
+    "world_size",
+    "tp",
+    "cp",
+    "pp",
+    "vpp",
+    "wp",
+    "dp",
+    "zero_shard_size",
+    "micro_batch_size",
+    "num_micro_batches",
+    "seq_len",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
