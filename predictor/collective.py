@@ -111,7 +111,7 @@ class CollectiveLaw:
         inter: ArrayLike,
         network_bandwidth: ArrayLike | None = None,
     ) -> Estimate:
-        """Price ``op`` for whole-buffer ``bytes`` (see profiler.profile) in groups of ``inter`` nodes x ``intra`` ranks.
+        """Price ``op`` for whole-buffer ``bytes`` (profiler.profile) in groups of ``inter`` nodes x ``intra`` ranks.
 
         Arguments broadcast. ``network_bandwidth``: bytes/s per GPU between nodes. A group of one rank and a message of
         no bytes take no time. Raises InputError for an op, size, group or bandwidth that cannot be.
@@ -238,7 +238,7 @@ def _op_points(
 def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
     """The entry of a network law file (see predictor.network_law) that stands for the clusters of profile ``name``."""
     try:
-        entry = stated["networks"][stated.get("devices", {}).get(name, stated["default"])]
+        entry: Mapping[str, Any] = stated["networks"][stated.get("devices", {}).get(name, stated["default"])]
         for key in ("parameters", "relative_std", "most_nodes"):
             entry[key]
     except (KeyError, TypeError, AttributeError) as error:

@@ -1,8 +1,8 @@
 """From the rows of a profile to the points (bytes, seconds) that the one-node curves go through.
 
 Which rows: half precision where there is any (gradients and activations travel so, and switches that reduce do it in
-half or float only), then the three newest NCCL releases (rows that name none only where no row names one), then the median
-per size. An op that was not measured borrows the points of one that moves the same bytes over the same links.
+half or float only), then the three newest NCCL releases (rows that name none only where no row names one), then the
+median per size. An op that was not measured borrows the points of one that moves the same bytes over the same links.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def stated_points(laws: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
 
 
 def roofline_points(op: str, device: Device) -> dict[int, Points]:
-    """Points of an op that nothing tells of: a usual start-up time + bytes sent / (datasheet rate * usual efficiency)."""
+    """Points of an op that nothing tells of: usual start-up time + bytes sent / (datasheet rate * usual efficiency)."""
     usual = (2, 4, 8, device.gpus_per_node)
     ranks = {2} if op == "p2p" else {k for k in usual if 2 <= k <= max(device.gpus_per_node, 2)}
     rate = device.link_bandwidth * _EFFICIENCY
@@ -128,7 +128,8 @@ def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
     ranks = np.asarray(ranks, dtype=np.float64)
     if op in ("broadcast", "p2p"):
         return np.ones_like(ranks)
-    return (2.0 if op == "all_reduce" else 1.0) * (ranks - 1.0) / ranks
+    share: np.ndarray = (2.0 if op == "all_reduce" else 1.0) * (ranks - 1.0) / ranks
+    return share
 
 
 def inside_bound(op: str, one_node: np.ndarray, intra: np.ndarray, inter: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,11 @@ from profiler.profile import Device, Profile
 #: NCCL's kernels take about this many multiprocessors from the GEMMs beside them (channels of a large collective).
 NCCL_SMS = 16
 
+#: Speed of the next generation of FlashAttention over this one, on hardware that both run on, long sequences: 2 over 1 from
+#: Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5 and 6,
+#: H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens).
+FLASH_SPEEDUP = {1: 1.75, 2: 1.6}
+
 
 @dataclass(frozen=True)
 class CostModel:
@@ -35,7 +40,8 @@ class CostModel:
 
     network_bandwidth: bytes/s per accelerator between nodes. sustained_scale: how much longer kernels of the linear and
     attention kind take in a training run than in the profile's loops (clocks under power limit, lab, framework); 1 means as
-    profiled.
+    profiled. attention_scale: how much slower the framework's attention kernel is than the device's best generation.
+    shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks work across the node at once.
     """
 
     device: Device
@@ -46,6 +52,8 @@ class CostModel:
     collectives: CollectiveLaw
     network_bandwidth: float
     sustained_scale: float = 1.0
+    attention_scale: float = 1.0
+    shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     @property
     def contention(self) -> float:
@@ -71,21 +79,37 @@ class CostModel:
         backward: Any = False,
     ) -> Estimate:
         """Fused attention, forward or backward."""
+        best = self.attention.predict(batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
         return self._sustained(
-            self.attention.predict(batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
+            best._replace(seconds=best.seconds * self.attention_scale)
         )  # fmt: skip
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
         """A kernel that moves ``size`` bytes, read and written."""
         return self.kernels.predict(kind, size)
 
-    def collective(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
-        """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes."""
-        return self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
+    def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:
+        """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes.
+
+        strided: 1 where the ranks are no neighbours, so that several such groups share the node's links at once. Behind an
+        NVSwitch that costs nothing; across a PCIe tree it does, where the profile tells how much.
+        """
+        alone = self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
+        seconds = alone.seconds
+        for (shared, ranks), rate in self.shared_links.items():
+            if shared == op:
+                together = (np.asarray(strided) > 0) & (np.asarray(intra) == ranks)
+                seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
+        return alone._replace(seconds=seconds)
 
     def with_network(self, network_bandwidth: float | None) -> CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's usual one)."""
         return replace(self, network_bandwidth=network_bandwidth or self.device.network_bandwidth)
+
+    def with_flash_version(self, version: int) -> CostModel:
+        """The same device under a framework whose FlashAttention is of generation ``version`` (0: the device's best)."""
+        steps = range(version, self.device.flash_version) if version else ()
+        return replace(self, attention_scale=float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps])))
 
     def _sustained(self, estimate: Estimate) -> Estimate:
         return estimate._replace(seconds=estimate.seconds * self.sustained_scale)
@@ -130,8 +154,19 @@ def cost_model(
         device=profile.device,
         network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
         sustained_scale=sustained_scale or _sustained_scale(profile, laws["linears"]),
+        shared_links=_shared_links(_meta_laws(profile).get("intra_node") or {}),
         **laws,
     )
+
+
+def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+    """Buffer bytes/s of strided groups, from the profile's ``bandwidth_all_groups`` (bytes sent a second)."""
+    return {
+        (op, int(ranks)): float(law["bandwidth_all_groups"]) / float(law["traffic"])
+        for op, by_ranks in intra_node.items()
+        for ranks, law in by_ranks.items()
+        if "bandwidth_all_groups" in law and "traffic" in law
+    }
 
 
 def _sustained_scale(profile: Profile, linears: LinearLaw) -> float:

@@ -9,14 +9,21 @@ import numpy as np
 from predictor.estimate import Estimate
 from predictor.flash_attn import FlashAttnLaw, is_serving, main_rows, shape_of
 from predictor.linear import FAMILIES, LinearLaw, own_forward_rows
+from predictor.memory_bound import MemoryBoundLaw
 from predictor.score import Score, score
 from profiler.profile import Profile, Table
 
 #: Sizes held out to see what happens between and beside the measured model dims, and between measured lengths.
 UNSEEN_DIMS = (2560, 3584, 5120, 10240)
 UNSEEN_LENGTHS = (1536, 2048, 6144, 8192)
-_LEAST_ROWS = 50  # fewer held-out rows tell nothing
+LEAST_ROWS = 50  #: fewer held-out rows tell nothing, and no law is fitted on fewer
 _SEED = 0
+
+
+def linear_rows(profile: Profile) -> Table:
+    """The 16-bit forward products that the law of this profile is fitted on and tested with."""
+    table = profile.table("linear")
+    return own_forward_rows(table.where(np.array([FAMILIES.get(d) == "bf16" for d in table["dtype"]], dtype=bool)))
 
 
 def linear_scores(profile: Profile) -> list[Score]:
@@ -25,8 +32,7 @@ def linear_scores(profile: Profile) -> list[Score]:
     Training-like rows have m >= 1024 and n, k >= 512. The law is fitted on every row that is not held out; the naive
     prediction on the rows of the regime alone, which favours it.
     """
-    table = profile.table("linear")
-    rows = own_forward_rows(table.where(np.array([FAMILIES.get(d) == "bf16" for d in table["dtype"]], dtype=bool)))
+    rows = linear_rows(profile)
     flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
     training_like = (rows["m"] >= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512)
 
@@ -37,7 +43,7 @@ def linear_scores(profile: Profile) -> list[Score]:
     return [
         _score("linear", regime, split, rows, flops, seen, held, asked, predict)
         for regime, split, seen, held, asked in _linear_splits(rows, flops, training_like)
-        if asked.sum() >= _LEAST_ROWS and seen.sum() >= _LEAST_ROWS
+        if asked.sum() >= LEAST_ROWS and seen.sum() >= LEAST_ROWS
     ]
 
 
@@ -56,7 +62,32 @@ def flash_attn_scores(profile: Profile) -> list[Score]:
     return [
         _score("flash_attn", "forward", split, rows, flops, long, held, asked, predict)
         for split, long, held, asked in _attn_splits(rows, flops)
-        if asked.sum() >= _LEAST_ROWS and long.sum() >= _LEAST_ROWS
+        if asked.sum() >= LEAST_ROWS and long.sum() >= LEAST_ROWS
+    ]
+
+
+def memory_bound_scores(profile: Profile) -> list[Score]:
+    """Scores of MemoryBoundLaw over the rows of all kinds; empty where there are too few."""
+    rows = profile.table("memory_bound")
+    rows = rows.where(rows["bytes"] > 0)
+    size = rows["bytes"].astype(np.float64)
+
+    def predict(fitted: Table, asked: Table) -> Estimate:
+        law = MemoryBoundLaw.fit(fitted, profile.device)
+        seconds, std = np.empty(len(asked)), np.empty(len(asked))
+        for kind in np.unique(asked["kind"]):
+            of_kind = asked["kind"] == kind
+            found = law.predict(str(kind), asked["bytes"][of_kind])
+            seconds[of_kind], std[of_kind] = found.seconds, found.relative_std
+        return Estimate(seconds, std, np.zeros(len(asked), dtype=np.int8))
+
+    fifth = np.random.default_rng(_SEED).random(len(rows)) < 0.2
+    largest = size >= np.quantile(size, 0.8) if len(rows) else fifth
+    everything = np.ones(len(rows), dtype=bool)
+    return [
+        _score("memory_bound", "all kinds", split, rows, size, everything, held, held, predict)
+        for split, held in (("random fifth", fifth), ("largest fifth by bytes", largest))
+        if held.sum() >= LEAST_ROWS and (~held).sum() >= LEAST_ROWS
     ]
 
 

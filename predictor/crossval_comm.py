@@ -14,13 +14,13 @@ import numpy as np
 from predictor.collective_points import Points, measured_points
 from predictor.curves import Curves
 from predictor.network import NetworkParameters
-from predictor.network_fit import NetworkRows, held_out_std, leave_one_scale_out
+from predictor.network_fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
 from predictor.score import Score, score
 from profiler.profile import Profile
 
 _LARGE = 64 * 2.0**20  # bytes: "largest sizes" are fitted below, tested from here on
 _MEGABYTE = 2.0**20
-_LEAST_POINTS = 8  # a curve of fewer sizes has none to spare
+LEAST_POINTS = 8  #: a curve of fewer sizes has none to spare
 _SMALL_GAP = 1.1  # sizes closer than 10% are one size: a neighbour would give a held-out one away
 
 HeldOut = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -29,12 +29,12 @@ HeldOut = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def collective_scores(profile: Profile) -> list[Score]:
     """Scores of the one-node curves, per op and over all: every second size held out, then the largest sizes."""
     points = {key: _apart(p) for key, p in measured_points(profile).items()}
-    points = {key: p for key, p in points.items() if len(p[0]) >= _LEAST_POINTS}
+    points = {key: p for key, p in points.items() if len(p[0]) >= LEAST_POINTS}
     scores = []
     for split, masks in (("every second size", _every_second), ("sizes from 64 MiB", _largest)):
         parts = [(op, _held_out(p, seen)) for (op, _), p in points.items() for seen in masks(p[0])]
-        for op in dict.fromkeys(op for op, _ in parts):
-            scores.append(_pooled(op, split, [part for name, part in parts if name == op]))
+        ops = dict.fromkeys(op for op, _ in parts)
+        scores += [_pooled(op, split, [part for name, part in parts if name == op]) for op in ops]
         if parts:
             scores.append(_pooled("collectives", split, [part for _, part in parts]))
     return scores
@@ -46,7 +46,7 @@ def network_scores(folder: str | Path) -> list[Score]:
     ``folder`` holds the collected files that predictor.network_law reads. A network of one scale is predicted by the
     law of the network it is held near, without its own rows; then there is no naive prediction (NaN).
     """
-    from predictor.network_law import NETWORKS, fit_network, fixed_parameters, read_rows
+    from predictor.network_law import NETWORKS, fixed_parameters, read_rows
 
     laws: dict[str, NetworkParameters] = {"": NetworkParameters()}
     scores = []
@@ -111,7 +111,7 @@ def _every_second(size: np.ndarray) -> Iterator[np.ndarray]:
 
 def _largest(size: np.ndarray) -> Iterator[np.ndarray]:
     seen = size < _LARGE
-    if seen.sum() >= _LEAST_POINTS and not seen.all():
+    if seen.sum() >= LEAST_POINTS and not seen.all():
         yield seen
 
 

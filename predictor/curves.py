@@ -16,10 +16,10 @@ _SPAN = 128.0  # more than log(bytes) can be: keys of different curves never ove
 _OCTAVE = float(np.log(2.0))
 _Z90 = 1.645  # half width of a 90% interval, in standard deviations
 _REPEAT_NOISE = 0.02  # the same NCCL call on another node or in another release differs by 2-4% (1-2% if large)
-_LATENCY_BOUND = (
-    4096.0  # bytes: up to here every collective takes its latency; where nothing so small was measured, ...
-)
-_BELOW = 0.1  # ... the held time errs by about this for every halving above it
+#: Bytes up to which every collective takes its latency. Where nothing so small was measured, the held time errs by
+#: about ``_BELOW`` for every halving above it.
+_LATENCY_BOUND = 4096.0
+_BELOW = 0.1
 _TAIL_OCTAVES = 2.0  # the cost of a further byte is read off the last two doublings
 
 
@@ -28,8 +28,9 @@ class Curves:
     """Flat arrays of all curves; knots of curve c are ``first[c]:first[c + 1]``.
 
     x: log bytes of the knots, [knots]. cubic: coefficients of (x - x_i)^3..0 for log seconds, [knots, 4].
-    tail: seconds per byte beyond the last knot, [curves]. per_octave: standard deviation of log time one octave from the
-    nearest knot (it grows with the root of the distance, as steps do), [curves]. tail_std: its limit far beyond the last knot, [curves].
+    tail: seconds per byte beyond the last knot, [curves]. per_octave: standard deviation of log time one octave from
+    the nearest knot (it grows with the root of the distance, as steps do), [curves]. tail_std: its limit far beyond
+    the last knot, [curves].
     """
 
     first: np.ndarray
@@ -46,11 +47,13 @@ class Curves:
         left = self._left(curve, at)
         d, c = at - self.x[left], self.cubic[left]
         inside = np.exp(((c[..., 0] * d + c[..., 1]) * d + c[..., 2]) * d + c[..., 3])
-        return inside + self.tail[curve] * (np.exp(np.maximum(log_bytes, high)) - np.exp(high))
+        seconds: np.ndarray = inside + self.tail[curve] * (np.exp(np.maximum(log_bytes, high)) - np.exp(high))
+        return seconds
 
     def latency(self, curve: np.ndarray) -> np.ndarray:
         """Seconds of the smallest messages."""
-        return np.exp(self.cubic[self.first[curve], 3])
+        seconds: np.ndarray = np.exp(self.cubic[self.first[curve], 3])
+        return seconds
 
     def doubt(self, curve: np.ndarray, log_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Standard deviation of log time, whether ``log_bytes`` is a measured size, and whether it is out of range."""
@@ -68,7 +71,8 @@ class Curves:
     def _left(self, curve: np.ndarray, at: np.ndarray) -> np.ndarray:
         owner = np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
         found = np.searchsorted(owner * _SPAN + self.x, curve * _SPAN + at, side="right") - 1
-        return np.clip(found, self.first[curve], np.maximum(self.first[curve + 1] - 2, self.first[curve]))
+        left: np.ndarray = np.clip(found, self.first[curve], np.maximum(self.first[curve + 1] - 2, self.first[curve]))
+        return left
 
     def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
         return {prefix + f.name: getattr(self, f.name) for f in fields(self)}

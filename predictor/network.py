@@ -66,7 +66,8 @@ class NetworkParameters:
 def join(latency: np.ndarray, wire: np.ndarray, sharpness: float) -> np.ndarray:
     """(latency^p + wire^p)^(1/p) for arrays that are >= 0, at least one of them positive."""
     large, small = np.maximum(latency, wire), np.minimum(latency, wire)
-    return large * (1.0 + (small / np.maximum(large, 1e-30)) ** sharpness) ** (1.0 / sharpness)
+    joined: np.ndarray = large * (1.0 + (small / np.maximum(large, 1e-30)) ** sharpness) ** (1.0 / sharpness)
+    return joined
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,13 @@ class Groups:
 
     @property
     def ranks(self) -> np.ndarray:
-        return self.intra * self.inter
+        ranks: np.ndarray = self.intra * self.inter
+        return ranks
 
     def egress(self, law: NetworkParameters) -> np.ndarray:
         """Bytes/s that a node sends: each rank has its own NIC, one ring passes every rank's links."""
-        return np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * law.link_efficiency
+        rate: np.ndarray = np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * law.link_efficiency
+        return rate
 
 
 def network_seconds(op: str, at: Groups, law: NetworkParameters, ring_only: bool = False) -> np.ndarray:
@@ -100,7 +103,7 @@ def network_seconds(op: str, at: Groups, law: NetworkParameters, ring_only: bool
     if op == "all2all":
         return _all2all(at, law)
     if op == "p2p":
-        return law.start + law.p2p_latency + np.maximum(at.size / (at.bandwidth * law.p2p_efficiency), at.inside)
+        return _p2p(at, law)
     ring = _ring(op, at, law)
     return np.minimum(ring, _tree(at, law)) if op == "all_reduce" and not ring_only else ring
 
@@ -112,7 +115,8 @@ def _ring(op: str, at: Groups, law: NetworkParameters) -> np.ndarray:
     wire = share * at.size / at.egress(law)
     quick = law.start + steps * law.ring_step_low_latency + np.maximum(wire / law.low_latency_efficiency, at.inside)
     latency = law.start + law.simple_start + steps * law.ring_step
-    return np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), law.ring_sharpness))
+    seconds: np.ndarray = np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), law.ring_sharpness))
+    return seconds
 
 
 def _tree(at: Groups, law: NetworkParameters) -> np.ndarray:
@@ -120,10 +124,18 @@ def _tree(at: Groups, law: NetworkParameters) -> np.ndarray:
     wire = np.where(at.inter > 2, 2.0, law.two_node_share) * at.size / at.egress(law)
     quick = hops * law.tree_hop_low_latency + np.maximum(wire / law.low_latency_efficiency, at.inside)
     bulk = law.simple_start + hops * law.tree_hop + np.maximum(wire / law.tree_efficiency, at.inside)
-    return law.start + np.minimum(quick, bulk)
+    seconds: np.ndarray = law.start + np.minimum(quick, bulk)
+    return seconds
 
 
 def _all2all(at: Groups, law: NetworkParameters) -> np.ndarray:
     peers = at.ranks - at.intra
     wire = at.size * peers / at.ranks / (at.bandwidth * law.all2all_efficiency)
-    return law.start + peers * law.peer_latency + np.maximum(wire, at.inside)
+    seconds: np.ndarray = law.start + peers * law.peer_latency + np.maximum(wire, at.inside)
+    return seconds
+
+
+def _p2p(at: Groups, law: NetworkParameters) -> np.ndarray:
+    wire = at.size / (at.bandwidth * law.p2p_efficiency)
+    seconds: np.ndarray = law.start + law.p2p_latency + np.maximum(wire, at.inside)
+    return seconds

@@ -31,7 +31,7 @@ from profiler.profile import Profile, Table
 _NAMES = {"alltoall": "all2all", "sendrecv": "p2p"}
 _SMALLEST = 1024  # bytes; below, all sizes take the same time
 _MEGABYTE = 2.0**20
-# Ten nodes that all shift a message at once reach 25 GB/s each where every pair of them alone reaches 40 (xxrjun's logs).
+# Ten nodes that all shift a message at once reach 25 GB/s each where a pair alone reaches 40 (xxrjun's logs).
 _LEAST_DOUBT = {"p2p": 0.25}
 _OTHER_CLUSTER = 0.1  # two clusters of the same parts differ by so much: no held-out error of one tells of another
 
@@ -173,7 +173,7 @@ def _untuned(folder: Path) -> list[dict[str, Any]]:
 
 
 def fit_all(folder: Path) -> dict[str, Any]:
-    """The content of the file: {"networks": {name: entry}, "devices": {profile: name}, "default": name, "not_fitted"}."""
+    """The content of the file: networks {name: entry}, devices {profile: name}, default (a name), not_fitted."""
     networks: dict[str, Any] = {}
     for network in NETWORKS:
         prior = NetworkParameters.from_dict(networks[network.prior]["parameters"] if network.prior else {})

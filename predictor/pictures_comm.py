@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,9 @@ _TITLES = {
     "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
     "all2all": "all-to-all", "broadcast": "broadcast", "p2p": "point to point",
 }  # fmt: skip
+
+#: (bytes, seconds) -> what an axis shows
+Conversion = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def draw(profile: Profile, law: CollectiveLaw, out_dir: Path) -> list[Path]:
@@ -70,7 +74,11 @@ def _draw_group(figure: Figure, profile: Profile, law: CollectiveLaw, op: str, i
     share = float(sent_share(op, intra * inter))
     left, right = figure.subplots(1, 2)
     band = np.exp(_Z90 * estimate.relative_std)
-    for axes, convert in ((left, lambda b, s: s * 1e6), (right, lambda b, s: share * b / s / 1e9)):
+    conversions: tuple[tuple[Axes, Conversion], ...] = (
+        (left, lambda _, seconds: seconds * 1e6),
+        (right, lambda size, seconds: share * size / seconds / 1e9),
+    )
+    for axes, convert in conversions:
         value = convert(_SIZES, estimate.seconds)
         axes.fill_between(_SIZES, value / band, value * band, color=_CURVE, alpha=0.15, lw=0, label="90% interval")
         axes.plot(_SIZES, value, color=_CURVE, lw=1.6, label=_curve_label(estimate.basis, len(rows)))
@@ -96,7 +104,7 @@ def _curve_label(basis: np.ndarray, rows: int) -> str:
     return f"prediction, nothing measured ({words.get(Basis(int(np.median(basis))), 'network law')})"
 
 
-def _points(axes: Axes, rows: Table, convert: Any, origin: str) -> None:
+def _points(axes: Axes, rows: Table, convert: Conversion, origin: str) -> None:
     """Rows that the law goes through above, other types and releases below."""
     fitted = preferred(rows)
     for table, color, size, label in ((rows, _OTHER, 10, "other rows"), (fitted, _FITTED, 16, origin)):

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from predictor.crossval import flash_attn_scores, linear_scores
+from predictor.crossval import flash_attn_scores, linear_rows, linear_scores
 from predictor.estimate import Estimate
 from predictor.flash_attn import FlashAttnLaw, is_serving, main_rows, shape_of
-from predictor.linear import FAMILIES, LinearLaw, own_forward_rows
+from predictor.linear import LinearLaw
 from predictor.score import Score
 from profiler.profile import Profile, Table
 
@@ -28,7 +28,7 @@ def draw(profile: Profile, laws: Mapping[str, Any], out_dir: Path, scores: Seque
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     written = []
-    rows = _linear_rows(profile)
+    rows = linear_rows(profile)
     if len(rows):
         known = linear_scores(profile) if scores is None else [s for s in scores if s.op == "linear"]
         written.append(_draw_linear(profile, laws["linears"], rows, known, out_dir / "linear.jpg"))
@@ -96,11 +96,6 @@ def _draw_training(axis: Any, law: FlashAttnLaw, table: Table, serving: bool) ->
     axis.set_xticks(ticks := [512, 1024, 2048, 4096, 8192, 16384], [f"{t:,}" for t in ticks])
     axis.minorticks_off()
     axis.set_title("training" + (": without the serving cache copy" if serving else ""), fontsize=10)
-
-
-def _linear_rows(profile: Profile) -> Table:
-    table = profile.table("linear")
-    return own_forward_rows(table.where(np.array([FAMILIES.get(d) == "bf16" for d in table["dtype"]], dtype=bool)))
 
 
 def _weights(rows: Table) -> list[tuple[int, int]]:

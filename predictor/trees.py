@@ -40,7 +40,8 @@ class Trees:
         rows = np.arange(len(x))[:, None]
         for _ in range(self.depth):
             node = np.where(x[rows, feature[node]] <= threshold[node], left[node], right[node])
-        return self.baseline + self.value.ravel()[node].sum(axis=1)
+        sums: np.ndarray = self.baseline + self.value.ravel()[node].sum(axis=1)
+        return sums
 
     def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
         return {

@@ -17,7 +17,7 @@ def _a100(name: str, memory_gib: float, memory_bandwidth: float, link_bandwidth:
 def _hopper(name: str, memory_gib: float, memory_bandwidth: float) -> Device:
     """An H100 or H200 SXM: one chip, two memories (NVIDIA H100 and H200 datasheets, without sparsity)."""
     peaks = {"bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12, "tf32": 494.7e12, "fp32": 66.9e12}
-    return Device(name, peaks, memory_gib * _GIB, memory_bandwidth, 132, 8, 450e9, 50e9, "NVLink 4, NVSwitch")
+    return Device(name, peaks, memory_gib * _GIB, memory_bandwidth, 132, 8, 450e9, 50e9, "NVLink 4, NVSwitch", 3)
 
 
 #: Device by profile name. Dense peaks; memory is what a CUDA program is offered (torch's total_memory), a little less
@@ -28,7 +28,7 @@ DEVICES: dict[str, Device] = {
     "b200_sxm": Device(
         "NVIDIA B200 SXM 180GB",
         {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12, "tf32": 1125e12, "fp32": 75e12},
-        178.3 * _GIB, 8e12, 148, 8, 900e9, 50e9, "NVLink 5, NVSwitch",
+        178.3 * _GIB, 8e12, 148, 8, 900e9, 50e9, "NVLink 5, NVSwitch", 4,
     ),
     "a100_sxm_80gb": _a100("NVIDIA A100 SXM 80GB", 79.15, 2.039e12, 300e9, "NVLink 3, NVSwitch"),
     "a100_sxm_40gb": _a100("NVIDIA A100 SXM 40GB", 39.4, 1.555e12, 300e9, "NVLink 3, NVSwitch"),

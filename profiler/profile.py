@@ -34,7 +34,7 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
     "flash_attn": (
         "batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "pass", "kernel", *_COMMON,
     ),
-    **{op: _MESSAGE for op in (*COLLECTIVES, "p2p")},
+    **dict.fromkeys((*COLLECTIVES, "p2p"), _MESSAGE),
     "memory_bound": ("kind", "bytes", *_COMMON),
     "overlap": ("collective", "gemm_slowdown", "collective_slowdown", "bytes", "m", "n", "k", *_COMMON),
 }  # fmt: skip
@@ -83,11 +83,14 @@ class Table:
 
 
 def _column(name: str, given: Any, rows: int) -> np.ndarray:
+    empty: Any = 0
+    dtype: Any = np.int64
     if name in TEXT_COLUMNS:
-        return np.broadcast_to(np.asarray("" if given is None else given, dtype=np.str_), (rows,)).copy()
-    if name in ("seconds", "spread", "gemm_slowdown", "collective_slowdown"):
-        return np.broadcast_to(np.asarray(np.nan if given is None else given, dtype=np.float64), (rows,)).copy()
-    return np.broadcast_to(np.asarray(0 if given is None else given, dtype=np.int64), (rows,)).copy()
+        empty, dtype = "", np.str_
+    elif name in ("seconds", "spread", "gemm_slowdown", "collective_slowdown"):
+        empty, dtype = np.nan, np.float64
+    column: np.ndarray = np.broadcast_to(np.asarray(empty if given is None else given, dtype=dtype), (rows,)).copy()
+    return column
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Device:
     """What a datasheet (and, where measured, a benchmark) says of one accelerator.
 
     peak_flops: dense FLOP/s by dtype (bf16, fp16, fp8, fp32). memory_bandwidth: bytes/s of HBM.
-    link_bandwidth: bytes/s one GPU can send to others in its node. network_bandwidth: default bytes/s per GPU between nodes.
+    link_bandwidth: bytes/s one GPU can send to others in its node. network_bandwidth: default bytes/s per GPU between
+    nodes.
     """
 
     name: str
@@ -107,6 +111,7 @@ class Device:
     link_bandwidth: float
     network_bandwidth: float
     link_kind: str = ""
+    flash_version: int = 2  #: newest generation of FlashAttention that its attention rows stand for
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def thinned(rows: Columns, keep: np.ndarray, share: float, order: Sequence[str])
     Evenly: the others are sorted by the ``order`` columns and row i stays where frac(i * golden ratio) < share, the
     additive low-discrepancy sequence. The choice never looks at the times.
     """
-    mask = keep.copy()
+    mask: np.ndarray = keep.copy()
     others = np.flatnonzero(~keep)
     others = others[np.lexsort([rows[name][others] for name in reversed(order)])]
     mask[others[(np.arange(len(others)) * _GOLDEN) % 1 < share]] = True

@@ -58,7 +58,9 @@ def _rebuild_array(storage: np.ndarray, offset: int, size: Any, stride: Any, *_:
     if offset < 0 or min(stride, default=0) < 0 or span > len(storage):
         raise pickle.UnpicklingError("a tensor reaches outside its storage")
     bytes_per = storage.dtype.itemsize
-    return np.lib.stride_tricks.as_strided(storage[offset:], tuple(size), tuple(s * bytes_per for s in stride)).copy()
+    strides = tuple(s * bytes_per for s in stride)
+    array: np.ndarray = np.lib.stride_tricks.as_strided(storage[offset:], tuple(size), strides).copy()
+    return array
 
 
 def load_plain(path: Path) -> Any:

@@ -19,7 +19,7 @@ from solver.cluster import GIB, Cluster, cluster_of
 from solver.config_file import RunConfig, load_cluster, load_run_config
 from solver.frameworks import framework_of
 from solver.layouts import Layouts
-from solver.problem import Problem
+from solver.problem import Problem, problem_of
 from solver.profiles import PROF_DATA, find_profile
 from solver.solutions import Solutions, price_layouts
 from solver.strategy import Strategy, strategy_from
@@ -58,7 +58,7 @@ def load_problem(
     defaults = {key: value for key, value in framework_of(framework).defaults.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
-    return Problem(run_config.model, strategy_from({**values, "seq_len": length}, run_config.name), place, cost)
+    return problem_of(run_config.model, strategy_from({**values, "seq_len": length}, run_config.name), place, cost)
 
 
 def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:

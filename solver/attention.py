@@ -4,8 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.cluster import Placement
 from solver.ops import ATTENTION_CORE, WHOLE_LAYER, column_linear, memory_bound, row_linear
-from solver.program import BF16, FLASH_ATTN, FORWARD, FP32, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Array, Op, Saved, Weight
+from solver.program import (
+    BF16,
+    FLASH_ATTN,
+    FORWARD,
+    FP32,
+    INPUT_GRAD,
+    LINEAR,
+    WEIGHT_GRAD,
+    Array,
+    Op,
+    Saved,
+    Weight,
+    message,
+)
 from solver.shapes import Shapes
 from solver.strategy import TpMode
 
@@ -68,16 +82,18 @@ def _flash_core(shapes: Shapes) -> list[Op]:
         return [*_context_exchange(shapes), *_flash(shapes, "attention", ones, run.seq_len, run.seq_len, True)]
     single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
     kv_bytes = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * BF16
-    intra, inter = shapes.groups.cp
+    group = shapes.groups.cp
     if run.cp_comm == "allgather":
-        dims = {"bytes": kv_bytes * cp, "intra": intra, "inter": inter}
+        dims = message(kv_bytes * cp, group)
         return [
             Op("kv.gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
             *_flash(shapes, "attention", single, run.seq_len, run.seq_len, True),
             *_flash(shapes, "attention.shared", several, local, np.maximum(run.seq_len // 2, 1), False),
             Op("kv.scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
         ]
-    step = {"bytes": kv_bytes, "intra": np.where(inter > 1, 1, 2), "inter": np.where(inter > 1, 2, 1)}
+    apart = group.inter > 1  # the slowest hop of the ring sets its pace
+    hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
+    step = message(kv_bytes, hop)
     steps = (cp - 1) * several
     return [
         *_flash(shapes, "attention", ones, local, local, True),
@@ -108,11 +124,10 @@ def _flash_core(shapes: Shapes) -> list[Op]:
 
 def _exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray) -> list[Op]:
     """All-to-alls between sequence and heads, forward and mirrored in backward, with the split and concatenate copies."""
-    intra, inter = getattr(shapes.groups, stream)
     ops: list[Op] = []
     for tensor, size in sizes.items():
         for phase, again in ((FORWARD, WHOLE_LAYER), (INPUT_GRAD, ())):
-            dims = {"bytes": size, "intra": intra, "inter": inter}
+            dims = message(size, getattr(shapes.groups, stream))
             ops.append(Op(f"{name}.{tensor}", MODULE, "all2all", phase, dims, stream, where, recomputed_by=again))
             ops.append(
                 Op(f"{name}.{tensor}.copy", MODULE, "memory_bound", phase, {"bytes": 4.0 * size}, count=where,
@@ -147,9 +162,13 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
         dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
         return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=ATTENTION_CORE if phase == FORWARD else ())
 
+    # dropout reads and writes the probabilities and a one-byte mask
+    scores = batch * seq_q * seq_kv * float(shapes.framework.dropout)
+    dropout = memory_bound("dropout", MODULE, "residual", scores, 2 * BF16 + 1, 2 * BF16 + 1, ATTENTION_CORE)
     return [
         gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
         *memory_bound("softmax", MODULE, "softmax", batch * seq_q * seq_kv, 2 * BF16, 3 * BF16, ATTENTION_CORE),
+        *dropout,
         gemm("context", FORWARD, seq_q, d, seq_kv, 1),
         gemm("context", INPUT_GRAD, seq_q, seq_kv, d, 0),
         gemm("context", WEIGHT_GRAD, seq_kv, d, seq_q, 2),
@@ -168,7 +187,9 @@ def attention_saved(shapes: Shapes) -> list[Saved]:
         saved.append(Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE))
     else:
         scores = shapes.tokens * shapes.heads * shapes.run.seq_len
-        saved.append(Saved("probabilities", scores * BF16, ATTENTION_CORE))
+        # softmax output; with dropout its mask and its output too (5 a s^2 b, arXiv 2205.05198 equation 2)
+        per_score = 2 * BF16 + 1 if shapes.framework.dropout else BF16
+        saved.append(Saved("probabilities", scores * per_score, ATTENTION_CORE))
     return saved
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,12 +58,21 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
     )
 
 
-def placement(size: Any, stride: Any, gpus_per_node: int) -> tuple[np.ndarray, np.ndarray]:
-    """(intra, inter) of a group of ``size`` ranks that lie ``stride`` apart; arrays of the broadcast shape.
+class Placement(NamedTuple):
+    """Where a group of ranks lies; int64 arrays. intra: its ranks in one node. inter: nodes it touches. strided: 1 where its
+    ranks are no neighbours, so that other groups work between them (it matters where a node's links are shared)."""
+
+    intra: np.ndarray
+    inter: np.ndarray
+    strided: np.ndarray
+
+
+def placement(size: Any, stride: Any, gpus_per_node: int) -> Placement:
+    """Placement of a group of ``size`` ranks that lie ``stride`` apart; arrays of the broadcast shape.
 
     Ranks fill nodes in order, so ``intra = min(size, gpus_per_node // stride)`` of them share a node (at least 1), and
     the group touches ``ceil(size / intra)`` nodes.
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
     intra = np.clip(gpus_per_node // np.maximum(stride, 1), 1, size)
-    return intra, -(-size // intra)
+    return Placement(intra, -(-size // intra), np.broadcast_to((stride > 1).astype(np.int64), intra.shape))

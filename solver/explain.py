@@ -150,6 +150,7 @@ def _recompute_lines(part: Part, key: int, times: float, level: Recompute) -> li
 #: Which once-per-step ops stand behind each part of the step.
 _STEP_PARTS = {
     "fsdp_exposed": ("layer.gather", "layer.scatter", "root.gather", "root.scatter"),
+    "gradient_accumulation": ("accumulation",),
     "gradient_sync": ("gradients.all_reduce", "gradients.scatter"),
     "parameter_gather": ("parameters.gather",),
     "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding"),
@@ -170,7 +171,13 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
             continue
         main = max(rows, key=lambda i: total[i])
         std = float(np.average(sync.relative_std[rows, 0], weights=total[rows]))
-        kind = "memory_bound" if part == "optimizer" else "network" if sync.ops[main].dims["inter"][0] > 1 else "links"
+        kind = (
+            "memory_bound"
+            if part in ("optimizer", "gradient_accumulation")
+            else "network"
+            if sync.ops[main].dims["inter"][0] > 1
+            else "links"
+        )
         lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, 0]))))
     if parts["pp_transfer"]:
         lines.append(

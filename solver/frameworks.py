@@ -17,7 +17,10 @@ class Framework:
     fused_gate_up: gate and up projection are one GEMM. regathers_input: under sequence parallelism a linear keeps only
     its shard of the input and gathers it again in backward (Megatron), whatever the mode says. grad_sync/param_sync:
     the collective that ZeRO-1 uses. bucket_bytes: gradients reduced at once; the last bucket cannot be hidden.
-    micro_batch_grad_sync: FSDP reduces gradients in every micro batch. optimizer_bytes_per_parameter: traffic of one Adam step.
+    fused_accumulation: gradients of further micro batches are added inside the weight-gradient GEMM (or, under FSDP, on
+    shards); otherwise a kernel adds them to the buffer. async_tp_reduce: the input gradient's all-reduce runs beside the
+    weight-gradient GEMM. flash_version: generation of FlashAttention (0: the device's best). dropout: unfused attention and
+    residuals drop out, as GPT-2 did. optimizer_bytes_per_parameter: traffic of one Adam step.
     reserve: share by which the caching allocator's reserved memory exceeds the allocated peak (assumed).
     host_op_seconds: what the host needs to launch one op: steps of many tiny kernels run at the host's speed (assumed).
     """
@@ -33,12 +36,15 @@ class Framework:
     optimizer_bytes_per_parameter: float = 30.0
     reserve: float = 0.06
     host_op_seconds: float = 6e-6
-    unfused_loss: bool = True
+    fused_accumulation: bool = True
+    async_tp_reduce: bool = True
+    flash_version: int = 0
+    dropout: bool = False
 
 
 _MEGATRON = {
     "zero": 1, "grad_dtype": "fp32", "overlap_grad_reduce": True, "overlap_param_gather": True,
-    "cross_entropy_fusion": False, "fused_norm": True,
+    "cross_entropy_fusion": False, "fused_norm": True, "p2p_overlap": True,
 }  # fmt: skip
 
 FRAMEWORKS: tuple[Framework, ...] = (
@@ -52,11 +58,19 @@ FRAMEWORKS: tuple[Framework, ...] = (
         param_sync="broadcast",
         bucket_bytes=1.07e9,
         optimizer_bytes_per_parameter=36.0,
+        fused_accumulation=False,
     ),
-    Framework(  # Megatron-Core and NeMo: distributed optimizer, fp32 main gradients
+    Framework(  # Megatron-Core and NeMo: distributed optimizer, fp32 main gradients; interleaving overlaps its transfers
         name="megatron-lm",
         prefixes=("megatron-lm", "megatron-core", "nemo"),
         defaults=_MEGATRON,
+        dropout=True,
+    ),
+    Framework(  # Qi et al. 2023: Megatron-LM of that year, whose attention is unfused unless asked otherwise
+        name="megatron-lm-zero-bubble",
+        prefixes=("megatron-lm (zero-bubble",),
+        defaults={**_MEGATRON, "attention": "unfused"},
+        dropout=True,
     ),
     Framework(  # fp16 gradients in flat buffers, no overlap
         name="megatron-deepspeed",
@@ -65,6 +79,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
                   "attention": "unfused"},
         grad_sync="all_reduce",
         regathers_input=False,
+        fused_accumulation=False,
+        dropout=True,
     ),
     Framework(  # Megatron-style research code of 2023: ZeRO-1, no overlap of gradient reduction
         name="aleph-alpha-scaling",
@@ -73,6 +89,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
                   "fused_norm": False},
         fused_gate_up=False,
         regathers_input=False,
+        fused_accumulation=False,
+        async_tp_reduce=False,
     ),
     Framework(  # FSDP2: per-layer gathers with prefetch
         name="torchtitan",
@@ -80,9 +98,16 @@ FRAMEWORKS: tuple[Framework, ...] = (
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
     ),
+    Framework(  # its published tables are of 2023, when its attention was the Triton kernel of the first generation
+        name="llm-foundry",
+        prefixes=("llm-foundry", "composer"),
+        defaults={"zero": 3, "grad_dtype": "fp32"},
+        fused_gate_up=False,
+        flash_version=1,
+    ),
     Framework(
         name="fsdp",
-        prefixes=("llm-foundry", "fms-fsdp", "composer", "fsdp", "pytorch fsdp"),
+        prefixes=("fms-fsdp", "fsdp", "pytorch fsdp"),
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
     ),

@@ -9,7 +9,7 @@ from solver.cluster import Cluster
 from solver.mlp import mlp_ops, mlp_saved, mlp_weights
 from solver.model import ModelSpec
 from solver.ops import linear, memory_bound, tp_collective
-from solver.program import BF16, FORWARD, FP32, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.program import BF16, FORWARD, FP32, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
 from solver.shapes import Shapes
 from solver.strategy import Strategy, TpMode
 
@@ -37,6 +37,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         Saved("residual1", stream),
         Saved("norm2_output", linear_input),
         *mlp_saved(shapes),
+        *_dropout_masks(shapes),
         *_unfused_norm_saved(shapes),
     ]
     norms = Weight("norms", 2 * hidden * (2 if model.norm == "layernorm" else 1))
@@ -123,9 +124,23 @@ def _unfused_norm_saved(shapes: Shapes) -> list[Saved]:
     return [Saved("norms_fp32", 2 * shapes.norm_tokens * shapes.model.hidden_size * 2 * FP32)]
 
 
+def _drops_out(shapes: Shapes) -> bool:
+    """Runs with unfused attention are of the years when frameworks dropped out by default."""
+    return shapes.framework.dropout and shapes.run.attention == "unfused"
+
+
+def _dropout_masks(shapes: Shapes) -> list[Saved]:
+    """A byte per element of the two residual branches."""
+    elements = shapes.norm_tokens * shapes.model.hidden_size
+    return [Saved("dropout_masks", 2 * elements)] if _drops_out(shapes) else []
+
+
 def _residual(shapes: Shapes, name: str) -> list[Op]:
-    """Two reads and a write, forward; the two gradients of the stream are added in backward."""
-    return memory_bound(name, "residual", "residual", shapes.norm_tokens * shapes.model.hidden_size, 3 * BF16, 3 * BF16)
+    """Two reads and a write, forward; the two gradients of the stream are added in backward. Dropout is fused into the
+    addition: its mask is a further byte, and its gradient a further kernel."""
+    elements, mask = shapes.norm_tokens * shapes.model.hidden_size, float(_drops_out(shapes))
+    backward = 3 * BF16 + mask * (2 * BF16 + 1)
+    return memory_bound(name, "residual", "residual", elements, 3 * BF16 + mask, backward)
 
 
 def _cross_entropy(run: Strategy, logits: np.ndarray) -> list[Op]:
@@ -143,7 +158,6 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     and recomputation gathers a third time. Traffic repeats every micro batch. Source: InternEvo's isp.py, as read.
     """
     keys, overlap = shapes.keys, shapes.run.overlap_weight_gather
-    intra, inter = shapes.groups.wp
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
     linears = [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
     after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
@@ -153,7 +167,7 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == "compute")
     gathers: list[Op] = []
     for gemm in linears:
-        dims = {"bytes": 1.0 * gemm.dims["n"] * gemm.dims["k"] * BF16, "intra": intra, "inter": inter}
+        dims = message(1.0 * gemm.dims["n"] * gemm.dims["k"] * BF16, shapes.groups.wp)
         for suffix, op, phase, under in (
             ("weights", "all_gather", FORWARD, forward),
             ("weights", "all_gather", INPUT_GRAD, backward),

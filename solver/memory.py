@@ -97,7 +97,8 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
         recomputed = np.minimum(limit, layers[row])
         activations = flight[row] * (recomputed * kept + (layers[row] - recomputed) * whole)
         ends = np.where(splits.pp == 1, 1.0, float(last))
-        loss = (ends * (flight * head))[row]
+        # the head's backward follows its forward at once, so one micro batch of logits is alive; GPipe keeps all
+        loss = (ends * head * (flight if schedule == "gpipe" else 1.0))[row]
         working = (ends * transient)[row]
         parts = [*static[:, zero, row], activations, again, loss, buffers[zero, row]]
         # the loss's working set is gone before the last layer is recomputed: the larger of the two counts

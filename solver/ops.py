@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from solver.program import (
-    BF16, FORWARD, INPUT_GRAD, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Array, Op,
+    BF16,
+    FORWARD,
+    INPUT_GRAD,
+    LINEAR,
+    MEMORY_BOUND,
+    WEIGHT_GRAD,
+    Array,
+    Op,
+    message,
 )  # fmt: skip
 from solver.shapes import Shapes
 from solver.strategy import Recompute
@@ -64,10 +72,9 @@ def tp_collective(
     size: Array | None = None,
 ) -> Op:
     """A collective over the tensor-parallel group on the whole (micro batch, sequence, hidden) activation, where asked."""
-    intra, inter = shapes.groups.tp
     whole = shapes.tokens * shapes.model.hidden_size * BF16 if size is None else size
     return Op(
-        name, module, op, phase, {"bytes": whole, "intra": intra, "inter": inter}, stream="tp",
+        name, module, op, phase, message(whole, shapes.groups.tp), stream="tp",
         count=np.where(where & (shapes.keys.tp > 1), 1.0, 0.0), hides_under=hides_under, tail=tail,
         recomputed_by=WHOLE_LAYER if phase == FORWARD else (),
     )  # fmt: skip
@@ -82,7 +89,7 @@ def column_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) ->
     """
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     pipelined = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
-    under_weight_grad = (f"{name}.weight_grad",)
+    under_weight_grad = (f"{name}.weight_grad",) if shapes.framework.async_tp_reduce else ()
     return [
         tp_collective(shapes, f"{name}.gather", module, "all_gather", FORWARD, split, pipelined, 1 / shapes.keys.tp),
         *linear(shapes, name, module, n, k),

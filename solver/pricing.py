@@ -19,7 +19,7 @@ _DIMS = {
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
     MEMORY_BOUND: ("bytes",),
 }
-_MESSAGE = ("bytes", "intra", "inter")
+_MESSAGE = ("bytes", "intra", "inter", "strided")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
         return cost.flash_attn(**dims)
     if kind == MEMORY_BOUND:
         return cost.memory_bound(variant, dims["bytes"])
-    return cost.collective(kind, dims["bytes"], dims["intra"], dims["inter"])
+    return cost.collective(kind, dims["bytes"], dims["intra"], dims["inter"], dims["strided"])
 
 
 #: Parts of a pass in the order of LayerTimes arrays; compute first, then exposed communication by group.

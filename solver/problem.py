@@ -30,6 +30,11 @@ class Problem:
         return framework_of(self.run.framework)
 
 
+def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
+    """A Problem whose cost model runs the attention kernels of the run's framework."""
+    return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).flash_version))
+
+
 @dataclass(frozen=True)
 class Part:
     """The layer, the embedding or the head: its priced program and what is read off it. Arrays over layer keys."""

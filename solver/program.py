@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from solver.cluster import placement
+from solver.cluster import Placement, placement
 from solver.strategy import Recompute, TpMode
 
 BF16 = 2  #: bytes of a 16-bit element
@@ -31,7 +31,7 @@ class Op:
     """One kernel or collective of one pass of a layer.
 
     dims: by kind. linear: m, n, k, batch, layout, accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads,
-    head_dim, v_head_dim, causal, backward; memory_bound: bytes; collectives: bytes, intra, inter.
+    head_dim, v_head_dim, causal, backward; memory_bound: bytes; collectives: as message().
     count: how often per layer and micro batch. hides_under: the compute ops (``name.phase``) that run meanwhile.
     tail: share of a hidden collective that stays exposed. recomputed_by: recompute levels that run it again.
     """
@@ -52,6 +52,11 @@ class Op:
     @property
     def label(self) -> str:
         return f"{self.name}.{self.phase}"
+
+
+def message(size: Array, place: Placement) -> dict[str, Array]:
+    """Dims of a collective (or p2p) on a whole buffer of ``size`` bytes over a group."""
+    return {"bytes": np.maximum(size, 1), "intra": place.intra, "inter": place.inter, "strided": place.strided}
 
 
 @dataclass(frozen=True)
@@ -91,11 +96,11 @@ class LayerKeys:
 
 @dataclass(frozen=True)
 class Groups:
-    """Placement (intra, inter) of the groups inside a stage; tp ranks are neighbours, cp ranks lie tp apart."""
+    """Placement of the groups inside a stage; tp ranks are neighbours, cp ranks lie tp apart."""
 
-    tp: tuple[np.ndarray, np.ndarray]
-    cp: tuple[np.ndarray, np.ndarray]
-    wp: tuple[np.ndarray, np.ndarray]
+    tp: Placement
+    cp: Placement
+    wp: Placement
 
     @classmethod
     def of(cls, keys: LayerKeys, gpus_per_node: int) -> Groups:

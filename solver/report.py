@@ -19,7 +19,7 @@ _PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
     "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
     "fsdp_exposed": "exposed ZeRO-3 gathers and scatters", "pp_transfer": "transfers between stages",
-    "bubble": "pipeline bubble", "gradient_sync": "exposed gradient synchronisation",
+    "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation", "gradient_sync": "exposed gradient synchronisation",
     "parameter_gather": "exposed parameter gathering", "optimizer": "optimizer and gradient norm",
 }  # fmt: skip
 

@@ -44,11 +44,12 @@ def pipeline_seconds(
     postponable: weight-gradient seconds of the slowest stage (used by zero-bubble schedules only).
     1F1B and GPipe: total + (m - 1) * slowest (exact where the slowest stage is the last or all are equal); interleaving
     shortens filling and draining by vpp (Narayanan et al. 2021, arXiv 2104.04473). Zero bubble (Qi et al. 2023, arXiv
-    2401.10241, table 2): ZB-H1 fills its bubble with one weight gradient per stage, ZB-2p with two.
+    2401.10241, table 2, where B is the input gradient): the bubble is (pp - 1)(F + B - W) for ZB-H1 (and the automatic
+    schedule of the same memory, 1p) and (pp - 1)(F + B - 2 W) for ZB-H2 (2p), so 2 or 3 W of 1F1B's are filled.
     """
     bubble = (total - slowest) / vpp
     if schedule.startswith("zb"):
-        filled = 2 if schedule == "zb-2p" else 1
+        filled = 3 if schedule == "zb-2p" else 2
         bubble = np.maximum(bubble - (pp - 1) * filled * postponable, 0.0)
     return micro_batches * slowest + bubble
 
@@ -57,13 +58,14 @@ def micro_batches_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any
     """Micro batches whose activations the first (or last) stage holds at its peak, in units of whole stages.
 
     1F1B: min(pp, m) on the first stage, one on the last. Interleaved: (2 (pp - 1) + (vpp - 1) pp + 1) / vpp chunks on the
-    first, ((vpp - 1) pp + 1) / vpp on the last (Megatron-Core's warm-up). GPipe: all m. ZB-2p: up to 2 pp - 1.
+    first, ((vpp - 1) pp + 1) / vpp on the last (Megatron-Core's warm-up). GPipe: all m. Zero bubble delays weight
+    gradients, so every stage holds pp (ZB-2p: up to 2 pp - 1).
     """
     pp, vpp, m = np.asarray(pp), np.asarray(vpp), np.asarray(micro_batches)
     if schedule == "gpipe":
         return m * 1.0
     plain = np.ones_like(pp) if last else pp
-    if schedule == "zb-2p":
-        plain = 2 * pp - 1 if not last else pp
+    if schedule.startswith("zb"):
+        plain = 2 * pp - 1 if schedule == "zb-2p" else pp
     chunks = (vpp - 1) * pp + 1 + (0 if last else 2 * (pp - 1))
     return np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)

@@ -15,7 +15,7 @@ from solver.terms import SplitTerms
 #: Parts of a step, in the order of the rows of StepTimes.parts.
 PARTS = (
     "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "fsdp_exposed", "pp_transfer", "bubble",
-    "gradient_sync", "parameter_gather", "optimizer",
+    "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer",
 )  # fmt: skip
 
 
@@ -56,7 +56,9 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     covered = np.where(layouts.recompute_layers < 0, model.num_hidden_layers, layouts.recompute_layers)
     fsdp, root = _fsdp(problem, terms, layouts, forward, backward + again)
     layer = forward + backward + fsdp
-    transfer = 2.0 * vpp * terms.transfer[row] * (0.0 if run.p2p_overlap else 1.0)
+    # Megatron's interleaved schedule sends beside the next chunk's compute: only the first and last way through is seen
+    overlapped = (vpp > 1) & run.p2p_overlap
+    transfer = np.where(overlapped, 0.0, 2.0 * vpp * terms.transfer[row])
 
     # the slowest of first (with the embedding), fullest middle and last stage (with the head)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row]
@@ -70,10 +72,12 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     slowest = np.where(is_first, at_first, np.where(is_last, at_last, at_middle)) + transfer + root
     total = (
         model.num_hidden_layers * layer + np.minimum(covered * pp, model.num_hidden_layers) * again
-        + embedding + head + root + transfer * (pp if not run.p2p_overlap else pp - 1)
+        + embedding + head + root + transfer * pp
     )  # fmt: skip
     schedule = run.schedule
     pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, count * terms.weight_grad[row])
+    pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.transfer[row]
+    accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
     recomputed = np.minimum(covered, count) * again
     sync, gather = _synchronisation(
@@ -88,10 +92,10 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     ]  # fmt: skip
     parts = np.array([
         streams[0], m * recomputed, *streams[1:], m * (count * fsdp + root), m * transfer, pipeline - m * slowest,
-        sync, gather, optimizer,
+        accumulation, sync, gather, optimizer,
     ])  # fmt: skip
     stage = SlowestStage(count, np.minimum(covered, count), with_embedding, with_head)
-    return StepTimes(pipeline + sync + gather + optimizer, parts, stage)
+    return StepTimes(pipeline + accumulation + sync + gather + optimizer, parts, stage)
 
 
 def _fsdp(

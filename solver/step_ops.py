@@ -6,15 +6,14 @@ wp apart) and those of all others (dp * cp ranks that lie tp apart). Without ISP
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from solver.cluster import placement
+from solver.cluster import Placement, placement
 from solver.layouts import Splits
 from solver.problem import LayerTable, Problem
-from solver.program import BF16, FP32, MEMORY_BOUND, Op
+from solver.program import BF16, FP32, MEMORY_BOUND, Op, message
 from solver.stages import stage_layers
 from solver.strategy import TpMode
 
@@ -68,6 +67,10 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         shard = shared_by(group, splits.zero_shard_size)
         ops += _group_ops(problem, "gradients", group.elements * grad, group, shard)
         ops += _gather("parameters.gather", framework.param_sync, group.elements * BF16, group, shard, problem)
+        # the 16-bit gradient is read, the buffer read and written; Megatron's and FSDP's GEMMs or shards need no such pass
+        accumulate = {"bytes": group.elements * (BF16 + 2.0 * grad) * (not framework.fused_accumulation)}
+        ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, memory_kind="residual",
+                      count=float(not framework.fused_accumulation)))  # fmt: skip
         for name, share in (("whole", 1), ("shard", shard)):
             adam = {"bytes": group.elements * framework.optimizer_bytes_per_parameter / share}
             # the norm of the gradients is read once before the step and the gradients are zeroed after it
@@ -102,9 +105,8 @@ def transfer_op(problem: Problem, splits: Splits) -> Op:
     whole = splits.micro_batch_size * problem.run.seq_len // splits.cp * problem.model.hidden_size * BF16
     size = np.where(splits.mode == TpMode.MTP, whole, whole // splits.tp)
     ranks_per_stage = splits.tp * splits.cp * splits.dp
-    intra, inter = placement(np.full(len(splits), 2), ranks_per_stage, problem.cluster.gpus_per_node)
-    dims = {"bytes": np.maximum(size, 1), "intra": intra, "inter": inter}
-    return Op("transfer", "pipeline", "p2p", "step", dims, "pp")
+    place = placement(np.full(len(splits), 2), ranks_per_stage, problem.cluster.gpus_per_node)
+    return Op("transfer", "pipeline", "p2p", "step", message(size, place), "pp")
 
 
 def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:
@@ -117,12 +119,9 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     return Op(op.name, op.module, op.kind, op.phase, op.dims, op.stream, count=present)
 
 
-def _message(
-    name: str, op: str, size: np.ndarray, place: tuple[np.ndarray, np.ndarray], count: np.ndarray | float = 1.0
-) -> Op:
-    dims: Mapping[str, np.ndarray] = {"bytes": np.maximum(size, 1), "intra": place[0], "inter": place[1]}
-    ranks = place[0] * place[1]
-    return Op(name, "data parallel", op, "step", dims, "dp", count=np.where(ranks > 1, count, 0.0))
+def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.ndarray | float = 1.0) -> Op:
+    ranks = place.intra * place.inter
+    return Op(name, "data parallel", op, "step", message(size, place), "dp", count=np.where(ranks > 1, count, 0.0))
 
 
 def _group_ops(

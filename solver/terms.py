@@ -36,6 +36,7 @@ class SplitTerms:
     layer_gather: np.ndarray  #: [S] FSDP: parameters of one layer
     layer_scatter: np.ndarray
     root: np.ndarray  #: [S] FSDP: gather and scatter of embedding and head
+    accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a kernel of its own does it
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
     once: np.ndarray  #: [S] gradient norm and tied embedding
@@ -81,6 +82,6 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         transfer=np.where(splits.pp > 1, transfer, 0.0),
         all_reduce=once("gradients.all_reduce"), scatter=once("gradients.scatter"), gather=once("parameters.gather"),
         layer_gather=once("layer.gather"), layer_scatter=once("layer.scatter"), root=once("root.gather", "root.scatter"),
-        optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
+        accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding"),
     )  # fmt: skip

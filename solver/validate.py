@@ -14,7 +14,7 @@ from solver.cases import Case
 from solver.cluster import GIB, cluster_of
 from solver.explain import Explanation, explain
 from solver.layouts import Layouts
-from solver.problem import Problem
+from solver.problem import problem_of
 from solver.solutions import Solutions, price_layouts
 from solver.strategy import Strategy
 
@@ -71,7 +71,7 @@ def predict_cases(cases: Sequence[Case], cost_models: CostModels) -> list[Predic
             reason = f"no profile of {hardware}"
             out.update({case.id: Prediction(case, reason) for case in members})
             continue
-        problem = Problem(model, run, cluster_of(cost.device, dict(cluster)), cost)
+        problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
         solutions = price_layouts(problem, Layouts.of([case.strategy for case in members if case.strategy]))
         for index, case in enumerate(members):
             out[case.id] = Prediction(case, None, solutions, index, explain(solutions, index))

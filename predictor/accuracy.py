@@ -1,0 +1,221 @@
+"""``python -m predictor.accuracy``: how far the laws of a profile are off on measurements that they have not seen.
+
+Every score is of a law fitted anew without the rows it is asked for. Beside it stands the error of the simplest
+predictor on the same split: the rate interpolated over total FLOPs (bytes, for communication) alone. The pictures
+show the laws fitted on all rows, as they are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from predictor import pictures_comm, pictures_kernels
+from predictor.cost_model import cost_model
+from predictor.crossval import LEAST_ROWS, flash_attn_scores, linear_rows, linear_scores, memory_bound_scores
+from predictor.crossval_comm import LEAST_POINTS, collective_scores, network_scores
+from predictor.flash_attn import main_rows
+from predictor.score import Score
+from profiler.errors import InputError
+from profiler.files import write_text
+from profiler.profile import COLLECTIVES, Profile
+from profiler.profiles import PROF_DATA, find_profile, shipped_profiles
+
+ALL = "all"
+_TESTS: Mapping[str, Callable[[Profile], list[Score]]] = {
+    "linear": linear_scores,
+    "flash_attn": flash_attn_scores,
+    "memory_bound": memory_bound_scores,
+    "collectives": collective_scores,
+}
+_HEAD = (
+    "op",
+    "rows held out",
+    "split",
+    "rows",
+    "MAPE",
+    "90th pct",
+    "bias",
+    "in 90% interval",
+    "by FLOPs or bytes alone",
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Held-out scores of one profile. missing: op -> a sentence saying why it has none."""
+
+    label: str
+    profile: Profile
+    scores: Sequence[Score]
+    missing: Mapping[str, str]
+    pictures: Sequence[Path] = ()
+
+
+def chosen_profiles(names: Sequence[str], folder: Path = PROF_DATA) -> dict[str, Profile]:
+    """Label -> profile: shipped names or paths; without any, the one that predictions use; "all" for every shipped one.
+
+    A label is the file's name without its ending. Raises InputError where two files would share one.
+    """
+    if not names:
+        profile, _ = find_profile(folder=folder)
+        return {profile.name: profile}
+    profiles: dict[str, Profile] = {}
+    for name in dict.fromkeys(part for name in names for part in (shipped_profiles(folder) if name == ALL else [name])):
+        path = Path(name) if name.endswith(".pt") or "/" in name else None
+        label = path.stem if path else name
+        if label in profiles:
+            raise InputError(f"two profiles are called {label}; ask for them one at a time")
+        profiles[label] = find_profile(None if path else name, path, folder)[0]
+    return profiles
+
+
+def measure(label: str, profile: Profile, step: Callable[[str], None] = lambda said: None) -> Accuracy:
+    """Fit and test every law of ``profile``; ``step`` is told what comes next."""
+    scores: list[Score] = []
+    missing = {}
+    for op, test in _TESTS.items():
+        step(op)
+        found = test(profile)
+        scores += found
+        if not found:
+            missing[op] = _too_few(profile, op)
+    return Accuracy(label, profile, scores, missing)
+
+
+def draw(accuracy: Accuracy, folder: Path, cache_dir: Path | None = None) -> list[Path]:
+    """Write ``cal/*.jpg`` and ``comm/*.jpg`` of one profile under ``folder``; returns their paths."""
+    model = cost_model(accuracy.profile, cache_dir=cache_dir)
+    laws = {"linears": model.linears, "attention": model.attention}
+    try:
+        kernels = pictures_kernels.draw(accuracy.profile, laws, folder / "cal", accuracy.scores)
+        return kernels + pictures_comm.draw(accuracy.profile, model.collectives, folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot write pictures there: {error.strerror or error}") from None
+
+
+def score_table(title: str, scores: Sequence[Score]) -> Table:
+    """Scores as a rich table, a row each."""
+    table = Table(title=title, title_justify="left")
+    for name in _HEAD:
+        table.add_column(name, justify="left" if name in _HEAD[:3] else "right")
+    for i, s in enumerate(scores):
+        numbers = (f"{s.mape:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}", f"{s.coverage:.0%}")
+        naive = f"{s.naive_mape:.1%}" if math.isfinite(s.naive_mape) else "-"
+        last = i + 1 < len(scores) and (scores[i + 1].op, scores[i + 1].regime) != (s.op, s.regime)
+        table.add_row(s.op, s.regime, s.split, f"{s.rows:,}", *numbers, naive, end_section=last)
+    return table
+
+
+def as_json(results: Sequence[Accuracy], networks: Sequence[Score]) -> str:
+    """Every score as JSON text; shares, not percent; null where there is no number."""
+    profiles = {
+        a.label: {
+            "device": a.profile.device.name,
+            "digest": a.profile.digest,
+            "scores": [_plain(s) for s in a.scores],
+            "not_scored": dict(a.missing),
+            "pictures": [str(path) for path in a.pictures],
+        }
+        for a in results
+    }
+    content = {"profiles": profiles, "networks": [_plain(s) for s in networks]}
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _plain(score: Score) -> dict[str, Any]:
+    values = asdict(score).items()
+    return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
+
+
+def _too_few(profile: Profile, op: str) -> str:
+    """Why ``op`` has no score, in a sentence."""
+    if op == "collectives":
+        rows = sum(len(profile.table(name)) for name in (*COLLECTIVES, "p2p"))
+        return f"{rows} rows; a curve needs {LEAST_POINTS} measured sizes in one node to hold some of them out"
+    counts = {
+        "linear": lambda: len(linear_rows(profile)),
+        "flash_attn": lambda: len(main_rows(profile.table("flash_attn"))),
+        "memory_bound": lambda: len(profile.table("memory_bound")),
+    }
+    what = "rows" if op == "memory_bound" else "16-bit forward rows"
+    return f"{counts[op]()} {what} are too few to hold some out: {LEAST_ROWS} to fit and {LEAST_ROWS} to ask for"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    p = argparse.ArgumentParser(
+        prog="python -m predictor.accuracy", description=__doc__.split("\n")[0].split("``: ")[1]
+    )
+    p.add_argument("--profile", nargs="+", default=[], metavar="NAME|PATH", action="extend",
+                   help=f"{', '.join(shipped_profiles())}, {ALL} of them, or a file (default: the one predictions use)")  # fmt: skip
+    p.add_argument("--pics", type=Path, default=PROF_DATA / "pics", metavar="DIR", help="folder of the pictures")
+    p.add_argument("--no-pictures", action="store_true", help="print the scores only")
+    p.add_argument("--network-logs", type=Path, metavar="DIR",
+                   help="folder of <device>_nccl.parquet files: test the laws between nodes too")  # fmt: skip
+    p.add_argument("--json", type=Path, metavar="OUT", help="write every score")
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit status (2 for input that cannot be used)."""
+    args = parser().parse_args(arguments)
+    try:
+        _run(args, Console(width=None if sys.stdout.isatty() else 160, highlight=False))
+    except InputError as error:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _run(args: argparse.Namespace, console: Console) -> None:
+    profiles = chosen_profiles(args.profile)
+    results = []
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=len(profiles) * (len(_TESTS) + 1) + bool(args.network_logs))
+        for label, profile in profiles.items():
+            accuracy = measure(
+                label, profile, lambda op, on=label: bar.update(task, description=f"{on}: {op}", advance=1)
+            )
+            if not args.no_pictures:
+                bar.update(task, description=f"{label}: pictures", advance=1)
+                folder = args.pics / label if len(profiles) > 1 else args.pics
+                accuracy = replace(accuracy, pictures=draw(accuracy, folder, PROF_DATA / ".cache"))
+            results.append(accuracy)
+        networks = network_scores(args.network_logs) if args.network_logs else []
+    for accuracy in results:
+        _show(console, accuracy)
+    if networks:
+        console.print(score_table("between nodes", networks))
+    if args.json:
+        write_text(args.json, as_json(results, networks))
+
+
+def _show(console: Console, accuracy: Accuracy) -> None:
+    title = f"{accuracy.label}: {accuracy.profile.device.name}"
+    if accuracy.scores:
+        console.print(score_table(title, accuracy.scores))
+    else:
+        console.print(title)
+    for op, why in accuracy.missing.items():
+        console.print(f"  no held-out test of {op}: {why}", soft_wrap=True)
+    if accuracy.pictures:
+        console.print(f"  {len(accuracy.pictures)} pictures, of which {accuracy.pictures[0]}", soft_wrap=True)
+    console.print()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""Finding a profile: the user's own measurement if there is one, else the shipped one of the asked hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiler.errors import InputError
+from profiler.profile import Profile
+from profiler.store import read_profile
+
+PROF_DATA = Path(__file__).resolve().parent.parent / "prof_data"
+DEFAULT_PROFILE = "h100_sxm"
+OWN_PROFILE = "data.pt"
+
+
+def shipped_profiles(folder: Path = PROF_DATA) -> list[str]:
+    """Names of the profiles in ``folder``, the user's own left out."""
+    return sorted(path.stem for path in folder.glob("*.pt") if path.name != OWN_PROFILE)
+
+
+def find_profile(name: str | None = None, path: Path | None = None, folder: Path = PROF_DATA) -> tuple[Profile, str]:
+    """(profile, a sentence saying which and why): ``path`` if given, else ``name``, else data.pt, else the default."""
+    if path is not None:
+        return read_profile(path), f"profile: {path}"
+    if name is not None:
+        known = shipped_profiles(folder)
+        if name not in known:
+            raise InputError(f"no profile is called {name!r}; choose one of {', '.join(known)}")
+        return read_profile(folder / f"{name}.pt"), f"profile: {name} (shipped)"
+    own = folder / OWN_PROFILE
+    if own.exists():
+        return read_profile(own), f"profile: {own}, measured on this machine"
+    profile = read_profile(folder / f"{DEFAULT_PROFILE}.pt")
+    return profile, f"profile: {DEFAULT_PROFILE} (shipped default: nothing was measured on this machine yet)"
