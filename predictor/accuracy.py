@@ -13,11 +13,12 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from predictor import pictures_comm, pictures_kernels
@@ -71,7 +72,8 @@ def chosen_profiles(names: Sequence[str], folder: Path = PROF_DATA) -> dict[str,
         profile, _ = find_profile(folder=folder)
         return {profile.name: profile}
     profiles: dict[str, Profile] = {}
-    for name in dict.fromkeys(part for name in names for part in (shipped_profiles(folder) if name == ALL else [name])):
+    asked = [name for given in names for name in (shipped_profiles(folder) if given == ALL else [given])]
+    for name in dict.fromkeys(asked):
         path = Path(name) if name.endswith(".pt") or "/" in name else None
         label = path.stem if path else name
         if label in profiles:
@@ -112,8 +114,9 @@ def score_table(title: str, scores: Sequence[Score]) -> Table:
     for i, s in enumerate(scores):
         numbers = (f"{s.mape:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}", f"{s.coverage:.0%}")
         naive = f"{s.naive_mape:.1%}" if math.isfinite(s.naive_mape) else "-"
-        last = i + 1 < len(scores) and (scores[i + 1].op, scores[i + 1].regime) != (s.op, s.regime)
-        table.add_row(s.op, s.regime, s.split, f"{s.rows:,}", *numbers, naive, end_section=last)
+        after = scores[min(i + 1, len(scores) - 1)]
+        ends = after.regime != s.regime or (after.op != s.op and after.split != s.split)
+        table.add_row(s.op, s.regime, s.split, f"{s.rows:,}", *numbers, naive, end_section=ends)
     return table
 
 
@@ -155,10 +158,11 @@ def _too_few(profile: Profile, op: str) -> str:
 def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     p = argparse.ArgumentParser(
-        prog="python -m predictor.accuracy", description=__doc__.split("\n")[0].split("``: ")[1]
+        prog="python -m predictor.accuracy",
+        description="How far the laws of a profile are off on measurements that they have not seen.",
     )
-    p.add_argument("--profile", nargs="+", default=[], metavar="NAME|PATH", action="extend",
-                   help=f"{', '.join(shipped_profiles())}, {ALL} of them, or a file (default: the one predictions use)")  # fmt: skip
+    choices = f"{', '.join(shipped_profiles())}, {ALL} of them, or a file (default: the one predictions use)"
+    p.add_argument("--profile", nargs="+", default=[], metavar="NAME|PATH", action="extend", help=choices)
     p.add_argument("--pics", type=Path, default=PROF_DATA / "pics", metavar="DIR", help="folder of the pictures")
     p.add_argument("--no-pictures", action="store_true", help="print the scores only")
     p.add_argument("--network-logs", type=Path, metavar="DIR",
@@ -187,13 +191,13 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=len(profiles) * (len(_TESTS) + 1) + bool(args.network_logs))
         for label, profile in profiles.items():
-            accuracy = measure(
-                label, profile, lambda op, on=label: bar.update(task, description=f"{on}: {op}", advance=1)
-            )
+            step = partial(_tell, bar, task, label)
+            accuracy = measure(label, profile, step)
             if not args.no_pictures:
-                bar.update(task, description=f"{label}: pictures", advance=1)
+                step("pictures")
                 folder = args.pics / label if len(profiles) > 1 else args.pics
-                accuracy = replace(accuracy, pictures=draw(accuracy, folder, PROF_DATA / ".cache"))
+                cache = PROF_DATA / ".cache" if label in shipped_profiles() else None  # others are fitted once
+                accuracy = replace(accuracy, pictures=draw(accuracy, folder, cache))
             results.append(accuracy)
         networks = network_scores(args.network_logs) if args.network_logs else []
     for accuracy in results:
@@ -202,6 +206,10 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         console.print(score_table("between nodes", networks))
     if args.json:
         write_text(args.json, as_json(results, networks))
+
+
+def _tell(bar: Progress, task: TaskID, label: str, what: str) -> None:
+    bar.update(task, description=f"{label}: {what}", advance=1)
 
 
 def _show(console: Console, accuracy: Accuracy) -> None:

@@ -162,12 +162,14 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
         dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
         return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=ATTENTION_CORE if phase == FORWARD else ())
 
+    # fused: read and write once. Unfused: scale, mask, to fp32, softmax, to 16 bits, and the gradients of each
+    softmax = (2 * BF16, 3 * BF16) if shapes.framework.fused_softmax else (28, 36)
     # dropout reads and writes the probabilities and a one-byte mask
     scores = batch * seq_q * seq_kv * float(shapes.framework.dropout)
     dropout = memory_bound("dropout", MODULE, "residual", scores, 2 * BF16 + 1, 2 * BF16 + 1, ATTENTION_CORE)
     return [
         gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
-        *memory_bound("softmax", MODULE, "softmax", batch * seq_q * seq_kv, 2 * BF16, 3 * BF16, ATTENTION_CORE),
+        *memory_bound("softmax", MODULE, "softmax", batch * seq_q * seq_kv, *softmax, ATTENTION_CORE),
         *dropout,
         gemm("context", FORWARD, seq_q, d, seq_kv, 1),
         gemm("context", INPUT_GRAD, seq_q, seq_kv, d, 0),

@@ -18,8 +18,8 @@ class Framework:
     its shard of the input and gathers it again in backward (Megatron), whatever the mode says. grad_sync/param_sync:
     the collective that ZeRO-1 uses. bucket_bytes: gradients reduced at once; the last bucket cannot be hidden.
     fused_accumulation: gradients of further micro batches are added inside the weight-gradient GEMM (or, under FSDP, on
-    shards); otherwise a kernel adds them to the buffer. async_tp_reduce: the input gradient's all-reduce runs beside the
-    weight-gradient GEMM. flash_version: generation of FlashAttention (0: the device's best). dropout: unfused attention and
+    shards); otherwise a kernel adds them to the buffer. async_tp_reduce: tensor-parallel communication of the backward
+    pass (reduction of input gradients, gathering of kept shards) runs beside GEMMs. flash_version: generation of FlashAttention (0: the device's best). dropout: unfused attention and
     residuals drop out, as GPT-2 did. optimizer_bytes_per_parameter: traffic of one Adam step.
     reserve: share by which the caching allocator's reserved memory exceeds the allocated peak (assumed).
     host_op_seconds: what the host needs to launch one op: steps of many tiny kernels run at the host's speed (assumed).
@@ -40,6 +40,7 @@ class Framework:
     async_tp_reduce: bool = True
     flash_version: int = 0
     dropout: bool = False
+    fused_softmax: bool = True  #: of unfused attention: scale, mask and softmax in one kernel
 
 
 _MEGATRON = {
@@ -60,11 +61,23 @@ FRAMEWORKS: tuple[Framework, ...] = (
         optimizer_bytes_per_parameter=36.0,
         fused_accumulation=False,
     ),
-    Framework(  # Megatron-Core and NeMo: distributed optimizer, fp32 main gradients; interleaving overlaps its transfers
+    Framework(  # Megatron-LM as published in 2021-22: distributed optimizer, fp32 main gradients, its own linears
         name="megatron-lm",
-        prefixes=("megatron-lm", "megatron-core", "nemo"),
+        prefixes=("megatron-lm",),
         defaults=_MEGATRON,
         dropout=True,
+    ),
+    Framework(  # Megatron-Core over Transformer Engine, whose GEMMs leave no room beside them for NCCL's kernels
+        name="megatron-core",
+        prefixes=("megatron-core", "megatron-lm core", "megatron-lm v0.", "mcore"),
+        defaults=_MEGATRON,
+        async_tp_reduce=False,
+    ),
+    Framework(  # NeMo: Megatron-Core with tensor-parallel communication pipelined into the GEMMs (user buffers)
+        name="nemo",
+        prefixes=("nemo",),
+        defaults={**_MEGATRON, "tp_comm_overlap": True},
+        async_tp_reduce=False,
     ),
     Framework(  # Qi et al. 2023: Megatron-LM of that year, whose attention is unfused unless asked otherwise
         name="megatron-lm-zero-bubble",
@@ -91,12 +104,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         regathers_input=False,
         fused_accumulation=False,
         async_tp_reduce=False,
+        fused_softmax=False,
     ),
     Framework(  # FSDP2: per-layer gathers with prefetch
         name="torchtitan",
         prefixes=("torchtitan",),
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
+        flash_version=2,
     ),
     Framework(  # its published tables are of 2023, when its attention was the Triton kernel of the first generation
         name="llm-foundry",
@@ -108,8 +123,9 @@ FRAMEWORKS: tuple[Framework, ...] = (
     Framework(
         name="fsdp",
         prefixes=("fms-fsdp", "fsdp", "pytorch fsdp"),
-        defaults={"zero": 3, "grad_dtype": "fp32"},
+        defaults={"zero": 3, "grad_dtype": "bf16"},
         fused_gate_up=False,
+        flash_version=2,  # what torch's scaled_dot_product_attention runs
     ),
 )  # fmt: skip
 

@@ -89,14 +89,16 @@ def column_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) ->
     """
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     pipelined = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
-    under_weight_grad = (f"{name}.weight_grad",) if shapes.framework.async_tp_reduce else ()
+    beside = shapes.framework.async_tp_reduce or shapes.run.tp_comm_overlap
+    under_weight_grad = (f"{name}.weight_grad",) if beside else ()
+    under_input_grad = (f"{name}.input_grad",) if beside else ()
     return [
         tp_collective(shapes, f"{name}.gather", module, "all_gather", FORWARD, split, pipelined, 1 / shapes.keys.tp),
         *linear(shapes, name, module, n, k),
         tp_collective(shapes, f"{name}.reduce", module, "reduce_scatter", INPUT_GRAD, split, under_weight_grad),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", INPUT_GRAD, everywhere, under_weight_grad),
         tp_collective(
-            shapes, f"{name}.regather", module, "all_gather", INPUT_GRAD, shapes.keeps_shard, (f"{name}.input_grad",)
+            shapes, f"{name}.regather", module, "all_gather", INPUT_GRAD, shapes.keeps_shard, under_input_grad
         ),
     ]
 

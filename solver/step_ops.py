@@ -17,6 +17,8 @@ from solver.program import BF16, FP32, MEMORY_BOUND, Op, message
 from solver.stages import stage_layers
 from solver.strategy import TpMode
 
+#: Weight tensors of one layer: five or so linears and two norms.
+TENSORS_PER_LAYER = 7
 GRAD_BYTES = {"fp32": FP32, "bf16": BF16, "fp16": BF16}
 
 
@@ -100,13 +102,21 @@ def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
     return ops
 
 
-def transfer_op(problem: Problem, splits: Splits) -> Op:
-    """One activation (or its gradient) to the neighbouring stage; a sequence split sends only the local shard."""
+def transfer_ops(problem: Problem, splits: Splits) -> list[Op]:
+    """One activation (or its gradient) to the neighbouring stage: every tensor rank sends its share.
+
+    Where the ranks hold the whole activation (MTP) each still sends only its part, and the receivers gather the parts inside
+    their node (Narayanan et al. 2021, arXiv 2104.04473, section 4.1; InternEvo and DeepSpeed do so too).
+    """
     whole = splits.micro_batch_size * problem.run.seq_len // splits.cp * problem.model.hidden_size * BF16
-    size = np.where(splits.mode == TpMode.MTP, whole, whole // splits.tp)
     ranks_per_stage = splits.tp * splits.cp * splits.dp
     place = placement(np.full(len(splits), 2), ranks_per_stage, problem.cluster.gpus_per_node)
-    return Op("transfer", "pipeline", "p2p", "step", message(size, place), "pp")
+    tensor = placement(splits.tp, 1, problem.cluster.gpus_per_node)
+    gathers = np.where((splits.mode == TpMode.MTP) & (splits.tp > 1), 1.0, 0.0)
+    return [
+        Op("transfer", "pipeline", "p2p", "step", message(whole // splits.tp, place), "pp"),
+        Op("transfer", "pipeline", "all_gather", "step", message(whole, tensor), "pp", count=gathers),
+    ]
 
 
 def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:
@@ -141,8 +151,12 @@ def _group_ops(
 
 
 def _gather(name: str, how: str, size: np.ndarray, group: Copies, shard: np.ndarray, problem: Problem) -> list[Op]:
-    """Parameters of ``size`` bytes inside the shard group: gathered at once, or each rank broadcasts its part in turn."""
+    """Parameters of ``size`` bytes inside the shard group: gathered at once, or each rank broadcasts its part in turn.
+
+    Broadcasting frameworks deal whole tensors, so no more ranks than there are tensors have something to send.
+    """
     place = placement(shard, group.stride, problem.cluster.gpus_per_node)
     if how == "broadcast":
-        return [_message(name, "broadcast", size / shard, place, count=shard * 1.0)]
+        senders = np.minimum(shard, TENSORS_PER_LAYER * problem.model.num_hidden_layers)
+        return [_message(name, "broadcast", size / senders, place, count=senders * 1.0)]
     return [_message(name, "all_gather", size, place)]

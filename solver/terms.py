@@ -11,7 +11,7 @@ from solver.layouts import Splits
 from solver.pricing import PricedOps, price
 from solver.problem import LayerTable, Problem
 from solver.stages import StageLayers, stage_layers
-from solver.step_ops import fsdp_ops, synchronisation_ops, tied_embedding_op, transfer_op
+from solver.step_ops import fsdp_ops, synchronisation_ops, tied_embedding_op, transfer_ops
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def price_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, 
 
 
 def price_transfer(problem: Problem, splits: Splits) -> PricedOps:
-    return price([transfer_op(problem, splits)], len(splits), problem.cost)
+    return price(transfer_ops(problem, splits), len(splits), problem.cost)
 
 
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
