@@ -145,14 +145,14 @@ def _too_few(profile: Profile, op: str) -> str:
     """Why ``op`` has no score, in a sentence."""
     if op == "collectives":
         rows = sum(len(profile.table(name)) for name in (*COLLECTIVES, "p2p"))
-        return f"{rows} rows; a curve needs {LEAST_POINTS} measured sizes in one node to hold some of them out"
+        return f"among {rows} rows no curve in one node has {LEAST_POINTS} sizes, too few to hold some of them out"
     counts = {
         "linear": lambda: len(linear_rows(profile)),
         "flash_attn": lambda: len(main_rows(profile.table("flash_attn"))),
         "memory_bound": lambda: len(profile.table("memory_bound")),
     }
     what = "rows" if op == "memory_bound" else "16-bit forward rows"
-    return f"{counts[op]()} {what} are too few to hold some out: {LEAST_ROWS} to fit and {LEAST_ROWS} to ask for"
+    return f"of {counts[op]()} {what} a fifth would be held out, and fewer than {LEAST_ROWS} tell nothing"
 
 
 def parser() -> argparse.ArgumentParser:

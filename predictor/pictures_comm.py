@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
 PREDICTED_NODES = (2, 8, 64)  # drawn without points where the profile has none
 _SIZES = 2.0 ** np.arange(10.0, 34.01, 0.125)  # 1 KiB to 16 GiB
-_TICKS = {
-    2.0**e: label for e, label in zip(range(10, 35, 4), ["1K", "16K", "256K", "4M", "64M", "1G", "16G"], strict=True)
-}
+_TICKS = {2.0**e: label for e, label in zip(range(10, 35, 4), ["1K", "16K", "256K", "4M", "64M", "1G", "16G"], strict=True)}
 _Z90 = 1.645
 _OTHER_NETWORK = 2.0  # rows that take so many times the law: another network, not an error of the law
 _FITTED, _OTHER, _CURVE = "#d1495b", "#9aa5b1", "#1f4e79"
@@ -88,11 +86,7 @@ def _draw_group(figure: Figure, profile: Profile, law: CollectiveLaw, op: str, i
     left.set(yscale="log", ylabel="time (microseconds)")
     right.set(ylabel="bus bandwidth (GB/s)", ylim=(0, None))
     left.legend(loc="upper left", fontsize=8, frameon=False)
-    group = (
-        f"{intra} GPU{'s' * (intra > 1)} in one node"
-        if inter == 1
-        else f"{inter} nodes x {intra} GPU{'s' * (intra > 1)}"
-    )
+    group = f"{intra} GPU{'s' * (intra > 1)} in one node" if inter == 1 else f"{inter} nodes x {intra} GPU{'s' * (intra > 1)}"
     network = "" if inter == 1 else f", {law.bandwidths[1] * 8e-9:.0f} Gbit/s per GPU between nodes"
     figure.suptitle(f"{_TITLES[op]}, {group}{network} - {profile.device.name}", fontsize=11)
 
@@ -110,9 +104,7 @@ def _points(axes: Axes, rows: Table, convert: Conversion, origin: str) -> None:
     for table, color, size, label in ((rows, _OTHER, 10, "other rows"), (fitted, _FITTED, 16, origin)):
         if table is fitted or len(rows) > len(fitted):
             size_bytes = table["bytes"].astype(np.float64)
-            axes.scatter(
-                size_bytes, convert(size_bytes, table["seconds"]), s=size, color=color, lw=0, label=label, zorder=3
-            )
+            axes.scatter(size_bytes, convert(size_bytes, table["seconds"]), s=size, color=color, lw=0, label=label, zorder=3)
 
 
 def _origin(law: CollectiveLaw, op: str, rows: Table) -> str:
@@ -127,7 +119,7 @@ def _origin(law: CollectiveLaw, op: str, rows: Table) -> str:
 
 def _bytes_axis(axes: Axes) -> None:
     axes.set_xscale("log")
-    axes.set_xlim(_SIZES[0] / 2, _SIZES[-1] * 1.5)
+    axes.set_xlim(_SIZES[0] / 1.5, _SIZES[-1] * 1.5)
     axes.set_xticks(list(_TICKS), list(_TICKS.values()))
     axes.minorticks_off()
     axes.set_xlabel("message (bytes, whole buffer)")

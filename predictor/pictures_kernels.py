@@ -64,7 +64,7 @@ def _draw_attention(profile: Profile, law: FlashAttnLaw, rows: Table, scores: Se
         found = law.predict(1, seq, seq, heads, kv_heads, dim, v_dim or dim, True, serving=serving)
         style = {"color": _COLOURS[i], "marker": _MARKS[i]}
         flops = _causal_flops(1, seq, heads, dim, v_dim or dim)
-        _rate_curve(rate, flops, found, style, f"{heads} heads, {kv_heads} KV heads, dim {dim}")
+        _rate_curve(rate, flops, found, style, f"{heads} head{'s' * (heads > 1)}, {kv_heads} KV, dim {dim}")
         _rate_points(rate, shape_of(chosen).flops, chosen["seconds"], style)
     rate.set(xscale="log", xlabel="useful FLOPs of one call (causal, batch 1)", ylabel="achieved TFLOP/s")
     rate.set_title(f"as measured: {rows['kernel'][0].replace('_', ' ')}", fontsize=10)
@@ -170,7 +170,7 @@ def _label(rate: Any, time: Any, x: str, peak: float) -> None:
     rate.text(0.99, peak / 1e12, "datasheet peak ", color="grey", ha="right", va="bottom", transform=across)
     rate.set(xscale="log", xlabel=x, ylabel="achieved TFLOP/s", ylim=(0, peak / 1e12 * 1.1))
     said = "dots: measured; line: fit; band: 90% interval"
-    rate.legend(fontsize=8, frameon=False, title=said, title_fontsize=8, loc="upper left")
+    rate.legend(fontsize=8, frameon=False, title=said, title_fontsize=8, loc="lower right", alignment="left")
     time.set(xscale="log", yscale="log", xlabel=x, ylabel="time (microseconds)")
     for axis in (rate, time):
         axis.grid(True, which="major", alpha=0.25)

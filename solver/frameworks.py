@@ -40,6 +40,7 @@ class Framework:
     async_tp_reduce: bool = True
     flash_version: int = 0
     dropout: bool = False
+    parallel_loss: bool = True  #: the cross entropy works on split logits; otherwise on gathered ones, by torch's kernels
     fused_softmax: bool = True  #: of unfused attention: scale, mask and softmax in one kernel
 
 
@@ -105,12 +106,14 @@ FRAMEWORKS: tuple[Framework, ...] = (
         fused_accumulation=False,
         async_tp_reduce=False,
         fused_softmax=False,
+        parallel_loss=False,
     ),
     Framework(  # FSDP2: per-layer gathers with prefetch
         name="torchtitan",
         prefixes=("torchtitan",),
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
+        parallel_loss=False,
         flash_version=2,
     ),
     Framework(  # its published tables are of 2023, when its attention was the Triton kernel of the first generation
@@ -118,6 +121,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         prefixes=("llm-foundry", "composer"),
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
+        parallel_loss=False,
         flash_version=1,
     ),
     Framework(
@@ -125,6 +129,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         prefixes=("fms-fsdp", "fsdp", "pytorch fsdp"),
         defaults={"zero": 3, "grad_dtype": "bf16"},
         fused_gate_up=False,
+        parallel_loss=False,
         flash_version=2,  # what torch's scaled_dot_product_attention runs
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The three parts of a transformer as programs: a decoder layer, the embedding, and the head with its loss."""
+"""The parts of a transformer as programs: a decoder layer and the embedding (the head is in solver/head.py)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from solver.attention import attention_ops, attention_saved, attention_weights
 from solver.cluster import Cluster
 from solver.mlp import mlp_ops, mlp_saved, mlp_weights
 from solver.model import ModelSpec
-from solver.ops import linear, memory_bound, tp_collective
-from solver.program import BF16, FORWARD, FP32, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
+from solver.norm import norm_ops, unfused_norm_saved
+from solver.ops import memory_bound, tp_collective
+from solver.program import BF16, FORWARD, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
 from solver.shapes import Shapes
 from solver.strategy import Strategy, TpMode
 
@@ -18,10 +19,10 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     """One decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order."""
     shapes = Shapes.of(keys, model, run, cluster)
     ops = [
-        *_norm(shapes, "norm1"),
+        *norm_ops(shapes, "norm1"),
         *attention_ops(shapes),
         *_residual(shapes, "residual1"),
-        *_norm(shapes, "norm2"),
+        *norm_ops(shapes, "norm2"),
         *mlp_ops(shapes),
         *_residual(shapes, "residual2"),
     ]
@@ -38,7 +39,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         Saved("norm2_output", linear_input),
         *mlp_saved(shapes),
         *_dropout_masks(shapes),
-        *_unfused_norm_saved(shapes),
+        *unfused_norm_saved(shapes),
     ]
     norms = Weight("norms", 2 * hidden * (2 if model.norm == "layernorm" else 1))
     weights = [*attention_weights(shapes), *mlp_weights(shapes), norms]
@@ -65,66 +66,6 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
     return LayerProgram("embedding", keys, tuple(ops), (), weights)
 
 
-def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
-    """Final norm, vocabulary projection (split by columns) and the vocabulary-parallel cross entropy."""
-    shapes = Shapes.of(keys, model, run, cluster)
-    mtp, isp = keys.is_mode(TpMode.MTP), keys.is_mode(TpMode.ISP)
-    sequence = shapes.sequence_split | isp
-    regathers = shapes.keeps_shard | isp
-    logits = shapes.tokens * shapes.vocab
-    gemm = linear(shapes, "vocab", "head", shapes.vocab, model.hidden_size, tokens=shapes.tokens, dtype="bf16")
-    tokens_fp32 = shapes.tokens * FP32
-    under = ("vocab.weight_grad",)
-    ops = [
-        *_norm(shapes, "final_norm"),
-        tp_collective(shapes, "vocab.gather", "head", "all_gather", FORWARD, sequence),
-        *gemm,
-        tp_collective(shapes, "vocab.reduce", "head", "reduce_scatter", INPUT_GRAD, sequence, under),
-        tp_collective(shapes, "vocab.all_reduce", "head", "all_reduce", INPUT_GRAD, mtp, under),
-        tp_collective(shapes, "vocab.regather", "head", "all_gather", INPUT_GRAD, regathers, ("vocab.input_grad",)),
-        *_cross_entropy(run, logits),
-        *(  # maximum, sum of exponentials and the target's logit, each an fp32 per token
-            tp_collective(shapes, f"loss.{part}", "loss", "all_reduce", FORWARD, mtp | sequence, size=tokens_fp32)
-            for part in ("max", "sum", "target")
-        ),
-    ]
-    fused = run.cross_entropy_fusion
-    stream = shapes.norm_tokens * model.hidden_size * BF16
-    saved = (
-        Saved("final_norm_input", stream, dropped_by=()),
-        Saved(
-            "vocab_input",
-            np.where(regathers, shapes.local_tokens, shapes.tokens) * model.hidden_size * BF16,
-            dropped_by=(),
-        ),
-        Saved("probabilities", logits * (BF16 if fused else FP32), dropped_by=()),
-    )
-    weights = (
-        Weight("final_norm", model.hidden_size * (2 if model.norm == "layernorm" else 1)),
-        Weight("vocab", shapes.vocab * model.hidden_size),
-    )
-    # unfused: the 16-bit logits and an fp32 gradient live beside the fp32 probabilities at the peak
-    transient = logits * (BF16 if fused else BF16 + FP32)
-    return LayerProgram("head", keys, tuple(ops), saved, weights, transient)
-
-
-def _norm(shapes: Shapes, name: str) -> list[Op]:
-    """fused: read and write once, backward reads input and gradient and writes one. Unfused: some ten fp32 kernels."""
-    elements = shapes.norm_tokens * shapes.model.hidden_size
-    if shapes.run.fused_norm or shapes.run.compile:
-        return memory_bound(name, "norm", "norm", elements, 2 * BF16, 3 * BF16)
-    # to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, times weight 4 bytes an element; their gradients: weight 12,
-    # casts 12, scale 8 and 16, mean 8, square 20, the sum of both paths 12
-    return memory_bound(name, "norm", "residual", elements, 36, 88)
-
-
-def _unfused_norm_saved(shapes: Shapes) -> list[Saved]:
-    """Eager norms keep the fp32 copy of their input and the fp32 normalised value."""
-    if shapes.run.fused_norm or shapes.run.compile:
-        return []
-    return [Saved("norms_fp32", 2 * shapes.norm_tokens * shapes.model.hidden_size * 2 * FP32)]
-
-
 def _drops_out(shapes: Shapes) -> bool:
     """Runs with unfused attention are of the years when frameworks dropped out by default."""
     return shapes.framework.dropout and shapes.run.attention == "unfused"
@@ -142,13 +83,6 @@ def _residual(shapes: Shapes, name: str) -> list[Op]:
     elements, mask = shapes.norm_tokens * shapes.model.hidden_size, float(_drops_out(shapes))
     backward = 3 * BF16 + mask * (2 * BF16 + 1)
     return memory_bound(name, "residual", "residual", elements, 3 * BF16 + mask, backward)
-
-
-def _cross_entropy(run: Strategy, logits: np.ndarray) -> list[Op]:
-    """fused: logits read, gradient written in place, twice. Unfused: fp32 copy, max, subtract, exp, sum, divide."""
-    if run.cross_entropy_fusion:
-        return memory_bound("cross_entropy", "loss", "cross_entropy", logits, 2 * BF16, 2 * BF16, ())
-    return memory_bound("cross_entropy", "loss", "residual", logits, 38, 16, ())
 
 
 def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:

@@ -9,7 +9,8 @@ import numpy as np
 from predictor.cost_model import CostModel
 from solver.cluster import Cluster
 from solver.frameworks import Framework, framework_of
-from solver.layers import embedding_program, head_program, layer_program
+from solver.head import head_program
+from solver.layers import embedding_program, layer_program
 from solver.model import ModelSpec
 from solver.pricing import LayerTimes, PricedOps, layer_times, price
 from solver.program import LayerKeys

@@ -62,7 +62,7 @@ def test_json_holds_finite_scores_of_what_can_be_held_out(run: Path) -> None:
 def test_too_few_rows_are_named_in_a_sentence(run: Path, profile_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = json.loads((run / "out.json").read_text(encoding="utf-8"))["profiles"]["small"]["not_scored"]
     assert set(missing) == {"linear", "flash_attn", "memory_bound"}
-    assert missing["linear"].startswith("12 16-bit forward rows are too few")
+    assert missing["linear"].startswith("of 12 16-bit forward rows a fifth would be held out")
     assert main(["--profile", str(profile_file), "--no-pictures"]) == 0
     printed = capsys.readouterr().out
     assert missing["linear"] in printed
@@ -86,7 +86,7 @@ def test_several_profiles_share_one_table_each(profile_file: Path, tmp_path: Pat
     printed = capsys.readouterr().out
     assert "small: some GPU" in printed
     assert "other: some GPU" in printed
-    assert "0 rows; a curve needs" in printed
+    assert "among 0 rows no curve in one node has 8 sizes" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""The head as a program: final norm, vocabulary projection, cross entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.model import ModelSpec
+from solver.norm import norm_ops
+from solver.ops import linear, memory_bound, tp_collective
+from solver.program import BF16, FORWARD, FP32, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.shapes import Shapes
+from solver.strategy import Strategy, TpMode
+
+
+def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
+    """The vocabulary is split by columns; the loss works on the split logits or, in some frameworks, on gathered ones."""
+    shapes = Shapes.of(keys, model, run, cluster)
+    shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
+    stream = shapes.norm_tokens * model.hidden_size * BF16
+    vocab_input = np.where(shard, shapes.local_tokens, shapes.tokens) * model.hidden_size * BF16
+    probabilities, transient = _loss_bytes(shapes)
+    saved = (
+        Saved("final_norm_input", stream, dropped_by=()),
+        Saved("vocab_input", vocab_input, dropped_by=()),
+        Saved("probabilities", probabilities, dropped_by=()),
+    )
+    weights = (
+        Weight("final_norm", model.hidden_size * (2 if model.norm == "layernorm" else 1)),
+        Weight("vocab", shapes.vocab * model.hidden_size),
+    )
+    ops = (*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *_loss_ops(shapes))
+    return LayerProgram("head", keys, ops, saved, weights, transient)
+
+
+def _vocab_ops(shapes: Shapes) -> list[Op]:
+    """The projection is a column-parallel linear: gathered input under a sequence split, reduced input gradient."""
+    mtp, isp = shapes.keys.is_mode(TpMode.MTP), shapes.keys.is_mode(TpMode.ISP)
+    sequence = shapes.sequence_split | isp
+    beside = shapes.framework.async_tp_reduce or shapes.run.tp_comm_overlap
+    wgrad, dgrad = (("vocab.weight_grad",), ("vocab.input_grad",)) if beside else ((), ())
+    return [
+        tp_collective(shapes, "vocab.gather", "head", "all_gather", FORWARD, sequence),
+        *linear(shapes, "vocab", "head", shapes.vocab, shapes.model.hidden_size, tokens=shapes.tokens, dtype="bf16"),
+        tp_collective(shapes, "vocab.reduce", "head", "reduce_scatter", INPUT_GRAD, sequence, wgrad),
+        tp_collective(shapes, "vocab.all_reduce", "head", "all_reduce", INPUT_GRAD, mtp, wgrad),
+        tp_collective(shapes, "vocab.regather", "head", "all_gather", INPUT_GRAD, shapes.keeps_shard | isp, dgrad),
+    ]
+
+
+def _logits(shapes: Shapes) -> np.ndarray:
+    """Logits that one rank's loss works on: its share of the vocabulary, or all of it where the framework gathers them."""
+    return shapes.tokens * shapes.vocab * (1 if shapes.framework.parallel_loss else shapes.keys.tp)
+
+
+def _loss_ops(shapes: Shapes) -> list[Op]:
+    """fused: logits read, gradient written in place, twice. Unfused: fp32 copy, max, subtract, exp, sum, divide.
+
+    On split logits the maximum, the sum of exponentials and the target's logit are reduced, an fp32 per token each.
+    """
+    logits, everywhere = _logits(shapes), shapes.keys.tp > 1
+    if shapes.framework.parallel_loss:
+        size = shapes.tokens * FP32
+        parts = ("max", "sum", "target")
+        exchange = [tp_collective(shapes, f"loss.{p}", "loss", "all_reduce", FORWARD, everywhere, size=size) for p in parts]
+    else:
+        exchange = [tp_collective(shapes, "logits.gather", "loss", "all_gather", FORWARD, everywhere, size=logits * BF16)]
+    if shapes.run.cross_entropy_fusion:
+        return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, 2 * BF16, 2 * BF16, ()), *exchange]
+    return [*memory_bound("cross_entropy", "loss", "residual", logits, 38, 16, ()), *exchange]
+
+
+def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, short-lived) bytes of the loss. fused: the 16-bit logits, which become their gradient, and a copy.
+
+    Unfused, parallel: fp32 probabilities, beside them at the peak the 16-bit logits and an fp32 gradient (Megatron-Core's
+    cross entropy, as read). Unfused, eager: torch's log-softmax output in fp32, beside it the gradients of loss and of
+    log-softmax in fp32 and the 16-bit logits.
+    """
+    logits = _logits(shapes)
+    if shapes.run.cross_entropy_fusion:
+        return logits * BF16, logits * BF16
+    return logits * FP32, logits * (BF16 + FP32 * (1 if shapes.framework.parallel_loss else 2))

@@ -1,0 +1,38 @@
+"""Cost models of shipped profiles, fitted once for all workers and kept in the program's own cache."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+
+from predictor.cost_model import CostModel, cost_model
+from profiler.profiles import PROF_DATA
+from profiler.store import read_profile
+
+
+@pytest.fixture(scope="session")
+def fitted() -> Callable[[str], CostModel]:
+    """The cost model of a shipped profile by name. A fit takes a minute: parallel workers wait for the first to do it."""
+
+    @cache
+    def get(name: str) -> CostModel:
+        folder = PROF_DATA / ".cache"
+        folder.mkdir(exist_ok=True)
+        with (folder / "fit.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return cost_model(read_profile(PROF_DATA / f"{name}.pt"), cache_dir=folder)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def h100_model(fitted: Callable[[str], CostModel]) -> CostModel:
+    return fitted("h100_sxm")
+
+
+@pytest.fixture(scope="session")
+def a100_model(fitted: Callable[[str], CostModel]) -> CostModel:
+    return fitted("a100_sxm_80gb")

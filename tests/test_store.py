@@ -1,0 +1,311 @@
+"""Profiles on disk: what is written comes back, torch can open it, and no damaged or hostile file does harm."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from profiler.errors import InputError
+from profiler.profile import SCHEMA_VERSION, TABLE_COLUMNS, TEXT_COLUMNS, Device, Profile, Table
+from profiler.store import load_plain, read_profile, write_profile
+
+DEVICE = Device("toy", {"bf16": 1e15, "fp32": 1e14}, 80e9, 2e12, 132, 8, 4.5e11, 5e10, "NVLink", 3)
+
+
+def profile(rows: int = 5) -> Profile:
+    """Every table with ``rows`` rows of different words and numbers."""
+    rng = np.random.default_rng(7)
+
+    def values(name: str) -> Any:
+        if name in TEXT_COLUMNS:
+            return [f"{name} {i % 3}" for i in range(rows)]
+        if name in ("seconds", "spread", "gemm_slowdown", "collective_slowdown"):
+            return rng.uniform(1e-6, 1.0, rows)
+        return rng.integers(1, 2**40 if name == "bytes" else 2**15 - 1, rows)
+
+    tables = {op: Table.from_columns(op, {name: values(name) for name in names}) for op, names in TABLE_COLUMNS.items()}
+    return Profile("toy", DEVICE, tables, {"date": "2025-01-01", "laws": {"inter_node": {"latency": 5e-6}}})
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "data.pt"
+    write_profile(path, profile())
+    return path
+
+
+def plain_of(path: Path) -> dict[str, Any]:
+    return dict(torch.load(path, weights_only=True))
+
+
+def refused(path: Path) -> str:
+    """The one sentence with which ``path`` is refused; it names the file."""
+    with pytest.raises(InputError) as caught:
+        read_profile(path)
+    sentence = str(caught.value)
+    assert str(path) in sentence and "\n" not in sentence
+    return sentence
+
+
+def test_round_trip(written: Path) -> None:
+    before, after = profile(), read_profile(written)
+    assert after.name == "toy" and after.device == DEVICE
+    assert after.meta["date"] == "2025-01-01" and after.meta["laws"] == {"inter_node": {"latency": 5e-6}}
+    assert set(after.tables) == set(TABLE_COLUMNS)
+    for op, table in before.tables.items():
+        for name, column in table.columns.items():
+            if column.dtype == np.float64:  # kept as float32, a relative error of at most 2^-24
+                np.testing.assert_allclose(after.tables[op][name], column, rtol=6e-8)
+                assert after.tables[op][name].dtype == np.float64
+            else:
+                assert after.tables[op][name].tolist() == column.tolist(), (op, name)
+
+
+def test_an_empty_table_comes_back_empty(tmp_path: Path) -> None:
+    path = tmp_path / "empty.pt"
+    write_profile(path, Profile("bare", DEVICE, {}))
+    assert len(read_profile(path).table("linear")) == 0
+
+
+def test_the_digest_is_that_of_the_content(written: Path, tmp_path: Path) -> None:
+    copy, other = tmp_path / "copy.pt", tmp_path / "other.pt"
+    copy.write_bytes(written.read_bytes())
+    write_profile(other, profile(rows=6))
+    assert read_profile(copy).digest == read_profile(written).digest != read_profile(other).digest
+
+
+def test_torch_opens_it_without_trust(written: Path) -> None:
+    plain = torch.load(written, weights_only=True)
+    assert plain["schema"] == SCHEMA_VERSION and plain["meta"]["device"]["num_sms"] == 132
+    seconds = plain["tables"]["linear"]["seconds"]
+    np.testing.assert_allclose(seconds.numpy(), profile().tables["linear"]["seconds"], rtol=6e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int16,
+                                   torch.int32, torch.int64, torch.bool])  # fmt: skip
+def test_tensors_of_every_kind_and_shape_are_read_as_torch_reads_them(tmp_path: Path, dtype: torch.dtype) -> None:
+    whole = (torch.arange(24) % 2).reshape(4, 6).to(dtype)
+    views = {"whole": whole, "transposed": whole.T, "part": whole[1:3, 2:], "scalar": whole[2, 3], "none": whole[:0]}
+    torch.save(views, tmp_path / "views.pt")
+    read = load_plain(tmp_path / "views.pt")
+    for name, tensor in views.items():
+        np.testing.assert_array_equal(read[name], tensor.numpy(), err_msg=name)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    assert "no such profile" in refused(tmp_path / "absent.pt")
+
+
+def test_a_folder_is_no_profile(tmp_path: Path) -> None:
+    refused(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, 0.5, 0.99, -1])
+def test_truncated(written: Path, keep: float) -> None:
+    whole = written.read_bytes()
+    written.write_bytes(whole[: int(keep * len(whole)) if 0 < keep < 1 else int(keep)])
+    refused(written)
+
+
+@pytest.mark.parametrize("content", [b"hello", b"\x80\x04K\x01.", b"PK\x03\x04", os.urandom(5000)], ids=str)
+def test_not_written_by_torch(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "odd.pt"
+    path.write_bytes(content)
+    refused(path)
+
+
+def test_a_zip_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "other.pt"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "nothing")
+    refused(path)
+    with zipfile.ZipFile(path, "w"):
+        pass
+    refused(path)
+
+
+class Innocent:
+    """Any class is too much."""
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("where", ["top", "meta", "table"])
+@pytest.mark.parametrize("how", ["system", "popen", "eval", "open", "class"])
+def test_objects_are_refused_and_nothing_runs(written: Path, tmp_path: Path, where: str, how: str) -> None:
+    trace = tmp_path / "ran"
+    attack = {
+        "system": Hostile(os.system, f"touch {trace}"),
+        "popen": Hostile(subprocess.check_call, ["touch", str(trace)]),
+        "eval": Hostile(eval, f"open({str(trace)!r}, 'w').close()"),
+        "open": Hostile(open, str(trace), "w"),
+        "class": Innocent(),
+    }[how]
+    plain = plain_of(written)
+    if where == "meta":
+        plain["meta"] = {**plain["meta"], "date": attack}
+    elif where == "table":
+        plain["tables"]["linear"]["seconds"] = attack
+    hostile = tmp_path / "hostile.pt"
+    torch.save(attack if where == "top" else plain, hostile)
+    before = hostile.read_bytes()
+    assert "only plain values are read" in refused(hostile)
+    assert not trace.exists()
+    assert hostile.read_bytes() == before
+    # the attack is a real one: an ordinary unpickler would have run it
+    if how in ("system", "eval") and where == "top":
+        torch.load(hostile, weights_only=False)
+        assert trace.exists()
+
+
+def archive_of(path: Path, pickled: bytes, storages: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data/data.pkl", pickled)
+        for key, content in storages.items():
+            archive.writestr(f"data/data/{key}", content)
+    return path
+
+
+def tensor_pickle(offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
+    """A pickle of one float tensor on storage "0", with any geometry."""
+
+    class Storage:
+        pass
+
+    class Rebuild:
+        def __reduce__(self) -> Any:
+            return torch._utils._rebuild_tensor_v2, (Storage(), offset, size, stride, False, OrderedDict())
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> Any:
+            return ("storage", torch.FloatStorage, "0", "cpu", 4) if isinstance(value, Storage) else None
+
+    buffer = io.BytesIO()
+    Pickler(buffer, protocol=2).dump(Rebuild())
+    return buffer.getvalue()
+
+
+STORAGE = {"0": np.arange(4, dtype=np.float32).tobytes()}
+
+
+def test_a_made_tensor_inside_its_storage_is_read(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "t.pt", tensor_pickle(1, (3,), (1,)), STORAGE)
+    assert load_plain(path).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "stride"),
+    [(0, (5,), (1,)), (2, (3,), (1,)), (0, (2,), (4,)), (5, (1,), (1,)), (-1, (1,), (1,)), (3, (2,), (-1,)),
+     (0, (2, 2), (3, 1)), (0, (2**62,), (1,)), (0, (-2,), (1,)), (0, (2, 2), (1,))],
+)  # fmt: skip
+def test_a_tensor_outside_its_storage_is_refused(
+    tmp_path: Path, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    path = archive_of(tmp_path / "t.pt", tensor_pickle(offset, size, stride), STORAGE)
+    with pytest.raises(InputError, match="not a profile that can be trusted"):
+        load_plain(path)
+
+
+def test_a_few_bytes_cannot_claim_terabytes(tmp_path: Path) -> None:
+    # stride 0 repeats one number: the geometry stays inside the storage, but the copy would take 4 TB
+    path = archive_of(tmp_path / "t.pt", tensor_pickle(0, (10**12,), (0,)), STORAGE)
+    with pytest.raises(InputError):
+        load_plain(path)
+
+
+def test_no_damage_gets_through_as_another_error(written: Path) -> None:
+    # flipped bits and bytes anywhere: the file is read or refused, never anything else
+    whole, rng = written.read_bytes(), np.random.default_rng(3)
+    kept = []
+    for _ in range(400):
+        damaged = bytearray(whole)
+        for _ in range(int(rng.integers(1, 4))):
+            damaged[int(rng.integers(len(whole)))] ^= int(rng.integers(1, 256))
+        written.write_bytes(bytes(damaged))
+        try:
+            kept.append(read_profile(written))
+        except InputError as error:
+            assert "\n" not in str(error)
+    assert len(kept) < 400
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": SCHEMA_VERSION + 1}, "newer"),
+        ({"format": "something else"}, "not a profile of this program"),
+        ({"meta": {}}, "device"),
+        ({"meta": {"device": {"name": "half"}}}, "incomplete"),
+        ({"meta": {"device": {**vars(DEVICE), "colour": "green"}}}, "colour"),
+        ({"tables": {"weather": {}}}, "weather"),
+        ({"tables": {"linear": {"mass": torch.ones(2)}}}, "mass"),
+        ({"tables": {"linear": {"m": torch.ones(2), "n": torch.ones(3), "seconds": torch.ones(2)}}}, "lengths"),
+        ({"tables": {"linear": {"m": torch.ones(2), "seconds": torch.tensor([1.0, -1.0])}}}, "positive"),
+        ({"tables": {"linear": {"m": torch.ones(2), "seconds": torch.tensor([1.0, float("inf")])}}}, "positive"),
+        ({"tables": {"linear": {"m": torch.ones(2)}}}, "positive"),
+        ({"tables": {"linear": {"dtype": {"codes": torch.tensor([3]), "words": ["bf16"]}}}}, "incomplete"),
+        ({"tables": [1, 2]}, "incomplete"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_contents_that_are_no_profile(written: Path, change: dict[str, Any], said: str) -> None:
+    torch.save({**plain_of(written), **change}, written)
+    assert said in refused(written)
+
+
+def test_lists_and_numbers_are_no_profile(tmp_path: Path) -> None:
+    for content in ([1, 2], 3.0, {"linear": 1}, torch.ones(3)):
+        torch.save(content, tmp_path / "x.pt")
+        assert "not a profile of this program" in refused(tmp_path / "x.pt")
+
+
+def test_writing_is_all_or_nothing(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = written.read_bytes()
+
+    def half(content: Any, file: Any) -> None:
+        file.write(b"half a file")
+        raise RuntimeError("the power is gone")
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(RuntimeError, match="power"):
+        write_profile(written, profile(rows=9))
+    assert written.read_bytes() == old
+    assert [path.name for path in tmp_path.iterdir()] == ["data.pt"], "no part of the new file is left"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(InputError, match="cannot write there"):
+        write_profile(tmp_path / "file" / "data.pt", profile())
+
+
+def test_reading_needs_no_torch(written: Path) -> None:
+    import sys
+
+    code = (
+        "import sys; sys.modules['torch'] = None\n"  # any import of torch fails
+        "from profiler.store import read_profile\n"
+        f"print(len(read_profile({str(written)!r}).table('linear')))"
+    )
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "5"

@@ -1,0 +1,133 @@
+"""A made-up machine whose every time can be worked out in the head, and a model small enough to write out.
+
+One FLOP takes 1e-15 s, one byte of a kernel 1e-12 s, one byte of a message 1e-11 s inside a node and 1 / bandwidth between
+nodes (2e-11 s by default); there is no latency, and groups of one rank send nothing. A collective takes a tenth of the
+device from the compute beside it (16 of 160 multiprocessors).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from predictor.cost_model import CostModel
+from predictor.estimate import Basis, Estimate
+from profiler.profile import Device
+from solver.cluster import Cluster, cluster_of
+from solver.layouts import Layouts, Splits
+from solver.model import ModelSpec
+from solver.problem import Problem, problem_of
+from solver.program import LayerKeys
+from solver.solutions import Solutions, price_layouts
+from solver.space import cross, enumerate_splits
+from solver.strategy import Strategy, TpMode
+
+FLOP, BYTE, LINK, NETWORK = 1e-15, 1e-12, 1e-11, 2e-11
+CONTENTION = 0.1
+
+DEVICE = Device(
+    name="toy", peak_flops={"bf16": 1e15}, memory_bytes=80 * 2.0**30, memory_bandwidth=1e12, num_sms=160,
+    gpus_per_node=8, link_bandwidth=1 / LINK, network_bandwidth=1 / NETWORK,
+)  # fmt: skip
+
+#: Grouped-query attention and a gate: 64 * (4 + 2 * 2) * 16 + 64 * 64 + 3 * 64 * 128 = 36,864 weights in the linears.
+TINY = ModelSpec(
+    name="tiny", hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=16, vocab_size=256,
+)  # fmt: skip
+
+
+def _estimate(seconds: Any) -> Estimate:
+    seconds = np.asarray(seconds, dtype=float)
+    return Estimate(seconds, np.full(seconds.shape, 0.05), np.full(seconds.shape, Basis.MEASURED, dtype=np.int8))
+
+
+class _Linear:
+    def predict(self, m: Any, n: Any, k: Any, batch: Any, layout: Any, dtype: str, accumulate: Any) -> Estimate:
+        return _estimate(2.0 * m * n * k * batch * FLOP)
+
+
+class _Attention:
+    def predict(self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
+                causal: Any, backward: Any) -> Estimate:  # fmt: skip
+        area = seq_q * (seq_kv - np.where(causal, (seq_q - 1) / 2, 0.0))
+        return _estimate(batch * heads * area * (head_dim + v_head_dim) * np.where(backward, 5, 2) * FLOP)
+
+
+class _Kernel:
+    def predict(self, kind: str, size: Any) -> Estimate:
+        return _estimate(np.asarray(size, dtype=float) * BYTE)
+
+
+class _Collective:
+    def predict(self, op: str, size: Any, intra: Any, inter: Any, network_bandwidth: float) -> Estimate:
+        rate = np.where(np.asarray(inter) > 1, 1 / network_bandwidth, LINK)
+        alone = np.asarray(intra) * np.asarray(inter) <= 1
+        return _estimate(np.where(alone, 0.0, np.asarray(size) * rate))
+
+
+def toy_cost(**changes: Any) -> CostModel:
+    """The real CostModel over hand-made laws."""
+    laws: Any = {"linears": _Linear(), "grouped": None, "attention": _Attention(), "kernels": _Kernel(),
+                 "collectives": _Collective()}  # fmt: skip
+    return CostModel(**{"device": DEVICE, "network_bandwidth": DEVICE.network_bandwidth, **laws, **changes})
+
+
+def run_of(world_size: int, seq_len: int = 4096, **constants: Any) -> Strategy:
+    """The constants of a run; layouts vary the rest."""
+    return Strategy(world_size=world_size, dp=world_size, seq_len=seq_len, **constants)
+
+
+def problem(
+    model: ModelSpec, world_size: int, cost: CostModel, seq_len: int = 4096, cluster: Cluster | None = None, **constants: Any
+) -> Problem:
+    """A problem on the usual cluster of the cost model's device."""
+    return problem_of(model, run_of(world_size, seq_len, **constants), cluster or cluster_of(cost.device), cost)
+
+
+def layer_keys(mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_size: Any = 1) -> LayerKeys:
+    """Layer keys of one mode; arguments broadcast."""
+    columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v)) for v in (int(TpMode[mode.upper()]), tp, cp, wp,
+                                                                         micro_batch_size)))  # fmt: skip
+    return LayerKeys(*(column.astype(np.int64) for column in columns))
+
+
+def all_layouts(asked: Problem, global_batch_size: int) -> Layouts:
+    """Every layout of the space."""
+    return cross(asked, enumerate_splits(asked, global_batch_size).splits)
+
+
+def some_layouts(asked: Problem, global_batch_size: int, count: int, seed: int) -> Layouts:
+    """``count`` random layouts of the space."""
+    layouts = all_layouts(asked, global_batch_size)
+    chosen = np.random.default_rng(seed).choice(len(layouts), min(count, len(layouts)), replace=False)
+    return layouts.take(np.sort(chosen))
+
+
+def changed(layouts: Layouts, **columns: Any) -> Layouts:
+    """The same layouts with other values of some columns (of the splits or of the small axes)."""
+    splits = layouts.splits.take(layouts.row)
+    n = len(layouts)
+    fields = {name: np.broadcast_to(np.asarray(columns.get(name, getattr(splits, name)), dtype=np.int64), n)
+              for name in Splits.__dataclass_fields__}  # fmt: skip
+    small = (np.broadcast_to(np.asarray(columns.get(name, getattr(layouts, name)), dtype=np.int64), n)
+             for name in ("zero", "recompute", "recompute_layers"))  # fmt: skip
+    return Layouts(Splits(**fields), np.arange(n), *small)
+
+
+def column(layouts: Layouts, name: str) -> np.ndarray:
+    """A column of the splits, one value a layout."""
+    return getattr(layouts.splits, name)[layouts.row]
+
+
+def priced(asked: Problem, strategies: list[Strategy]) -> Solutions:
+    """Explicit strategies, priced."""
+    return price_layouts(asked, Layouts.of(strategies))
+
+
+def part(solutions: Solutions, name: str) -> np.ndarray:
+    """Seconds of one part of the step, one value a layout."""
+    from solver.step import PARTS
+
+    return solutions.times.parts[PARTS.index(name)]
