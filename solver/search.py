@@ -55,6 +55,9 @@ class _Best:
         index = index[seconds[index] <= bound]
         if not len(index):
             return
+        if len(index) > self.keep:  # a sort of all would cost more than pricing them
+            kth = np.partition(seconds[index], self.keep - 1)[self.keep - 1]
+            index = index[seconds[index] <= kth]
         index = index[np.lexsort((memory[index], seconds[index]))[: self.keep]]
         merged = concatenate([*self.parts, layouts.take(index)])
         s, m = np.concatenate([self.seconds, seconds[index]]), np.concatenate([self.memory, memory[index]])
@@ -138,6 +141,10 @@ class _Front:
 
 def pareto(seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
     """Indexes of the points that no other point beats in both, by time; equal points count once."""
-    order = np.lexsort((memory, seconds))
+    if not len(seconds):
+        return np.empty(0, dtype=np.int64)
+    order = np.argsort(seconds)  # equal times stand in any order: they are settled among the few that this leaves
+    order = order[memory[order] <= np.minimum.accumulate(memory[order])]
+    order = order[np.lexsort((memory[order], seconds[order]))]
     lowest = np.minimum.accumulate(np.concatenate([[np.inf], memory[order][:-1]]))
     return order[memory[order] < lowest]

@@ -1,0 +1,105 @@
+"""How fast the search is: layouts a second, wall time of the main job from process start, peak memory, scaling.
+
+    python benchmarks/search.py [--world_sizes 8 64 128 ...] [--json OUT]
+
+Each world size runs in a process of its own, on one core, with the fitted laws cached (the first start fits them). Peers'
+figures are for comparison: measured on one core of a 2-core machine, candidates that they price completely in a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+WORLD_SIZES = (8, 64, 128, 1024, 16384, 131072)
+PEERS = {"InternLM Simulator": 2025.0, "Calculon": 500.0, "SimuMax": 25.0}
+
+
+def measure(world_size: int, tokens: int) -> dict[str, float | str]:
+    """One search in this process: its own figures and this process's peak memory."""
+    sys.path.insert(0, str(ROOT))
+    from solver import load_problem, search
+    from solver.report import describe
+
+    problem = load_problem(ROOT / "configs" / "7B_internlm2.py", world_size, profile="h100_sxm")
+    result = search(problem, tokens // problem.run.seq_len)
+    return {
+        "world_size": world_size,
+        "layouts_priced": result.layouts_priced,
+        "feasible": result.feasible,
+        "seconds": result.seconds,
+        "layouts_per_second": result.layouts_per_second,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "best_tgs": float(result.best.tgs[0]),
+        "best": describe(result.best, 0),
+    }
+
+
+def one_core() -> None:
+    """Keep this process and its children on one core, with one thread each."""
+    os.environ.update({name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")})
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
+def main_job_seconds(repeats: int = 3) -> list[float]:
+    """Wall seconds of the main job, process start to end, laws cached."""
+    command = [sys.executable, "simulation_train_formulaic.py", "--run_all_solu", "--world_size", "128", "--profile", "h100_sxm"]
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return sorted(times[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world_sizes", type=int, nargs="+", default=list(WORLD_SIZES))
+    parser.add_argument("--tokens", type=int, default=4_194_304, help="global batch in tokens (default 4194304)")
+    parser.add_argument("--json", type=Path, help="write the figures")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args.one, args.tokens)))
+        return
+    one_core()
+    wall = main_job_seconds()
+    rows = []
+    for world in args.world_sizes:
+        command = [sys.executable, __file__, "--one", str(world), "--tokens", str(args.tokens)]
+        output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        rows.append(json.loads(output.splitlines()[-1]))
+    show(rows, wall)
+    if args.json:
+        args.json.write_text(json.dumps({"main_job_seconds": wall, "worlds": rows}, indent=1) + "\n")
+
+
+def show(rows: list[dict[str, float]], wall: list[float]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 170)
+    table = Table(title="Search of InternLM2-7B on H100, one core", title_justify="left")
+    for name in ("GPUs", "layouts priced", "feasible", "seconds", "layouts/s", "peak MiB", *(f"x {p}" for p in PEERS), "best TGS"):
+        table.add_column(name, justify="right")
+    table.add_column("best layout")
+    for r in rows:
+        ratios = [f"{r['layouts_per_second'] / rate:,.0f}" for rate in PEERS.values()]
+        table.add_row(
+            f"{r['world_size']:,}", f"{r['layouts_priced']:,}", f"{r['feasible']:,}", f"{r['seconds']:.2f}",
+            f"{r['layouts_per_second']:,.0f}", f"{r['peak_memory_mib']:.0f}", *ratios, f"{r['best_tgs']:,.0f}", str(r["best"]),
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"main job (128 GPUs), process start to end: median {wall[len(wall) // 2]:.2f} s, worst {wall[-1]:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
