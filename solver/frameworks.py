@@ -40,6 +40,7 @@ class Framework:
     async_tp_reduce: bool = True
     flash_version: int = 0
     dropout: bool = False
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)  #: what a search may choose
     parallel_loss: bool = True  #: the cross entropy works on split logits; otherwise on gathered ones, by torch's kernels
     fused_softmax: bool = True  #: of unfused attention: scale, mask and softmax in one kernel
 
@@ -61,6 +62,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         bucket_bytes=1.07e9,
         optimizer_bytes_per_parameter=36.0,
         fused_accumulation=False,
+        zero_stages=(0, 1, 3),
     ),
     Framework(  # Megatron-LM as published in 2021-22: distributed optimizer, fp32 main gradients, its own linears
         name="megatron-lm",

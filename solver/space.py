@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -29,6 +30,7 @@ class Space:
     rejected: Counter[str]
 
 
+@lru_cache(maxsize=4096)
 def divisors(n: int) -> np.ndarray:
     """All positive divisors of n, ascending."""
     small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
@@ -61,6 +63,9 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
                     rejected["the global batch does not divide by dp"] += 1
                     continue
                 parts.append(_splits_of(model, int(tp), int(cp), int(pp), dp, global_batch_size // dp, rejected))
+    absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in problem.framework.zero_stages]
+    if absent:
+        rejected[f"{problem.framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
     if not parts:
         reasons = "; ".join(f"{reason} ({n} times)" for reason, n in rejected.most_common())
         raise InputError(
@@ -130,7 +135,7 @@ def _batches(model: ModelSpec, pp: int, sequences: int, rejected: Counter[str]) 
 
 
 def cross(problem: Problem, splits: Splits) -> Layouts:
-    """Cross splits with ZeRO stages (0 where nothing is dealt, else 1 to 3) and recomputation; duplicates left out.
+    """Cross splits with the framework's ZeRO stages (0 where nothing is dealt) and recomputation; duplicates left out.
 
     Partial recomputation covers a quarter, a half or three quarters of a stage's layers, where that is a new number. ZeRO-3
     beside a weight-parallel group would shard the same weights twice and is left out.
@@ -139,6 +144,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]
     alone = splits.zero_shard_size == 1
     zeros = [(0, alone), (1, ~alone), (2, ~alone), (3, ~alone & (splits.wp == 1))]
+    zeros = [(zero, valid) for zero, valid in zeros if zero in problem.framework.zero_stages]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []
     for zero, valid in zeros:
