@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup predict test check bench accuracy clean
+.PHONY: setup predict test check bench laws clean
 
 setup: $(VENV)/.predict
 
@@ -29,6 +29,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.predict
 	$(BIN)/python benchmarks/search.py
+
+laws: $(VENV)/.predict
+	$(BIN)/python -m predictor.accuracy --profile all
 
 clean:
 	rm -rf $(VENV) prof_data/.cache

@@ -47,14 +47,22 @@ def measure(world_size: int, tokens: int) -> dict[str, float | str]:
 
 def one_core() -> None:
     """Keep this process and its children on one core, with one thread each."""
-    os.environ.update({name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")})
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 def main_job_seconds(repeats: int = 3) -> list[float]:
     """Wall seconds of the main job, process start to end, laws cached."""
-    command = [sys.executable, "simulation_train_formulaic.py", "--run_all_solu", "--world_size", "128", "--profile", "h100_sxm"]
+    command = [
+        sys.executable,
+        "simulation_train_formulaic.py",
+        "--run_all_solu",
+        "--world_size",
+        "128",
+        "--profile",
+        "h100_sxm",
+    ]
     times = []
     for _ in range(repeats + 1):
         start = time.perf_counter()
@@ -88,7 +96,16 @@ def main() -> None:
 def show(rows: list[dict[str, float]], wall: list[float]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 170)
     table = Table(title="Search of InternLM2-7B on H100, one core", title_justify="left")
-    for name in ("GPUs", "layouts priced", "feasible", "seconds", "layouts/s", "peak MiB", *(f"x {p}" for p in PEERS), "best TGS"):
+    for name in (
+        "GPUs",
+        "layouts priced",
+        "feasible",
+        "seconds",
+        "layouts/s",
+        "peak MiB",
+        *(f"x {p}" for p in PEERS),
+        "best TGS",
+    ):
         table.add_column(name, justify="right")
     table.add_column("best layout")
     for r in rows:

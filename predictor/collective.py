@@ -71,9 +71,7 @@ class CollectiveLaw:
             network=NetworkParameters(),
             network_std=np.full(len(OPS), _NETWORK_DEFAULT),
             network_nodes=0.0,
-            bandwidths=np.array(
-                [_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", rate)]
-            ),
+            bandwidths=np.array([_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", rate)]),
         )
         return law.with_network(profile)
 
@@ -216,9 +214,7 @@ PointsByGroup = Mapping[tuple[str, int], Points]
 _PLAIN = ("op", "ranks", "basis", "network_std", "network_nodes", "bandwidths")
 
 
-def _op_points(
-    op: str, profile: Profile, measured: PointsByGroup, stated: PointsByGroup
-) -> list[tuple[int, Points, Basis]]:
+def _op_points(op: str, profile: Profile, measured: PointsByGroup, stated: PointsByGroup) -> list[tuple[int, Points, Basis]]:
     """(ranks, points, basis) of every one-node curve of ``op``, ascending in ranks, from the best there is.
 
     Measured; else borrowed from another measured op, or as the profile states or from what it states of another op

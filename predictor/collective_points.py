@@ -108,9 +108,7 @@ def stated_points(laws: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
                 continue
             latency, rate = float(law["latency"]), float(law["bandwidth"]) / float(law["traffic"])
             if not (latency > 0 and 0 < rate < np.inf):
-                raise InputError(
-                    f"the profile's intra_node law of {op} among {ranks} ranks must be positive and finite"
-                )
+                raise InputError(f"the profile's intra_node law of {op} among {ranks} ranks must be positive and finite")
             points[op, int(ranks)] = (_SIZES, latency + _SIZES / rate)
     return points
 

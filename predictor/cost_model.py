@@ -115,7 +115,7 @@ class CostModel:
         return estimate._replace(seconds=estimate.seconds * self.sustained_scale)
 
 
-_LAWS = {"linears": LinearLaw, "grouped": GroupedLinearLaw, "attention": FlashAttnLaw, "kernels": MemoryBoundLaw,
+_LAWS: dict[str, Any] = {"linears": LinearLaw, "grouped": GroupedLinearLaw, "attention": FlashAttnLaw, "kernels": MemoryBoundLaw,
          "collectives": CollectiveLaw}  # fmt: skip
 
 
@@ -126,9 +126,7 @@ def fit_laws(profile: Profile) -> dict[str, Any]:
         "linears": linears,
         "grouped": GroupedLinearLaw.fit(profile.table("grouped_linear"), linears, linears.lab_scale(profile)),
         "attention": FlashAttnLaw.fit(profile.table("flash_attn"), profile.device),
-        "kernels": MemoryBoundLaw.fit(
-            profile.table("memory_bound"), profile.device, _meta_laws(profile).get("memory_bound")
-        ),
+        "kernels": MemoryBoundLaw.fit(profile.table("memory_bound"), profile.device, _meta_laws(profile).get("memory_bound")),
         "collectives": CollectiveLaw.fit(profile),
     }
 
@@ -193,7 +191,7 @@ def _code_version() -> str:
 
 
 def _cache_path(profile: Profile, cache_dir: Path) -> Path:
-    return cache_dir / f"{profile.name}-{profile.digest}-{_code_version()}.npz"
+    return cache_dir / f"{profile.digest}-{_code_version()}.npz"  # never the name: it comes from the file
 
 
 def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
@@ -216,5 +214,5 @@ def _write_cache(profile: Profile, laws: Mapping[str, Any], cache_dir: Path) -> 
             np.savez(file, **arrays)
     except InputError:
         return
-    for old in set(cache_dir.glob(f"{profile.name}-*.npz")) - {_cache_path(profile, cache_dir)}:
+    for old in set(cache_dir.glob(f"{profile.digest}-*.npz")) - {_cache_path(profile, cache_dir)}:
         old.unlink(missing_ok=True)

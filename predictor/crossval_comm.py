@@ -64,11 +64,7 @@ def _network_scores(name: str, rows: NetworkRows, held_out: np.ndarray) -> list[
     nodes, naive, std = rows.at.inter, _naive_scale(rows), _std_of_other_scales(rows, held_out)
     groups = [("all left-out scales", large)]
     groups += [(f"{int(n)} nodes left out", large & (nodes == n)) for n in np.unique(nodes[large])]
-    return [
-        score("all_reduce", name, split, rows.seconds[m], held_out[m], std[m], naive[m])
-        for split, m in groups
-        if m.any()
-    ]
+    return [score("all_reduce", name, split, rows.seconds[m], held_out[m], std[m], naive[m]) for split, m in groups if m.any()]
 
 
 def _std_of_other_scales(rows: NetworkRows, held_out: np.ndarray) -> np.ndarray:

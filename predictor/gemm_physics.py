@@ -59,9 +59,7 @@ class GemmTimes(NamedTuple):
     tile: np.ndarray
 
 
-def gemm_times(
-    law: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
-) -> GemmTimes:
+def gemm_times(law: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> GemmTimes:
     """Time of ``batch`` products [m, k] x [k, n]; all arguments float64 of shape [rows].
 
     launch + ((compute^p + memory^p)^(1/p)) * throttle; compute is the least over tile shapes and k-splits of

@@ -29,9 +29,7 @@ class GroupedLinearLaw:
     measured: np.ndarray
 
     @classmethod
-    def fit(
-        cls, table: Table, linear: LinearLaw, lab_scale: Mapping[str, tuple[float, int]] | None = None
-    ) -> GroupedLinearLaw:
+    def fit(cls, table: Table, linear: LinearLaw, lab_scale: Mapping[str, tuple[float, int]] | None = None) -> GroupedLinearLaw:
         """One overhead per pass: the median of measured over dense time, drawn to the prior where rows are few.
 
         lab_scale: of ``linear``; how much slower a source's dense rows are is taken off its grouped rows.

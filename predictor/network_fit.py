@@ -96,9 +96,7 @@ def predict_rows(rows: NetworkRows, law: NetworkParameters) -> np.ndarray:
     return seconds
 
 
-def fit_network(
-    rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None
-) -> NetworkParameters:
+def fit_network(rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None) -> NetworkParameters:
     """The parameters that fit ``rows``; those that no row tells of stay at ``prior``, ``fixed`` ones as given."""
     law = replace(prior, **dict(fixed or {}))
     for ops, names in _FAMILIES:
@@ -146,9 +144,7 @@ def _weights(rows: NetworkRows) -> np.ndarray:
     return _WEIGHT / np.sqrt(count[np.ravel(inverse)]) * np.where(rows.at.size >= _SMALL, 1.0, _SMALL_WEIGHT)
 
 
-def leave_one_scale_out(
-    rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None
-) -> np.ndarray:
+def leave_one_scale_out(rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None) -> np.ndarray:
     """Seconds of every row, predicted from the rows of all other numbers of nodes."""
     seconds = np.empty(len(rows))
     for nodes in np.unique(rows.at.inter):

@@ -144,8 +144,7 @@ def fit_one(rows: NetworkRows, network: Network, prior: NetworkParameters) -> di
         "rows": len(rows),
         "most_nodes": int(rows.at.inter.max()),
         "relative_std": {
-            op: _round(max(std, _LEAST_DOUBT.get(op, _OTHER_CLUSTER)))
-            for op, std in held_out_std(rows, held_out).items()
+            op: _round(max(std, _LEAST_DOUBT.get(op, _OTHER_CLUSTER))) for op, std in held_out_std(rows, held_out).items()
         },
         "left_out_scale_error": {"all_reduce, 1 MiB up, by nodes": scales},
     }
@@ -179,9 +178,7 @@ def fit_all(folder: Path) -> dict[str, Any]:
         prior = NetworkParameters.from_dict(networks[network.prior]["parameters"] if network.prior else {})
         rows, sources = read_rows(folder, network)
         entry = fit_one(rows, network, prior)
-        if (
-            network.prior and len(np.unique(rows.at.inter)) == 1
-        ):  # one scale: how it grows, and how surely, is the prior's
+        if network.prior and len(np.unique(rows.at.inter)) == 1:  # one scale: how it grows, and how surely, is the prior's
             entry |= {key: networks[network.prior][key] for key in ("most_nodes", "relative_std")}
         networks[network.name] = {**entry, "device": network.device, "sources": sources}
     return {

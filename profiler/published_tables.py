@@ -124,9 +124,7 @@ def grouped_linear(files: Collection, prefix: str, device: Device, ledger: Ledge
 Kernels = tuple[tuple[str, str, str], ...]
 
 
-def flash_attn(
-    files: Collection, prefix: str, simumax: str, kernels: Kernels, device: Device, ledger: Ledger
-) -> Columns:
+def flash_attn(files: Collection, prefix: str, simumax: str, kernels: Kernels, device: Device, ledger: Ledger) -> Columns:
     """Attention; ``kernels`` are those of the serving collection that training can use."""
     parts = []
     if prefix:

@@ -78,9 +78,7 @@ def load_plain(path: Path) -> Any:
         reason = error if isinstance(error, pickle.UnpicklingError) else "its content is damaged"
         raise InputError(f"{path}: not a profile that can be trusted: {reason}; only plain values are read") from None
     except (zipfile.BadZipFile, OSError) as error:
-        raise InputError(
-            f"{path}: truncated or not written by torch.save ({error}); measure or copy it again"
-        ) from None
+        raise InputError(f"{path}: truncated or not written by torch.save ({error}); measure or copy it again") from None
 
 
 def read_profile(path: str | Path) -> Profile:
@@ -91,9 +89,7 @@ def read_profile(path: str | Path) -> Profile:
         raise InputError(f"{path}: a torch file, but not a profile of this program (gen_profiler_data.py writes those)")
     schema = plain.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA_VERSION:
-        raise InputError(
-            f"{path}: schema {schema} is newer than {SCHEMA_VERSION}, the newest this version reads; update"
-        )
+        raise InputError(f"{path}: schema {schema} is newer than {SCHEMA_VERSION}, the newest this version reads; update")
     try:
         meta = dict(plain["meta"])
         device = Device(**meta["device"])

@@ -15,12 +15,12 @@ from typing import Any
 from predictor.cost_model import CostModel, cost_model
 from profiler.errors import InputError
 from profiler.profile import Profile
+from profiler.profiles import PROF_DATA, find_profile
 from solver.cluster import GIB, Cluster, cluster_of
 from solver.config_file import RunConfig, load_cluster, load_run_config
 from solver.frameworks import framework_of
 from solver.layouts import Layouts
 from solver.problem import Problem, problem_of
-from solver.profiles import PROF_DATA, find_profile
 from solver.solutions import Solutions, price_layouts
 from solver.strategy import Strategy, strategy_from
 
@@ -72,9 +72,7 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
 
     Raises InputError where sizes do not multiply up to the world or do not divide the batch.
     """
-    given = {
-        key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")
-    }
+    given = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
     world = problem.run.world_size
     ranks = given.get("tp", 1) * given.get("cp", 1) * given.get("pp", 1)
     if world % ranks:
@@ -86,8 +84,7 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
     if global_batch_size is not None:
         if global_batch_size % (dp * size):
             raise InputError(
-                f"{config.name}: a global batch of {global_batch_size} sequences is no multiple of dp {dp} * "
-                f"micro batch {size}"
+                f"{config.name}: a global batch of {global_batch_size} sequences is no multiple of dp {dp} * micro batch {size}"
             )
         given["num_micro_batches"] = global_batch_size // (dp * size)
     copies = dp * given.get("cp", 1)

@@ -125,18 +125,18 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
         values["dp"] = max(dp, 1)
     if batch is not None and "num_micro_batches" not in given:
         if batch % (values["dp"] * size):
-            raise InputError(
-                f"global_batch_size {batch} is not a multiple of dp {values['dp']} * micro_batch_size {size}"
-            )
+            raise InputError(f"global_batch_size {batch} is not a multiple of dp {values['dp']} * micro_batch_size {size}")
         values["num_micro_batches"] = batch // (values["dp"] * size)
     if "zero_shard_size" not in given:
         values["zero_shard_size"] = values["dp"] * values.get("cp", 1) if values.get("zero", 1) else 1
     layers, pp = model.num_hidden_layers, values.get("pp", 1)
     if pp > layers:
         raise InputError(f"pp {pp} is more than the model's {layers} layers")
-    for key in ("recompute", "precision", "attention", "zero", "grad_dtype", "overlap_grad_reduce", "fused_norm"):
-        if key not in given:
-            assumptions.append(f"{key}: {values.get(key, getattr(Strategy, key, None))} (default of {framework.name})")
+    assumptions += [
+        f"{key}: {values.get(key, getattr(Strategy, key, None))} (default of {framework.name})"
+        for key in ("recompute", "precision", "attention", "zero", "grad_dtype", "overlap_grad_reduce", "fused_norm")
+        if key not in given
+    ]
     if "sequence_parallel" not in run and "tp_mode" not in run and values.get("tp", 1) > 1:
         assumptions.append("sequence_parallel: false")
     unread = sorted(set(run) - known - {"sequence_parallel", "global_batch_size", "ep", "etp"})

@@ -28,9 +28,7 @@ class Cluster:
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
             if not getattr(self, field.name) > 0:
-                raise InputError(
-                    f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive"
-                )
+                raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
 _KEYS = ("name", "hardware", "gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib", "notes")

@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel, cost_model
 from profiler.errors import InputError
+from profiler.profiles import find_profile, shipped_profiles
 from solver.api import CACHE, configured_strategy, load_problem, price
 from solver.cases import read_cases
 from solver.config_file import find_model, load_cluster, load_run_config
 from solver.output import problem_dict, search_dict, solution_dict, write_csv, write_json
-from solver.profiles import find_profile, shipped_profiles
 from solver.report import show_search, show_single, show_validation
 from solver.search import SearchResult, search
 from solver.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
@@ -29,7 +29,7 @@ _EXAMPLES = """examples:
       every layout of InternLM2-7B on 128 GPUs of the default profile
   python simulation_train_formulaic.py --config configs/7B_internlm2.py --world_size 64
       the layout in the config's parallel dict
-  python simulation_train_formulaic.py --run_all_solu --model_size llama3_70b --profile h200_sxm --world_size 1024 --json out.json
+  python simulation_train_formulaic.py --run_all_solu --model_size llama3_70b --profile h200_sxm --world_size 1024 --csv best.csv
   python simulation_train_formulaic.py --validate configs/cases/mine.jsonl
       predict measured runs and compare
 """

@@ -18,9 +18,10 @@ class Framework:
     its shard of the input and gathers it again in backward (Megatron), whatever the mode says. grad_sync/param_sync:
     the collective that ZeRO-1 uses. bucket_bytes: gradients reduced at once; the last bucket cannot be hidden.
     fused_accumulation: gradients of further micro batches are added inside the weight-gradient GEMM (or, under FSDP, on
-    shards); otherwise a kernel adds them to the buffer. async_tp_reduce: tensor-parallel communication of the backward
-    pass (reduction of input gradients, gathering of kept shards) runs beside GEMMs. flash_version: generation of FlashAttention (0: the device's best). dropout: unfused attention and
-    residuals drop out, as GPT-2 did. optimizer_bytes_per_parameter: traffic of one Adam step.
+    shards); otherwise a kernel adds them to the buffer. async_tp_reduce: tensor-parallel communication of the backward pass
+    (reduction of input gradients, gathering of kept shards) runs beside GEMMs. flash_version: generation of FlashAttention
+    (0: the device's best). dropout: unfused attention and residuals drop out, as GPT-2 did.
+    optimizer_bytes_per_parameter: traffic of one Adam step.
     reserve: share by which the caching allocator's reserved memory exceeds the allocated peak (assumed).
     host_op_seconds: what the host needs to launch one op: steps of many tiny kernels run at the host's speed (assumed).
     """

@@ -96,9 +96,7 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
     linears = [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
     after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
-    forward = tuple(
-        op.label for op in ops if op.phase == FORWARD and op.stream == "compute" and op.name in after_attention
-    )
+    forward = tuple(op.label for op in ops if op.phase == FORWARD and op.stream == "compute" and op.name in after_attention)
     backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == "compute")
     gathers: list[Op] = []
     for gemm in linears:

@@ -65,9 +65,7 @@ class Layouts:
     def take(self, index: np.ndarray) -> Layouts:
         """The chosen layouts, with only the splits they use."""
         rows, row = np.unique(self.row[index], return_inverse=True)
-        return Layouts(
-            self.splits.take(rows), row, self.zero[index], self.recompute[index], self.recompute_layers[index]
-        )
+        return Layouts(self.splits.take(rows), row, self.zero[index], self.recompute[index], self.recompute_layers[index])
 
     @classmethod
     def of(cls, strategies: Sequence[Strategy]) -> Layouts:

@@ -50,9 +50,7 @@ class ModelSpec:
     def __post_init__(self) -> None:
         for name in (*_REQUIRED, "intermediate_size", "num_key_value_heads", "head_dim"):
             if getattr(self, name) < 1:
-                raise InputError(
-                    f"model {self.name}: {name} is {getattr(self, name)}; it must be a positive whole number"
-                )
+                raise InputError(f"model {self.name}: {name} is {getattr(self, name)}; it must be a positive whole number")
         if self.num_attention_heads % self.num_key_value_heads:
             raise InputError(
                 f"model {self.name}: num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -118,9 +116,7 @@ def model_from_config(config: Mapping[str, Any], where: str, name: str = "") -> 
     for key in _REQUIRED + ("intermediate_size", "num_key_value_heads", "head_dim"):
         if key in values and (isinstance(values[key], bool) or not isinstance(values[key], int)):
             raise InputError(f"{where}: model key {key} is {values[key]!r}; it must be a whole number")
-    return ModelSpec(
-        **_with_defaults(values, gpt, name or str(config.get("name") or config.get("_name_or_path") or where))
-    )
+    return ModelSpec(**_with_defaults(values, gpt, name or str(config.get("name") or config.get("_name_or_path") or where)))
 
 
 def _with_defaults(values: dict[str, Any], gpt: bool, name: str) -> dict[str, Any]:

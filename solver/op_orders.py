@@ -28,9 +28,7 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> 
     if vpp > 1 and schedule != "interleaved":
         raise InputError(f"schedule {schedule} has one chunk per stage, not vpp {vpp}; interleaved has several")
     if vpp > 1 and micro_batches % stages:
-        raise InputError(
-            f"schedule interleaved needs a number of micro batches that pp {stages} divides, not {micro_batches}"
-        )
+        raise InputError(f"schedule interleaved needs a number of micro batches that pp {stages} divides, not {micro_batches}")
 
 
 def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1) -> np.ndarray:

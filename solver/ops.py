@@ -97,9 +97,7 @@ def column_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) ->
         *linear(shapes, name, module, n, k),
         tp_collective(shapes, f"{name}.reduce", module, "reduce_scatter", INPUT_GRAD, split, under_weight_grad),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", INPUT_GRAD, everywhere, under_weight_grad),
-        tp_collective(
-            shapes, f"{name}.regather", module, "all_gather", INPUT_GRAD, shapes.keeps_shard, under_input_grad
-        ),
+        tp_collective(shapes, f"{name}.regather", module, "all_gather", INPUT_GRAD, shapes.keeps_shard, under_input_grad),
     ]
 
 

@@ -57,10 +57,12 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
 def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
     """What was asked: model, cluster, profile and the constants that all layouts share."""
     problem = solutions.problem
-    constants = ("seq_len", "precision", "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
-                 "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "framework")  # fmt: skip
+    constants = (
+        "seq_len", "precision", "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
+        "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "framework",
+    )  # fmt: skip
     return {
-        "model": {k: v for k, v in vars(problem.model).items()} | {"parameters": problem.model.parameters},
+        "model": dict(vars(problem.model)) | {"parameters": problem.model.parameters},
         "cluster": vars(problem.cluster),
         "profile": profile,
         "run": {key: getattr(problem.run, key) for key in constants},

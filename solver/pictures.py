@@ -35,7 +35,8 @@ def draw_pareto(result: SearchResult, path: Path) -> None:
     axes.set_ylim(0, tgs.max() * 1.08)
     axes.set_title(
         f"{problem.model.name} on {problem.run.world_size} x {problem.cost.device.name}\n"
-        f"the fastest of {result.feasible:,} feasible layouts for any memory", fontsize=11
+        f"the fastest of {result.feasible:,} feasible layouts for any memory",
+        fontsize=11,
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

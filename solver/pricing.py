@@ -69,20 +69,28 @@ def price(ops: Sequence[Op], keys: int, cost: CostModel) -> PricedOps:
     """Ask the cost model for every op, whose dims are arrays of shape [keys]; distinct shapes once."""
     shape = (len(ops), keys)
     seconds, std, basis = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8)
+    targets: tuple[np.ndarray, ...] = (seconds, std, basis)
     for signature, rows in _by_signature(ops).items():
         names = _DIMS.get(signature[0], _MESSAGE)
         columns = [
             np.concatenate([np.broadcast_to(np.asarray(ops[i].dims[name], dtype=np.int64), keys) for i in rows])
             for name in names
         ]
-        if signature[0] == MEMORY_BOUND:  # a division: cheaper than finding out which sizes are equal
-            first = inverse = slice(None)
-        else:
-            first, inverse = distinct(columns)
-        estimate = _ask(cost, signature, dict(zip(names, (c[first] for c in columns), strict=True)))
-        for target, values in zip((seconds, std, basis), estimate, strict=True):
-            target[rows] = values[inverse].reshape(len(rows), keys)
+        estimate = _distinct_answers(cost, signature, names, columns)
+        for target, values in zip(targets, estimate, strict=True):
+            target[rows] = values.reshape(len(rows), keys)
     return PricedOps(tuple(ops), seconds, std, basis)
+
+
+def _distinct_answers(
+    cost: CostModel, signature: tuple[str, str], names: Sequence[str], columns: Sequence[np.ndarray]
+) -> Estimate:
+    """The cost model's answer for every row of ``columns``, asked once per distinct row."""
+    if signature[0] == MEMORY_BOUND:  # a division: cheaper than finding out which sizes are equal
+        return _ask(cost, signature, dict(zip(names, columns, strict=True)))
+    first, inverse = distinct(columns)
+    answer = _ask(cost, signature, {name: column[first] for name, column in zip(names, columns, strict=True)})
+    return Estimate(*(values[inverse] for values in answer))
 
 
 def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:

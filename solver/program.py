@@ -125,16 +125,12 @@ class LayerProgram:
     def saved_bytes(self, level: Recompute) -> np.ndarray:
         """Bytes kept per micro batch under a recompute level; shape [keys]."""
         kept = (tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
-        return sum(
-            (np.broadcast_to(np.asarray(b, dtype=float), len(self.keys)) for b in kept), np.zeros(len(self.keys))
-        )
+        return sum((np.broadcast_to(np.asarray(b, dtype=float), len(self.keys)) for b in kept), np.zeros(len(self.keys)))
 
     def weight_elements(self, *, wp_sharded: bool | None = None) -> np.ndarray:
         """Parameters on one rank, all or only those that wp shards (or does not); shape [keys]."""
         chosen = (w.elements for w in self.weights if wp_sharded is None or w.wp_sharded == wp_sharded)
-        return sum(
-            (np.broadcast_to(np.asarray(e, dtype=float), len(self.keys)) for e in chosen), np.zeros(len(self.keys))
-        )
+        return sum((np.broadcast_to(np.asarray(e, dtype=float), len(self.keys)) for e in chosen), np.zeros(len(self.keys)))
 
     def flops(self) -> np.ndarray:
         """FLOPs of one rank for one micro batch, forward and backward, without recomputation; shape [keys]."""

@@ -19,7 +19,8 @@ _PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
     "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
     "fsdp_exposed": "exposed ZeRO-3 gathers and scatters", "pp_transfer": "transfers between stages",
-    "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation", "gradient_sync": "exposed gradient synchronisation",
+    "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
+    "gradient_sync": "exposed gradient synchronisation",
     "parameter_gather": "exposed parameter gathering", "optimizer": "optimizer and gradient norm",
 }  # fmt: skip
 
@@ -123,11 +124,7 @@ def _memory(solutions: Solutions, index: int) -> Text:
     memory = solutions.memory
     parts = sorted(zip(MEMORY_PARTS, memory.parts[:, index], strict=True), key=lambda item: -item[1])
     listed = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts if size >= 0.05 * GIB)
-    where = (
-        "last"
-        if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1
-        else "first"
-    )
+    where = "last" if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1 else "first"
     return Text(
         f"memory peaks on the {where} pipeline stage (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
         f"reserved {memory.reserved[index] / GIB:.1f}, with the runtime {memory.device[index] / GIB:.1f}"
@@ -185,7 +182,5 @@ def _scores(title: str, scores: Mapping[str, Score], coverage: bool) -> Table:
         table.add_column(name, justify="right")
     for group, s in scores.items():
         row = [f"{s.n}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}"]
-        table.add_row(
-            group, *row, *([f"{s.coverage:.0%}"] if coverage else []), end_section=group == list(scores)[-2:][0]
-        )
+        table.add_row(group, *row, *([f"{s.coverage:.0%}"] if coverage else []), end_section=group == list(scores)[-2:][0])
     return table

@@ -99,9 +99,7 @@ def _splits_of(model: ModelSpec, tp: int, cp: int, pp: int, dp: int, sequences: 
     mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
     size, count, vpp = np.array(batches, dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
-    return Splits(
-        mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed
-    )
+    return Splits(mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed)
 
 
 def _modes(tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:
@@ -147,7 +145,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     zeros = [(zero, valid) for zero, valid in zeros if zero in problem.framework.zero_stages]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []
-    for zero, valid in zeros:
+    for stage_of_zero, valid in zeros:
         rows = np.flatnonzero(valid)
         for level, share in levels:
             covered = np.ceil(stage[rows] * share).astype(np.int64)
@@ -157,6 +155,5 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
                 fresh = (covered > smaller) & (covered < stage[rows])
                 new, covered = rows[fresh], covered[fresh]
             whole = np.full(len(new), -1) if share in (0.0, 1.0) else covered
-            columns.append((new, np.full(len(new), zero), np.full(len(new), int(level)), whole))
-    row, zero, level, layers = (np.concatenate(c) for c in zip(*columns, strict=True))
-    return Layouts(splits, row, zero, level, layers)
+            columns.append((new, np.full(len(new), stage_of_zero), np.full(len(new), int(level)), whole))
+    return Layouts(splits, *(np.concatenate(column) for column in zip(*columns, strict=True)))

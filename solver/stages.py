@@ -35,9 +35,7 @@ def stage_layers(layers: int, pp: Any, first: int = 0, last: int = 0) -> StageLa
     return StageLayers(*(np.where(single, layers, n) for n in (n_first, n_middle, n_last)))
 
 
-def pipeline_seconds(
-    schedule: str, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, postponable: Any
-) -> Any:
+def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, postponable: Any) -> Any:
     """Seconds from the first forward to the last backward of a step.
 
     total: forward plus backward of one micro batch summed over all stages. slowest: of the slowest stage.

@@ -38,9 +38,7 @@ class StepTimes:
     slowest: SlowestStage
 
 
-def hidden_rest(
-    communication: np.ndarray, cover: np.ndarray, contention: float, tail: np.ndarray | float = 0.0
-) -> np.ndarray:
+def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: float, tail: np.ndarray | float = 0.0) -> np.ndarray:
     """What a collective adds beside ``cover`` seconds of compute: the part that outlasts it or cannot be hidden
     (``tail``, a share), and ``contention`` times the hidden part, by which it slows the compute."""
     hidden = np.minimum(communication * (1 - tail), cover)
@@ -80,9 +78,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
     recomputed = np.minimum(covered, count) * again
-    sync, gather = _synchronisation(
-        problem, terms, layouts, count * (backward + again), count * forward, table_parameters
-    )
+    sync, gather = _synchronisation(problem, terms, layouts, count * (backward + again), count * forward, table_parameters)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     with_embedding, with_head = is_first * 1.0, (is_last | single) * 1.0
     streams = [

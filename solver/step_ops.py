@@ -134,9 +134,7 @@ def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.n
     return Op(name, "data parallel", op, "step", message(size, place), "dp", count=np.where(ranks > 1, count, 0.0))
 
 
-def _group_ops(
-    problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, whole: bool = True
-) -> list[Op]:
+def _group_ops(problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, whole: bool = True) -> list[Op]:
     """Gradients of ``size`` bytes over a group: all-reduced whole, or scattered inside shard groups and summed across."""
     node = problem.cluster.gpus_per_node
     inside = placement(shard, group.stride, node)

@@ -96,9 +96,7 @@ class Score:
     def of(cls, ratio: np.ndarray, inside: np.ndarray | None = None) -> Score:
         error = ratio - 1
         covered = float(inside.mean()) if inside is not None else float("nan")
-        return cls(
-            len(ratio), float(np.median(abs(error))), float(np.quantile(abs(error), 0.9)), float(error.mean()), covered
-        )
+        return cls(len(ratio), float(np.median(abs(error))), float(np.quantile(abs(error), 0.9)), float(error.mean()), covered)
 
 
 def time_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:

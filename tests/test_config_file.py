@@ -80,9 +80,7 @@ def test_the_shipped_7b_run_is_internlm2():
 
 def test_both_files_of_internlm2_20b_describe_the_same_model():
     from_python, from_json = (load_run_config(find_model(n)).model for n in (20, "internlm2_20b"))
-    assert from_python.replace(name="", max_position_embeddings=0) == from_json.replace(
-        name="", max_position_embeddings=0
-    )
+    assert from_python.replace(name="", max_position_embeddings=0) == from_json.replace(name="", max_position_embeddings=0)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))

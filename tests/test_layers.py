@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toy import DEVICE, layer_keys, run_of
 
 from solver.cluster import cluster_of
 from solver.head import head_program
@@ -16,7 +17,6 @@ from solver.layers import embedding_program, layer_program
 from solver.model import ModelSpec
 from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
 from solver.strategy import Recompute
-from toy import DEVICE, layer_keys, run_of
 
 MODES = ("mtp", "msp", "fsp", "isp")
 GQA = ModelSpec(hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=16,
@@ -125,9 +125,7 @@ def test_shapes_of_a_split_layer() -> None:
     heads=st.integers(1, 8), group=st.integers(1, 4), d=st.integers(1, 16), hidden=st.integers(1, 64),
     ffn=st.integers(1, 64), gated=st.booleans(), mode=st.sampled_from(MODES), tp=st.sampled_from([1, 2, 4]),
 )  # fmt: skip
-def test_flops_of_any_model(
-    heads: int, group: int, d: int, hidden: int, ffn: int, gated: bool, mode: str, tp: int
-) -> None:
+def test_flops_of_any_model(heads: int, group: int, d: int, hidden: int, ffn: int, gated: bool, mode: str, tp: int) -> None:
     model = GQA.replace(
         hidden_size=hidden, intermediate_size=4 * ffn, num_attention_heads=4 * heads * group,
         num_key_value_heads=4 * heads, head_dim=d, gated_mlp=gated,
@@ -153,7 +151,9 @@ def test_model_flops_per_token_are_the_programs() -> None:
     model = GQA.replace(vocab_size=1024)
     layer, head = program(model, "mtp").flops()[0], program(model, "mtp", build=head_program).flops()[0]
     # a causal token sees s / 2 keys (the program counts its own too); MFU counts 3 passes of attention, the program 3.5
-    per_token = (layer - attention_flops(model)) / SEQ * 4 + head / SEQ + 4 * attention_flops(model, SEQ - 1) / (SEQ - 1) * 6 / 7
+    per_token = (
+        (layer - attention_flops(model)) / SEQ * 4 + head / SEQ + 4 * attention_flops(model, SEQ - 1) / (SEQ - 1) * 6 / 7
+    )
     assert model.flops_per_token(SEQ) == pytest.approx(per_token, rel=1e-12)
 
 
@@ -222,9 +222,7 @@ def test_one_rank_sends_nothing(mode: str) -> None:
 
 
 def test_a_plain_mlp_has_one_column_linear_less() -> None:
-    assert messages(program(PLAIN, "mtp", tp=4), "tp") == Counter(
-        {("all_reduce", "forward"): 2, ("all_reduce", "backward"): 2}
-    )
+    assert messages(program(PLAIN, "mtp", tp=4), "tp") == Counter({("all_reduce", "forward"): 2, ("all_reduce", "backward"): 2})
     assert messages(program(PLAIN, "fsp", tp=4), "tp") == Counter(
         {("all_gather", "forward"): 2, ("reduce_scatter", "forward"): 2, ("all_gather", "backward"): 4,
          ("reduce_scatter", "backward"): 2}
@@ -256,7 +254,9 @@ def test_isp_exchanges_heads_with_the_volume_of_grouped_queries() -> None:
     unit = 256 * 32 * 2
     asked = {"exchange.q": 16 * unit, "exchange.kv": 16 * unit, "exchange.context": 16 * unit}
     layer = program(GQA, "isp", tp=4)
-    assert sizes(layer, "tp") == {f"{name}.{phase}": size for name, size in asked.items() for phase in ("forward", "input_grad")}
+    assert sizes(layer, "tp") == {
+        f"{name}.{phase}": size for name, size in asked.items() for phase in ("forward", "input_grad")
+    }
     ungrouped = program(GQA.replace(num_key_value_heads=16), "isp", tp=4)
     assert sizes(ungrouped, "tp")["exchange.kv.forward"] == 32 * unit
     assert sizes(program(GQA.replace(num_key_value_heads=2), "isp", tp=2), "tp")["exchange.kv.forward"] == 4 * 2 * unit

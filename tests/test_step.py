@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, part, priced, problem, run_of, some_layouts, toy_cost
 
 from predictor.cost_model import CostModel
 from solver.explain import explain
@@ -15,7 +16,6 @@ from solver.model import ModelSpec
 from solver.problem import Problem
 from solver.solutions import Solutions, price_layouts
 from solver.step import PARTS
-from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, part, priced, problem, run_of, some_layouts, toy_cost
 
 LLAMA = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
@@ -216,9 +216,7 @@ def test_zero3_is_never_faster_than_zero1(sample: Callable[[str], Solutions]) ->
 
 
 @pytest.mark.parametrize("framework", ["internevo", "torchtitan"])
-def test_a_slower_network_exposes_more(
-    sample: Callable[[str], Solutions], h100_model: CostModel, framework: str
-) -> None:
+def test_a_slower_network_exposes_more(sample: Callable[[str], Solutions], h100_model: CostModel, framework: str) -> None:
     found = sample(framework)
     times = [
         again(found, found.layouts, problem(LLAMA, 64, h100_model.with_network(gbit * 1e9 / 8), framework=framework))
@@ -231,9 +229,7 @@ def test_a_slower_network_exposes_more(
 
 def test_recomputation_costs_time(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
-    none, selective, full = (
-        again(found, changed(found.layouts, recompute=level, recompute_layers=-1)) for level in range(3)
-    )
+    none, selective, full = (again(found, changed(found.layouts, recompute=level, recompute_layers=-1)) for level in range(3))
     assert (none < selective).all() and (selective < full).all()
     some = again(found, changed(found.layouts, recompute=2, recompute_layers=1))
     assert (none <= some).all() and (some <= full).all()

@@ -1,0 +1,294 @@
+"""The search against brute force: the space is whole and without duplicates, and what is called best is best."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toy import all_layouts, column, problem, toy_cost
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver import search as search_module
+from solver.cluster import Cluster
+from solver.layouts import Layouts
+from solver.model import ModelSpec
+from solver.problem import Problem
+from solver.search import OUT_OF_MEMORY, SearchResult, pareto, search
+from solver.solutions import Solutions, price_layouts
+from solver.space import divisors, enumerate_splits
+from solver.strategy import TpMode
+
+MODEL = ModelSpec(
+    name="1B", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=64, vocab_size=32000,
+)  # fmt: skip
+_SPLIT_COLUMNS = ("mode", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches")
+
+
+def cluster(memory_gib: float, gpus_per_node: int = 8) -> Cluster:
+    return Cluster("toy", gpus_per_node, 5e10, memory_gib * 2**30)
+
+
+def table(layouts: Layouts) -> np.ndarray:
+    """All columns of all layouts, [layouts, columns]."""
+    small = (layouts.zero, layouts.recompute, layouts.recompute_layers)
+    return np.stack([*(column(layouts, name) for name in _SPLIT_COLUMNS), *small], axis=1)
+
+
+def brute_force(asked: Problem, batch: int) -> tuple[Solutions, np.ndarray]:
+    """Every layout priced in one call, and which of them fit."""
+    found = price_layouts(asked, all_layouts(asked, batch))
+    return found, found.memory.device <= asked.cluster.memory_bytes
+
+
+@pytest.fixture(scope="module")
+def asked(h100_model: CostModel) -> Problem:
+    return problem(MODEL, 16, h100_model, cluster=cluster(14.0))
+
+
+@pytest.fixture(scope="module")
+def result(asked: Problem) -> SearchResult:
+    return search(asked, 64, top=7)
+
+
+@pytest.fixture(scope="module")
+def everything(asked: Problem) -> tuple[Solutions, np.ndarray]:
+    return brute_force(asked, 64)
+
+
+# the space
+
+
+@pytest.mark.parametrize(("world", "batch"), [(1, 4), (2, 6), (8, 32), (16, 96), (64, 128)])
+def test_sizes_multiply_up_and_nothing_comes_twice(world: int, batch: int) -> None:
+    asked = problem(MODEL, world, toy_cost())
+    layouts = all_layouts(asked, batch)
+    c = {name: column(layouts, name) for name in _SPLIT_COLUMNS}
+    assert (c["tp"] * c["cp"] * c["dp"] * c["pp"] == world).all()
+    assert (c["dp"] * c["micro_batch_size"] * c["num_micro_batches"] == batch).all()
+    rows = table(layouts)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    assert (MODEL.num_attention_heads % c["tp"] == 0).all() and (c["pp"] <= MODEL.num_hidden_layers).all()
+    isp = c["mode"] == TpMode.ISP
+    assert (c["wp"][~isp] == 1).all() and (c["tp"] * c["cp"] * c["dp"] % c["wp"] == 0).all()
+    copies = np.where(isp, c["tp"] * c["cp"] * c["dp"] // c["wp"], c["cp"] * c["dp"])
+    assert (copies % c["zero_shard_size"] == 0).all()
+    assert ((layouts.zero == 0) == (c["zero_shard_size"] == 1))[layouts.zero < 3].all()
+    interleaved = c["vpp"] > 1
+    assert (c["num_micro_batches"][interleaved] % c["pp"][interleaved] == 0).all()
+    assert (MODEL.num_hidden_layers % (c["pp"] * c["vpp"])[interleaved] == 0).all()
+
+
+def test_every_layout_is_a_strategy_that_prices_the_same() -> None:
+    asked = problem(MODEL, 8, toy_cost())
+    layouts = all_layouts(asked, 8)
+    chosen = layouts.take(np.arange(0, len(layouts), 23))
+    strategies = [chosen.strategy(i, asked.run) for i in range(len(chosen))]
+    rebuilt = Layouts.of(strategies)
+    np.testing.assert_array_equal(table(rebuilt), table(chosen))
+    first, second = price_layouts(asked, chosen), price_layouts(asked, rebuilt)
+    np.testing.assert_allclose(first.times.seconds, second.times.seconds, rtol=1e-12)
+
+
+def test_the_space_has_every_mode_and_axis() -> None:
+    # small enough to count by hand: 2 ranks, 1 sequence of 512 tokens: dp 2 does not divide the batch; tp, cp or pp is 2
+    asked = problem(MODEL.replace(num_hidden_layers=2), 2, toy_cost(), seq_len=512)
+    splits = enumerate_splits(asked, 1).splits
+    rows = Counter(
+        zip(*(getattr(splits, n).tolist() for n in ("mode", "tp", "cp", "pp", "wp", "zero_shard_size")), strict=True)
+    )
+    expected = [
+        (0, 1, 1, 2, 1, 1),  # two stages of one layer each
+        (0, 1, 2, 1, 1, 1), (0, 1, 2, 1, 1, 2), (3, 1, 2, 1, 2, 1),  # context: parameters copied, dealt, or split by wp
+        (0, 2, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), (2, 2, 1, 1, 1, 1),  # tensor modes have nothing to deal
+        (3, 2, 1, 1, 1, 1), (3, 2, 1, 1, 1, 2), (3, 2, 1, 1, 2, 1),  # ISP copies parameters over the tensor group
+    ]  # fmt: skip
+    assert rows == Counter(expected)
+
+
+def test_sizes_that_are_no_powers_of_two_are_searched() -> None:
+    asked = problem(MODEL.replace(num_attention_heads=24, num_key_value_heads=6, num_hidden_layers=12), 48, toy_cost())
+    layouts = all_layouts(asked, 96)
+    assert set(column(layouts, "tp")) == {1, 2, 3, 6, 12, 24}
+    assert {3, 6, 12} <= set(column(layouts, "pp")) and {3, 12, 24} <= set(column(layouts, "wp"))
+
+
+def test_fewer_micro_batches_than_stages_are_searched() -> None:
+    layouts = all_layouts(problem(MODEL, 8, toy_cost()), 8)
+    assert (column(layouts, "num_micro_batches") < column(layouts, "pp")).any()
+
+
+@given(st.integers(1, 10**6))
+def test_divisors(n: int) -> None:
+    found = divisors(n)
+    assert (n % found == 0).all() and (np.diff(found) > 0).all() and found[0] == 1 and found[-1] == n
+    assert len(found) == sum(1 + (d * d != n) for d in range(1, int(n**0.5) + 1) if n % d == 0)
+
+
+# what the search finds
+
+
+def test_best_is_the_argmin_of_everything(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+    found, fits = everything
+    assert 0 < fits.sum() < len(found), "the limit divides the space, so that it is tested"
+    seconds = np.sort(found.times.seconds[fits])
+    np.testing.assert_allclose(result.best.times.seconds, seconds[:7], rtol=1e-12)
+    assert result.best.times.seconds[0] == pytest.approx(found.times.seconds[fits].min(), rel=1e-12)
+    assert (found.times.seconds[fits] >= result.best.times.seconds[0] * (1 - 1e-12)).all()
+    assert (result.best.memory.device <= result.problem.cluster.memory_bytes).all()
+    best = np.flatnonzero(fits)[found.times.seconds[fits].argmin()]
+    if np.count_nonzero(found.times.seconds[fits] == found.times.seconds[best]) == 1:
+        assert table(result.best.layouts)[0].tolist() == table(found.layouts)[best].tolist()
+    assert result.best.tgs[0] == result.best.tgs.max()
+
+
+def test_counts_are_those_of_everything(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+    found, fits = everything
+    assert (result.layouts_priced, result.feasible) == (len(found), fits.sum())
+    assert result.rejected[OUT_OF_MEMORY] == (~fits).sum()
+    assert result.layouts_per_second == pytest.approx(result.layouts_priced / result.seconds)
+
+
+def test_best_of_each_mode_is_its_best(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+    found, fits = everything
+    assert set(result.best_of_mode) == {"mtp", "msp", "fsp", "isp"}
+    for name, best in result.best_of_mode.items():
+        mine = fits & (column(found.layouts, "mode") == TpMode[name.upper()])
+        assert best.layouts.strategy(0, found.problem.run).tp_mode == name
+        assert best.times.seconds[0] == pytest.approx(found.times.seconds[mine].min(), rel=1e-12)
+        assert best.times.seconds[0] < np.median(found.times.seconds[mine])
+
+
+def test_the_front_is_the_front_of_everything(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+    found, fits = everything
+    seconds, memory = found.times.seconds[fits], found.memory.device[fits]
+    front = result.pareto
+    assert (np.diff(front.times.seconds) > 0).all() and (np.diff(front.memory.device) < 0).all()
+    for t, m in zip(front.times.seconds, front.memory.device, strict=True):  # nobody beats a point of the front
+        assert not ((seconds < t * (1 - 1e-12)) & (memory <= m)).any()
+        assert not ((seconds <= t * (1 - 1e-12)) & (memory < m)).any()
+    for t, m in zip(seconds, memory, strict=True):  # and everybody is beaten or met by one
+        assert ((front.times.seconds <= t * (1 + 1e-12)) & (front.memory.device <= m * (1 + 1e-12))).any()
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))
+def test_pareto_by_brute_force(points: list[tuple[int, int]]) -> None:
+    seconds, memory = (np.array([p[i] for p in points], dtype=float) for i in (0, 1))
+    expected = sorted({p for p in points if not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points)})
+    index = pareto(seconds, memory)
+    assert [(seconds[i], memory[i]) for i in index] == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 37, 10**6])
+def test_the_chunk_size_does_not_matter(
+    asked: Problem, result: SearchResult, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    small = problem(MODEL, 4, asked.cost, cluster=cluster(20.0)) if chunk == 1 else asked
+    reference = search(small, 8, top=7) if chunk == 1 else result
+    monkeypatch.setattr(search_module, "CHUNK_SPLITS", chunk)
+    again = search(small, 8 if chunk == 1 else 64, top=7)
+    np.testing.assert_allclose(again.best.times.seconds, reference.best.times.seconds, rtol=1e-12)
+    np.testing.assert_allclose(again.best.memory.device, reference.best.memory.device, rtol=1e-12)
+    np.testing.assert_allclose(again.pareto.memory.device, reference.pareto.memory.device, rtol=1e-12)
+    for mode, found in reference.best_of_mode.items():
+        assert again.best_of_mode[mode].times.seconds[0] == pytest.approx(found.times.seconds[0], rel=1e-12)
+    assert (again.layouts_priced, again.feasible, again.rejected) == (
+        reference.layouts_priced, reference.feasible, reference.rejected,
+    )  # fmt: skip
+
+
+def test_progress_reaches_the_end(asked: Problem) -> None:
+    seen: list[tuple[int, int]] = []
+    search(asked, 64, progress=lambda done, total: seen.append((done, total)))
+    assert seen and seen[-1][0] == seen[-1][1] == len(enumerate_splits(asked, 64).splits)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_less_memory_is_never_faster(asked: Problem, result: SearchResult) -> None:
+    tight = search(problem(MODEL, 16, asked.cost, cluster=cluster(7.0)), 64)
+    assert tight.feasible < result.feasible and tight.best.times.seconds[0] >= result.best.times.seconds[0]
+    assert (tight.best.memory.device <= 7 * 2**30).all() and (tight.pareto.memory.device <= 7 * 2**30).all()
+
+
+def test_more_asked_for_begins_the_same(asked: Problem, result: SearchResult) -> None:
+    one, many = search(asked, 64, top=1), search(asked, 64, top=50)
+    assert len(one.best) == 1 and len(many.best) == 50
+    np.testing.assert_allclose(many.best.times.seconds[:7], result.best.times.seconds, rtol=1e-12)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kv=st.sampled_from([1, 2, 4]), group=st.sampled_from([1, 2]), d=st.sampled_from([16, 64]), layers=st.integers(1, 6),
+    gated=st.booleans(), tied=st.booleans(), world=st.sampled_from([1, 2, 4, 8, 16]), sequences=st.sampled_from([4, 6, 16]),
+    framework=st.sampled_from(["internevo", "megatron-lm"]), memory=st.sampled_from([1.7, 2.0, 80.0]),
+)  # fmt: skip
+def test_small_random_models(
+    kv: int, group: int, d: int, layers: int, gated: bool, tied: bool, world: int, sequences: int, framework: str, memory: float
+) -> None:
+    model = ModelSpec(
+        hidden_size=256, intermediate_size=768, num_hidden_layers=layers, num_attention_heads=kv * group,
+        num_key_value_heads=kv, head_dim=d, vocab_size=500, gated_mlp=gated, tie_word_embeddings=tied,
+    )  # fmt: skip
+    asked = problem(model, world, toy_cost(), seq_len=1024, cluster=cluster(memory), framework=framework)
+    try:
+        found, fits = brute_force(asked, sequences)
+    except InputError as error:
+        assert "no layout divides" in str(error)
+        return
+    rows = table(found.layouts)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    np.testing.assert_allclose(found.times.parts.sum(axis=0), found.times.seconds, rtol=1e-9)
+    if not fits.any():
+        with pytest.raises(InputError, match="fits on"):
+            search(asked, sequences)
+        return
+    result = search(asked, sequences, top=3)
+    np.testing.assert_allclose(result.best.times.seconds, np.sort(found.times.seconds[fits])[:3], rtol=1e-12)
+    assert (result.layouts_priced, result.feasible) == (len(found), fits.sum())
+    for name, best in result.best_of_mode.items():
+        mine = fits & (column(found.layouts, "mode") == TpMode[name.upper()])
+        assert best.times.seconds[0] == pytest.approx(found.times.seconds[mine].min(), rel=1e-12)
+
+
+# what cannot be searched
+
+
+@pytest.mark.parametrize(
+    ("world", "batch", "said"),
+    [(0, 8, "world_size"), (-1, 8, "world_size"), (12, 12, "nodes"), (10**9, 8, "world_size"), (2**20 + 8, 8, "world_size"),
+     (8, 0, "global batch"), (8, -4, "global batch")],
+)  # fmt: skip
+def test_worlds_and_batches_that_cannot_be(world: int, batch: int, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        search(problem(MODEL, world, toy_cost()), batch)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_batch_that_nothing_divides_names_the_reasons() -> None:
+    # 7 GPUs a node and 7 of them: no head, no sequence, no batch divides by 7
+    asked = problem(MODEL.replace(num_hidden_layers=4), 7, toy_cost(), cluster=cluster(80, gpus_per_node=7))
+    with pytest.raises(InputError) as caught:
+        search(asked, 8)
+    sentence = str(caught.value)
+    assert "no layout divides 7 accelerators" in sentence and "\n" not in sentence
+    for reason in ("heads", "global batch", "stages than layers"):
+        assert reason in sentence
+
+
+def test_what_fits_nowhere_says_how_much_it_needs() -> None:
+    asked = problem(MODEL, 8, toy_cost(), cluster=cluster(1.0))
+    with pytest.raises(InputError) as caught:
+        search(asked, 32)
+    found, _ = brute_force(asked, 32)
+    assert f"{found.memory.device.min() / 2**30:.1f} GiB of 1.0 GiB" in str(caught.value)
+    assert str(len(found)) in str(caught.value)
+
+
+def test_a_large_world_is_quick(h100_model: CostModel) -> None:
+    result = search(problem(MODEL, 128, h100_model), 1024)
+    assert result.layouts_priced > 100_000
+    assert result.layouts_per_second > 100_000  # a tenth of what one core of the build machine does
