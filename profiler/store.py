@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import pickle
 import zipfile
 from collections import OrderedDict
@@ -54,8 +55,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _rebuild_array(storage: np.ndarray, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
+    if len(size) != len(stride) or min((*size, *stride, offset), default=0) < 0:
+        raise pickle.UnpicklingError("a tensor has an impossible shape")
     span = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) + 1 if all(size) else offset
-    if offset < 0 or min(stride, default=0) < 0 or span > len(storage):
+    if span > len(storage) or math.prod(size) > len(storage):
         raise pickle.UnpicklingError("a tensor reaches outside its storage")
     bytes_per = storage.dtype.itemsize
     strides = tuple(s * bytes_per for s in stride)
@@ -74,11 +77,12 @@ def load_plain(path: Path) -> Any:
             return _PlainUnpickler(archive, root).load()
     except FileNotFoundError:
         raise InputError(f"{path}: no such profile file") from None
-    except (pickle.UnpicklingError, AttributeError, TypeError, ValueError, IndexError, KeyError, EOFError) as error:
-        reason = error if isinstance(error, pickle.UnpicklingError) else "its content is damaged"
-        raise InputError(f"{path}: not a profile that can be trusted: {reason}; only plain values are read") from None
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{path}: not a profile that can be trusted: {error}; only plain values are read") from None
     except (zipfile.BadZipFile, OSError) as error:
         raise InputError(f"{path}: truncated or not written by torch.save ({error}); measure or copy it again") from None
+    except Exception as error:  # a damaged archive can fail anywhere in zipfile, zlib or pickle, with any kind of error
+        raise InputError(f"{path}: damaged ({type(error).__name__}); measure or copy it again") from None
 
 
 def read_profile(path: str | Path) -> Profile:

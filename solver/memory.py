@@ -39,6 +39,7 @@ class StageState:
     """Bytes by ZeRO stage of weights, gradients and optimizer states on one pipeline stage: [3, 4 zeros, splits]."""
 
     first: np.ndarray
+    middle: np.ndarray
     last: np.ndarray
 
 
@@ -66,7 +67,9 @@ def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> Stage
                 out[2, zero] += 3 * FP32 * (elements if zero == 0 else dealt)
         return out
 
-    return StageState(state(terms.stages.first, embedding), state(terms.stages.last, head))
+    stages = terms.stages
+    none = np.zeros(len(splits))
+    return StageState(state(stages.first, embedding), state(stages.middle, none), state(stages.last, head))
 
 
 def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np.ndarray:
@@ -82,7 +85,8 @@ def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np
 
 
 def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> Memory:
-    """Peak bytes of each layout on its fullest stage (first: most micro batches in flight; last: head and loss)."""
+    """Peak bytes of each layout on its fullest stage (first: most micro batches in flight; second: perhaps more layers;
+    last: head and loss)."""
     row, zero, level, splits = layouts.row, layouts.zero, layouts.recompute, terms.splits
     state, buffers = stage_state(problem, table, terms), gather_buffers(problem, table, terms)
     saved = table.layer.saved[:, terms.key]
@@ -92,8 +96,8 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
     head, transient = table.head.saved[0][terms.key], table.head.transient[terms.key]
     schedule, m = problem.run.schedule, splits.num_micro_batches
 
-    def stage(layers: np.ndarray, static: np.ndarray, last: bool) -> np.ndarray:
-        flight = micro_batches_in_flight(schedule, m, splits.pp, splits.vpp, last)
+    def stage(layers: np.ndarray, static: np.ndarray, pp: np.ndarray, last: bool) -> np.ndarray:
+        flight = micro_batches_in_flight(schedule, m, pp, splits.vpp, last)
         recomputed = np.minimum(limit, layers[row])
         activations = flight[row] * (recomputed * kept + (layers[row] - recomputed) * whole)
         ends = np.where(splits.pp == 1, 1.0, float(last))
@@ -105,7 +109,11 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
         parts[4], parts[5] = np.where(again > working, again, 0.0), loss + np.where(again > working, 0.0, working)
         return np.array(parts)
 
-    first, last = stage(terms.stages.first, state.first, False), stage(terms.stages.last, state.last, True)
+    stages = terms.stages
+    first, last = stage(stages.first, state.first, splits.pp, False), stage(stages.last, state.last, splits.pp, True)
+    if (stages.middle > stages.first).any():  # the second stage holds more layers, of one micro batch less
+        second = stage(stages.middle, state.middle, np.maximum(splits.pp - 1, 1), False)
+        first = np.where((splits.pp > 2)[row] & (second.sum(axis=0) > first.sum(axis=0)), second, first)
     on_last = last.sum(axis=0) > first.sum(axis=0)
     parts = np.where(on_last, last, first)
     allocated = parts.sum(axis=0)

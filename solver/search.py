@@ -82,6 +82,8 @@ def search(
 
     progress(done, total) is called with numbers of splits. Raises InputError if nothing divides or nothing fits.
     """
+    if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, int) or global_batch_size < 1:
+        raise InputError(f"the global batch is {global_batch_size!r} sequences; it must be a whole number of at least 1")
     start = time.perf_counter()
     space = enumerate_splits(problem, global_batch_size)
     keys, key = space.splits.layer_keys()

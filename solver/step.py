@@ -52,8 +52,11 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     forward, backward = terms.forward.sum(axis=0)[row], terms.backward.sum(axis=0)[row]
     again = terms.recompute[layouts.recompute, row]
     covered = np.where(layouts.recompute_layers < 0, model.num_hidden_layers, layouts.recompute_layers)
-    fsdp, root = _fsdp(problem, terms, layouts, forward, backward + again)
+    fsdp, root = _fsdp(problem, terms, layouts, forward, backward)
+    fsdp_again, _ = _fsdp(problem, terms, layouts, forward, backward + again)
     layer = forward + backward + fsdp
+    # a recomputed layer runs its forward pass again, under which more of its gathers hide
+    recomputed_layer = again + fsdp_again - fsdp
     # Megatron's interleaved schedule sends beside the next chunk's compute: only the first and last way through is seen
     overlapped = (vpp > 1) & run.p2p_overlap
     transfer = np.where(overlapped, 0.0, 2.0 * vpp * terms.transfer[row])
@@ -62,14 +65,14 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row]
     first, middle, last = terms.stages.first[row], terms.stages.middle[row], terms.stages.last[row]
     single = pp == 1
-    at_first = first * layer + np.minimum(covered, first) * again + embedding + np.where(single, head, 0.0)
-    at_middle = np.where(single, 0.0, middle * layer + np.minimum(covered, middle) * again)
-    at_last = np.where(single, 0.0, last * layer + np.minimum(covered, last) * again + head)
+    at_first = first * layer + np.minimum(covered, first) * recomputed_layer + embedding + np.where(single, head, 0.0)
+    at_middle = np.where(single, 0.0, middle * layer + np.minimum(covered, middle) * recomputed_layer)
+    at_last = np.where(single, 0.0, last * layer + np.minimum(covered, last) * recomputed_layer + head)
     is_first, is_last = (at_first >= at_middle) & (at_first >= at_last), (at_last > at_first) & (at_last >= at_middle)
     count = np.where(is_first, first, np.where(is_last, last, middle))
     slowest = np.where(is_first, at_first, np.where(is_last, at_last, at_middle)) + transfer + root
     total = (
-        model.num_hidden_layers * layer + np.minimum(covered * pp, model.num_hidden_layers) * again
+        model.num_hidden_layers * layer + np.minimum(covered * pp, model.num_hidden_layers) * recomputed_layer
         + embedding + head + root + transfer * pp
     )  # fmt: skip
     schedule = run.schedule
@@ -78,7 +81,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
     recomputed = np.minimum(covered, count) * again
-    sync, gather = _synchronisation(problem, terms, layouts, count * (backward + again), count * forward, table_parameters)
+    fsdp_stage = count * fsdp + np.minimum(covered, count) * (fsdp_again - fsdp)
+    sync, gather = _synchronisation(problem, terms, layouts, count * backward + recomputed, count * forward, table_parameters)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     with_embedding, with_head = is_first * 1.0, (is_last | single) * 1.0
     streams = [
@@ -87,7 +91,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
         for s in range(4)
     ]  # fmt: skip
     parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (count * fsdp + root), m * transfer, pipeline - m * slowest,
+        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * transfer, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
     ])  # fmt: skip
     stage = SlowestStage(count, np.minimum(covered, count), with_embedding, with_head)

@@ -319,7 +319,8 @@ def test_context_parallel_messages() -> None:
 def test_kept_bytes_by_hand() -> None:
     # 1024 tokens, hidden 512, 16 query + 2 * 8 key-value heads of 32, width 1536, gate:
     # input, norm output, residual, norm output: 4 * 1024 * 512 * 2 = 4,194,304; q, k, v: 1024 * 1024 * 2 = 2,097,152;
-    # context: 1024 * 512 * 2 = 1,048,576; log-sum-exp: 1024 * 16 * 4 = 65,536; gate, up, product: 3 * 1024 * 1536 * 2 = 9,437,184
+    # context: 1024 * 512 * 2 = 1,048,576; log-sum-exp: 1024 * 16 * 4 = 65,536;
+    # gate, up, product: 3 * 1024 * 1536 * 2 = 9,437,184
     layer = program(GQA, "mtp")
     assert layer.saved_bytes(Recompute.NONE)[0] == 4_194_304 + 2_097_152 + 1_048_576 + 65_536 + 9_437_184 == 16_842_752
     assert layer.saved_bytes(Recompute.SELECTIVE)[0] == 16_842_752 - 65_536

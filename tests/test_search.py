@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import numpy as np
@@ -12,7 +13,6 @@ from toy import all_layouts, column, problem, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver import search as search_module
 from solver.cluster import Cluster
 from solver.layouts import Layouts
 from solver.model import ModelSpec
@@ -111,7 +111,8 @@ def test_the_space_has_every_mode_and_axis() -> None:
 
 
 def test_sizes_that_are_no_powers_of_two_are_searched() -> None:
-    asked = problem(MODEL.replace(num_attention_heads=24, num_key_value_heads=6, num_hidden_layers=12), 48, toy_cost())
+    model = MODEL.replace(num_attention_heads=24, num_key_value_heads=6, num_hidden_layers=12, intermediate_size=8064)
+    asked = problem(model, 48, toy_cost(), seq_len=4608)
     layouts = all_layouts(asked, 96)
     assert set(column(layouts, "tp")) == {1, 2, 3, 6, 12, 24}
     assert {3, 6, 12} <= set(column(layouts, "pp")) and {3, 12, 24} <= set(column(layouts, "wp"))
@@ -189,7 +190,7 @@ def test_the_chunk_size_does_not_matter(
 ) -> None:
     small = problem(MODEL, 4, asked.cost, cluster=cluster(20.0)) if chunk == 1 else asked
     reference = search(small, 8, top=7) if chunk == 1 else result
-    monkeypatch.setattr(search_module, "CHUNK_SPLITS", chunk)
+    monkeypatch.setattr(sys.modules[SearchResult.__module__], "CHUNK_SPLITS", chunk)
     again = search(small, 8 if chunk == 1 else 64, top=7)
     np.testing.assert_allclose(again.best.times.seconds, reference.best.times.seconds, rtol=1e-12)
     np.testing.assert_allclose(again.best.memory.device, reference.best.memory.device, rtol=1e-12)
