@@ -30,16 +30,24 @@ def attention_ops(shapes: Shapes) -> list[Op]:
     """Ops of one attention block, forward and backward."""
     model = shapes.model
     q_width = model.num_attention_heads * model.head_dim
-    rope = memory_bound("rope", MODULE, "rope", shapes.tokens * (shapes.heads + shapes.kv_heads) * model.head_dim,
-                        2 * BF16, 2 * BF16) if model.position == "rope" else []  # fmt: skip
     core = _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
     return [
         *column_linear(shapes, "wqkv", MODULE, _columns(shapes), model.hidden_size),
         *_head_exchange(shapes),
-        *rope,
+        *_rope(shapes),
         *core,
         *row_linear(shapes, "wo", MODULE, model.hidden_size, q_width // shapes.split),
     ]
+
+
+def _rope(shapes: Shapes) -> list[Op]:
+    """Queries and keys turned by their position: read and written once, or by eager kernels: times cosine 4 bytes, negate and
+    join the halves 6, times sine 4, add 6 (backward: the same kernels and one more sum)."""
+    if shapes.model.position != "rope":
+        return []
+    elements = shapes.tokens * (shapes.heads + shapes.kv_heads) * shapes.model.head_dim
+    forward, backward = (2 * BF16, 2 * BF16) if shapes.fused_elementwise else (20, 24)
+    return memory_bound("rope", MODULE, "rope" if shapes.fused_elementwise else "residual", elements, forward, backward)
 
 
 def _columns(shapes: Shapes) -> np.ndarray:

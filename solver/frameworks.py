@@ -43,6 +43,7 @@ class Framework:
     dropout: bool = False
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)  #: what a search may choose
     parallel_loss: bool = True  #: the cross entropy works on split logits; otherwise on gathered ones, by torch's kernels
+    fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
     fused_softmax: bool = True  #: of unfused attention: scale, mask and softmax in one kernel
 
 
@@ -108,6 +109,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         regathers_input=False,
         fused_accumulation=False,
         async_tp_reduce=False,
+        fused_elementwise=False,
         fused_softmax=False,
         parallel_loss=False,
     ),
@@ -116,6 +118,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         prefixes=("torchtitan",),
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
+        fused_elementwise=False,
         parallel_loss=False,
         flash_version=2,
     ),

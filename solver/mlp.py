@@ -25,6 +25,8 @@ def mlp_ops(shapes: Shapes) -> list[Op]:
     elements = shapes.linear_tokens * width
     # gated: read gate and up, write one; backward reads its gradient too and writes two. plain: one in, one out.
     kind, forward, backward = ("gated_act", 3, 5) if model.gated_mlp else ("act", 2, 3)
+    if model.gated_mlp and not shapes.fused_elementwise:  # activation and product apart: 2 + 3, and 3 + 5 backward
+        kind, forward, backward = "residual", 5, 8
     return [
         *columns,
         *memory_bound("activation", MODULE, kind, elements, forward * BF16, backward * BF16),

@@ -37,6 +37,11 @@ class Shapes:
     sequence_split: np.ndarray  #: bool: MSP or FSP
     keeps_shard: np.ndarray  #: bool: a column linear keeps only its shard of the input
 
+    @property
+    def fused_elementwise(self) -> bool:
+        """Whether chains of element-wise kernels are one kernel, by hand or by a compiler."""
+        return self.framework.fused_elementwise or self.run.compile
+
     @classmethod
     def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> Shapes:
         framework = framework_of(run.framework)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -280,13 +281,12 @@ def test_19_nothing_in_a_config_runs(tmp_path: Path) -> None:
 def test_20_a_single_layout_of_every_shipped_config_and_mode(
     h100_model: CostModel, config: Path, mode: str, tmp_path: Path
 ) -> None:
-    text = config.read_text()
+    text, tensors = re.subn(r'mode="\w+"', f'mode="{mode}"', config.read_text())
+    assert tensors == 1
+    if mode != "isp":
+        text = re.sub(r"weight=dict\(size=\d+", "weight=dict(size=1", text)
     changed = tmp_path / config.name
-    assert text.count("mode=") == 1
-    changed.write_text("".join(
-        line.replace(line[line.index("mode=") :].split(")")[0], f'mode="{mode}"') if "mode=" in line else line
-        for line in text.splitlines(keepends=True)
-    ))  # fmt: skip
+    changed.write_text(text)
     run = load_run_config(changed)
     asked = load_problem(run, 128, profile="h100_sxm")
     found = priced(asked, [configured_strategy(asked, run)])

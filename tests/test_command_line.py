@@ -1,0 +1,407 @@
+"""The program as a user runs it: what it prints and writes, and what it says of input that cannot be used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from predictor.cost_model import CostModel
+from solver.memory import PARTS as MEMORY_PARTS
+from solver.step import PARTS
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs" / "7B_internlm2.py"
+PROFILE = ROOT / "prof_data" / "h100_sxm.pt"
+SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "vocab_size": 1000}  # fmt: skip
+
+
+def run(*arguments: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "simulation_train_formulaic.py"), *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def works(*arguments: Any, cwd: Path = ROOT) -> str:
+    done = run(*arguments, cwd=cwd)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def refused(*arguments: Any) -> str:
+    """The one line on stderr with which the input is refused."""
+    done = run(*arguments)
+    assert done.returncode == 2, (done.returncode, done.stderr[-800:])
+    assert "Traceback" not in done.stderr
+    lines = done.stderr.split("\n")
+    assert len(lines) == 2 and lines[1] == "" and lines[0].startswith("error: "), f"not one line: {done.stderr!r}"
+    return lines[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fitted_before(h100_model: CostModel, a100_model: CostModel) -> None:
+    """The laws are in the program's cache, so that a run takes a second and no two fit at once."""
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
+    """The main job: report, JSON, and the folder with CSV and picture."""
+    folder = tmp_path_factory.mktemp("out")
+    said = works("--run_all_solu", "--world_size", 128, "--top", 5, "--json", folder / "out.json", "--csv", folder / "out.csv",
+                 "--plot", folder / "front.png")  # fmt: skip
+    return said, json.loads((folder / "out.json").read_text()), folder
+
+
+def check_solution(found: dict[str, Any], world: int, tokens: int) -> None:
+    assert set(PARTS) == set(found["breakdown_s"]) and set(MEMORY_PARTS) == set(found["memory_parts_bytes"])
+    step, layout = found["step_s"], found["layout"]
+    assert sum(found["breakdown_s"].values()) == pytest.approx(step, rel=1e-9)
+    assert sum(op["seconds"] for op in found["ops"]) == pytest.approx(step, rel=1e-9)
+    assert sum(found["basis"].values()) == pytest.approx(1, rel=1e-9)
+    assert set(found["basis"]) == {"measured", "interpolated", "extrapolated", "roofline"}
+    assert found["tgs"] * step * world == pytest.approx(tokens, rel=1e-9)
+    assert layout["global_batch_size"] * layout["seq_len"] == tokens
+    assert layout["tp"] * layout["cp"] * layout["dp"] * layout["pp"] == layout["world_size"] == world
+    low, high = found["interval_s"]
+    assert low < step < high and 0 < found["mfu"] < 1
+    assert sum(found["memory_parts_bytes"].values()) == pytest.approx(found["allocated_memory_bytes"], rel=1e-9)
+    assert found["allocated_memory_bytes"] < found["reserved_memory_bytes"] < found["peak_memory_bytes"]
+
+
+def test_the_json_of_the_main_job(searched: tuple[str, dict[str, Any], Path]) -> None:
+    _, plain, _ = searched
+    about = plain["search"]
+    assert set(about) == {"layouts_priced", "feasible", "seconds", "layouts_per_second", "rejected"}
+    assert about["layouts_priced"] > 100_000 and 0 < about["feasible"] < about["layouts_priced"]
+    assert about["layouts_per_second"] == pytest.approx(about["layouts_priced"] / about["seconds"])
+    assert about["rejected"]["does not fit in memory"] == about["layouts_priced"] - about["feasible"]
+    assert len(plain["best"]) == 5
+    keys = {"layout", "step_s", "interval_s", "tgs", "mfu", "peak_memory_bytes", "breakdown_s", "basis"}
+    for found in [*plain["best"], *plain["best_of_mode"].values()]:
+        assert keys <= set(found)
+        check_solution(found, 128, 4_194_304)
+        assert found["fits"] and found["peak_memory_bytes"] <= plain["cluster"]["memory_bytes"]
+    tgs = [found["tgs"] for found in plain["best"]]
+    assert tgs == sorted(tgs, reverse=True) and tgs[0] == max(f["tgs"] for f in plain["best_of_mode"].values())
+    assert set(plain["best_of_mode"]) == {"mtp", "msp", "fsp", "isp"}
+    assert plain["model"]["parameters"] == 7_737_708_544
+    assert plain["pareto"][0]["tgs"] == pytest.approx(tgs[0], rel=1e-12)
+
+
+def test_every_key_of_the_json_is_documented(searched: tuple[str, dict[str, Any], Path]) -> None:
+    text = (ROOT / "docs" / "json.md").read_text()
+    for key in (*searched[1], *searched[1]["search"], *searched[1]["best"][0]):
+        assert f"`{key}`" in text or re.search(rf"\b{key}\b", text), key
+
+
+def test_the_report_says_the_verdict_first(searched: tuple[str, dict[str, Any], Path]) -> None:
+    said, plain, folder = searched
+    best = plain["best"][0]
+    lines = said.splitlines()
+    verdict = next(i for i, line in enumerate(lines) if "tokens/GPU/s" in line)
+    assert verdict < next(i for i, line in enumerate(lines) if "Best layouts" in line)
+    assert f"{best['tgs']:,.0f} tokens/GPU/s" in lines[verdict] and f"MFU {best['mfu']:.1%}" in lines[verdict]
+    assert f"searched {plain['search']['layouts_priced']:,} layouts" in said
+    assert "profile: h100_sxm" in said and "128 x NVIDIA H100" in said
+    for path in ("out.json", "out.csv", "front.png"):
+        assert f"wrote {folder / path}" in said.replace("\n", "")
+
+
+def test_the_csv_has_the_same_numbers(searched: tuple[str, dict[str, Any], Path]) -> None:
+    _, plain, folder = searched
+    with (folder / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 5
+    for row, found in zip(rows, plain["best"], strict=True):
+        assert float(row["step_s"]) == found["step_s"] and float(row["tgs"]) == found["tgs"]
+        assert [float(row["interval_low_s"]), float(row["interval_high_s"])] == found["interval_s"]
+        assert {k: str(v) for k, v in found["layout"].items()} == {k: row[k] for k in found["layout"]}
+        assert sum(float(row[f"{part}_s"]) for part in PARTS) == pytest.approx(found["step_s"], rel=1e-9)
+
+
+def test_the_picture_is_one(searched: tuple[str, dict[str, Any], Path]) -> None:
+    content = (searched[2] / "front.png").read_bytes()
+    assert content.startswith(b"\x89PNG") and len(content) > 5_000
+
+
+def test_two_runs_agree(searched: tuple[str, dict[str, Any], Path], tmp_path: Path) -> None:
+    works("--run_all_solu", "--world_size", 128, "--top", 5, "--json", tmp_path / "again.json", cwd=tmp_path)
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert again["best"] == searched[1]["best"]
+    assert [path.name for path in tmp_path.iterdir()] == ["again.json"], "nothing else is written"
+
+
+def test_a_single_layout_is_the_configs(tmp_path: Path) -> None:
+    said = works("--config", CONFIG, "--world_size", 64, "--json", tmp_path / "one.json", "--csv", tmp_path / "one.csv")
+    plain = json.loads((tmp_path / "one.json").read_text())
+    (found,) = plain["best"]
+    layout = found["layout"]
+    asked = {"tp": 2, "tp_mode": "msp", "pp": 1, "dp": 32, "micro_batch_size": 2, "num_micro_batches": 8, "zero": 1,
+             "zero_shard_size": 32}  # fmt: skip
+    assert {key: layout[key] for key in asked} == asked
+    check_solution(found, 64, 32 * 2 * 8 * 4096)
+    assert f"{found['tgs']:,.0f} tokens/GPU/s" in said
+    assert len((tmp_path / "one.csv").read_text().splitlines()) == 2
+
+
+def test_a_batch_in_tokens_sets_the_micro_batches(tmp_path: Path) -> None:
+    works("--config", CONFIG, "--world_size", 64, "--global_batch_size", 2**20, "--json", tmp_path / "one.json")
+    (found,) = json.loads((tmp_path / "one.json").read_text())["best"]
+    assert found["layout"]["num_micro_batches"] == 4
+    check_solution(found, 64, 2**20)
+
+
+def test_a_layout_that_does_not_fit_is_said_to(tmp_path: Path) -> None:
+    said = works("--config", CONFIG, "--world_size", 64, "--memory_limit_gib", 5, "--json", tmp_path / "one.json")
+    assert "DOES NOT FIT" in said
+    assert json.loads((tmp_path / "one.json").read_text())["best"][0]["fits"] is False
+
+
+@pytest.mark.parametrize("way", ["--profile", "--pre_profiling_data_path", "--cluster"])
+def test_another_machine(tmp_path: Path, way: str) -> None:
+    value = {"--profile": "a100_sxm_80gb", "--pre_profiling_data_path": ROOT / "prof_data" / "a100_sxm_80gb.pt",
+             "--cluster": "dgx_a100"}[way]  # fmt: skip
+    said = works("--world_size", 64, way, value, "--json", tmp_path / "a100.json")
+    assert "A100" in said
+    works("--world_size", 64, "--json", tmp_path / "h100.json")
+    a100, h100 = (json.loads((tmp_path / f"{n}.json").read_text())["best"][0] for n in ("a100", "h100"))
+    assert 1.5 < a100["step_s"] / h100["step_s"] < 3.5
+
+
+def test_the_framework_asked_for_is_the_one_that_counts(tmp_path: Path) -> None:
+    for name in ("internevo", "megatron-lm"):
+        said = works("--world_size", 64, "--framework", name, "--json", tmp_path / f"{name}.json")
+        assert name in said.splitlines()[0] + said.splitlines()[1]
+    first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in ("internevo", "megatron-lm"))
+    assert (first["run"]["framework"], second["run"]["framework"]) == ("internevo", "megatron-lm")
+    assert first["best"][0]["step_s"] != second["best"][0]["step_s"]
+
+
+def test_a_hugging_face_config(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**SMALL, "model_type": "llama", "rope_theta": 5e5}))
+    works("--config", path, "--world_size", 8, "--seq_len", 2048, "--run_all_solu", "--global_batch_size", 2**17, "--json",
+          tmp_path / "out.json")  # fmt: skip
+    plain = json.loads((tmp_path / "out.json").read_text())
+    assert plain["model"]["hidden_size"] == 512 and plain["best"][0]["layout"]["seq_len"] == 2048
+
+
+# measured runs
+
+CASE: dict[str, Any] = {
+    "id": "mine-1", "hardware": "h100_sxm", "model": SMALL,
+    "run": {"world_size": 8, "seq_len": 2048, "micro_batch_size": 4, "global_batch_size": 64, "framework": "megatron-lm",
+            "colour": "green"},
+    "measured": {"step_s": 0.05, "peak_memory_gib": 8.0, "memory_kind": "allocated"},
+}  # fmt: skip
+
+
+def write_cases(path: Path, *cases: Any) -> Path:
+    path.write_text("\n".join(json.dumps(case) for case in cases) + "\n\n")
+    return path
+
+
+def test_validate(tmp_path: Path) -> None:
+    moe = {**CASE, "id": "mine-moe", "model": {**SMALL, "num_experts": 8, "num_experts_per_tok": 2}}
+    elsewhere = {**CASE, "id": "mine-tpu", "hardware": "tpu_v9"}
+    slower = {**CASE, "id": "mine-2", "run": {**CASE["run"], "recompute": "full"}}
+    split = {**CASE, "id": "mine-3", "run": {**CASE["run"], "tp": 2}}
+    path = write_cases(tmp_path / "cases.jsonl", CASE, moe, elsewhere, slower, split)
+    said = works("--validate", path, "--json", tmp_path / "out.json")
+    cases = {case["id"]: case for case in json.loads((tmp_path / "out.json").read_text())["cases"]}
+    assert list(cases) == ["mine-1", "mine-moe", "mine-tpu", "mine-2", "mine-3"], "none dropped, order kept"
+    first = cases["mine-1"]
+    assert first["skipped"] is None and first["fits"] is True
+    assert first["interval_s"][0] < first["predicted_step_s"] < first["interval_s"][1]
+    assert cases["mine-2"]["predicted_step_s"] > first["predicted_step_s"]
+    assert cases["mine-2"]["predicted_peak_memory_bytes"] < first["predicted_peak_memory_bytes"]
+    assert "not read: colour=green" in first["assumptions"]
+    assert any(a.startswith("zero:") for a in first["assumptions"]) and any("network" in a for a in first["assumptions"])
+    assert "experts" in cases["mine-moe"]["skipped"] and cases["mine-moe"]["predicted_step_s"] is None
+    assert "tpu_v9" in cases["mine-tpu"]["skipped"]
+    assert "5 cases, 3 predicted" in said and "mine-moe" in said and "mine-tpu" in said
+    # the printed error is that of the JSON: one source, three cases of 0.05 s
+    errors = sorted(abs(cases[i]["predicted_step_s"] / 0.05 - 1) for i in ("mine-1", "mine-2", "mine-3"))
+    assert f"{errors[1]:.1%}" in said and "regret mine" in said
+
+
+def test_validate_of_runs_without_times(tmp_path: Path) -> None:
+    out = {**CASE, "id": "dry-1", "measured": {"out_of_memory": True}}
+    said = works("--validate", write_cases(tmp_path / "cases.jsonl", out), "--json", tmp_path / "out.json")
+    assert "1 cases, 1 predicted" in said and "fits or not: 0.0% right" in said
+
+
+def test_a_case_that_cannot_be_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    wrong = {
+        "mine-batch": {**CASE["run"], "global_batch_size": 7},
+        "mine-tp": {**CASE["run"], "tp": 3},
+        "mine-pp": {**CASE["run"], "pp": 8, "tp": 1, "world_size": 64, "num_micro_batches": 0},
+    }
+    cases = [{**CASE, "id": name, "run": changed} for name, changed in wrong.items()]
+    works("--validate", write_cases(tmp_path / "c.jsonl", CASE, *cases), "--json", tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert [case["skipped"] is None for case in found] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [("not json\n", "cases.jsonl:1"), ("[1, 2]\n", "cases.jsonl:1"), ('{"id": "x"}\n', "hardware is missing"), ("\n\n", "no case"),
+     (json.dumps(CASE) + "\n{broken\n", "cases.jsonl:2"), ("5\n", "cases.jsonl:1"),
+     (json.dumps({**CASE, "model": 5}) + "\n", "cases.jsonl:1"), (json.dumps({**CASE, "run": []}) + "\n", "cases.jsonl:1"),
+     (json.dumps({**CASE, "measured": None}) + "\n", "cases.jsonl:1")],
+)  # fmt: skip
+def test_cases_that_are_none(tmp_path: Path, lines: str, said: str) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(lines)
+    assert said in refused("--validate", path)
+
+
+# input that cannot be used
+
+
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def test_profiles_that_cannot_be_read(tmp_path: Path) -> None:
+    trace, path = tmp_path / "ran", tmp_path / "data.pt"
+    assert "no such profile" in refused("--pre_profiling_data_path", tmp_path / "absent.pt")
+    path.write_bytes(PROFILE.read_bytes()[:5000])
+    assert "truncated" in refused("--pre_profiling_data_path", path)
+    torch.save({"linear": Hostile(f"touch {trace}")}, path)
+    before = path.read_bytes()
+    assert "only plain values are read" in refused("--pre_profiling_data_path", path)
+    assert not trace.exists() and path.read_bytes() == before
+    path.write_text("{}")
+    refused("--pre_profiling_data_path", path)
+    assert "choose one of" in refused("--profile", "b9000")
+    assert "give one" in refused("--profile", "h100_sxm", "--pre_profiling_data_path", PROFILE)
+
+
+def test_a_profile_whose_device_is_nonsense(tmp_path: Path) -> None:
+    plain = torch.load(PROFILE, weights_only=True)
+    path = tmp_path / "data.pt"
+    for change in ({"num_sms": 0}, {"peak_flops": {}}, {"memory_bandwidth": -1.0}, {"gpus_per_node": 0}, {"memory_bytes": "80"}):
+        device = {**plain["meta"]["device"], **change}
+        torch.save({**plain, "tables": {}, "meta": {**plain["meta"], "device": device}}, path)
+        assert next(iter(change)) in refused("--pre_profiling_data_path", path, "--world_size", 8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("hidden_size=HIDDEN_SIZE", "hidden_sise=HIDDEN_SIZE", "hidden_sise"),
+        ("tensor=dict(size=2", "tensor=dict(sise=2", "sise"),
+        ("tensor=dict(size=2", "tensor=dict(size=3", "3"),
+        ("micro_bsz=2", "micro_bsz=", "line"),
+        ("micro_bsz=2", "micro_bsz=0", "micro_bsz"),
+        ("NUM_LAYER = 32", "NUM_LAYER = input()", "line"),
+        ("NUM_LAYER = 32", "NUM_LAYER = 'many'", "num_layers"),
+        ('mode="msp"', 'mode="other"', "mode"),
+    ],
+)
+def test_configs_that_are_wrong(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = CONFIG.read_text()
+    assert old in text
+    path = tmp_path / "wrong.py"
+    path.write_text(text.replace(old, new))
+    assert said in refused("--config", path, "--world_size", 64)
+    assert path.read_text() == text.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("absent.py", None), ("absent.json", None), ("x.txt", "hello"), ("x.json", "not json"), ("x.json", "[1]"), ("x.json", "{}"),
+     ("x.json", '{"hidden_size": 512}'), ("x.py", "def f(:"), ("x.py", "\x00"), ("x.py", ""),
+     ("x.json", json.dumps({**SMALL, "num_attention_heads": 7})), ("x.json", json.dumps({**SMALL, "hidden_size": -1})),
+     ("x.json", json.dumps({**SMALL, "hidden_size": "512"})), ("x.json", json.dumps({**SMALL, "hiden_size": 512}))],
+)  # fmt: skip
+def test_config_files_that_are_none(tmp_path: Path, name: str, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    assert "error: " in refused("--config", tmp_path / name, "--world_size", 8)
+
+
+@pytest.mark.parametrize("world", [0, -1, 7, 10**9])
+@pytest.mark.parametrize("how", [("--run_all_solu",), ()], ids=["search", "single"])
+def test_worlds_that_cannot_be(world: int, how: tuple[str, ...]) -> None:
+    assert "world_size" in refused("--world_size", world, *how)
+
+
+@pytest.mark.parametrize("batch", [0, -4096, 4097, 3 * 5 * 7 * 4096])
+def test_batches_that_cannot_be(batch: int) -> None:
+    said = refused("--run_all_solu", "--world_size", 1024, "--global_batch_size", batch)
+    assert "global_batch_size" in said or "global batch" in said
+    if batch > 0:
+        assert "global" in refused("--config", CONFIG, "--world_size", 64, "--global_batch_size", batch)
+
+
+def test_a_model_that_fits_nowhere() -> None:
+    said = refused("--run_all_solu", "--model_size", "llama3_405b", "--world_size", 8, "--global_batch_size", 2**20)
+    assert re.search(r"fits on 8 accelerators in none of \d+ layouts: the leanest needs [\d.]+ GiB of 79.1 GiB", said)
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])
+def test_output_that_cannot_be_written(tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("here before")
+    path = tmp_path / "file" / "out.png"
+    said = refused("--run_all_solu", "--world_size", 8, "--global_batch_size", 2**17, option, path)
+    assert "cannot write" in said and str(path) in said
+    assert (tmp_path / "file").read_text() == "here before"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--model_size", "9999"), ("--cluster", "moonbase"), ("--seq_len", 0), ("--top", 0), ("--memory_limit_gib", "nan"),
+     ("--memory_limit_gib", "-3"), ("--plot", "x.png"), ("--run_all_solu", "--plot", "x.txt"), ("--framework", "nonsense"),
+     ("--validate", "/absent.jsonl"), ("--run_all_solu", "--seq_len", 4095)],
+    ids=lambda a: " ".join(map(str, a)),
+)  # fmt: skip
+def test_options_that_cannot_be(arguments: tuple[Any, ...]) -> None:
+    refused("--world_size", 8, *arguments)
+
+
+def test_unlimited_memory_is_a_number_or_an_error(tmp_path: Path) -> None:
+    done = run("--world_size", 8, "--memory_limit_gib", "inf", "--json", tmp_path / "out.json")
+    assert "Traceback" not in done.stderr and done.returncode in (0, 2)
+
+
+#: Layouts that no framework could run: more tensor ranks than heads, more stages than layers, chunks or weight groups that
+#: do not divide, stages with more layers than there are, weight groups of a mode that has none.
+IMPOSSIBLE = {
+    "heads": {"tp": 64}, "width": {"tp": 1, "pp": 16}, "chunks": {"pp": 4, "vpp": 3}, "chunks of one stage": {"vpp": 2},
+    "weight group": {"tp_mode": "isp", "wp": 3}, "weight group beyond the world": {"tp_mode": "isp", "wp": 1000},
+    "weight group of mtp": {"wp": 4}, "first stage": {"pp": 2, "num_layers_in_first_pipeline_stage": 100},
+    "negative stage": {"pp": 2, "num_layers_in_first_pipeline_stage": -3}, "sequence": {"cp": 64, "seq_len": 96},
+    "interleaved micro batches": {"pp": 4, "vpp": 2, "num_micro_batches": 6}, "recompute": {"recompute_layers": -5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_layouts_that_no_framework_could_run(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"name": "x", "model": SMALL, "layout": {"seq_len": 2048, **IMPOSSIBLE[name]}}))
+    refused("--config", path, "--world_size", 64)
+
+
+def test_help_lists_every_option_and_needs_nothing_else() -> None:
+    said = works("--help")
+    for option in ("--run_all_solu", "--config", "--model_size", "--world_size", "--global_batch_size", "--json", "--csv",
+                   "--pre_profiling_data_path", "--profile", "--cluster", "--validate", "--plot", "--memory_limit_gib"):  # fmt: skip
+        assert option in said
+    assert "h100_sxm" in said and "examples" in said
