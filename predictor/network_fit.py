@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from predictor.collective import CollectiveLaw
 from predictor.collective_points import OPS
+from predictor.estimate import Estimate
 from predictor.network import Groups, NetworkParameters, network_seconds
 from profiler.profile import Profile
 
@@ -32,6 +32,17 @@ _SMALL_WEIGHT = 0.5
 _WEIGHT = 10.0  # an error of 10% in every row of a group of rows weighs as one prior standard deviation
 _Z90 = 1.645
 _STARTS = (1.0, 0.3, 3.0)  # the search starts from the prior's latencies, and from shorter and longer ones
+
+
+class OneNodeLaw(Protocol):
+    """What fitting needs of the law inside a node (predictor.collective.CollectiveLaw, which in turn needs this fit)."""
+
+    @property
+    def bandwidths(self) -> np.ndarray: ...
+
+    def predict(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate: ...
+
+    def groups(self, op: str, size: Any, k: Any, nodes: Any, rate: Any, one_node: Any) -> Groups: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class NetworkRows:
 _GROUP_ARRAYS = ("size", "intra", "inter", "bandwidth", "inside", "inside_ring")
 
 
-def network_rows(law: CollectiveLaw, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
+def network_rows(law: OneNodeLaw, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
     """Rows from columns op, bytes, intra, inter, seconds and ring_only; ``law`` prices the part inside a node.
 
     ``bandwidth``: nominal bytes/s per GPU between the nodes that were measured.
@@ -72,7 +83,7 @@ def network_rows(law: CollectiveLaw, columns: Mapping[str, Any], bandwidth: floa
     return NetworkRows(op, np.asarray(columns["seconds"], dtype=np.float64), at, ring_only)
 
 
-def profile_rows(law: CollectiveLaw, profile: Profile) -> NetworkRows:
+def profile_rows(law: OneNodeLaw, profile: Profile) -> NetworkRows:
     """The profile's own rows over several nodes, of which messages of one rank per node for p2p."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in ("op", "bytes", "intra", "inter", "seconds")}
     for op in OPS:

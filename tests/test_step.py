@@ -10,6 +10,7 @@ import pytest
 from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, part, priced, problem, run_of, some_layouts, toy_cost
 
 from predictor.cost_model import CostModel
+from solver.event_simulation import simulate
 from solver.explain import explain
 from solver.layouts import Layouts
 from solver.model import ModelSpec
@@ -275,3 +276,33 @@ def test_interleaving_shortens_the_bubble(h100_model: CostModel) -> None:
     compute = part(priced(asked, layouts), "compute")
     assert (np.diff(bubbles) < 0).all()
     assert bubbles[1] < 0.6 * bubbles[0] and compute.std() == 0
+
+
+def test_the_pipeline_is_that_of_the_event_simulation(h100_model: CostModel) -> None:
+    # 30 layers divide over 2 stages and not over 4, 8 or 16; every stage with its own layers, embedding and head
+    asked = problem(LLAMA.replace(num_hidden_layers=30), 64, h100_model)
+    layouts = some_layouts(asked, 512, 20_000, seed=3)
+    keep = (column(layouts, "pp") > 1) & (column(layouts, "vpp") == 1) & (layouts.zero < 3) & (layouts.recompute_layers < 0)
+    found = price_layouts(asked, layouts.take(np.flatnonzero(keep & (column(layouts, "num_micro_batches") <= 32))[:200]))
+    even, errors = [], []
+    for index, row in enumerate(found.layouts.row):
+        key, terms = found.terms.key[row], found.terms
+        forward, backward = terms.forward[:, row].sum(), terms.backward[:, row].sum()
+        backward += terms.recompute[found.layouts.recompute[index], row]
+        layers = _stage_sizes(30, *(int(getattr(terms.stages, n)[row]) for n in ("first", "last")), int(terms.splits.pp[row]))
+        f, b = layers * forward + terms.transfer[row], layers * backward + terms.transfer[row]
+        for stage, end in ((0, found.table.embedding.times), (-1, found.table.head.times)):
+            f[stage] += end.forward[:, key].sum()
+            b[stage] += end.backward[:, key].sum()
+        exact = simulate("1f1b", f, b, int(terms.splits.num_micro_batches[row])).makespan
+        once = sum(part(found, name)[index] for name in STATE_PARTS)
+        errors.append((found.times.seconds[index] - once) / exact - 1)
+        even.append(len(set(layers.tolist())) == 1)
+    assert np.abs(errors)[np.array(even)].max() < 1e-9 and sum(even) > 20
+    assert min(errors) > -1e-9 and max(errors) < 0.02, "never too fast, and little too slow where layers do not divide"
+
+
+def _stage_sizes(layers: int, first: int, last: int, pp: int) -> np.ndarray:
+    """Layers of every stage: given ends, and the rest dealt evenly to the middle."""
+    middle, rest = divmod(layers - first - last, max(pp - 2, 1))
+    return np.array([first, *(middle + (i < rest) for i in range(pp - 2)), last], dtype=float)
