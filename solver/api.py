@@ -18,7 +18,7 @@ from profiler.profile import Profile
 from profiler.profiles import PROF_DATA, find_profile
 from solver.cluster import GIB, Cluster, cluster_of
 from solver.config_file import RunConfig, load_cluster, load_run_config
-from solver.frameworks import framework_of
+from solver.frameworks import known_framework
 from solver.layouts import Layouts
 from solver.problem import Problem, problem_of
 from solver.solutions import Solutions, price_layouts
@@ -54,8 +54,8 @@ def load_problem(
     place = _limited(cluster_of(found.device, described), memory_limit_gib)
     cost = cost_model(found, place.network_bandwidth, CACHE)
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
-    framework = str(given.get("framework", "internevo"))
-    defaults = {key: value for key, value in framework_of(framework).defaults.items() if key not in _AXES}
+    framework = str(constants.get("framework") or given.get("framework", "internevo"))
+    defaults = {key: value for key, value in known_framework(framework).defaults.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     return problem_of(run_config.model, strategy_from({**values, "seq_len": length}, run_config.name), place, cost)

@@ -110,6 +110,8 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     known = {field.name for field in fields(Strategy)}
     given = {key: value for key, value in run.items() if key in known and value is not None}
     framework = framework_of(str(run.get("framework", "generic")))
+    if framework.name == "generic":
+        assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
     values: dict[str, Any] = {**framework.defaults, **given, "framework": str(run.get("framework", "generic"))}
     values["schedule"] = _SCHEDULES.get(values.get("schedule", "1f1b"), values.get("schedule", "1f1b"))
     if int(values.get("vpp", 1)) > 1:

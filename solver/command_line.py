@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -29,7 +30,7 @@ _EXAMPLES = """examples:
       every layout of InternLM2-7B on 128 GPUs of the default profile
   python simulation_train_formulaic.py --config configs/7B_internlm2.py --world_size 64
       the layout in the config's parallel dict
-  python simulation_train_formulaic.py --run_all_solu --model_size llama3_70b --profile h200_sxm --world_size 1024 --csv best.csv
+  python simulation_train_formulaic.py --run_all_solu --model_size llama3_70b --profile h200_sxm --world_size 512 --csv best.csv
   python simulation_train_formulaic.py --validate configs/cases/mine.jsonl
       predict measured runs and compare
 """
@@ -99,7 +100,8 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
     name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
     profile, said = find_profile(name, args.pre_profiling_data_path)
     constants = {"framework": args.framework} if args.framework else {}
-    problem = load_problem(
+    with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
+        problem = load_problem(
         config, args.world_size, profile=profile, cluster=cluster, seq_len=args.seq_len,
         memory_limit_gib=args.memory_limit_gib, **constants,
     )  # fmt: skip
@@ -114,12 +116,20 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
             write_csv(args.csv, solutions)
         return
     sequences = _sequences(args.global_batch_size or DEFAULT_TOKENS, length)
-    with Progress(TextColumn("pricing layouts"), BarColumn(), TimeRemainingColumn(),
-                  console=Console(stderr=True), transient=True) as bar:  # fmt: skip
-        task = bar.add_task("", total=None)
-        result = search(problem, sequences, args.top, lambda done, total: bar.update(task, completed=done, total=total))
+    with _progress("pricing layouts") as report:
+        result = search(problem, sequences, args.top, report)
     show_search(console, result, said)
     _write_search(args, result, said, console)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A function of (done, total) that moves a bar on the terminal; nothing is shown where standard error is none."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _write_search(args: argparse.Namespace, result: SearchResult, said: str, console: Console) -> None:
@@ -146,9 +156,8 @@ def _sequences(tokens: int, seq_len: int) -> int:
 
 def _validate(args: argparse.Namespace, console: Console) -> None:
     cases = read_cases(args.validate)
-    with Progress(TextColumn("predicting cases"), BarColumn(), console=Console(stderr=True), transient=True) as bar:
-        bar.add_task("", total=None)
-        predictions = predict_cases(cases, CostModels(shipped_profiles()))
+    with _progress("predicting cases") as report:
+        predictions = predict_cases(cases, CostModels(shipped_profiles()), report)
     show_validation(
         console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),
         regret(predictions), worst(predictions),

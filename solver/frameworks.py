@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from profiler.errors import InputError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Framework:
@@ -86,7 +88,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(  # Qi et al. 2023: Megatron-LM of that year, whose attention is unfused unless asked otherwise
         name="megatron-lm-zero-bubble",
-        prefixes=("megatron-lm (zero-bubble",),
+        prefixes=("megatron-lm (zero-bubble", "megatron-lm-zero-bubble"),
         defaults={**_MEGATRON, "attention": "unfused"},
         dropout=True,
     ),
@@ -102,7 +104,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(  # Megatron-style research code of 2023: ZeRO-1, no overlap of gradient reduction
         name="aleph-alpha-scaling",
-        prefixes=("aleph alpha",),
+        prefixes=("aleph alpha", "aleph-alpha"),
         defaults={"zero": 1, "grad_dtype": "bf16", "overlap_grad_reduce": False, "overlap_param_gather": False,
                   "fused_norm": False},
         fused_gate_up=False,
@@ -141,6 +143,15 @@ FRAMEWORKS: tuple[Framework, ...] = (
 )  # fmt: skip
 
 GENERIC = Framework(name="generic", prefixes=(), defaults=_MEGATRON)
+
+
+def known_framework(name: str) -> Framework:
+    """As framework_of, for a name that a user chose: raises InputError where no framework answers to it."""
+    framework = framework_of(name)
+    if framework is GENERIC and name != GENERIC.name:
+        names = ", ".join([f.name for f in FRAMEWORKS] + [GENERIC.name])
+        raise InputError(f"no framework is called {name!r}; known are {names}")
+    return framework
 
 
 def framework_of(name: str) -> Framework:

@@ -54,8 +54,10 @@ class Prediction:
         return bool(self.solutions.memory.device[self.index] <= self.solutions.problem.cluster.memory_bytes)
 
 
-def predict_cases(cases: Sequence[Case], cost_models: CostModels) -> list[Prediction]:
-    """Predict every case, those that differ only in their layout together; order kept."""
+def predict_cases(
+    cases: Sequence[Case], cost_models: CostModels, progress: Callable[[int, int], None] | None = None
+) -> list[Prediction]:
+    """Predict every case, those that differ only in their layout together; order kept. progress(done, total): cases."""
     out: dict[str, Prediction] = {}
     groups: dict[Any, list[Case]] = defaultdict(list)
     for case in cases:
@@ -65,6 +67,8 @@ def predict_cases(cases: Sequence[Case], cost_models: CostModels) -> list[Predic
             constants = _constants(case.strategy)
             groups[case.hardware, tuple(sorted(case.cluster.items())), case.model, constants].append(case)
     for (hardware, cluster, model, run), members in groups.items():
+        if progress:
+            progress(len(out), len(cases))
         gbit = dict(cluster).get("inter_node_gbit_per_gpu")
         cost = cost_models(hardware, gbit * 1e9 / 8 if gbit else None)
         if cost is None:

@@ -254,7 +254,8 @@ def test_a_case_that_cannot_be_is_skipped_with_its_reason(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("lines", "said"),
-    [("not json\n", "cases.jsonl:1"), ("[1, 2]\n", "cases.jsonl:1"), ('{"id": "x"}\n', "hardware is missing"), ("\n\n", "no case"),
+    [("not json\n", "cases.jsonl:1"), ("[1, 2]\n", "cases.jsonl:1"), ('{"id": "x"}\n', "hardware is missing"),
+     ("\n\n", "no case"),
      (json.dumps(CASE) + "\n{broken\n", "cases.jsonl:2"), ("5\n", "cases.jsonl:1"),
      (json.dumps({**CASE, "model": 5}) + "\n", "cases.jsonl:1"), (json.dumps({**CASE, "run": []}) + "\n", "cases.jsonl:1"),
      (json.dumps({**CASE, "measured": None}) + "\n", "cases.jsonl:1")],
@@ -296,7 +297,8 @@ def test_profiles_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_profile_whose_device_is_nonsense(tmp_path: Path) -> None:
     plain = torch.load(PROFILE, weights_only=True)
     path = tmp_path / "data.pt"
-    for change in ({"num_sms": 0}, {"peak_flops": {}}, {"memory_bandwidth": -1.0}, {"gpus_per_node": 0}, {"memory_bytes": "80"}):
+    wrong: list[dict[str, Any]] = [{"num_sms": 0}, {"peak_flops": {}}, {"memory_bandwidth": -1.0}, {"gpus_per_node": 0}]
+    for change in [*wrong, {"memory_bytes": "80"}]:
         device = {**plain["meta"]["device"], **change}
         torch.save({**plain, "tables": {}, "meta": {**plain["meta"], "device": device}}, path)
         assert next(iter(change)) in refused("--pre_profiling_data_path", path, "--world_size", 8)
@@ -326,7 +328,8 @@ def test_configs_that_are_wrong(tmp_path: Path, old: str, new: str, said: str) -
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("absent.py", None), ("absent.json", None), ("x.txt", "hello"), ("x.json", "not json"), ("x.json", "[1]"), ("x.json", "{}"),
+    [("absent.py", None), ("absent.json", None), ("x.txt", "hello"), ("x.json", "not json"), ("x.json", "[1]"),
+     ("x.json", "{}"),
      ("x.json", '{"hidden_size": 512}'), ("x.py", "def f(:"), ("x.py", "\x00"), ("x.py", ""),
      ("x.json", json.dumps({**SMALL, "num_attention_heads": 7})), ("x.json", json.dumps({**SMALL, "hidden_size": -1})),
      ("x.json", json.dumps({**SMALL, "hidden_size": "512"})), ("x.json", json.dumps({**SMALL, "hiden_size": 512}))],
@@ -401,7 +404,7 @@ def test_layouts_that_no_framework_could_run(tmp_path: Path, name: str) -> None:
 
 def test_help_lists_every_option_and_needs_nothing_else() -> None:
     said = works("--help")
-    for option in ("--run_all_solu", "--config", "--model_size", "--world_size", "--global_batch_size", "--json", "--csv",
-                   "--pre_profiling_data_path", "--profile", "--cluster", "--validate", "--plot", "--memory_limit_gib"):  # fmt: skip
+    options = "run_all_solu config model_size world_size global_batch_size json csv pre_profiling_data_path profile cluster"
+    for option in (f"--{name}" for name in (options + " validate plot memory_limit_gib").split()):
         assert option in said
     assert "h100_sxm" in said and "examples" in said

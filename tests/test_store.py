@@ -118,7 +118,9 @@ def test_truncated(written: Path, keep: float) -> None:
     refused(written)
 
 
-@pytest.mark.parametrize("content", [b"hello", b"\x80\x04K\x01.", b"PK\x03\x04", bytes(range(256)) * 20], ids=["text", "pickle", "torn zip", "noise"])
+@pytest.mark.parametrize(
+    "content", [b"hello", b"\x80\x04K\x01.", b"PK\x03\x04", bytes(range(256)) * 20], ids=["text", "pickle", "torn zip", "noise"]
+)
 def test_not_written_by_torch(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "odd.pt"
     path.write_bytes(content)
