@@ -93,6 +93,11 @@ def _column(name: str, given: Any, rows: int) -> np.ndarray:
     return column
 
 
+_DEVICE_FIGURES = (
+    "memory_bytes", "memory_bandwidth", "num_sms", "gpus_per_node", "link_bandwidth", "network_bandwidth", "flash_version",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Device:
     """What a datasheet (and, where measured, a benchmark) says of one accelerator.
@@ -112,6 +117,15 @@ class Device:
     network_bandwidth: float
     link_kind: str = ""
     flash_version: int = 2  #: newest generation of FlashAttention that its attention rows stand for
+
+    def __post_init__(self) -> None:
+        figures = {name: getattr(self, name) for name in _DEVICE_FIGURES}
+        figures |= {f"peak_flops of {dtype}": peak for dtype, peak in self.peak_flops.items()}
+        for name, value in figures.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise InputError(f"device {self.name}: {name} is {value!r}; it must be a positive number")
+        if not self.peak_flops:
+            raise InputError(f"device {self.name}: peak_flops is empty; it needs at least one dtype")
 
 
 @dataclass(frozen=True)

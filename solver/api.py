@@ -18,6 +18,7 @@ from profiler.profile import Profile
 from profiler.profiles import PROF_DATA, find_profile
 from solver.cluster import GIB, Cluster, cluster_of
 from solver.config_file import RunConfig, load_cluster, load_run_config
+from solver.feasibility import check_layout
 from solver.frameworks import known_framework
 from solver.layouts import Layouts
 from solver.problem import Problem, problem_of
@@ -54,7 +55,10 @@ def load_problem(
     place = _limited(cluster_of(found.device, described), memory_limit_gib)
     cost = cost_model(found, place.network_bandwidth, CACHE)
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
-    framework = str(constants.get("framework") or given.get("framework", "internevo"))
+    own = str(given.get("framework", "internevo"))
+    framework = str(constants.get("framework") or own)
+    if known_framework(framework) is not known_framework(own):  # the file speaks for another framework: keep the run's own
+        given = {key: given[key] for key in ("precision", "attention") if key in given}
     defaults = {key: value for key, value in known_framework(framework).defaults.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
@@ -89,16 +93,21 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
         given["num_micro_batches"] = global_batch_size // (dp * size)
     copies = dp * given.get("cp", 1)
     if given.get("tp_mode") == "isp":
-        copies = copies * given.get("tp", 1) // given.get("wp", 1)
-    shard = given.get("zero_shard_size", -1)
-    given["zero_shard_size"] = copies if shard < 1 else shard
-    if copies % given["zero_shard_size"]:
-        raise InputError(f"{config.name}: zero1 size {shard} does not divide the {copies} ranks that share parameters")
-    return problem.run.replace(**{**given, "dp": dp})
+        copies = max(copies * given.get("tp", 1) // given.get("wp", 1), 1)
+    if given.get("zero_shard_size", -1) < 1:  # InternEvo's -1: all ranks that share parameters
+        given["zero_shard_size"] = copies
+    try:
+        strategy = problem.run.replace(**{**given, "dp": dp})
+        check_layout(problem.model, problem.cluster, strategy)
+    except InputError as error:
+        raise InputError(f"{config.name}: {error}") from None
+    return strategy
 
 
 def price(problem: Problem, strategies: list[Strategy]) -> Solutions:
-    """Price explicit layouts of one problem."""
+    """Price explicit layouts of one problem. Raises InputError for one that no framework could run."""
+    for strategy in strategies:
+        check_layout(problem.model, problem.cluster, strategy)
     return price_layouts(problem, Layouts.of(strategies))
 
 

@@ -92,12 +92,12 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     kv_bytes = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * BF16
     group = shapes.groups.cp
     if run.cp_comm == "allgather":
-        dims = message(kv_bytes * cp, group)
+        gather, scatter = _kv_gather(shapes)
         return [
-            Op("kv.gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
+            gather,
             *_flash(shapes, "attention", single, run.seq_len, run.seq_len, True),
             *_flash(shapes, "attention.shared", several, local, np.maximum(run.seq_len // 2, 1), False),
-            Op("kv.scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
+            scatter,
         ]
     apart = group.inter > 1  # the slowest hop of the ring sets its pace
     hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
@@ -127,6 +127,17 @@ def _flash_core(shapes: Shapes) -> list[Op]:
             steps,
             ("attention.step.input_grad",),
         ),
+    ]
+
+
+def _kv_gather(shapes: Shapes) -> list[Op]:
+    """Context parallelism by gathering: keys and values of all cp ranks before, their gradients' sums after."""
+    several = np.where(shapes.keys.cp > 1, 1.0, 0.0)
+    whole = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * BF16 * shapes.keys.cp
+    dims = message(whole, shapes.groups.cp)
+    return [
+        Op("kv.gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
+        Op("kv.scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
     ]
 
 
@@ -161,7 +172,10 @@ def _context_exchange(shapes: Shapes) -> list[Op]:
 
 
 def _unfused_core(shapes: Shapes) -> list[Op]:
-    """Scores, softmax and context as separate kernels: the s^2 matrix goes through memory (2021-22 code, no flash)."""
+    """Scores, softmax and context as separate kernels: the s^2 matrix goes through memory (2021-22 code, no flash).
+
+    Its context parallelism gathers keys and values, whatever cp_comm says: the kernels need them whole.
+    """
     run, d = shapes.run, shapes.model.head_dim
     seq_q, seq_kv = run.seq_len // shapes.keys.cp, run.seq_len
     batch = shapes.keys.micro_batch_size * shapes.heads
@@ -176,6 +190,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     scores = batch * seq_q * seq_kv * float(shapes.framework.dropout)
     dropout = memory_bound("dropout", MODULE, "residual", scores, 2 * BF16 + 1, 2 * BF16 + 1, ATTENTION_CORE)
     return [
+        *_kv_gather(shapes),
         gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
         *memory_bound("softmax", MODULE, "softmax", batch * seq_q * seq_kv, *softmax, ATTENTION_CORE),
         *dropout,

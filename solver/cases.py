@@ -16,6 +16,8 @@ from solver.strategy import Strategy
 #: Vocabulary where a source does not print it: GPT-2's, padded as Megatron does.
 ASSUMED_VOCAB = 51200
 _SCHEDULES = {"1f1b-interleaved": "interleaved"}
+#: What may have been read: the framework's peak, its allocator's, the whole device's.
+MEMORY_KINDS = ("allocated", "reserved", "device")
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
 
@@ -57,89 +59,117 @@ def read_cases(path: Path) -> list[Case]:
         missing = [key for key in _CASE_KEYS if not isinstance(plain, dict) or key not in plain]
         if missing:
             raise InputError(f"{path}:{number}: a case needs {', '.join(_CASE_KEYS)}; {missing[0]} is missing")
-        cases.append(case_of(plain))
+        try:
+            cases.append(case_of(plain))
+        except InputError as error:
+            raise InputError(f"{path}:{number}: {error}") from None
     if not cases:
         raise InputError(f"{path}: holds no case; a case is a JSON object on a line")
     return cases
 
 
 def case_of(plain: Mapping[str, Any]) -> Case:
-    """One case; what the program cannot express becomes ``skipped``, what the source left out becomes an assumption."""
+    """One case; what the program cannot express becomes ``skipped``, what the source left out becomes an assumption.
+
+    A null is as good as an absent key. Raises InputError where a section is no object at all.
+    """
+    name = str(plain["id"])
+    sections = {key: _section(plain.get(key), name, key) for key in ("cluster", "model", "run", "measured")}
     assumptions: list[str] = []
     model, strategy, skipped = None, None, None
     try:
-        model = _model(plain["model"], assumptions)
-        skipped = _inexpressible(model, plain["run"])
+        model = _model(sections["model"], assumptions)
+        skipped = _inexpressible(model, sections["run"])
         if not skipped:
-            strategy = _strategy(plain["run"], model, assumptions)
+            strategy = _strategy(sections["run"], model, assumptions)
+        _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
-    cluster = plain.get("cluster") or {}
-    if "inter_node_gbit_per_gpu" not in cluster:
+    if "inter_node_gbit_per_gpu" not in sections["cluster"]:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")
     return Case(
-        str(plain["id"]),
-        str(plain["hardware"]),
-        cluster,
-        model,
-        strategy,
-        plain["measured"],
-        tuple(assumptions),
-        skipped,
+        name, str(plain["hardware"]), sections["cluster"], model, strategy, sections["measured"], tuple(assumptions), skipped
     )
 
 
-def _model(config: Mapping[str, Any], assumptions: list[str]) -> ModelSpec:
-    config = dict(config)
+def _section(value: Any, case: str, key: str) -> dict[str, Any]:
+    if value is None and key == "cluster":
+        return {}
+    if not isinstance(value, dict):
+        raise InputError(f"case {case}: {key} is {value!r}; it must be an object")
+    return {name: entry for name, entry in value.items() if entry is not None}
+
+
+def _check_figures(cluster: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+    """Raises InputError for a figure that is no positive number, or a kind of memory that nobody measures."""
+    keys = {"cluster": ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib"), "measured": ("step_s", "peak_memory_gib")}
+    for section, values in (("cluster", cluster), ("measured", measured)):
+        for key in keys[section]:
+            value = values.get(key, 1)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise InputError(f"{section} key {key} is {value!r}; it must be a positive number")
+    nodes = cluster.get("gpus_per_node", 1)
+    if nodes != int(nodes):
+        raise InputError(f"cluster key gpus_per_node is {nodes!r}; it must be a whole number")
+    if measured.get("memory_kind", MEMORY_KINDS[0]) not in MEMORY_KINDS:
+        raise InputError(f"memory_kind is {measured['memory_kind']!r}; it must be one of {', '.join(MEMORY_KINDS)}")
+
+
+def _model(config: dict[str, Any], assumptions: list[str]) -> ModelSpec:
     if not config.get("vocab_size"):
-        config["vocab_size"] = ASSUMED_VOCAB
+        config = {**config, "vocab_size": ASSUMED_VOCAB}
         assumptions.append(f"vocab_size: {ASSUMED_VOCAB}")
     return model_from_config(config, "model")
 
 
 def _inexpressible(model: ModelSpec, run: Mapping[str, Any]) -> str | None:
-    if model.is_mixture_of_experts or int(run.get("ep") or 1) > 1:
+    if model.is_mixture_of_experts or run.get("ep", 1) != 1:
         return "mixture-of-experts layers are not described yet"
     if model.has_latent_attention:
         return "latent attention is not described yet"
     return None
 
 
+def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:
+    value = values.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 40:
+        raise InputError(f"run key {key} is {value!r}; it must be a positive whole number")
+    return value
+
+
 def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Strategy:
     """The case's layout: its keys, then the framework's defaults, then Strategy's; each default is an assumption."""
     known = {field.name for field in fields(Strategy)}
-    given = {key: value for key, value in run.items() if key in known and value is not None}
+    given = {key: value for key, value in run.items() if key in known}
     framework = framework_of(str(run.get("framework", "generic")))
     if framework.name == "generic":
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
     values: dict[str, Any] = {**framework.defaults, **given, "framework": str(run.get("framework", "generic"))}
-    values["schedule"] = _SCHEDULES.get(values.get("schedule", "1f1b"), values.get("schedule", "1f1b"))
-    if int(values.get("vpp", 1)) > 1:
-        values["schedule"] = "interleaved"
+    for key in ("world_size", "seq_len"):
+        values[key] = _count(values, key, 0)
+    tp, cp, pp, vpp, size = (_count(values, key) for key in ("tp", "cp", "pp", "vpp", "micro_batch_size"))
+    schedule = values.get("schedule", "1f1b")
+    values["schedule"] = "interleaved" if vpp > 1 else _SCHEDULES.get(str(schedule), schedule)
     if "tp_mode" not in given:
-        values["tp_mode"] = "msp" if run.get("sequence_parallel") and values.get("tp", 1) > 1 else "mtp"
+        values["tp_mode"] = "msp" if run.get("sequence_parallel") and tp > 1 else "mtp"
     if isinstance(values.get("cross_entropy_fusion"), str):
         values["cross_entropy_fusion"] = values["cross_entropy_fusion"] not in ("", "none", "false")
-    batch = run.get("global_batch_size")
-    size, dp = values.get("micro_batch_size", 1), values.get("dp")
-    if dp is None:
-        dp = values["world_size"] // (values.get("tp", 1) * values.get("cp", 1) * values.get("pp", 1))
-        values["dp"] = max(dp, 1)
-    if batch is not None and "num_micro_batches" not in given:
-        if batch % (values["dp"] * size):
-            raise InputError(f"global_batch_size {batch} is not a multiple of dp {values['dp']} * micro_batch_size {size}")
-        values["num_micro_batches"] = batch // (values["dp"] * size)
+    dp = values["dp"] = _count(values, "dp", max(values["world_size"] // (tp * cp * pp), 1))
+    if "global_batch_size" in run and "num_micro_batches" not in given:
+        batch = _count(run, "global_batch_size")
+        if batch % (dp * size):
+            raise InputError(f"global_batch_size {batch} is not a multiple of dp {dp} * micro_batch_size {size}")
+        values["num_micro_batches"] = batch // (dp * size)
     if "zero_shard_size" not in given:
-        values["zero_shard_size"] = values["dp"] * values.get("cp", 1) if values.get("zero", 1) else 1
-    layers, pp = model.num_hidden_layers, values.get("pp", 1)
-    if pp > layers:
-        raise InputError(f"pp {pp} is more than the model's {layers} layers")
+        values["zero_shard_size"] = dp * cp if values.get("zero", 1) else 1
+    if pp * vpp > model.num_hidden_layers:
+        raise InputError(f"pp {pp} * vpp {vpp} is more than the model's {model.num_hidden_layers} layers")
     assumptions += [
         f"{key}: {values.get(key, getattr(Strategy, key, None))} (default of {framework.name})"
         for key in ("recompute", "precision", "attention", "zero", "grad_dtype", "overlap_grad_reduce", "fused_norm")
         if key not in given
     ]
-    if "sequence_parallel" not in run and "tp_mode" not in run and values.get("tp", 1) > 1:
+    if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
         assumptions.append("sequence_parallel: false")
     unread = sorted(set(run) - known - {"sequence_parallel", "global_batch_size", "ep", "etp"})
     assumptions += [f"not read: {key}={run[key]}" for key in unread]

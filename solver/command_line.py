@@ -84,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _check(args: argparse.Namespace) -> None:
     for name in ("world_size", "global_batch_size", "seq_len", "top", "memory_limit_gib"):
         value = getattr(args, name)
-        if value is not None and not value > 0:
-            raise InputError(f"--{name} is {value}; it must be positive")
+        if value is not None and not 0 < value < float("inf"):
+            raise InputError(f"--{name} is {value}; it must be positive and finite")
     if args.profile and args.pre_profiling_data_path:
         raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
     if args.plot and not args.run_all_solu:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.errors import InputError
+from solver.strategy import TpMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class Framework:
     flash_version: int = 0
     dropout: bool = False
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)  #: what a search may choose
+    tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: likewise; where shards are gathered again, FSP is MSP
     parallel_loss: bool = True  #: the cross entropy works on split logits; otherwise on gathered ones, by torch's kernels
     fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
     fused_softmax: bool = True  #: of unfused attention: scale, mask and softmax in one kernel
@@ -67,6 +69,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         optimizer_bytes_per_parameter=36.0,
         fused_accumulation=False,
         zero_stages=(0, 1, 3),
+        tp_modes=(TpMode.MTP, TpMode.MSP, TpMode.FSP, TpMode.ISP),
     ),
     Framework(  # Megatron-LM as published in 2021-22: distributed optimizer, fp32 main gradients, its own linears
         name="megatron-lm",
@@ -142,7 +145,12 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
 )  # fmt: skip
 
-GENERIC = Framework(name="generic", prefixes=(), defaults=_MEGATRON)
+GENERIC = Framework(
+    name="generic",
+    prefixes=(),
+    defaults=_MEGATRON,
+    tp_modes=(TpMode.MTP, TpMode.MSP, TpMode.ISP),
+)
 
 
 def known_framework(name: str) -> Framework:

@@ -8,6 +8,7 @@ from typing import Any
 
 from profiler.errors import InputError
 
+MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OTHER_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
                 "n_inner": "intermediate_size", "n_routed_experts": "num_experts", "num_local_experts": "num_experts",
@@ -49,8 +50,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name in (*_REQUIRED, "intermediate_size", "num_key_value_heads", "head_dim"):
-            if getattr(self, name) < 1:
-                raise InputError(f"model {self.name}: {name} is {getattr(self, name)}; it must be a positive whole number")
+            if not 1 <= getattr(self, name) <= MAX_DIM:
+                raise InputError(
+                    f"model {self.name}: {name} is {getattr(self, name)}; it must be positive and at most {MAX_DIM}"
+                )
         if self.num_attention_heads % self.num_key_value_heads:
             raise InputError(
                 f"model {self.name}: num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -116,7 +119,14 @@ def model_from_config(config: Mapping[str, Any], where: str, name: str = "") -> 
     for key in _REQUIRED + ("intermediate_size", "num_key_value_heads", "head_dim"):
         if key in values and (isinstance(values[key], bool) or not isinstance(values[key], int)):
             raise InputError(f"{where}: model key {key} is {values[key]!r}; it must be a whole number")
-    return ModelSpec(**_with_defaults(values, gpt, name or str(config.get("name") or config.get("_name_or_path") or where)))
+    for key in _REQUIRED:
+        if values[key] < 1:
+            raise InputError(f"{where}: model key {key} is {values[key]}; it must be positive")
+    called = name or str(config.get("name") or config.get("_name_or_path") or where)
+    try:
+        return ModelSpec(**_with_defaults(values, gpt, called))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _with_defaults(values: dict[str, Any], gpt: bool, name: str) -> dict[str, Any]:

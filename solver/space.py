@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from profiler.errors import InputError
+from solver.feasibility import check_world, heads_divide, heads_exchange, sequence_divides
 from solver.layouts import Layouts, Splits
 from solver.model import ModelSpec
 from solver.problem import Problem
 from solver.strategy import Recompute, TpMode
 
-MAX_WORLD_SIZE = 1 << 20
-#: A rank's share of one sequence shorter than this is not worth a split (kernels would be all launch time).
-MIN_LOCAL_TOKENS = 128
 #: Share of a stage's layers that partial full-recomputation covers.
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75)
 
@@ -34,25 +32,30 @@ class Space:
 def divisors(n: int) -> np.ndarray:
     """All positive divisors of n, ascending."""
     small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
-    return np.array(sorted({*small, *(n // i for i in small)}), dtype=np.int64)
+    found = np.array(sorted({*small, *(n // i for i in small)}), dtype=np.int64)
+    found.flags.writeable = False  # it is kept for the next caller
+    return found
 
 
 def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
     """Every way to divide ``world_size`` ranks and ``global_batch_size`` sequences.
 
-    Raises InputError where the world does not fill whole nodes, is larger than MAX_WORLD_SIZE, or nothing divides.
+    Raises InputError where the world does not fill whole nodes, is too large, or nothing divides.
     """
     model, world, seq_len = problem.model, problem.run.world_size, problem.run.seq_len
-    _check_world(world, problem.cluster.gpus_per_node)
+    check_world(world, problem.cluster.gpus_per_node)
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
     for tp in divisors(world):
-        if not _heads_divide(model, int(tp)):
+        if not heads_divide(model, int(tp)):
             rejected["attention heads do not divide by tp"] += 1
             continue
         for cp in divisors(world // tp):
-            if seq_len % (2 * cp * tp) or seq_len // (cp * tp) < MIN_LOCAL_TOKENS:
-                rejected["the sequence is too short for tp * cp"] += 1
+            if not sequence_divides(seq_len, int(cp), 1):
+                rejected["the sequence is too short for cp"] += 1
+                continue
+            if not heads_exchange(model, problem.run.cp_comm, int(tp), int(cp)):
+                rejected["attention heads do not divide by tp * cp"] += 1
                 continue
             for pp in divisors(world // tp // cp):
                 if pp > model.num_hidden_layers:
@@ -62,7 +65,7 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
                 if global_batch_size % dp:
                     rejected["the global batch does not divide by dp"] += 1
                     continue
-                parts.append(_splits_of(model, int(tp), int(cp), int(pp), dp, global_batch_size // dp, rejected))
+                parts.append(_splits_of(problem, int(tp), int(cp), int(pp), dp, global_batch_size // dp, rejected))
     absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in problem.framework.zero_stages]
     if absent:
         rejected[f"{problem.framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
@@ -75,26 +78,15 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
     return Space(Splits.concatenate(parts), rejected)
 
 
-def _check_world(world: int, node: int) -> None:
-    if world > MAX_WORLD_SIZE:
-        raise InputError(f"world_size is {world}; this program prices up to {MAX_WORLD_SIZE} accelerators")
-    if (node % world if world < node else world % node) != 0:
-        raise InputError(
-            f"world_size {world} does not fill nodes of {node} accelerators evenly; use a divisor or a multiple of {node}, "
-            "or a cluster with another gpus_per_node"
-        )
-
-
-def _heads_divide(model: ModelSpec, tp: int) -> bool:
-    """Query heads are dealt evenly; key and value heads are dealt evenly or copied evenly where tp exceeds them."""
-    heads, kv = model.num_attention_heads, model.num_key_value_heads
-    return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0) and model.intermediate_size % tp == 0
-
-
-def _splits_of(model: ModelSpec, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
+def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
     """All modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
-    sharing = [row for mode, wp in _modes(tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
-    batches = _batches(model, pp, sequences, rejected)
+    modes = [mode for mode in problem.framework.tp_modes if mode == TpMode.MTP]
+    if sequence_divides(problem.run.seq_len, cp, tp):
+        modes = list(problem.framework.tp_modes)
+    else:
+        rejected["the sequence is too short for tp * cp"] += 1
+    sharing = [row for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
+    batches = _batches(problem.model, pp, sequences, rejected)
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
     size, count, vpp = np.array(batches, dtype=np.int64)[j].T
@@ -102,15 +94,13 @@ def _splits_of(model: ModelSpec, tp: int, cp: int, pp: int, dp: int, sequences: 
     return Splits(mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed)
 
 
-def _modes(tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:
-    """(mode, wp): with one tensor rank MTP, MSP and FSP are the same layout, and so is ISP without wp."""
-    yield TpMode.MTP, 1
-    if tp > 1:
-        yield TpMode.MSP, 1
-        yield TpMode.FSP, 1
-    for wp in divisors(tp * cp * dp):
-        if tp > 1 or wp > 1:
-            yield TpMode.ISP, int(wp)
+def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:
+    """(mode, wp) of a framework's modes: with one tensor rank MTP, MSP and FSP are the same layout, and ISP without wp."""
+    for mode in modes:
+        if mode == TpMode.MTP or (tp > 1 and mode != TpMode.ISP):
+            yield mode, 1
+        elif mode == TpMode.ISP:
+            yield from ((mode, int(wp)) for wp in divisors(tp * cp * dp) if tp > 1 or wp > 1)
 
 
 def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:

@@ -38,6 +38,11 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
 }
+_WHOLE = {"num_layers_in_first_pipeline_stage": 0, "num_layers_in_last_pipeline_stage": 0, "recompute_layers": -1}
+_FLAGS = (
+    "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
+    "cross_entropy_fusion", "fused_norm", "compile",
+)  # fmt: skip
 _COUNTS = (
     "world_size",
     "tp",
@@ -99,8 +104,15 @@ class Strategy:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{key} is {value!r}; it must be a whole number of at least 1")
         for key, allowed in _CHOICES.items():
-            if getattr(self, key) not in allowed:
+            if not isinstance(getattr(self, key), str | int) or getattr(self, key) not in allowed:
                 raise InputError(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(map(str, allowed))}")
+        for key, least in _WHOLE.items():
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{key} is {value!r}; it must be a whole number of at least {least}")
+        for key in _FLAGS:
+            if not isinstance(getattr(self, key), bool):
+                raise InputError(f"{key} is {getattr(self, key)!r}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:
             raise InputError(
                 f"tp {self.tp} * cp {self.cp} * dp {self.dp} * pp {self.pp} = {self.tp * self.cp * self.dp * self.pp} "

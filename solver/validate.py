@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from predictor.cost_model import CostModel
+from profiler.errors import InputError
 from solver.cases import Case
 from solver.cluster import GIB, cluster_of
 from solver.explain import Explanation, explain
@@ -21,6 +22,7 @@ from solver.strategy import Strategy
 #: hardware name -> a function of the network bandwidth per accelerator to its cost model; None where no profile is known.
 CostModels = Callable[[str, float | None], CostModel | None]
 
+CLUSTER_KEYS = ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib")
 _AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "pp": 1, "vpp": 1, "zero": 0, "zero_shard_size": 1,
          "micro_batch_size": 1, "num_micro_batches": 1, "recompute": "none", "recompute_layers": -1}  # fmt: skip
 
@@ -58,14 +60,15 @@ def predict_cases(
     cases: Sequence[Case], cost_models: CostModels, progress: Callable[[int, int], None] | None = None
 ) -> list[Prediction]:
     """Predict every case, those that differ only in their layout together; order kept. progress(done, total): cases."""
-    out: dict[str, Prediction] = {}
-    groups: dict[Any, list[Case]] = defaultdict(list)
-    for case in cases:
+    out: dict[int, Prediction] = {}
+    groups: dict[Any, list[tuple[int, Case]]] = defaultdict(list)
+    for place, case in enumerate(cases):
         if case.skipped or case.model is None or case.strategy is None:
-            out[case.id] = Prediction(case, case.skipped or "not expressible")
+            out[place] = Prediction(case, case.skipped or "not expressible")
         else:
             constants = _constants(case.strategy)
-            groups[case.hardware, tuple(sorted(case.cluster.items())), case.model, constants].append(case)
+            cluster = tuple((key, case.cluster[key]) for key in CLUSTER_KEYS if key in case.cluster)
+            groups[case.hardware, cluster, case.model, constants].append((place, case))
     for (hardware, cluster, model, run), members in groups.items():
         if progress:
             progress(len(out), len(cases))
@@ -73,13 +76,17 @@ def predict_cases(
         cost = cost_models(hardware, gbit * 1e9 / 8 if gbit else None)
         if cost is None:
             reason = f"no profile of {hardware}"
-            out.update({case.id: Prediction(case, reason) for case in members})
+            out.update({place: Prediction(case, reason) for place, case in members})
             continue
-        problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
-        solutions = price_layouts(problem, Layouts.of([case.strategy for case in members if case.strategy]))
-        for index, case in enumerate(members):
-            out[case.id] = Prediction(case, None, solutions, index, explain(solutions, index))
-    return [out[case.id] for case in cases]
+        try:
+            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
+            solutions = price_layouts(problem, Layouts.of([case.strategy for _, case in members if case.strategy]))
+        except InputError as error:  # what this device cannot run, say fp8 on an A100
+            out.update({place: Prediction(case, str(error)) for place, case in members})
+            continue
+        for index, (place, case) in enumerate(members):
+            out[place] = Prediction(case, None, solutions, index, explain(solutions, index))
+    return [out[place] for place in range(len(cases))]
 
 
 def _constants(strategy: Strategy) -> Strategy:

@@ -348,7 +348,7 @@ def test_worlds_that_cannot_be(world: int, how: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("batch", [0, -4096, 4097, 3 * 5 * 7 * 4096])
 def test_batches_that_cannot_be(batch: int) -> None:
-    said = refused("--run_all_solu", "--world_size", 2048, "--global_batch_size", batch)
+    said = refused("--run_all_solu", "--world_size", 131072, "--global_batch_size", batch)
     assert "global_batch_size" in said or "global batch" in said
     if batch > 0:
         assert "global" in refused("--config", CONFIG, "--world_size", 64, "--global_batch_size", batch)

@@ -313,6 +313,15 @@ def test_context_parallel_messages() -> None:
     assert sizes(exchanged, "cp")["context_exchange.context.forward"] == q
 
 
+@pytest.mark.parametrize("how", ["ring", "a2a", "allgather"])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_context_ranks_always_exchange_keys_and_values(how: str, attention: str) -> None:
+    layer = program(GQA, "mtp", cp=2, cp_comm=how, attention=attention)
+    sent = messages(layer, "cp")
+    assert sum(n for (_, phase), n in sent.items() if phase == "forward") >= 1
+    assert sum(n for (_, phase), n in sent.items() if phase == "backward") >= 1
+
+
 # kept activations
 
 

@@ -14,9 +14,11 @@ from toy import all_layouts, column, problem, toy_cost
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.cluster import Cluster
+from solver.layers import layer_program
 from solver.layouts import Layouts
 from solver.model import ModelSpec
 from solver.problem import Problem
+from solver.program import FLASH_ATTN, op_flops
 from solver.search import OUT_OF_MEMORY, SearchResult, pareto, search
 from solver.solutions import Solutions, price_layouts
 from solver.space import divisors, enumerate_splits
@@ -128,6 +130,21 @@ def test_divisors(n: int) -> None:
     found = divisors(n)
     assert (n % found == 0).all() and (np.diff(found) > 0).all() and found[0] == 1 and found[-1] == n
     assert len(found) == sum(1 + (d * d != n) for d in range(1, int(n**0.5) + 1) if n % d == 0)
+
+
+@pytest.mark.parametrize("how", ["ring", "a2a", "allgather"])
+@pytest.mark.parametrize("heads", [(32, 8), (24, 8), (12, 2)])
+def test_no_layout_of_the_space_loses_or_repeats_attention(how: str, heads: tuple[int, int]) -> None:
+    # all ranks of a stage together do one layer's attention: 7 * 2 * 64 FLOPs for each head and pair (the last half step of
+    # the diagonal is not counted where keys are gathered)
+    model = MODEL.replace(num_attention_heads=heads[0], num_key_value_heads=heads[1], intermediate_size=6144)
+    asked = problem(model, 16, toy_cost(), cp_comm=how)
+    splits = enumerate_splits(asked, 16).splits
+    keys, _ = splits.layer_keys()
+    layer = layer_program(keys, model, asked.run, asked.cluster)
+    attention = sum(op_flops(op) * op.count for op in layer.ops if op.kind == FLASH_ATTN) * keys.tp * keys.cp
+    pairs = 4096 * 4097 / 2 * keys.micro_batch_size
+    np.testing.assert_allclose(attention / (7 * 2 * 64 * heads[0] * pairs), 1, atol=3e-4)
 
 
 # what the search finds

@@ -79,6 +79,13 @@ def test_what_cannot_be_expressed_is_skipped_with_its_reason(changes: dict[str, 
     assert as_json([found])[0]["skipped"] == found.skipped and np.isnan(found.seconds)
 
 
+def test_a_case_that_a_device_cannot_run_does_not_stop_the_others(a100_model: CostModel) -> None:
+    cases = [case_of(case(id="lab-1")), case_of(case(id="lab-2", run={"precision": "fp8"}))]
+    found = predict_cases(cases, lambda hardware, network_bandwidth: a100_model)
+    assert found[0].skipped is None and found[0].seconds > 0
+    assert found[1].skipped is not None and "fp8" in found[1].skipped
+
+
 def test_files_keep_their_order(tmp_path: Path) -> None:
     import json
 

@@ -1,0 +1,232 @@
+"""Logs of nccl-tests in the formats of its versions, read into tables of a profile."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiler.errors import InputError
+from profiler.nccl_tests import import_logs, main, read_log, with_logs
+from profiler.profiles import PROF_DATA
+from profiler.store import read_profile
+
+FIXTURE = Path(__file__).parent / "data" / "h100_nccl_tests.csv"
+H100 = "NVIDIA H100 80GB HBM3"
+TABLE_HEAD = """#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+
+
+def devices(hosts: int, per_host: int, device: str = H100, group_of: int = 0) -> str:
+    """The list of devices; ``group_of`` ranks form a group (0: all in one)."""
+    lines = [
+        f"#  Rank {rank:2d} Group {rank // group_of if group_of else 0:2d} Pid {4000 + rank:6d} on node-{rank // per_host:04d} "
+        f"device {rank % per_host:2d} [0000:{16 + rank % per_host:02x}:00] {device}"
+        for rank in range(hosts * per_host)
+    ]
+    return "# Using devices\n" + "\n".join(lines) + "\n"
+
+
+def parameters(iterations: int = 20) -> str:
+    return (
+        "# nThread 1 nGpus 1 minBytes 1048576 maxBytes 8589934592 step: 2(factor) warmup iters: 5 "
+        f"iters: {iterations} agg iters: 1 validation: 1 graph: 0\n#\n"
+    )
+
+
+def time_of(us: float) -> str:
+    """As nccl-tests prints a time: seven characters, fewer decimals the longer it is."""
+    return f"{us:7.0f}" if us >= 1e4 else f"{us:7.1f}" if us >= 100 else f"{us:7.2f}"
+
+
+def row(size: int, count: int, dtype: str, redop: str, root: int, out: float, inside: float) -> str:
+    halves = [f"{time_of(us)} {size / us / 1e3:7.2f} {size / us / 1e3:7.2f} {0:6d}" for us in (out, inside)]
+    return f"{size:12d} {count:13d} {dtype:>9} {redop:>7} {root:6d}  {halves[0]}  {halves[1]}\n"
+
+
+def new_log(test: str, hosts: int, per_host: int, rows: str, **given: object) -> str:
+    """Output of nccl-tests 2.17, which names the test and itself."""
+    return (
+        "# nccl-tests version 2.17.9 nccl-headers=22903 nccl-library=22903\n"
+        f"# Collective test starting: {test}_perf\n{parameters()}{devices(hosts, per_host, **given)}{TABLE_HEAD}{rows}"
+        f"# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 98.73\n#\n# Collective test concluded: {test}_perf\n"
+    )
+
+
+@pytest.fixture
+def fixture_rows() -> list[dict[str, str]]:
+    with FIXTURE.open() as file:
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_round_trip_of_a_real_run(tmp_path: Path, fixture_rows: list[dict[str, str]]) -> None:
+    """70 measured rows printed in the true format come back: op, size, time and shape."""
+    logs = []
+    for test in ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"):
+        of_test = [r for r in fixture_rows if r["op"] == test]
+        redop, root = ("sum", -1) if "reduce" in test else ("none", -1)
+        lines = "".join(
+            row(
+                int(r["size_bytes"]),
+                int(r["count"]),
+                r["dtype"],
+                redop,
+                root,
+                float(r["time_us"]),
+                float(r["time_us_in_place"]),
+            )
+            for r in of_test
+        )
+        logs.append(write(tmp_path, f"{test}.log", new_log(test, 1, int(of_test[0]["ranks"]), lines)))
+    tables = import_logs(logs)
+    assert sum(map(len, tables.values())) == len(fixture_rows) == 70
+    for test, op in (("alltoall", "all2all"), ("sendrecv", "p2p"), ("all_gather", "all_gather"), ("all_reduce", "all_reduce")):
+        of_test = [r for r in fixture_rows if r["op"] == test]
+        table = tables[op]
+        np.testing.assert_array_equal(table["bytes"], [int(r["size_bytes"]) for r in of_test])
+        np.testing.assert_allclose(table["seconds"], [float(r["time_us"]) * 1e-6 for r in of_test], rtol=1e-9)
+        assert (
+            set(table["dtype"]) == {"bf16"} and set(table["intra"]) == {int(of_test[0]["ranks"])} and set(table["inter"]) == {1}
+        )
+        assert set(table["env"]) == {"nccl-tests, NCCL 2.29.3"} and set(table["repeats"]) == {20}
+
+
+def test_joined_to_the_shipped_profile(tmp_path: Path, fixture_rows: list[dict[str, str]]) -> None:
+    """The cluster's rows take the place of the shipped rows of their group, kernels stay, the source of each is said."""
+    lines = "".join(
+        row(int(r["size_bytes"]), int(r["count"]), r["dtype"], "sum", -1, float(r["time_us"]), float(r["time_us"]))
+        for r in fixture_rows if r["op"] == "all_reduce"
+    )  # fmt: skip
+    log = write(tmp_path, "mine.log", new_log("all_reduce", 1, 8, lines))
+    output = tmp_path / "data.pt"
+    assert main([str(log), "--profile", "h100_sxm", "--output", str(output)]) == 0
+    shipped, joined = read_profile(PROF_DATA / "h100_sxm.pt"), read_profile(output)
+    assert len(joined.table("linear")) == len(shipped.table("linear"))
+    table, before = joined.table("all_reduce"), shipped.table("all_reduce")
+    group = (table["intra"] == 8) & (table["inter"] == 1)
+    assert set(table["source"][group]) == {"nccl-tests log mine.log"} and group.sum() == 14
+    assert (~group).sum() == ((before["intra"] != 8) | (before["inter"] != 1)).sum()
+    assert joined.meta["nccl_tests"]["logs"] == {"mine.log": {"all_reduce": 14}}
+    assert joined.meta["nccl_tests"]["kernels"] == "of profile h100_sxm"
+
+
+def test_copies_inside_one_gpu_are_left_out(tmp_path: Path) -> None:
+    """A sendrecv of 1.4 TB/s did not cross a link of 0.45 TB/s; the note says what was dropped."""
+    profile = read_profile(PROF_DATA / "h100_sxm.pt")
+    fast = new_log("sendrecv", 1, 2, row(8589934592, 4294967296, "bfloat16", "none", -1, 5968.9, 2.5))
+    real = new_log("broadcast", 1, 2, row(8589934592, 4294967296, "bfloat16", "none", 0, 24000.0, 24000.0))
+    paths = [write(tmp_path, "p2p.log", fast), write(tmp_path, "broadcast.log", real)]
+    joined = with_logs(profile, paths)
+    assert "1 rows of p2p left out" in joined.meta["nccl_tests"]["notes"][0]
+    assert len(joined.table("p2p")) == len(profile.table("p2p")) and len(joined.table("broadcast")) == 1
+    with pytest.raises(InputError, match="no row that can be used"):
+        import_logs(paths[:1], profile)
+
+
+def test_several_nodes_behind_a_launcher(tmp_path: Path) -> None:
+    """Two nodes of 8 under mpirun --tag-output, two tests in one file, NCCL's messages in between."""
+    text = new_log("all_gather", 2, 8, row(1073741824, 16777216, "float", "none", -1, 10908.0, 10850.0))
+    text += new_log("reduce_scatter", 2, 8, row(1073741824, 16777216, "float", "sum", -1, 10700.0, 10650.0))
+    text = text.replace(
+        "# Using devices\n", "node-0000:4000:4000 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>\n# Using devices\n"
+    )
+    tagged = "".join(f"[1,0]<stdout>:{line}\n" for line in text.splitlines())
+    log = read_log(write(tmp_path, "job-17.out", tagged))
+    assert set(log.tables) == {"all_gather", "reduce_scatter"} and log.devices == {H100} and not log.notes
+    for table in log.tables.values():
+        assert (table["intra"][0], table["inter"][0], table["bytes"][0], table["dtype"][0]) == (8, 2, 1 << 30, "fp32")
+
+
+def test_groups_of_a_split_run(tmp_path: Path) -> None:
+    """NCCL_TESTS_SPLIT: 16 ranks in groups of 4; a row is of one group while the others work too."""
+    text = new_log("alltoall", 2, 8, row(1048576, 131072, "bfloat16", "none", -1, 75.0, 74.0), group_of=4)
+    table = read_log(write(tmp_path, "x.log", text)).tables["all2all"]
+    assert (table["intra"][0], table["inter"][0]) == (4, 1) and table["env"][0].endswith("4 groups at once")
+
+
+def test_early_version(tmp_path: Path) -> None:
+    """Version 2.0: no group, no redop and root for all_gather, error in place of #wrong, a size of nothing."""
+    text = (
+        "# nThread 1 nGpus 8 minBytes 1 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 30 validation: 0 \n#\n"
+        "# Using devices\n"
+        + "".join(f"#   Rank  {i} Pid 112372 on localhost device  {i} [0x00] A100-SXM4-40GB\n" for i in range(8))
+        + "#\n#                                             out-of-place                       in-place          \n"
+        "#       size         count    type     time   algbw   busbw  error     time   algbw   busbw  error\n"
+        "#        (B)    (elements)             (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)       \n"
+        "hostname:3442:3442 [0] NCCL INFO Launch mode Parallel\n"
+        "           0             0    int8    34.27    0.00    0.00    N/A    33.57    0.00    0.00    N/A\n"
+        "  8589934592    1073741824    int8    38438  223.48  195.54    N/A    38443  223.44  195.51    N/A\n"
+        "# Out of bounds values : 0 OK\n"
+    )
+    table = read_log(write(tmp_path, "allgather-8.txt", text)).tables["all_gather"]
+    assert (len(table), table["intra"][0], table["repeats"][0], table["env"][0]) == (1, 8, 30, "nccl-tests")
+    assert table["seconds"][0] == pytest.approx(38438e-6)
+    errors = text.replace("N/A", "4e-07").replace("int8 ", "int8     sum ")  # all_reduce: redop, no root, a float error
+    errors = errors.replace("8589934592    1073741824", "8589934592    8589934592")
+    assert len(read_log(write(tmp_path, "all_reduce.txt", errors)).tables["all_reduce"]) == 1
+
+
+def test_in_place_only(tmp_path: Path) -> None:
+    """Where out-of-place is N/A the other time is taken, and env says so."""
+    line = row(1048576, 262144, "float", "sum", -1, 50.0, 40.0).replace(
+        "  50.00   20.97   20.97      0", "    N/A     N/A     N/A    N/A"
+    )
+    assert "N/A" in line
+    table = read_log(write(tmp_path, "x.log", new_log("all_reduce", 1, 4, line))).tables["all_reduce"]
+    assert table["seconds"][0] == pytest.approx(40e-6) and table["env"][0].endswith("in-place")
+
+
+def test_wrong_and_torn_rows_are_left_out_and_named(tmp_path: Path) -> None:
+    good = row(1048576, 262144, "float", "sum", -1, 50.0, 50.0)
+    wrong = row(2097152, 524288, "float", "sum", -1, 60.0, 60.0).replace("      0\n", "     17\n")
+    log = read_log(write(tmp_path, "x.log", new_log("all_reduce", 1, 4, good + wrong + good[:60] + "\n")))
+    assert len(log.tables["all_reduce"]) == 1
+    assert "1 rows of all_reduce left out" in log.notes[0] and "1 lines of all_reduce left out" in log.notes[1]
+
+
+ROW = row(1048576, 262144, "float", "sum", -1, 50.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hello\n", "no output of nccl-tests"),
+        (parameters() + devices(1, 4) + TABLE_HEAD + ROW, "does not say which test"),
+        (new_log("all_reduce", 1, 4, ROW).replace("#  Rank  2", "#  elided"), "names 3 ranks but counts to 4"),
+        ("# Collective test starting: all_reduce_perf\n" + parameters() + TABLE_HEAD + ROW, "list of devices"),
+        (new_log("all_gather", 1, 4, ROW), "does not fit the 4 ranks"),
+        (new_log("all_reduce", 2, 4, ROW).replace("node-0001", "node-0000"), "share a GPU or nodes share a name"),
+        (new_log("all_reduce", 2, 4, ROW).replace("node-0001 device  3 [0000:13", "node-0000 device  9 [0000:19"), "unequal"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_log(write(tmp_path, "job.log", text))
+
+
+def test_a_test_without_a_table_is_named(tmp_path: Path) -> None:
+    text = new_log("reduce", 1, 4, ROW) + new_log("all_reduce", 1, 4, ROW)
+    log = read_log(write(tmp_path, "x.log", text))
+    assert list(log.tables) == ["all_reduce"] and "reduce_perf left out" in log.notes[0]
+
+
+@pytest.mark.parametrize(("device", "fits"), [(H100, True), ("NVIDIA H100 PCIe", False), ("NVIDIA A100-SXM4-80GB", False)])
+def test_other_devices_are_refused(tmp_path: Path, device: str, fits: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write(tmp_path, "x.log", new_log("all_reduce", 1, 4, ROW, device=device))
+    output = tmp_path / "data.pt"
+    assert main([str(log), "--profile", "h100_sxm", "--output", str(output)]) == (0 if fits else 2)
+    assert output.exists() == fits
+    if not fits:
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and device in error and "H100 SXM" in error

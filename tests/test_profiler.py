@@ -1,0 +1,232 @@
+"""The measuring run as users start it: torchrun, gloo, real kernels of tiny sizes; and what it leaves when it is broken off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from profiler.collectives import groups_of
+from profiler.errors import InputError
+from profiler.merge import merged
+from profiler.plan import (
+    Item,
+    Limits,
+    ModelDims,
+    attention_items,
+    collective_items,
+    group_shapes,
+    linear_items,
+    low_discrepancy,
+    spread_order,
+)
+from profiler.profile import COLLECTIVES, TABLE_COLUMNS, Profile, Table
+from profiler.recorder import Recorder, rows_of
+from profiler.store import read_profile, write_profile
+from profiler.timing import Measurement, measure
+
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ("linear", "flash_attn", "memory_bound")
+
+
+def start(ranks: int, output: Path, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [*(launcher if ranks > 1 else [sys.executable]), "gen_profiler_data.py", "--quick", "--no-pictures"]
+    return subprocess.Popen(
+        [*command, "--output", str(output), *flags],
+        cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 60) -> str:
+    try:
+        said, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return said
+
+
+def rows(profile: Profile) -> int:
+    return sum(len(table) for table in profile.tables.values())
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile of two gloo ranks."""
+    output = tmp_path_factory.mktemp("two")
+    process = start(2, output, "--budget", "0.2")
+    said = finish(process)
+    assert process.returncode == 0, said
+    return output / "data.pt"
+
+
+def test_a_run_of_two_ranks_fills_every_table(measured: Path) -> None:
+    profile = read_profile(measured)
+    for op in (*KERNELS, *COLLECTIVES, "p2p"):
+        table = profile.table(op)
+        assert len(table), op
+        assert (table["seconds"] > 0).all() and (table["repeats"] >= 3).all() and (table["spread"] >= 0).all()
+        assert set(table.columns) == set(TABLE_COLUMNS[op])
+    assert set(profile.table("linear")["layout"]) == {"TN", "NN", "NT"}
+    assert set(profile.table("flash_attn")["pass"]) == {"forward", "backward"}
+    assert profile.device.gpus_per_node == 2 and profile.device.peak_flops["bf16"] > 1e9
+    assert set(profile.table("all_reduce")["intra"]) == {2} and set(profile.table("all_reduce")["inter"]) == {1}
+
+
+def test_the_file_holds_plain_values_and_says_how_it_came_about(measured: Path) -> None:
+    plain = torch.load(measured, weights_only=True)
+    assert plain["meta"]["backend"] == "gloo" and "--quick" in plain["meta"]["command"] and plain["meta"]["date"]
+
+
+def test_four_ranks_can_stand_for_two_nodes(tmp_path: Path) -> None:
+    process = start(4, tmp_path, "--budget", "0.25", environment={"FORETRAIN_RANKS_PER_NODE": "2"})
+    said = finish(process)
+    assert process.returncode == 0, said
+    profile = read_profile(tmp_path / "data.pt")
+    shapes = set(zip(profile.table("all_reduce")["intra"], profile.table("all_reduce")["inter"], strict=True))
+    assert shapes >= {(2, 2), (2, 1), (1, 2)}
+    p2p = profile.table("p2p")
+    assert set(zip(p2p["intra"], p2p["inter"], strict=True)) == {(2, 1), (1, 2)}
+    assert profile.device.gpus_per_node == 2
+
+
+def test_a_killed_rank_is_named_and_what_was_measured_is_kept_and_resumed(tmp_path: Path) -> None:
+    process = start(2, tmp_path, "--budget", "5")
+    victim = wait_for_rank(process, 1)
+    wait_for(tmp_path / "data.pt")
+    os.kill(victim, signal.SIGKILL)
+    said = finish(process, 100)
+    assert process.returncode != 0 and "rank 1 died" in said and "--resume" in said
+    kept = read_profile(tmp_path / "data.pt")
+    assert rows(kept) > 0
+
+    process = start(2, tmp_path, "--budget", "0.2", "--resume")
+    said = finish(process)
+    assert process.returncode == 0, said
+    resumed = read_profile(tmp_path / "data.pt")
+    assert rows(resumed) > rows(kept)
+    before, after = rows_of(kept), rows_of(resumed)
+    assert all(after[item] == row for item, row in before.items())  # nothing was measured twice
+    assert len(resumed.table("all_reduce"))
+
+
+def test_ctrl_c_keeps_the_rows(tmp_path: Path) -> None:
+    process = start(1, tmp_path, "--budget", "5")
+    wait_for(tmp_path / "data.pt")
+    process.send_signal(signal.SIGINT)
+    said = finish(process)
+    assert process.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    assert rows(read_profile(tmp_path / "data.pt")) > 0
+
+
+def wait_for(path: Path, seconds: float = 40) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} was not written"
+        time.sleep(0.02)
+
+
+def wait_for_rank(launcher: subprocess.Popen[str], rank: int) -> int:
+    """The process id of a rank: torchrun's child with that RANK in its environment."""
+    end = time.monotonic() + 40
+    while time.monotonic() < end:
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        for child in children:
+            if f"\0RANK={rank}\0".encode() in Path(f"/proc/{child}/environ").read_bytes():
+                return int(child)
+        time.sleep(0.05)
+    raise AssertionError(f"rank {rank} did not start")
+
+
+def test_profiles_of_one_device_merge_and_others_are_refused(measured: Path, tmp_path: Path) -> None:
+    profile = read_profile(measured)
+    kernels = replace(profile, tables={op: profile.tables[op] for op in KERNELS})
+    links = replace(profile, tables={op: profile.tables[op] for op in COLLECTIVES})
+    joined = merged(kernels, links)
+    assert rows(joined) == rows(kernels) + rows(links)
+    for change, word in (
+        (replace(links, device=replace(links.device, name="another")), "device"),
+        (replace(links, meta={**links.meta, "units": {"time": "us"}}), "time in s and in us"),
+    ):
+        with pytest.raises(InputError, match=word):
+            merged(kernels, change)
+
+    write_profile(tmp_path / "a.pt", kernels)
+    write_profile(tmp_path / "b.pt", replace(links, device=replace(links.device, name="another")))
+    process = start(1, tmp_path, "--merge", str(tmp_path / "a.pt"), str(tmp_path / "b.pt"))
+    assert "differ in device" in finish(process) and process.returncode == 2
+
+
+def test_measuring_again_keeps_the_old_file_aside(measured: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.pt").write_bytes(measured.read_bytes())
+    process = start(1, tmp_path, "--budget", "0.01")
+    finish(process)
+    assert (tmp_path / "data.previous.pt").read_bytes() == measured.read_bytes()
+
+
+def test_rows_that_do_not_fit_are_noted_and_not_tried_again(tmp_path: Path, measured: Path) -> None:
+    profile = read_profile(measured)
+    meta = {"out_of_memory": [], "not_run": {}}
+    recorder = Recorder(tmp_path / "data.pt", "here", profile.device, meta)
+    item = Item.of("linear", {"m": 1, "n": 2, "k": 3, "layout": "TN", "dtype": "bf16"})
+    recorder.add(item, None)
+    recorder.write()
+    kept = read_profile(tmp_path / "data.pt")
+    assert rows(kept) == 0 and kept.meta["out_of_memory"] == [item.label]
+    assert item.label in recorder.settled()
+
+
+def test_a_measurement_knows_how_sure_its_median_is() -> None:
+    sure, unsure = Measurement((1.0,) * 20), Measurement((1.0, 2.0, 1.0, 2.0, 1.5, 1.2))
+    assert sure.uncertainty == 0 and sure.spread == 0 and unsure.uncertainty > 0.02
+    assert unsure.spread == pytest.approx(0.5 / unsure.median)
+    assert Measurement((1.0, 1.0)).uncertainty == np.inf
+    assert measure(lambda i: time.sleep(1e-3), torch.device("cpu"), 0.05).median == pytest.approx(1e-3, rel=1.0)
+
+
+def test_every_prefix_of_a_plan_covers_the_range() -> None:
+    points = low_discrepancy(64, 3)
+    assert ((points > 0) & (points < 1)).all()
+    for prefix in (16, 64):  # every eighth of every axis is met
+        assert all(len(np.unique((points[:prefix, axis] * 8).astype(int))) == 8 for axis in range(3))
+    assert sorted(spread_order(11)) == list(range(11)) and spread_order(11)[:3] == [0, 10, 5]
+    assert spread_order(1) == [0]
+
+
+def test_plans_hold_the_shapes_of_named_models_and_keep_to_the_limits() -> None:
+    limits = Limits(64, 4096, 4096, 2**24, 2**24, 2**28, 0.5, 1e12)
+    model = ModelDims(1024, 2816, 8, 2, 128, 32000, seq_len=2048)
+    items = linear_items(limits, [model], ("bf16",))
+    shapes = {tuple(item.number(c) for c in "mnk") + (item.columns["layout"],) for item in items}
+    assert {(2048, 5632, 1024, "TN"), (2048, 1024, 5632, "NN"), (5632, 1024, 2048, "NT")} <= shapes
+    assert all(2.0 * m * n * k <= 0.5e12 for m, n, k, _ in shapes) and len(items) == len(set(items))
+    attention = attention_items(limits, [model], "bf16", ("torch_flash",))
+    assert any(item.number("seq_q") == 2048 and item.number("kv_heads") == 2 for item in attention)
+
+
+def test_groups_tile_the_world_and_the_full_ones_come_first() -> None:
+    assert group_shapes(8, 4)[:2] == [(8, 4), (8, 1)]
+    assert {inter for _, inter in group_shapes(8, 6)} == {1, 2, 4, 6}
+    assert groups_of(2, 2, 4, 2) == [(0, 1, 4, 5), (2, 3, 6, 7)]
+    for intra, inter in group_shapes(6, 2):
+        members = [rank for group in groups_of(intra, inter, 6, 2) for rank in group]
+        assert sorted(members) == list(range(12))
+    items = collective_items(3, 2, Limits(64, 64, 64, 64, 2**20, 1, 1, 1), "bf16")
+    assert all(item.number("bytes") % 12 == 0 for item in items)
+    assert not any(item.op == "p2p" for item in items)
+
+
+def test_an_empty_table_is_no_obstacle(tmp_path: Path, measured: Path) -> None:
+    profile = replace(read_profile(measured), tables={"p2p": Table.from_columns("p2p", {})})
+    assert rows_of(profile) == {}

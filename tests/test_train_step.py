@@ -1,0 +1,163 @@
+"""Real training steps over one, two and four processes on gloo: every layout trains the same model, gradients and all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from profiler.errors import InputError
+from profiler.train_case import append_line
+from profiler.train_layout import Layout
+from profiler.train_model import Dims
+from profiler.train_step import main
+from solver.cases import read_cases
+
+ROOT = Path(__file__).parent.parent
+DIMS = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 128,
+}  # fmt: skip
+FLAGS = [word for name, value in DIMS.items() for word in (f"--{name}", str(value))] + ["--seq_len", "32"]
+
+#: Trained one after the other by two ranks of one job. All see the same 4 sequences a step.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ddp": {"num_micro_batches": 2},
+    "ddp_recompute": {"num_micro_batches": 2, "recompute": "full"},
+    "zero1": {"num_micro_batches": 2, "zero": 1},
+    "fsdp": {"num_micro_batches": 2, "zero": 3},
+    "fsdp_recompute": {"num_micro_batches": 1, "micro_batch_size": 2, "zero": 3, "recompute": "full"},
+    "tp": {"num_micro_batches": 4, "tp": 2},
+    "tp_sp": {"num_micro_batches": 2, "micro_batch_size": 2, "tp": 2, "sequence_parallel": True},
+    "tp_sp_recompute": {"num_micro_batches": 4, "tp": 2, "sequence_parallel": True, "recompute": "full"},
+    "pp": {"num_micro_batches": 4, "pp": 2},
+    "pp_recompute": {"num_micro_batches": 2, "micro_batch_size": 2, "pp": 2, "recompute": "full"},
+    "tp_sp_bf16": {"num_micro_batches": 4, "tp": 2, "sequence_parallel": True, "dtype": "bf16"},
+    "fsdp_bf16": {"num_micro_batches": 2, "zero": 3, "dtype": "bf16"},
+    "pp_bf16": {"num_micro_batches": 4, "pp": 2, "dtype": "bf16"},
+}
+#: Likewise by four ranks: two kinds of parallelism at once.
+LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
+    "tp_fsdp": {"num_micro_batches": 2, "tp": 2, "sequence_parallel": True, "zero": 3},
+    "pp_ddp": {"num_micro_batches": 2, "pp": 2},
+    "pp_fsdp": {"num_micro_batches": 2, "pp": 2, "zero": 3},
+    "pp_tp": {"num_micro_batches": 4, "pp": 2, "tp": 2},
+}
+
+DRIVER = """
+import json, sys
+import torch.distributed as dist
+from profiler.train_layout import Layout
+from profiler.train_model import Dims
+from profiler.train_step import measure, process_group
+
+with process_group() as device:
+    for name, given in json.loads(sys.argv[1]).items():
+        dims, ranks = Dims(**json.loads(sys.argv[2])), dist.get_world_size()
+        took = measure(Layout(dims=dims, world_size=ranks, seq_len=32, steps=5, **given), device)
+        if dist.get_rank() == 0:
+            print(json.dumps([name, took.losses, took.gradient_norm, took.seconds]), flush=True)
+"""
+
+
+def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The case of the same 4 sequences on one rank."""
+    output = tmp_path_factory.mktemp("one") / "cases.jsonl"
+    flags = [*FLAGS, "--num_micro_batches", "4", "--dtype", "fp32", "--steps", "5", "--output", str(output)]
+    assert main(flags) == 0
+    case: dict[str, Any] = json.loads(output.read_text())
+    return case
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[float], float, list[float]]]:
+    """(losses, norm of the first gradient, seconds) of every layout."""
+    script = tmp_path_factory.mktemp("jobs") / "driver.py"
+    script.write_text(DRIVER)
+    found = {}
+    for ranks, layouts in ((2, LAYOUTS), (4, LAYOUTS_OF_4)):
+        job = torchrun(ranks, str(script), json.dumps(layouts), json.dumps(DIMS))
+        assert job.returncode == 0, job.stderr[-4000:]
+        found |= {name: (losses, norm, seconds) for name, losses, norm, seconds in map(json.loads, job.stdout.splitlines())}
+    return found
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, *LAYOUTS_OF_4])
+def test_all_layouts_train_the_same_model(name: str, one_rank: dict[str, Any], trained: dict[str, Any]) -> None:
+    """Losses of five steps and the first gradient's norm agree with one rank's: communication and scaling are right."""
+    losses, norm, seconds = trained[name]
+    tolerance = 2e-2 if "bf16" in name else 1e-4
+    assert losses == pytest.approx(one_rank["measured"]["losses"], rel=tolerance)
+    assert norm == pytest.approx(one_rank["measured"]["gradient_norm"], rel=tolerance)
+    assert losses[-1] < losses[0] - 0.2
+    assert len(seconds) == 3 and min(seconds) > 0
+
+
+def test_command_writes_a_case_that_validation_reads(tmp_path: Path) -> None:
+    output = tmp_path / "cases.jsonl"
+    layout = ["--tp", "2", "--sequence_parallel", "--dtype", "bf16", "--steps", "4", "--output", str(output)]
+    job = torchrun(2, "-m", "profiler.train_step", *FLAGS, *layout)
+    assert job.returncode == 0, job.stderr[-4000:]
+    case = json.loads(output.read_text())
+    assert case["hardware"] == "data" and case["cluster"] == {"gpus_per_node": 2}
+    assert case["measured"]["repeats"] == 2 and case["measured"]["step_s"] > 0 and case["measured"]["spread"] >= 0
+    (read,) = read_cases(output)
+    assert read.skipped is None and read.strategy is not None and read.model is not None
+    assert (read.strategy.tp, read.strategy.tp_mode, read.strategy.dp, read.strategy.precision) == (2, "msp", 1, "bf16")
+    assert not [assumption for assumption in read.assumptions if assumption.startswith("not read")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tp", "3"], "not a multiple of tp 3"),
+        (["--sequence_parallel"], "sequence_parallel needs tp"),
+        (["--zero", "1"], "dp is 1"),
+        (["--steps", "2"], "at least 3"),
+        (["--micro_batch_size", "0"], "micro_batch_size must be at least 1"),
+        (["--num_attention_heads", "5"], "num_attention_heads 5"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and message in error
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"world_size": 4, "tp": 2}, "use --zero 3"),
+        ({"world_size": 2, "pp": 2}, "num_micro_batches 1 is less than pp 2"),
+        ({"world_size": 4, "tp": 4}, "num_key_value_heads 2 is not a multiple of tp 4"),
+        ({"world_size": 2, "tp": 2, "sequence_parallel": True, "seq_len": 33}, "seq_len 33"),
+        ({"world_size": 3, "pp": 3, "num_micro_batches": 3}, "num_hidden_layers 2 is not a multiple of pp 3"),
+    ],
+)
+def test_layouts_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Layout(**{"dims": Dims(**DIMS), "seq_len": 32, **given}).check()
+
+
+def test_lines_are_appended_whole(tmp_path: Path) -> None:
+    """Two ranks that run out of memory write one case, not two; other lines stay."""
+    path = tmp_path / "deep" / "cases.jsonl"
+    for line in ('{"a": 1}', '{"b": 2}', '{"b": 2}'):
+        append_line(path, line)
+    assert path.read_text() == '{"a": 1}\n{"b": 2}\n'
+    with pytest.raises(InputError, match="cannot write"):
+        append_line(tmp_path, "x")
