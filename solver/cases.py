@@ -162,8 +162,8 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
         values["num_micro_batches"] = batch // (dp * size)
     if "zero_shard_size" not in given:
         values["zero_shard_size"] = dp * cp if values.get("zero", 1) else 1
-    if pp * vpp > model.num_hidden_layers:
-        raise InputError(f"pp {pp} * vpp {vpp} is more than the model's {model.num_hidden_layers} layers")
+    if pp > model.num_hidden_layers:
+        raise InputError(f"pp {pp} is more than the model's {model.num_hidden_layers} layers")
     assumptions += [
         f"{key}: {values.get(key, getattr(Strategy, key, None))} (default of {framework.name})"
         for key in ("recompute", "precision", "attention", "zero", "grad_dtype", "overlap_grad_reduce", "fused_norm")
