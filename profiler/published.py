@@ -24,7 +24,7 @@ from profiler.devices import device
 from profiler.errors import InputError
 from profiler.profile import Device, Profile, Table
 from profiler.published_comm import LICENCES, collectives, intra_node_law, memory_bound_law, repository
-from profiler.published_notes import PROFILE_NOTES, SUSTAINED, sources_page
+from profiler.published_notes import PROFILE_NOTES, SAME_CHIP_SCALE, SUSTAINED, sources_page
 from profiler.published_rows import Collection, Columns, Ledger, count
 from profiler.published_tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
 from profiler.store import write_profile
@@ -118,6 +118,7 @@ def _meta(
         "licences": {r: LICENCES[r] for r in repositories},
         "notes": list(PROFILE_NOTES[name]),
         "sustained": {"short_loop": True, "note": SUSTAINED},
+        **({"sustained_scale": SAME_CHIP_SCALE[name]} if name in SAME_CHIP_SCALE else {}),
         "laws": {law: content for law, content in laws.items() if content},
     }
 

@@ -13,8 +13,10 @@ from profiler.published_rows import Ledger
 #: For ``meta["sustained"]``.
 SUSTAINED = (
     "kernels were timed alone, in loops of some ten to a hundred launches at boost clock; training at the power limit"
-    " is slower, by a factor that belongs to the machine and is fitted from real training steps"
+    " is slower, by a factor that belongs to the machine: how much slower a second laboratory timed the same products"
 )
+#: Parts that no second laboratory timed take the factor of the part with the same chip (H100 for H200, the larger A100).
+SAME_CHIP_SCALE = {"h200_sxm": 1.12, "a100_sxm_40gb": 1.06}
 
 _GEMM = "matrix products: forward layout only (TN); no input- or weight-gradient rows are published for this GPU"
 _PAGED = "attention: the forward kernel of a serving engine over a paged cache; slow under about 2,000 tokens"
