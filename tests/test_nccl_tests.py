@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from predictor.collective import CollectiveLaw
 from profiler.errors import InputError
 from profiler.nccl_tests import import_logs, main, read_log, with_logs
 from profiler.profiles import PROF_DATA
@@ -230,3 +231,27 @@ def test_other_devices_are_refused(tmp_path: Path, device: str, fits: bool, caps
     if not fits:
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and device in error and "H100 SXM" in error
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_own_network(tmp_path: Path, kinds: int) -> None:
+    """Rows over two kinds of groups replace the shipped network, law and rows; of one kind they are too few for that."""
+    profile = read_profile(PROF_DATA / "h100_sxm.pt")
+    paths = []
+    for hosts in (2, 4)[:kinds]:
+        sizes = [1 << power for power in range(12, 34)]
+        lines = "".join(row(s, s // 2, "bfloat16", "sum", -1, 40 + s / 1.9e5, 40 + s / 1.9e5) for s in sizes)
+        paths.append(write(tmp_path, f"own_network_{hosts}.log", new_log("all_reduce", hosts, 8, lines)))
+    joined = with_logs(profile, paths)
+    table = joined.table("all_reduce")
+    over_nodes = set(table["source"][table["inter"] > 1])
+    stays = "inter_node" in joined.meta["laws"]
+    assert stays == (kinds == 1) and ("inter_node" in profile.meta["laws"])
+    assert any(source.startswith("nccl-tests log") for source in over_nodes) and (len(over_nodes) > kinds) == stays
+    assert (joined.table("p2p")["inter"] > 1).any() == stays
+    assert f"{'stays that of' if stays else 'fitted to the logs'}" in joined.meta["nccl_tests"]["notes"][0]
+    if not stays:
+        law = CollectiveLaw.fit(joined)
+        sizes_in = np.array([2.0**24, 2.0**28, 2.0**32])
+        predicted = law.predict("all_reduce", sizes_in, 8, 4).seconds
+        np.testing.assert_allclose(predicted, 40e-6 + sizes_in / 1.9e11, rtol=0.35)

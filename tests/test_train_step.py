@@ -56,7 +56,7 @@ import json, sys
 import torch.distributed as dist
 from profiler.train_layout import Layout
 from profiler.train_model import Dims
-from profiler.train_step import measure, process_group
+from profiler.train_step import leave, measure, process_group
 
 with process_group() as device:
     for name, given in json.loads(sys.argv[1]).items():
@@ -64,6 +64,7 @@ with process_group() as device:
         took = measure(Layout(dims=dims, world_size=ranks, seq_len=32, steps=5, **given), device)
         if dist.get_rank() == 0:
             print(json.dumps([name, took.losses, took.gradient_norm, took.seconds]), flush=True)
+    leave()
 """
 
 

@@ -1,0 +1,135 @@
+"""The text that nccl-tests prints, of any version since 2.0, as plain records.
+
+A log holds one or more runs. Each starts with its parameters ("# nThread 1 nGpus 8 minBytes ..."), lists its devices
+("#  Rank  0 Group  0 Pid 17 on node-a device  0 [0x1b] NVIDIA H100") and prints one line per message size:
+
+    size  count  type  [redop]  [root]   time algbw busbw #wrong   time algbw busbw #wrong
+
+the first time with separate send and receive buffers (out-of-place), the second with one buffer (in-place). Early
+versions have no redop, root or group, and an ``error`` in place of ``#wrong``; later ones start with the test's name.
+Launchers put their own words before each line, and NCCL's own messages may stand between them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+_LAUNCHER = re.compile(r"^(?:\s*(?:\([^()]*\)|\[\d+,\d+\]<std\w+>:|\d+:(?=\s)|>))*\s?")  # mpirun, srun --label, Ray, quotes
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
+_TEST = re.compile(r"\b([a-z_]+?)_perf(?:_mpi)?\b")
+_PARAMETERS = re.compile(r"#\s*nThread\s+\d+\s+nGpus\s+\d+\s+minBytes")
+_ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )iters:\s*(\d+)")
+_RANK = re.compile(
+    r"#\s*Rank\s+(?P<rank>\d+)\s+(?:Group\s+(?P<group>-?\d+)\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+"
+    r"device\s+(?P<slot>\d+\s+\[[^\]]*\])\s*(?P<device>.*?)\s*$"
+)
+_LIBRARY = re.compile(r"nccl-library=(\d+)")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
+_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([a-z]\w*)\s+(.*)$")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One message size. size: bytes as printed. count: elements as printed. Times in seconds, NaN where not measured.
+
+    wrong: values that came out wrong (0 where it was not checked).
+    """
+
+    size: int
+    count: int
+    dtype: str
+    out_of_place: float
+    in_place: float
+    wrong: int
+
+
+@dataclass
+class Run:
+    """One run of one test. test: "all_reduce" or whatever stands before ``_perf``; "" where the log does not say.
+
+    ranks: (host, its device's index and bus address) by (group, rank). devices: their product names. version: NCCL's, "" where
+    unknown. broken: lines cut off or torn apart.
+    """
+
+    test: str
+    version: str
+    iterations: int
+    first_line: int
+    ranks: dict[tuple[int, int], tuple[str, str]] = field(default_factory=dict)
+    devices: set[str] = field(default_factory=set)
+    lines: list[Line] = field(default_factory=list)
+    broken: int = 0
+
+
+def parse(text: str) -> list[Run]:
+    """All runs of a log, in order; [] where no run starts."""
+    runs: list[Run] = []
+    test = version = ""  # said since the last run started, and so about the next one
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = _TIMESTAMP.sub("", _LAUNCHER.sub("", raw))
+        if _PARAMETERS.search(line):
+            iterations = _ITERATIONS.search(line)
+            runs.append(Run(test, version, int(iterations.group(1)) if iterations else 0, number))
+            test = version = ""
+        elif runs and _is_of_run(runs[-1], line):
+            continue
+        else:
+            if "concluded" not in line and (named := _TEST.search(line)):
+                test = named.group(1)
+            version = _version(line) or version
+    return runs
+
+
+def _is_of_run(run: Run, line: str) -> bool:
+    """Whether ``line`` tells something of the run; if so it is noted there."""
+    if rank := _RANK.search(line):
+        run.ranks[int(rank["group"] or 0), int(rank["rank"])] = rank["host"], rank["slot"]
+        run.devices.add(rank["device"])
+        return True
+    if row := _ROW.match(line):
+        found = _line(int(row[1]), int(row[2]), row[3], row[4].split())
+        if found is None:
+            run.broken += 1
+        else:
+            run.lines.append(found)
+        return True
+    if not run.lines and not run.version and (version := _version(line)):
+        run.version = version
+        return True
+    return False
+
+
+def _line(size: int, count: int, dtype: str, cells: list[str]) -> Line | None:
+    """A line from the cells after its type; None where they are not those of one or two measurements of 4 cells."""
+    if cells and re.fullmatch(r"[a-z]\w*", cells[0]):
+        cells = cells[1:]  # redop
+    if len(cells) in (5, 9):
+        cells = cells[1:]  # root
+    numbers = [_number(cell) for cell in cells]
+    if len(cells) not in (4, 8) or None in numbers:
+        return None
+    known = [number if number is not None else math.nan for number in numbers]
+    wrong = sum(int(cell) for cell in cells[3::4] if cell.isdigit())  # an early version's error, 4e-07, is none
+    return Line(size, count, dtype, known[0] * 1e-6, known[4] * 1e-6 if len(cells) == 8 else math.nan, wrong)
+
+
+def _number(cell: str) -> float | None:
+    if cell == "N/A":
+        return math.nan
+    try:
+        return float(cell)
+    except ValueError:
+        return None
+
+
+def _version(line: str) -> str:
+    """NCCL's version from "NCCL version 2.29.3+cuda13.1" or nccl-library=22903 (before 2.9: 2804 is 2.8.4); "" if none."""
+    if stated := _VERSION.search(line):
+        return stated.group(1)
+    if not (coded := _LIBRARY.search(line)):
+        return ""
+    code = int(coded.group(1))
+    major = 10000 if code >= 10000 else 1000
+    return f"{code // major}.{code % major // 100}.{code % 100}"
