@@ -115,8 +115,10 @@ class CostModel:
         return estimate._replace(seconds=estimate.seconds * self.sustained_scale)
 
 
-_LAWS: dict[str, Any] = {"linears": LinearLaw, "grouped": GroupedLinearLaw, "attention": FlashAttnLaw, "kernels": MemoryBoundLaw,
-         "collectives": CollectiveLaw}  # fmt: skip
+_LAWS: dict[str, Any] = {
+    "linears": LinearLaw, "grouped": GroupedLinearLaw, "attention": FlashAttnLaw, "kernels": MemoryBoundLaw,
+    "collectives": CollectiveLaw,
+}  # fmt: skip
 
 
 def fit_laws(profile: Profile) -> dict[str, Any]:

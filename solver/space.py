@@ -80,11 +80,10 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
 
 def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
     """All modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
-    modes = [mode for mode in problem.framework.tp_modes if mode == TpMode.MTP]
-    if sequence_divides(problem.run.seq_len, cp, tp):
-        modes = list(problem.framework.tp_modes)
-    else:
+    modes = problem.framework.tp_modes
+    if not sequence_divides(problem.run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
+        modes = (TpMode.MTP,)
     sharing = [row for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
     batches = _batches(problem.model, pp, sequences, rejected)
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
