@@ -76,7 +76,7 @@ def test_a_run_of_two_ranks_fills_every_table(measured: Path) -> None:
     for op in (*KERNELS, *COLLECTIVES, "p2p"):
         table = profile.table(op)
         assert len(table), op
-        assert (table["seconds"] > 0).all() and (table["repeats"] >= 3).all() and (table["spread"] >= 0).all()
+        assert (table["seconds"] > 0).all() and (table["repeats"] >= 2).all() and (table["spread"] >= 0).all()
         assert set(table.columns) == set(TABLE_COLUMNS[op])
     assert set(profile.table("linear")["layout"]) == {"TN", "NN", "NT"}
     assert set(profile.table("flash_attn")["pass"]) == {"forward", "backward"}
@@ -90,7 +90,7 @@ def test_the_file_holds_plain_values_and_says_how_it_came_about(measured: Path) 
 
 
 def test_four_ranks_can_stand_for_two_nodes(tmp_path: Path) -> None:
-    process = start(4, tmp_path, "--budget", "0.25", environment={"FORETRAIN_RANKS_PER_NODE": "2"})
+    process = start(4, tmp_path, "--budget", "0.15", environment={"FORETRAIN_RANKS_PER_NODE": "2"})
     said = finish(process)
     assert process.returncode == 0, said
     profile = read_profile(tmp_path / "data.pt")
@@ -111,7 +111,7 @@ def test_a_killed_rank_is_named_and_what_was_measured_is_kept_and_resumed(tmp_pa
     kept = read_profile(tmp_path / "data.pt")
     assert rows(kept) > 0
 
-    process = start(2, tmp_path, "--budget", "0.2", "--resume")
+    process = start(2, tmp_path, "--budget", "0.12", "--resume")
     said = finish(process)
     assert process.returncode == 0, said
     resumed = read_profile(tmp_path / "data.pt")
@@ -198,8 +198,8 @@ def test_a_measurement_knows_how_sure_its_median_is() -> None:
 def test_every_prefix_of_a_plan_covers_the_range() -> None:
     points = low_discrepancy(64, 3)
     assert ((points > 0) & (points < 1)).all()
-    for prefix in (16, 64):  # every eighth of every axis is met
-        assert all(len(np.unique((points[:prefix, axis] * 8).astype(int))) == 8 for axis in range(3))
+    for prefix, parts in ((4, 4), (16, 16), (64, 64)):  # every part of every axis is met
+        assert all(len(np.unique((points[:prefix, axis] * parts).astype(int))) == parts for axis in range(3))
     assert sorted(spread_order(11)) == list(range(11)) and spread_order(11)[:3] == [0, 10, 5]
     assert spread_order(1) == [0]
 

@@ -1,0 +1,106 @@
+"""Measure this machine's kernels and collectives: ``torchrun --nproc-per-node=8 gen_profiler_data.py``.
+
+Writes OUTPUT/data.pt, which predictions use from then on, and OUTPUT/pics. Runs on NCCL and CUDA where there are GPUs,
+on gloo and the CPU where there are none, and without torchrun as a single process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from profiler.campaign import DEFAULT_MINUTES, Options, run
+from profiler.errors import InputError
+from profiler.merge import merged
+from profiler.plan import ModelDims
+from profiler.profiles import OWN_PROFILE, PROF_DATA
+from profiler.store import read_profile, write_profile
+from solver.config_file import load_run_config
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--output", type=Path, default=PROF_DATA, metavar="DIR", help="folder of data.pt and pics (%(default)s)")
+    p.add_argument("--budget", type=float, default=DEFAULT_MINUTES, metavar="MINUTES",
+                   help="time to measure for, the most informative rows first (%(default)g)")  # fmt: skip
+    p.add_argument("--config", type=Path, nargs="+", default=[], metavar="FILE",
+                   help="model files whose exact shapes are measured besides the grid")  # fmt: skip
+    p.add_argument("--resume", action="store_true", help="go on with data.pt: rows that it holds are not measured again")
+    p.add_argument("--append", action="store_true", help="measure into data.pt: its rows stay until measured again")
+    p.add_argument("--merge", type=Path, nargs=2, metavar=("A.pt", "B.pt"),
+                   help="measure nothing: join two profiles of one device into data.pt; B's rows win")  # fmt: skip
+    p.add_argument("--quick", action="store_true", help="tiny sizes only, to see that all of it runs; no basis for predictions")
+    p.add_argument("--no-pictures", action="store_true", help="do not fit the measurements and draw the fits")
+    return p
+
+
+def model_dims(path: Path) -> ModelDims:
+    """The sizes of a model file that the solver reads."""
+    config = load_run_config(path)
+    m = config.model
+    return ModelDims(
+        m.hidden_size, m.intermediate_size, m.num_attention_heads, m.num_key_value_heads, m.head_dim, m.vocab_size,
+        m.gated_mlp, config.seq_len or 4096,
+    )  # fmt: skip
+
+
+def merge(first: Path, second: Path, output: Path) -> None:
+    """Join two profiles into ``output``/data.pt."""
+    joined = merged(read_profile(first), read_profile(second))
+    write_profile(output / OWN_PROFILE, joined)
+    rows = sum(len(table) for table in joined.tables.values())
+    print(f"{rows} rows of {joined.device.name} in {output / OWN_PROFILE}")
+
+
+def draw(output: Path) -> None:
+    """Fit what was measured, print how well held-out rows are predicted, and draw it; a sentence where rows are too few."""
+    from rich.console import Console
+
+    from predictor import accuracy
+
+    profile = read_profile(output / OWN_PROFILE)
+    console = Console()
+    try:
+        scores = accuracy.measure(profile.name, profile)
+        pictures = accuracy.draw(scores, output / "pics", output / ".cache")
+    except (InputError, ValueError, ArithmeticError, LookupError) as error:  # a law that too few rows cannot carry
+        console.print(f"no pictures: too few rows to fit ({type(error).__name__}: {error}); measure longer with --resume")
+        return
+    if scores.scores:
+        console.print(accuracy.score_table(f"{profile.device.name}: error on held-out rows", scores.scores))
+    for op, why in scores.missing.items():
+        console.print(f"{op}: no score, {why}")
+    console.print(f"{len(pictures)} pictures in {output / 'pics'}", soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    args = parser().parse_args(arguments)
+    leads = os.environ.get("RANK", "0") == "0"
+    try:
+        if not args.budget > 0:
+            raise InputError(f"--budget is {args.budget:g} minutes; it must be positive")
+        if args.merge:
+            if leads:
+                merge(args.merge[0], args.merge[1], args.output)
+            return 0
+        models = [model_dims(path) for path in args.config]
+        command = shlex.join([Path(sys.argv[0]).name, *(sys.argv[1:] if arguments is None else arguments)])
+        options = Options(args.output, args.budget * 60, models, args.resume, args.append, args.quick, command)
+        status = run(options)
+        if leads and not args.no_pictures:
+            draw(args.output)
+        return status
+    except InputError as error:
+        if leads:
+            print(f"gen_profiler_data.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

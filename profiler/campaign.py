@@ -1,0 +1,246 @@
+"""One measuring run: prepare, measure phase by phase within the budget, and keep every row whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from profiler.errors import InputError
+from profiler.exchange import Exchange
+from profiler.hardware import attention_kernels, cache_bytes, device_facts, limits, preheat, sensors, versions
+from profiler.merge import UNITS, check_same_machine, kept_aside
+from profiler.phases import Bench, Report, measure_collectives, measure_kernels
+from profiler.plan import ModelDims, attention_items, linear_items, memory_bound_items
+from profiler.profile import Device, Profile
+from profiler.profiles import OWN_PROFILE
+from profiler.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
+from profiler.session import Session, leave, lost_ranks, named, open_session, watch
+from profiler.store import read_profile
+
+DEFAULT_MINUTES = 30.0
+INTERRUPTED = 130  #: exit status after Ctrl-C, as shells have it
+#: Share of the budget: GEMMs are most of a training step, collectives most of what differs between layouts.
+WEIGHTS = {"linear": 0.35, "flash_attn": 0.15, "memory_bound": 0.1, "collectives": 0.4}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for. resume: skip rows that the file holds; append: keep them, measure again and replace."""
+
+    output: Path
+    budget_seconds: float = DEFAULT_MINUTES * 60
+    models: Sequence[ModelDims] = ()
+    resume: bool = False
+    append: bool = False
+    quick: bool = False
+    command: str = ""
+
+    @property
+    def path(self) -> Path:
+        return self.output / OWN_PROFILE
+
+
+class StoppedError(BaseException):
+    """A signal asked this process to end. lost: ranks whose processes were gone at that moment."""
+
+    def __init__(self, number: int, lost: list[int]) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number, self.lost = number, lost
+
+
+def run(options: Options) -> int:
+    """Measure this machine into ``options.path``; returns the exit status. Called by every rank of the job.
+
+    Raises InputError for options that cannot be followed. A lost rank ends the process with a message naming it.
+    """
+    session = open_session()
+    _handle_signals(session)
+    recorder: Recorder | None = None
+    try:
+        device = device_facts(session, options.quick)
+        recorder, done = _prepare(session, device, options)
+        kept = recorder
+        watch(session, lambda said: _end(session, kept, said, 1))
+        _measure(session, device, options, recorder, done)
+    except StoppedError as stop:
+        _stopped(session, recorder, stop)
+    except InputError:
+        if session.world > 1 and not session.leads:
+            leave("", 2)  # rank 0 says it
+        raise
+    except RuntimeError as error:
+        if session.world == 1:
+            raise
+        _broken(session, recorder, error)
+    session.close()
+    return 0
+
+
+def _handle_signals(session: Session) -> None:
+    def stop(number: int, _: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        # torchrun ends the others when one dies: who is gone must be seen before they end too
+        raise StoppedError(number, lost_ranks(session))
+
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _prepare(session: Session, device: Device, options: Options) -> tuple[Recorder | None, frozenset[str]]:
+    """Rank 0's recorder, and the labels of rows that no rank should measure again. All ranks raise what rank 0 raises."""
+    recorder, told = None, ("", frozenset[str]())
+    if session.leads:
+        try:
+            recorder = Recorder(options.path, _name(options.path), device, _meta(session, options))
+            _take_over(recorder, options)
+            told = ("", recorder.settled() if options.resume else frozenset())
+        except InputError as error:
+            told = (str(error), frozenset())
+    said, done = session.gather(told)[0]
+    if said:
+        raise InputError(said)
+    return recorder, done
+
+
+def _name(path: Path) -> str:
+    return path.parent.name if path.parent.name not in ("", "prof_data") else "this machine"
+
+
+def _take_over(recorder: Recorder, options: Options) -> None:
+    if not (options.resume or options.append):
+        kept_aside(options.path)
+    elif options.path.exists():
+        old = read_profile(options.path)
+        check_same_machine(old, Profile(recorder.name, recorder.device, {}, recorder.meta), ("the old", "this machine's"))
+        recorder.take_over(old)
+        if options.resume:  # one set of peaks for all rows: two runs measure them a little differently
+            recorder.device = old.device
+    elif options.append:
+        raise InputError(f"{options.path}: no profile to append to; leave out --append for a first one")
+
+
+def _meta(session: Session, options: Options) -> dict[str, Any]:
+    return {
+        **versions(session),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": options.command,
+        "hosts": session.nodes,
+        "ranks": session.world,
+        "units": UNITS,
+        "method": "median of repeats, operands rotated beyond the cache, all ranks at once, slowest rank of a collective",
+        "sustained_scale": 1.0,  # measured under sustained load by every rank at once
+        "sensors": {"start": sensors()},
+        OUT_OF_MEMORY: [],
+        NOT_RUN: {},
+    }
+
+
+def _measure(session: Session, device: Device, options: Options, recorder: Recorder | None, done: frozenset[str]) -> None:
+    size = limits(session, device, options.quick)
+    dtypes = [d for d in ("bf16", "fp32") if device.peak_flops.get(d) and (d == "bf16" or session.device.type == "cpu")]
+    plans = {
+        "linear": linear_items(size, options.models, dtypes),
+        "flash_attn": attention_items(size, options.models, "bf16", attention_kernels(session.device)),
+        "memory_bound": memory_bound_items(size, 4096 if options.quick else 64 * 1024),
+    }
+    software = versions(session)
+    environment = f"nccl {software['nccl']}" if "nccl" in software else f"gloo of torch {software['torch']}"
+    phases = [name for name in WEIGHTS if name in plans or session.world > 1]
+    end = time.monotonic() + options.budget_seconds
+    with _progress(session, end) as report:
+        bench = Bench(session, Exchange(session), recorder, report, done, f"measured, torch {software['torch']}", environment)
+        for i, phase in enumerate(phases):
+            share = WEIGHTS[phase] / sum(WEIGHTS[name] for name in phases[i:])
+            seconds = session.agree(max(end - time.monotonic(), 0.0) * share)
+            if phase in ("linear", "flash_attn"):
+                preheat(session, options.quick)
+            if phase in plans:
+                measure_kernels(bench, phase, plans[phase], seconds, cache_bytes(session.device))
+            else:
+                measure_collectives(bench, size, "bf16", seconds)
+            _note_sensors(recorder, phase)
+    if recorder is not None:
+        recorder.write()
+
+
+def _note_sensors(recorder: Recorder | None, phase: str) -> None:
+    if recorder is not None:
+        recorder.meta["sensors"] = {**recorder.meta["sensors"], f"after {phase}": sensors()}
+
+
+@contextlib.contextmanager
+def _progress(session: Session, end: float) -> Iterator[Report]:
+    """A bar for each phase on rank 0, with the time that is left at most."""
+    if not session.leads:
+        yield lambda *_: None
+        return
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"),
+               TimeElapsedColumn(), TextColumn("at most {task.fields[left]} left"))  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(phase: str, done: int, total: int) -> None:
+            left = f"{max(end - time.monotonic(), 0) / 60:.1f} min"
+            if phase not in tasks:
+                for task in tasks.values():
+                    bar.stop_task(task)
+                tasks[phase] = bar.add_task(phase, total=total, left=left)
+            bar.update(tasks[phase], completed=max(done, bar.tasks[-1].completed), left=left)
+
+        yield report
+
+
+def _kept(recorder: Recorder | None) -> str:
+    """Write what there is, and say so."""
+    if recorder is None:
+        return ""
+    try:
+        recorder.write()
+    except InputError as error:
+        return f"; {error}"
+    return f"; {len(recorder.rows)} rows are kept in {recorder.path}, and --resume goes on from there"
+
+
+def _end(session: Session, recorder: Recorder | None, said: str, status: int) -> None:
+    """End this rank, saying why: rank 0 speaks for all, unless it is the one that is lost."""
+    said = f"gen_profiler_data.py: {said}{_kept(recorder)}"
+    leave(said if session.leads or status == 1 else "", status)
+
+
+def _stopped(session: Session, recorder: Recorder | None, stop: StoppedError) -> None:
+    if stop.number == signal.SIGINT:
+        status, said = INTERRUPTED, "interrupted"
+    elif stop.lost:
+        status, said = 1, f"{named(stop.lost)} died"
+    else:
+        status, said = 128 + stop.number, f"ended by {stop}"
+    _end_quietly_unless(session, recorder, said, status, stop.lost)
+
+
+def _broken(session: Session, recorder: Recorder | None, error: RuntimeError) -> None:
+    """A collective failed or a kernel did: name the rank that is gone, if it is on this host."""
+    time.sleep(0.5)  # a dying process closes its sockets before it is gone
+    lost = lost_ranks(session)
+    if not lost:
+        traceback.print_exc()
+    said = f"{named(lost)} died" if lost else f"rank {session.rank} met: {str(error).splitlines()[0]}"
+    _end_quietly_unless(session, recorder, said, 1, lost)
+
+
+def _end_quietly_unless(session: Session, recorder: Recorder | None, said: str, status: int, lost: list[int]) -> None:
+    """Rank 0 speaks; another rank does where rank 0 is lost, or where the trouble is its own."""
+    if session.leads or 0 in lost or (status == 1 and not lost):
+        _end(session, recorder, said, status)
+    leave("", status)

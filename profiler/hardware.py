@@ -1,0 +1,162 @@
+"""What this machine is: names and sizes that it states, rates that it is measured to reach."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from profiler.devices import DEVICES
+from profiler.plan import GIB, KIB, Limits
+from profiler.profile import Device
+from profiler.session import Session
+from profiler.timing import Work, measure
+
+CPU_CACHE_BYTES = 32 * 2**20  #: operands are rotated beyond so much: no smaller than the L3 share of a core
+#: Parts of the names that CUDA gives its devices -> the datasheet's key; all parts must occur.
+_KNOWN = {
+    "h100_sxm": ("H100", "HBM3"), "h200_sxm": ("H200",), "b200_sxm": ("B200",), "a100_sxm_80gb": ("A100-SXM", "80GB"),
+    "a100_sxm_40gb": ("A100-SXM", "40GB"), "a100_pcie_80gb": ("A100", "PCIe", "80GB"),
+}  # fmt: skip
+_NVML_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu", "driver_version")
+_PREHEAT_SECONDS = 5.0
+
+
+def cache_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    return CPU_CACHE_BYTES
+
+
+def device_facts(session: Session, quick: bool = False) -> Device:
+    """The device of one rank. On a CPU that is the cores a rank computes with, all ranks measuring at once.
+
+    A known accelerator keeps its datasheet's peaks; any other gets the rates of the best GEMM and copy measured here.
+    Links are taken for copies through the memory, until the p2p rows tell their rates.
+    """
+    device = session.device
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        key = _datasheet(properties.name)
+        if key is not None:
+            total = float(properties.total_memory)
+            return replace(DEVICES[key], memory_bytes=total, gpus_per_node=session.ranks_per_node)
+        name, memory, processors = properties.name, float(properties.total_memory), properties.multi_processor_count
+    else:
+        name, memory, processors = _cpu_name(), _cpu_memory() / session.ranks_per_node, torch.get_num_threads()
+    rates = {dtype: session.agree(_gemm_rate(device, kind, quick)) for dtype, kind in _DTYPES.items()}
+    peaks = {dtype: rate for dtype, rate in rates.items() if rate > 0}
+    bandwidth = session.agree(_copy_rate(device, quick))
+    kind = "" if device.type == "cuda" else "shared memory and sockets"
+    return Device(name, peaks, memory, bandwidth, processors, session.ranks_per_node, bandwidth / 2, bandwidth / 2, kind)
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def _datasheet(name: str) -> str | None:
+    return next((key for key, parts in _KNOWN.items() if all(p.lower() in name.lower() for p in parts)), None)
+
+
+def _gemm_rate(device: torch.device, dtype: torch.dtype, quick: bool) -> float:
+    """FLOP/s of the best of some square GEMMs; 0 where the type is not supported."""
+    best = 0.0
+    for size in ((256,) if quick else (8192, 4096)) if device.type == "cuda" else ((256,) if quick else (1024, 2048)):
+        try:
+            a = torch.randn(size, size, device=device).to(dtype)
+            times = measure(_square(a), device, 0.02 if quick else 0.5)
+        except RuntimeError:
+            continue
+        best = max(best, 2.0 * size**3 / min(times.times))
+    return best
+
+
+def _square(a: torch.Tensor) -> Work:
+    def call(_: int) -> None:
+        torch.matmul(a, a)
+
+    return call
+
+
+def _copy_rate(device: torch.device, quick: bool) -> float:
+    """Bytes/s read plus written by the best copy of a buffer far larger than the cache: a rate of the hardware, as a peak."""
+    source = torch.ones(cache_bytes(device) // 4 * (1 if quick else 4), dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+
+    def copy(_: int) -> None:
+        target.copy_(source)
+
+    times = measure(copy, device, 0.05 if quick else 0.5)
+    return 2.0 * source.nbytes / min(times.times)
+
+
+def _cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return f"{found[1].strip() if found else 'CPU'} ({torch.get_num_threads()} of {os.cpu_count()} cores a rank)"
+
+
+def _cpu_memory() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def limits(session: Session, device: Device, quick: bool) -> Limits:
+    """Sizes to measure. quick: only such as take milliseconds, to see that everything runs."""
+    slowest = min(device.peak_flops.values())  # the types measured on a CPU
+    if quick:
+        return Limits(32, 128, 64, 256 * KIB, 16 * KIB, 2.0**24, 0.05, slowest, grid_rows=12)
+    if session.device.type == "cuda":
+        free = device.memory_bytes / 8  # of one row: sets of operands, outputs and a framework's workspace fit beside it
+        return Limits(256, 65536, 65536, GIB, GIB, free, 0.1, device.peak_flops["bf16"])
+    return Limits(64, 4096, 4096, 64 * KIB * KIB, GIB // 4, min(device.memory_bytes / 8, 1.0 * GIB), 1.0, slowest, 8.0)
+
+
+def attention_kernels(device: torch.device) -> tuple[str, ...]:
+    """Fused attention kernels of PyTorch here, the fastest first: cuDNN's on Hopper and newer."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9:
+        return "torch_cudnn", "torch_flash"
+    return ("torch_flash",)
+
+
+def preheat(session: Session, quick: bool) -> None:
+    """Bring a GPU to the clocks of sustained load; a power-limited one boosts for its first seconds."""
+    if session.device.type != "cuda" or quick:
+        return
+    a = torch.randn(8192, 8192, device=session.device, dtype=torch.bfloat16)
+    end = time.monotonic() + _PREHEAT_SECONDS
+    while time.monotonic() < end:
+        for _ in range(50):
+            a @ a
+        torch.cuda.synchronize()
+        session.beat()
+
+
+def sensors() -> dict[str, str]:
+    """Clocks, power and temperature of every local GPU where NVIDIA's tool answers: field -> a word a GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    command = ["nvidia-smi", f"--query-gpu={','.join(_NVML_FIELDS)}", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    columns = zip(*(line.split(", ") for line in answer.strip().splitlines()), strict=False)
+    return {name: "; ".join(column) for name, column in zip(_NVML_FIELDS, columns, strict=False)}
+
+
+def versions(session: Session) -> dict[str, Any]:
+    """Software that decides the times."""
+    found: dict[str, Any] = {"torch": str(torch.__version__), "backend": session.backend}
+    if session.device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,127 @@
+"""The two ways of measuring: kernels, dealt out among the ranks, and collectives, run by all ranks together."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from profiler.collectives import join_group, leave_group, slowest, time_collective
+from profiler.exchange import Exchange
+from profiler.kernels import Arena, workload
+from profiler.plan import Item, Limits, collective_items, group_shapes
+from profiler.recorder import NOT_RUN, Recorder
+from profiler.session import Session
+from profiler.timing import measure
+
+_LEAST_ROW_SECONDS, _MOST_ROW_SECONDS = 0.05, 1.0
+
+#: told after every row: the phase, rows done and all rows of the phase
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What the phases share. recorder: None but on rank 0. done: labels of rows not to measure again. source: of every row."""
+
+    session: Session
+    exchange: Exchange
+    recorder: Recorder | None
+    report: Report
+    done: frozenset[str]
+    source: str
+    environment: str  #: of collectives: backend and release
+
+    def finished(self, phase: str, number: int, total: int, item: Item, outcome: Mapping[str, Any] | None) -> None:
+        """A row of this rank: recorded, or sent to the rank that records."""
+        if self.recorder is None:
+            self.exchange.post([phase, number, outcome])
+        else:
+            self.recorder.add(item, outcome)
+            self.report(phase, number + 1, total)
+
+    def collect(self, phase: str, items: Sequence[Item]) -> None:
+        """Record what other ranks sent."""
+        if self.recorder is not None:
+            for sent, number, outcome in self.exchange.collect():
+                if sent == phase:
+                    self.finished(phase, number, len(items), items[number], outcome)
+
+
+def measure_kernels(bench: Bench, phase: str, planned: Sequence[Item], seconds: float, cache_bytes: int) -> None:
+    """Time the planned rows for about ``seconds``; the ranks work at once, so that they share memory and power."""
+    items = [item for item in planned if item.label not in bench.done]
+    session = bench.session
+    end = time.monotonic() + seconds
+    each = float(np.clip(seconds * session.world / max(len(items), 1), _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS))
+    arena = Arena(session.device, cache_bytes)
+    try:
+        while time.monotonic() < end and (number := bench.exchange.claim(phase)) < len(items):
+            session.beat()
+            bench.finished(phase, number, len(items), items[number], _kernel_row(bench, items[number], arena, each))
+            bench.collect(phase, items)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # the job ends: what others sent meanwhile is finished too
+            bench.collect(phase, items)
+        raise
+    session.agree(0.0)  # all have finished
+    arena.release()
+    bench.collect(phase, items)
+    if bench.recorder is not None:
+        bench.recorder.write()
+
+
+def _kernel_row(bench: Bench, item: Item, arena: Arena, seconds: float) -> dict[str, Any] | None:
+    """The outcome of one row; None where it did not fit in memory."""
+    try:
+        found = measure(workload(item, arena), bench.session.device, seconds)
+    except (torch.OutOfMemoryError, MemoryError):
+        arena.release()
+        return None
+    except RuntimeError as error:
+        if "allocate" in str(error):  # how PyTorch words it on a CPU
+            arena.release()
+            return None
+        if "No available kernel" in str(error):
+            return {NOT_RUN: str(error).splitlines()[0]}
+        raise
+    return {"seconds": found.median, "spread": found.spread, "repeats": found.count, "source": bench.source}
+
+
+def measure_collectives(bench: Bench, limits: Limits, dtype: str, seconds: float) -> None:
+    """Time every collective in every group shape; each shape gets an equal share of the time that is left."""
+    session = bench.session
+    shapes = group_shapes(session.ranks_per_node, session.nodes)
+    end = time.monotonic() + seconds
+    for i, (intra, inter) in enumerate(shapes):
+        items = [it for it in collective_items(intra, inter, limits, dtype) if it.label not in bench.done]
+        left = session.agree(max(end - time.monotonic(), 0.0))
+        if items and left > 0:
+            _measure_group(bench, items, intra, inter, left / (len(shapes) - i))
+    if bench.recorder is not None:
+        bench.recorder.write()
+
+
+def _measure_group(bench: Bench, items: Sequence[Item], intra: int, inter: int, seconds: float) -> None:
+    session, phase = bench.session, f"collectives {intra} x {inter}"
+    group = join_group(session, intra, inter)
+    end = time.monotonic() + seconds
+    each = float(np.clip(seconds / len(items), _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS))
+    for number, item in enumerate(items):
+        session.beat()
+        if session.agree(float(time.monotonic() > end)):
+            break
+        found = time_collective(session, item, group, each)
+        outcome = None
+        if found is not None:
+            median, spread = slowest(session, found, group)
+            outcome = {"seconds": median, "spread": spread, "repeats": found.count, "source": bench.source}
+            outcome["env"] = bench.environment
+        if bench.recorder is not None:
+            bench.finished(phase, number, len(items), item, outcome)
+    leave_group(group)

@@ -1,0 +1,236 @@
+"""What to measure, the most informative rows first: every prefix of a plan covers the whole range of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, product, zip_longest
+
+import numpy as np
+
+from profiler.profile import TABLE_COLUMNS, TEXT_COLUMNS
+
+KIB, GIB = 2**10, 2**30
+LAYOUTS = ("TN", "NN", "NT")  #: x W^T (forward), dy W (input gradient), dy^T x (weight gradient)
+GRID_ROWS = 600  #: shapes of each low-discrepancy grid
+KINDS = (
+    "norm", "gated_act", "residual", "rope", "adam", "cross_entropy", "copy", "embedding", "act", "softmax", "permute",
+)  # fmt: skip
+
+#: What identifies a row: its shape and type, not its outcome.
+KEY_COLUMNS: dict[str, tuple[str, ...]] = {
+    op: tuple(c for c in columns if c not in ("seconds", "spread", "repeats", "source", "env") and "slowdown" not in c)
+    for op, columns in TABLE_COLUMNS.items()
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row to measure: its op, and its key columns in the table's order."""
+
+    op: str
+    values: tuple[int | str, ...]
+
+    @classmethod
+    def of(cls, op: str, columns: Mapping[str, int | str]) -> Item:
+        """Columns not given are 0 or "" as in the table; more than the key columns may be given."""
+        return cls(op, tuple(columns.get(c, "" if c in TEXT_COLUMNS else 0) for c in KEY_COLUMNS[op]))
+
+    @property
+    def columns(self) -> dict[str, int | str]:
+        return dict(zip(KEY_COLUMNS[self.op], self.values, strict=True))
+
+    def number(self, column: str) -> int:
+        return int(self.columns[column])
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} " + " ".join(f"{name}={value}" for name, value in self.columns.items())
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes worth measuring on one device.
+
+    smallest, largest: GEMM dims. longest_sequence: tokens. stream_bytes, message_bytes: largest. memory_bytes: of one
+    row's operands. call_seconds: the longest single call, at ``flops`` FLOP/s.
+    """
+
+    smallest: int
+    largest: int
+    longest_sequence: int
+    stream_bytes: int
+    message_bytes: int
+    memory_bytes: float
+    call_seconds: float
+    flops: float
+    attention_cost: float = 1.0  #: how many times less a fused attention kernel reaches than a GEMM
+    grid_rows: int = GRID_ROWS
+
+    def allows(self, flops: float, operand_bytes: float) -> bool:
+        return flops <= self.flops * self.call_seconds and operand_bytes <= self.memory_bytes
+
+
+@dataclass(frozen=True)
+class ModelDims:
+    """The sizes of a transformer whose exact shapes are wanted."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    gated: bool = True
+    seq_len: int = 4096
+
+
+def low_discrepancy(count: int, dims: int) -> np.ndarray:
+    """Points inside the unit cube, shape [count, dims]: the first 2^i fill every 2^i-th part of every axis.
+
+    Sobol's sequence (Sobol 1967; direction numbers of Joe and Kuo 2008), moved off the cube's faces by half a step.
+    """
+    from scipy.stats import qmc
+
+    octaves = max(count - 1, 1).bit_length()
+    points: np.ndarray = qmc.Sobol(dims, scramble=False).random_base2(octaves)[:count] + 0.5 / 2**octaves
+    return points
+
+
+def spread_order(count: int) -> list[int]:
+    """0..count-1 in an order of which every prefix is spread out: both ends, the middle, the quarters, ..."""
+    order = [0, count - 1]
+    step = count - 1
+    while step > 1:
+        step = (step + 1) // 2
+        order += range(0, count, step)
+    return [i for i in dict.fromkeys(order) if 0 <= i < count]
+
+
+def linear_items(limits: Limits, models: Sequence[ModelDims], dtypes: Sequence[str]) -> list[Item]:
+    """GEMMs: shapes of the named models and a log grid in turn, each in all three layouts; dtypes in turn."""
+    grid = _grid_gemms(limits)
+    shapes = _interleave(dict.fromkeys(chain.from_iterable(_model_gemms(m) for m in models)), grid)
+    items = [
+        _gemm(m, n, k, layout, dtype)
+        for i, (m, n, k, layout) in enumerate(shapes)
+        for dtype in (dtypes[0], *(d for d in dtypes[1:] if i % 4 == 0))  # the second type is the rarer one in training
+        if limits.allows(2.0 * m * n * k, 4.0 * (m * k + k * n + m * n))
+    ]
+    return list(dict.fromkeys(items))
+
+
+def _gemm(m: int, n: int, k: int, layout: str, dtype: str) -> Item:
+    columns: dict[str, int | str] = {"m": m, "n": n, "k": k, "layout": layout, "out_dtype": dtype, "dtype": dtype}
+    columns["batch"] = 1
+    return Item.of("linear", columns)
+
+
+def _grid_gemms(limits: Limits) -> Iterator[tuple[int, int, int, str]]:
+    low, high = np.log2([limits.smallest, limits.largest])
+    for i, point in enumerate(2 ** (low + (high - low) * low_discrepancy(limits.grid_rows, 3))):
+        m, n, k = (_rounded(size, limits.smallest) for size in point)
+        # forward makes the law, the others a factor on it: every fourth shape is measured in each
+        for layout in LAYOUTS if i % 4 == 0 else LAYOUTS[:1]:
+            yield m, n, k, layout
+
+
+def _rounded(size: float, smallest: int) -> int:
+    """To a multiple of an eighth of its octave, as models' sizes are, at least of 16."""
+    step = max(2 ** (int(np.log2(size)) - 3), min(16, smallest))
+    return int(round(size / step) * step)
+
+
+def _model_gemms(model: ModelDims) -> Iterator[tuple[int, int, int, str]]:
+    """Every linear of a layer and the head, over tensor-parallel sizes, forward and both gradients.
+
+    Of Y[t, n] = X[t, k] W[n, k]^T these are t x n over k, t x k over n and n x k over t.
+    """
+    query, context = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
+    up = model.intermediate * (2 if model.gated else 1)
+    for tp in (1, 2, 4, 8):
+        pairs = [(query // tp, model.hidden), (model.hidden, context // tp), (up // tp, model.hidden),
+                 (model.hidden, model.intermediate // tp), (-(-model.vocab // (128 * tp)) * 128, model.hidden)]  # fmt: skip
+        for (n, k), t in product(pairs, (model.seq_len, 2 * model.seq_len, model.seq_len // 4)):
+            if min(n, k, t) > 0:
+                yield from ((t, n, k, "TN"), (t, k, n, "NN"), (n, k, t, "NT"))
+
+
+def attention_items(limits: Limits, models: Sequence[ModelDims], dtype: str, kernels: Sequence[str]) -> list[Item]:
+    """Causal attention, forward and backward: shapes of the named models and a grid in turn.
+
+    kernels: the device's, best first; the best is measured at every shape, others at each third.
+    """
+    shapes = _interleave(dict.fromkeys(chain.from_iterable(_model_attention(m) for m in models)), _grid_attention(limits))
+    items = []
+    for i, (batch, seq, heads, kv_heads, dim) in enumerate(shapes):
+        elements = batch * seq * dim * (4 * heads + 4 * kv_heads)  # q, k, v, output, and their gradients
+        for kernel, backward in product(kernels if i % 3 == 0 else kernels[:1], (False, True)):
+            # half of two products of seq^2 head_dim, FlashAttention's backward does 2.5 times as much
+            flops = 2.0 * batch * heads * seq**2 * dim * (2.5 if backward else 1)
+            if limits.allows(flops * limits.attention_cost, 2.0 * elements):
+                items.append(_attention(batch, seq, heads, kv_heads, dim, backward, kernel, dtype))
+    return list(dict.fromkeys(items))
+
+
+def _attention(batch: int, seq: int, heads: int, kv_heads: int, dim: int, backward: bool, kernel: str, dtype: str) -> Item:
+    columns: dict[str, int | str] = {
+        "batch": batch, "seq_q": seq, "seq_kv": seq, "heads": heads, "kv_heads": kv_heads, "head_dim": dim,
+        "v_head_dim": dim, "causal": 1, "pass": "backward" if backward else "forward", "kernel": kernel, "dtype": dtype,
+    }  # fmt: skip
+    return Item.of("flash_attn", columns)
+
+
+def _grid_attention(limits: Limits) -> Iterator[tuple[int, int, int, int, int]]:
+    octaves = np.log2(limits.longest_sequence / limits.smallest)
+    for sequence, heads, batch, group, dim in low_discrepancy(limits.grid_rows // 2, 5):
+        kv_heads = 2 ** int(6 * heads)  # 1 to 32
+        tokens = int(limits.smallest * 2 ** np.floor((octaves + 1) * sequence))
+        yield 2 ** int(3 * batch), tokens, kv_heads * 2 ** int(3 * group), kv_heads, (128, 64)[int(1.4 * dim)]
+
+
+def _model_attention(model: ModelDims) -> Iterator[tuple[int, int, int, int, int]]:
+    for tp, batch in product((1, 2, 4, 8), (1, 2)):
+        if model.heads % tp == 0:
+            yield batch, model.seq_len, model.heads // tp, max(model.kv_heads // tp, 1), model.head_dim
+
+
+def memory_bound_items(limits: Limits, smallest: int = 64 * KIB) -> list[Item]:
+    """Every kind at every octave of bytes; all kinds at one size before the next size."""
+    sizes = [smallest << i for i in range(int(np.log2(limits.stream_bytes / smallest)) + 1)]
+    return [
+        Item.of("memory_bound", {"kind": kind, "bytes": sizes[i], "dtype": "fp32" if kind == "adam" else "bf16"})
+        for i in spread_order(len(sizes))
+        for kind in KINDS
+    ]
+
+
+def group_shapes(ranks_per_node: int, nodes: int) -> list[tuple[int, int]]:
+    """(intra, inter) of every group worth measuring: full world and full node first, then the largest first.
+
+    intra: divisors of a node's ranks. inter: powers of two and all nodes.
+    """
+    intra = [k for k in range(1, ranks_per_node + 1) if ranks_per_node % k == 0]
+    inter = sorted({2**i for i in range(nodes.bit_length()) if 2**i <= nodes} | {nodes})
+    shapes = sorted((s for s in product(intra, inter) if s[0] * s[1] > 1), key=lambda s: (-s[0] * s[1], s[1]))
+    first = [s for s in ((ranks_per_node, nodes), (ranks_per_node, 1)) if s in shapes]
+    return list(dict.fromkeys([*first, *shapes]))
+
+
+def collective_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[Item]:
+    """All collectives of one group shape, from 1 KiB in steps of four, spread sizes first; p2p where two ranks meet."""
+    ops = ["all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast"]
+    ops += ["p2p"] if intra * inter == 2 else []
+    sizes = [KIB << (2 * i) for i in range(int(np.log2(limits.message_bytes / KIB)) // 2 + 1)]
+    whole = 2 * intra * inter  # the buffer falls into equal parts of whole elements
+    return [
+        Item.of(op, {"intra": intra, "inter": inter, "bytes": -(-sizes[i] // whole) * whole, "dtype": dtype})
+        for i in spread_order(len(sizes))
+        for op in ops
+    ]
+
+
+def _interleave(*sequences: Iterable[tuple[int | str, ...]]) -> Iterator[tuple]:  # type: ignore[type-arg]
+    """One of each in turn, until all are used up."""
+    for together in zip_longest(*sequences):
+        yield from (item for item in together if item is not None)

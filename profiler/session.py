@@ -1,0 +1,172 @@
+"""The ranks that measure together: who they are, how they agree, and how a lost one is noticed and named."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from profiler.errors import InputError
+
+RANKS_PER_NODE = "FORETRAIN_RANKS_PER_NODE"  #: environment: so many ranks count as one node (to fake nodes on one)
+STALL_SECONDS = 60.0  #: a rank that gives no sign of life for so long is lost; no row takes as long
+_POLL_SECONDS = 2.0
+_BEAT_SECONDS = 1.0
+_WAIT = timedelta(seconds=100)  # of PyTorch's own waits: longer than ours, so that ours speaks first
+
+
+class RanksLostError(RuntimeError):
+    """A rank died or hangs; the message names it."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """This rank among all. Nodes hold consecutive ranks, ``ranks_per_node`` each. control: carries decisions (gloo)."""
+
+    rank: int
+    world: int
+    ranks_per_node: int
+    device: torch.device
+    backend: str
+    store: Any
+    control: Any = None
+    _beaten: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> int:
+        return self.world // self.ranks_per_node
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def agree(self, value: float) -> float:
+        """The largest ``value`` of all ranks."""
+        if self.world == 1:
+            return value
+        shared = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(shared, dist.ReduceOp.MAX, group=self.control)
+        return float(shared)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's ``value``, a plain object."""
+        values: list[Any] = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(values, value, group=self.control)
+        return values
+
+    def beat(self, now: bool = False) -> None:
+        """A sign of life, at most one a second. Each row begins with one."""
+        if now or time.monotonic() - self._beaten.get("at", 0.0) > _BEAT_SECONDS:
+            self._beaten["at"] = time.monotonic()
+            self.store.set(f"beat/{self.rank}", str(time.monotonic()))
+
+    def close(self) -> None:
+        if self.world > 1:
+            dist.destroy_process_group()
+
+
+def open_session(environment: Mapping[str, str] = os.environ) -> Session:
+    """Join the job torchrun started; without torchrun, a job of one rank. NCCL where there are GPUs, else gloo."""
+    world, rank = int(environment.get("WORLD_SIZE", 1)), int(environment.get("RANK", 0))
+    local = int(environment.get("LOCAL_RANK", 0))
+    per_node = _ranks_per_node(environment, world)
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        if local >= torch.cuda.device_count():
+            raise InputError(f"rank {rank}: this node has {torch.cuda.device_count()} GPUs; start one rank for each at most")
+        torch.cuda.set_device(device)
+    backend = "nccl" if cuda else "gloo"
+    if world == 1:
+        return Session(0, 1, 1, device, backend, dist.HashStore())  # type: ignore[attr-defined]
+    store, _, _ = next(rendezvous("env://", timeout=_WAIT))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=_WAIT)
+    control = dist.new_group(backend="gloo", timeout=_WAIT) if cuda else dist.group.WORLD
+    session = Session(rank, world, per_node, device, backend, PrefixStore("foretrain", store), control)
+    session.store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
+    session.beat()
+    dist.barrier(group=control)  # every rank's process and first beat are known from here on
+    return session
+
+
+def _ranks_per_node(environment: Mapping[str, str], world: int) -> int:
+    given = environment.get(RANKS_PER_NODE) or environment.get("LOCAL_WORLD_SIZE", "1")
+    if not given.isdigit() or int(given) < 1 or world % int(given):
+        raise InputError(f"{RANKS_PER_NODE} is {given!r}; it must divide the {world} ranks of this job")
+    return int(given)
+
+
+def lost_ranks(session: Session) -> list[int]:
+    """Ranks on this host whose process is gone (or waits to be reaped)."""
+    if session.world == 1:
+        return []
+    lost = []
+    for rank in range(session.world):
+        host, pid = session.store.get(f"process/{rank}").decode().split()
+        if host == socket.gethostname() and not _alive(int(pid)):
+            lost.append(rank)
+    return lost
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def named(ranks: list[int]) -> str:
+    """ "rank 3" or "ranks 3, 5"."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def watch(session: Session, lost: Callable[[str], None]) -> None:
+    """Watch all ranks from a thread of rank 0 (rank 0 from the others); ``lost`` is called once, with what happened.
+
+    PyTorch's collectives wait in C++ and cannot be interrupted, so ``lost`` must end the process itself.
+    """
+    if session.world > 1:
+        threading.Thread(target=_watch, args=(session, lost), daemon=True, name="watchdog").start()
+
+
+def _watch(session: Session, lost: Callable[[str], None]) -> None:
+    store = session.store.clone() if hasattr(session.store, "clone") else session.store
+    watched = range(1, session.world) if session.leads else (0,)
+    seen: dict[int, tuple[bytes, float]] = {}
+    while True:
+        time.sleep(_POLL_SECONDS)
+        try:
+            beats = {rank: bytes(store.get(f"beat/{rank}")) for rank in watched}
+        except (RuntimeError, dist.DistError):
+            return  # the store is gone: torchrun is ending the job
+        now = time.monotonic()
+        for rank, beat in beats.items():
+            if seen.get(rank, (b"", 0.0))[0] != beat:
+                seen[rank] = (beat, now)
+        ages = {rank: now - since for rank, (_, since) in seen.items()}
+        oldest = max(ages.values())
+        if oldest > STALL_SECONDS:
+            # those waiting for the lost one fall silent after it, within the time between two beats
+            silent = [rank for rank, age in ages.items() if age > oldest - _POLL_SECONDS]
+            lost(f"{named(silent)} gave no sign of life for {oldest:.0f} s")
+
+
+def leave(message: str, status: int) -> None:
+    """End this process at once, whatever its other threads wait for."""
+    if message:
+        print(message, file=sys.stderr, flush=True)
+    os._exit(status)
