@@ -61,7 +61,8 @@ def _groups(profile: Profile) -> list[tuple[str, int, int]]:
         measured = {(int(k), int(n)) for k, n in zip(table["intra"], table["inter"], strict=True) if k * n > 1}
         full = 1 if op == "p2p" else profile.device.gpus_per_node
         extra = {(full, nodes) for nodes in PREDICTED_NODES}
-        groups += [(op, k, n) for k, n in sorted(measured | extra | {(2 if op == "p2p" else full, 1)})]
+        inside = {(2 if op == "p2p" else full, 1)} if profile.device.gpus_per_node > 1 else set()
+        groups += [(op, k, n) for k, n in sorted(measured | extra | inside)]
     return groups
 
 
