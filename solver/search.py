@@ -16,7 +16,7 @@ from solver.solutions import Solutions, price_layouts
 from solver.space import cross, enumerate_splits
 from solver.strategy import TpMode
 
-CHUNK_SPLITS = 8192  #: splits priced at once; some 18 times as many layouts fit the processor's cache and 100 MB
+CHUNK_SPLITS = 16384  #: splits priced at once; with some 13 to 18 times as many layouts they take about 150 MB
 OUT_OF_MEMORY = "does not fit in memory"
 
 
