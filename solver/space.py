@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ class Space:
 @lru_cache(maxsize=4096)
 def divisors(n: int) -> np.ndarray:
     """All positive divisors of n, ascending."""
-    small = [i for i in range(1, int(n**0.5) + 1) if n % i == 0]
-    found = np.array(sorted({*small, *(n // i for i in small)}), dtype=np.int64)
+    candidates = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
+    small = candidates[n % candidates == 0]
+    found = np.union1d(small, n // small)
     found.flags.writeable = False  # it is kept for the next caller
     return found
 
