@@ -21,7 +21,7 @@ from solver.program import (
     message,
 )
 from solver.shapes import Shapes
-from solver.strategy import TpMode
+from solver.strategy import Recompute, TpMode
 
 MODULE = "attention"
 
@@ -88,10 +88,8 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     local, ones = run.seq_len // cp, np.ones(len(cp))
     if run.cp_comm == "a2a":
         return [*_context_exchange(shapes), *_flash(shapes, "attention", ones, run.seq_len, run.seq_len, True)]
-    single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
-    kv_bytes = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * BF16
-    group = shapes.groups.cp
     if run.cp_comm == "allgather":
+        single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
         gather, scatter = _kv_gather(shapes)
         return [
             gather,
@@ -99,35 +97,26 @@ def _flash_core(shapes: Shapes) -> list[Op]:
             *_flash(shapes, "attention.shared", several, local, np.maximum(run.seq_len // 2, 1), False),
             scatter,
         ]
-    apart = group.inter > 1  # the slowest hop of the ring sets its pace
-    hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
-    step = message(kv_bytes, hop)
-    steps = (cp - 1) * several
+    steps = (cp - 1) * 1.0
     return [
         *_flash(shapes, "attention", ones, local, local, True),
         *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
-        Op(
-            "kv.send",
-            MODULE,
-            "p2p",
-            FORWARD,
-            step,
-            "cp",
-            steps,
-            ("attention.step.forward",),
-            recomputed_by=ATTENTION_CORE,
-        ),
-        Op(
-            "kv.send",
-            MODULE,
-            "p2p",
-            INPUT_GRAD,
-            {**step, "bytes": 2 * kv_bytes},
-            "cp",
-            steps,
-            ("attention.step.input_grad",),
-        ),
+        *_kv_ring(shapes, steps),
     ]
+
+
+def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
+    """Keys and values passed on under each step of the ring; backward passes their gradients too."""
+    group = shapes.groups.cp
+    apart = group.inter > 1  # the slowest hop of the ring sets its pace
+    hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
+    size = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * BF16
+
+    def send(phase: str, tensors: int, again: tuple[Recompute, ...]) -> Op:
+        under = (f"attention.step.{phase}",)
+        return Op("kv.send", MODULE, "p2p", phase, message(tensors * size, hop), "cp", steps, under, recomputed_by=again)
+
+    return [send(FORWARD, 1, ATTENTION_CORE), send(INPUT_GRAD, 2, ())]
 
 
 def _kv_gather(shapes: Shapes) -> list[Op]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,22 +62,14 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     overlapped = (vpp > 1) & run.p2p_overlap
     transfer = np.where(overlapped, 0.0, 2.0 * vpp * terms.transfer[row])
 
-    # the slowest of first (with the embedding), fullest middle and last stage (with the head)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row]
-    first, middle, last = terms.stages.first[row], terms.stages.middle[row], terms.stages.last[row]
-    single = pp == 1
-    at_first = first * layer + np.minimum(covered, first) * recomputed_layer + embedding + np.where(single, head, 0.0)
-    at_middle = np.where(single, 0.0, middle * layer + np.minimum(covered, middle) * recomputed_layer)
-    at_last = np.where(single, 0.0, last * layer + np.minimum(covered, last) * recomputed_layer + head)
-    is_first, is_last = (at_first >= at_middle) & (at_first >= at_last), (at_last > at_first) & (at_last >= at_middle)
-    count = np.where(is_first, first, np.where(is_last, last, middle))
-    slowest = np.where(is_first, at_first, np.where(is_last, at_last, at_middle)) + transfer + root
+    pace = _slowest_stage(terms, row, (embedding, head), layer, recomputed_layer, covered)
+    count, slowest = pace.layers, pace.seconds + transfer + root
     total = (
         model.num_hidden_layers * layer + np.minimum(covered * pp, model.num_hidden_layers) * recomputed_layer
         + embedding + head + root + transfer * pp
     )  # fmt: skip
-    schedule = run.schedule
-    pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, count * terms.weight_grad[row])
+    pipeline = pipeline_seconds(run.schedule, m, pp, vpp, total, slowest, count * terms.weight_grad[row])
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.transfer[row]
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
@@ -84,18 +77,54 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     fsdp_stage = count * fsdp + np.minimum(covered, count) * (fsdp_again - fsdp)
     sync, gather = _synchronisation(problem, terms, layouts, count * backward + recomputed, count * forward, table_parameters)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    with_embedding, with_head = is_first * 1.0, (is_last | single) * 1.0
     streams = [
         m * (count * (terms.forward[s] + terms.backward[s])[row]
-             + with_embedding * terms.embedding[s][row] + with_head * terms.head[s][row])
+             + pace.has_embedding * terms.embedding[s][row] + pace.has_head * terms.head[s][row])
         for s in range(4)
     ]  # fmt: skip
     parts = np.array([
         streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * transfer, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
     ])  # fmt: skip
-    stage = SlowestStage(count, np.minimum(covered, count), with_embedding, with_head)
+    stage = SlowestStage(count, np.minimum(covered, count), pace.has_embedding, pace.has_head)
     return StepTimes(pipeline + accumulation + sync + gather + optimizer, parts, stage)
+
+
+class _Pace(NamedTuple):
+    """Seconds of one micro batch on the slowest stage, and what that stage holds (ends as 0 or 1); arrays over layouts."""
+
+    seconds: np.ndarray
+    layers: np.ndarray
+    has_embedding: np.ndarray
+    has_head: np.ndarray
+
+
+def _slowest_stage(
+    terms: SplitTerms,
+    row: np.ndarray,
+    ends: tuple[np.ndarray, np.ndarray],
+    layer: np.ndarray,
+    recomputed_layer: np.ndarray,
+    covered: np.ndarray,
+) -> _Pace:
+    """The slowest of the first stage (with the embedding), the fullest middle one and the last (with the head).
+
+    ends: seconds of embedding and head. covered: layers of a stage that are recomputed, each ``recomputed_layer`` longer.
+    """
+    first, middle, last = terms.stages.first[row], terms.stages.middle[row], terms.stages.last[row]
+    single = terms.splits.pp[row] == 1
+    embedding, head = ends
+    at_first = first * layer + np.minimum(covered, first) * recomputed_layer + embedding + np.where(single, head, 0.0)
+    at_middle = np.where(single, 0.0, middle * layer + np.minimum(covered, middle) * recomputed_layer)
+    at_last = np.where(single, 0.0, last * layer + np.minimum(covered, last) * recomputed_layer + head)
+    is_first = (at_first >= at_middle) & (at_first >= at_last)
+    is_last = (at_last > at_first) & (at_last >= at_middle)
+    return _Pace(
+        seconds=np.where(is_first, at_first, np.where(is_last, at_last, at_middle)),
+        layers=np.where(is_first, first, np.where(is_last, last, middle)),
+        has_embedding=is_first * 1.0,
+        has_head=(is_last | single) * 1.0,
+    )
 
 
 def _fsdp(
