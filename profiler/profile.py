@@ -21,6 +21,7 @@ import numpy as np
 from profiler.errors import InputError
 
 SCHEMA_VERSION = 1
+GIB = 2.0**30  #: bytes
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 

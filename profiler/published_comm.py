@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile import COLLECTIVES, Device
+from profiler.profile import COLLECTIVES, GIB, Device
 from profiler.published_rows import (
     Collection,
     Columns,
@@ -34,7 +34,6 @@ LICENCES = {
     "Dao-AILab/flash-attention": "BSD-3-Clause",
 }
 
-_GIB = 2.0**30
 _OPS = {"alltoall": "all2all", "sendrecv": "p2p"}
 _DTYPES = {"half": "fp16", "float": "fp32", "double": "fp64", "bfloat16": "bf16"}
 #: What ``bytes`` must mean in the files, so that it is the whole buffer here.
@@ -153,7 +152,7 @@ def _constants(row: dict[str, Any], ranks: int) -> dict[str, float]:
     scale = float(row["size_scale"])
     fixed = _by_ranks(row["fixed_latency_us_by_n"]).get(ranks, row["fixed_latency_us"])
     return {
-        "bandwidth": float(row["nominal_gib_per_s"] * row["efficiency"]) * _GIB,
+        "bandwidth": float(row["nominal_gib_per_s"] * row["efficiency"]) * GIB,
         "traffic": scale * (ranks + float(row["size_offset"])) / ranks,
         "latency": 1e-6 * (float(row["latency_us"]) * scale * (ranks - 1) + float(fixed)),
     }
@@ -162,7 +161,7 @@ def _constants(row: dict[str, Any], ranks: int) -> dict[str, float]:
 def _add_crowded(raw: Columns, law: dict[str, dict[int, dict[str, float]]]) -> None:
     for op, text in zip(raw["op"], raw["dp_fixed_bw_gib_per_s_by_n"], strict=True):
         for ranks, gib in _by_ranks(text).items():
-            law.setdefault(str(op), {}).setdefault(ranks, {})["bandwidth_all_groups"] = gib * _GIB
+            law.setdefault(str(op), {}).setdefault(ranks, {})["bandwidth_all_groups"] = gib * GIB
 
 
 def _by_ranks(cell: str) -> dict[int, float]:
@@ -194,7 +193,7 @@ def memory_bound_law(files: Collection, prefix: str) -> dict[str, dict[str, floa
         if str(op) in _COUNTED:
             kind, launches, counted = _COUNTED[str(op)]
             law[kind] = {
-                "bandwidth": float(raw["nominal_gib_per_s"][i] * raw["efficiency"][i]) * _GIB,
+                "bandwidth": float(raw["nominal_gib_per_s"][i] * raw["efficiency"][i]) * GIB,
                 "latency_s": float(raw["latency_us_added_per_call"][i]) * 1e-6 * launches,
                 "bytes": counted,
             }

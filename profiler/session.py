@@ -27,10 +27,6 @@ _BEAT_SECONDS = 1.0
 _WAIT = timedelta(seconds=100)  # of PyTorch's own waits: longer than ours, so that ours speaks first
 
 
-class RanksLostError(RuntimeError):
-    """A rank died or hangs; the message names it."""
-
-
 @dataclass(frozen=True)
 class Session:
     """This rank among all. Nodes hold consecutive ranks, ``ranks_per_node`` each. control: carries decisions (gloo)."""

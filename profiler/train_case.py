@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from profiler.errors import InputError
+from profiler.profile import GIB
 from profiler.train_layout import Layout
-
-_GIB = 2.0**30
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def _measured_keys(measured: Measured | None) -> dict[str, Any]:
     if measured is None:
         return {"out_of_memory": True}
     median = statistics.median(measured.seconds)
-    memory = {"peak_memory_gib": measured.peak_bytes / _GIB, "memory_kind": "allocated"} if measured.peak_bytes else {}
+    memory = {"peak_memory_gib": measured.peak_bytes / GIB, "memory_kind": "allocated"} if measured.peak_bytes else {}
     return {
         "step_s": median,
         "spread": (max(measured.seconds) - min(measured.seconds)) / 2 / median,

@@ -14,9 +14,9 @@ from typing import Any
 
 from predictor.cost_model import CostModel, cost_model
 from profiler.errors import InputError
-from profiler.profile import Profile
+from profiler.profile import GIB, Profile
 from profiler.profiles import PROF_DATA, find_profile
-from solver.cluster import GIB, Cluster, cluster_of
+from solver.cluster import Cluster, cluster_of
 from solver.config_file import RunConfig, load_cluster, load_run_config
 from solver.feasibility import check_layout
 from solver.frameworks import known_framework

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile import Device
+from profiler.profile import GIB, Device
 
-GIB = 2.0**30
 #: What the CUDA context, cuBLAS workspaces and NCCL's channels take outside the framework's allocator (assumed).
 RUNTIME_BYTES = 1.5 * GIB
 

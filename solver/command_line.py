@@ -25,6 +25,10 @@ from solver.validate import as_json, confusion, memory_scores, predict_cases, re
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
 
+_OF_A_PREDICTION = (
+    "run_all_solu", "config", "global_batch_size", "pre_profiling_data_path", "profile", "cluster", "seq_len", "framework",
+    "memory_limit_gib", "csv", "plot",
+)  # fmt: skip
 _EXAMPLES = """examples:
   python simulation_train_formulaic.py --run_all_solu --world_size 128
       every layout of InternLM2-7B on 128 GPUs of the default profile
@@ -88,6 +92,10 @@ def _check(args: argparse.Namespace) -> None:
             raise InputError(f"--{name} is {value}; it must be positive and finite")
     if args.profile and args.pre_profiling_data_path:
         raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
+    if args.validate:
+        ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)]
+        if ignored:
+            raise InputError(f"--{ignored[0]} says nothing to --validate: each case names its own hardware, model and layout")
     if args.plot and not args.run_all_solu:
         raise InputError("--plot draws the front of a search; give --run_all_solu too")
     if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
@@ -102,9 +110,9 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
     constants = {"framework": args.framework} if args.framework else {}
     with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
         problem = load_problem(
-        config, args.world_size, profile=profile, cluster=cluster, seq_len=args.seq_len,
-        memory_limit_gib=args.memory_limit_gib, **constants,
-    )  # fmt: skip
+            config, args.world_size, profile=profile, cluster=cluster, seq_len=args.seq_len,
+            memory_limit_gib=args.memory_limit_gib, **constants,
+        )  # fmt: skip
     length = problem.run.seq_len
     if not args.run_all_solu:
         batch = None if args.global_batch_size is None else _sequences(args.global_batch_size, length)

@@ -39,11 +39,15 @@ class Splits:
     def concatenate(cls, parts: Sequence[Splits]) -> Splits:
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
+    @property
+    def layer_columns(self) -> tuple[np.ndarray, ...]:
+        """What of a split its layers depend on, in the order of LayerKeys."""
+        return self.mode, self.tp, self.cp, self.wp, self.micro_batch_size
+
     def layer_keys(self) -> tuple[LayerKeys, np.ndarray]:
         """The distinct layers of these splits, and for each split its layer's index."""
-        columns = (self.mode, self.tp, self.cp, self.wp, self.micro_batch_size)
-        first, inverse = distinct(columns)
-        return LayerKeys(*(column[first] for column in columns)), inverse
+        first, inverse = distinct(self.layer_columns)
+        return LayerKeys(*(column[first] for column in self.layer_columns)), inverse
 
 
 @dataclass(frozen=True)

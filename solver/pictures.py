@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiler.files import replacing
-from solver.cluster import GIB
+from profiler.profile import GIB
 from solver.report import describe
 from solver.search import SearchResult
 

@@ -8,9 +8,11 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from solver.cluster import Cluster
+from solver.distinct import distinct
 from solver.frameworks import Framework, framework_of
 from solver.head import head_program
 from solver.layers import embedding_program, layer_program
+from solver.layouts import Splits
 from solver.model import ModelSpec
 from solver.pricing import LayerTimes, PricedOps, layer_times, price
 from solver.program import LayerKeys
@@ -61,6 +63,14 @@ class LayerTable:
     layer: Part
     embedding: Part
     head: Part
+
+    def rows_of(self, splits: Splits) -> np.ndarray:
+        """Each split's row in this table, which must hold the layers of all of them; shape [splits]."""
+        mine, asked = self.keys.columns, splits.layer_columns
+        _, group = distinct([np.concatenate(pair) for pair in zip(mine, asked, strict=True)])
+        row = np.empty(len(self.keys), dtype=np.int64)
+        row[group[: len(self.keys)]] = np.arange(len(self.keys))
+        return row[group[len(self.keys) :]]
 
 
 def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:

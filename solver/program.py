@@ -21,7 +21,6 @@ FP32 = 4
 LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "flash_attn", "memory_bound"
 COMPUTE = "compute"  #: stream of kernels; the others are process groups: tp, cp, wp
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
-BACKWARD_PHASES = (INPUT_GRAD, WEIGHT_GRAD)
 
 Array = Any  #: a numpy array of shape [keys], or a scalar that stands for one
 
@@ -89,6 +88,10 @@ class LayerKeys:
 
     def __len__(self) -> int:
         return len(self.mode)
+
+    @property
+    def columns(self) -> tuple[np.ndarray, ...]:
+        return self.mode, self.tp, self.cp, self.wp, self.micro_batch_size
 
     def is_mode(self, *modes: TpMode) -> np.ndarray:
         return np.isin(self.mode, [int(mode) for mode in modes])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiler.errors import InputError
+from profiler.profile import GIB
 from solver.layouts import Layouts, Splits
 from solver.problem import Problem, layer_table
 from solver.solutions import Solutions, price_layouts
@@ -86,15 +87,14 @@ def search(
         raise InputError(f"the global batch is {global_batch_size!r} sequences; it must be a whole number of at least 1")
     start = time.perf_counter()
     space = enumerate_splits(problem, global_batch_size)
-    keys, key = space.splits.layer_keys()
-    table = layer_table(problem, keys)
+    table = layer_table(problem, space.splits.layer_keys()[0])
     best, modes = _Best(top), {mode: _Best(1) for mode in TpMode}
     front = _Front()
     priced = feasible = 0
     least = np.inf
     for begin in range(0, len(space.splits), CHUNK_SPLITS):
         part = slice(begin, begin + CHUNK_SPLITS)
-        solutions = price_layouts(problem, cross(problem, space.splits.take(part)), table, key[part])
+        solutions = price_layouts(problem, cross(problem, space.splits.take(part)), table)
         seconds, memory = solutions.times.seconds, solutions.memory.device
         fits = np.flatnonzero(memory <= problem.cluster.memory_bytes)
         priced, feasible, least = priced + len(solutions), feasible + len(fits), min(least, memory.min())
@@ -108,15 +108,15 @@ def search(
     if not feasible:
         raise InputError(
             f"{problem.model.name} fits on {problem.run.world_size} accelerators in none of {priced} layouts: the leanest "
-            f"needs {least / 2**30:.1f} GiB of {problem.cluster.memory_bytes / 2**30:.1f} GiB each; use more accelerators "
+            f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more accelerators "
             "or more memory"
         )
     rejected = Counter({**space.rejected, OUT_OF_MEMORY: priced - feasible})
     elapsed = time.perf_counter() - start
-    found = {mode.name.lower(): price_layouts(problem, kept.parts[0]) for mode, kept in modes.items() if kept.parts}
+    found = {mode.name.lower(): price_layouts(problem, kept.parts[0], table) for mode, kept in modes.items() if kept.parts}
     return SearchResult(
-        problem, price_layouts(problem, best.parts[0]), found, price_layouts(problem, front.layouts()), priced, feasible,
-        elapsed, rejected,
+        problem, price_layouts(problem, best.parts[0], table), found, price_layouts(problem, front.layouts(), table),
+        priced, feasible, elapsed, rejected,
     )  # fmt: skip
 
 

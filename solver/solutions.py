@@ -47,13 +47,13 @@ class Solutions:
         return self.tgs * self.problem.model.flops_per_token(run.seq_len) / peak
 
 
-def price_layouts(
-    problem: Problem, layouts: Layouts, table: LayerTable | None = None, key: np.ndarray | None = None
-) -> Solutions:
-    """Price every layout. ``table`` and ``key`` (each split's row in it) may be given where they were made before."""
-    if table is None or key is None:
+def price_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None) -> Solutions:
+    """Price every layout. ``table`` may be given where one that holds all their layers was made before."""
+    if table is None:
         keys, key = layouts.splits.layer_keys()
         table = layer_table(problem, keys)
+    else:
+        key = table.rows_of(layouts.splits)
     terms = split_terms(problem, table, key, layouts.splits)
     parameters = sum(group.elements for group in copies(problem, table, key, layouts.splits))
     times = step_times(problem, terms, layouts, np.asarray(parameters))

@@ -11,8 +11,9 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
+from profiler.profile import GIB
 from solver.cases import Case
-from solver.cluster import GIB, cluster_of
+from solver.cluster import cluster_of
 from solver.explain import Explanation, explain
 from solver.layouts import Layouts
 from solver.problem import problem_of
