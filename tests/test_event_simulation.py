@@ -14,7 +14,7 @@ from profiler.errors import InputError
 from solver import event_simulation
 from solver.event_simulation import Timeline, simulate
 from solver.op_orders import BACKWARD, FORWARD, WEIGHT, stage_order
-from solver.stages import micro_batches_in_flight, pipeline_seconds
+from solver.stages import micro_batches_in_flight, pipeline_seconds, stage_layers
 from solver.strategy import SCHEDULES
 
 ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
@@ -240,3 +240,37 @@ def test_an_order_that_cannot_run_is_a_named_bug(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(event_simulation, "stage_order", backwards_first)
     with pytest.raises(ValueError, match=r"schedule 1f1b cannot progress on stages \[0, 1\]"):
         simulate("1f1b", [1, 1], [2, 2], 2)
+
+
+def _random_pipeline(rng: np.random.Generator, schedule: str) -> tuple[int, int, int, np.ndarray, np.ndarray]:
+    """pp, vpp, micro batches, forward and backward of equal layers with an embedding and a head of up to three layers."""
+    pp, vpp = int(rng.choice([2, 4, 8, 16])), int(rng.choice([2, 4])) if schedule == "interleaved" else 1
+    layers = pp * vpp * int(rng.integers(1, 5)) + (int(rng.integers(0, pp)) if vpp == 1 else 0)
+    stages = stage_layers(layers, np.array([pp]))
+    count = np.full(pp, int(stages.middle[0]))
+    count[0], count[-1] = int(stages.first[0]), int(stages.last[0])
+    for stage in range(1, count.sum() - layers + 1):  # fuller stages last among the middle ones
+        count[stage] -= 1
+    m = int(rng.choice([1, 2, 4, 8, 16])) * (pp if vpp > 1 else 1)
+    share = np.repeat(count[:, None], vpp, axis=1) / vpp
+    forward, backward = share.copy(), share * rng.uniform(1.8, 3.0)
+    embedding, head = rng.uniform(0, 0.1), rng.uniform(0.05, 3.0)
+    forward[0, 0], backward[0, 0] = forward[0, 0] + embedding, backward[0, 0] + 2 * embedding
+    forward[-1, -1], backward[-1, -1] = forward[-1, -1] + head / 3, backward[-1, -1] + 2 * head / 3
+    return pp, vpp, m, forward, backward
+
+
+@pytest.mark.parametrize(
+    ("schedule", "mean", "low", "high"), [("1f1b", 0.012, -1e-9, 0.14), ("interleaved", 0.003, -0.02, 0.01)]
+)
+def test_closed_forms_of_uneven_stages_stay_within_what_the_docs_say(
+    schedule: str, mean: float, low: float, high: float
+) -> None:
+    rng, errors = np.random.default_rng(0), []
+    for _ in range(300):
+        pp, vpp, m, forward, backward = _random_pipeline(rng, schedule)
+        one = (forward, backward) if vpp > 1 else (forward[:, 0], backward[:, 0])
+        busy = (forward + backward).sum(axis=1)
+        form = pipeline_seconds(schedule, m, pp, vpp, busy.sum(), busy.max(), 0.0)
+        errors.append(form / simulate(schedule, *one, m, vpp).makespan - 1)
+    assert np.abs(errors).mean() < mean and min(errors) > low and max(errors) < high
