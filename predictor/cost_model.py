@@ -101,6 +101,15 @@ class CostModel:
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
         return alone._replace(seconds=seconds)
 
+    def contention_of(self, inter: Any) -> np.ndarray:
+        """Seconds by which a second of a hidden collective over ``inter`` nodes delays the compute beside it.
+
+        A collective takes multiprocessors and memory bandwidth by the byte that passes; where the network is slower than the
+        links inside a node, fewer pass in a second (NCCL opens fewer channels).
+        """
+        passing = min(self.device.gpus_per_node * self.network_bandwidth / self.device.link_bandwidth, 1.0)
+        return np.where(np.asarray(inter) > 1, self.contention * passing, self.contention)
+
     def with_network(self, network_bandwidth: float | None) -> CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's usual one)."""
         return replace(self, network_bandwidth=network_bandwidth or self.device.network_bandwidth)

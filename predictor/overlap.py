@@ -6,8 +6,9 @@ import numpy as np
 
 from profiler.profile import Device, Table
 
-#: NCCL's kernels take about this many multiprocessors from the GEMMs beside them (channels of a large collective).
-NCCL_SMS = 16
+#: Multiprocessors that NCCL's kernels take from the GEMMs beside them: its channels on nodes of eight A100 or H100 behind
+#: NVSwitches, as its log counts them, one thread block each.
+NCCL_SMS = 24
 _SMALLEST_MESSAGE = 2**20  # bytes; smaller ones time their launch
 _FEWEST_ROWS = 3
 

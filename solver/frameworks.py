@@ -37,7 +37,9 @@ class Framework:
     rank sends its part of the activation to the next stage, where the parts are gathered; transfers: how many a stage waits
     for in a micro batch, one after the other. counts_ends: layers are dealt to stages as items of a list with the embedding
     before and norm and head behind them. recomputes_head: full recomputation runs norm and head again too.
-    selective_is_full: what the framework calls selective recomputation are whole layers.
+    selective_is_full: what the framework calls selective recomputation are whole layers. stops_recompute: recomputation of a
+    layer ends with the last tensor that backward needs, so its down projection does not run again (torch's non-reentrant
+    checkpoints since 2.1; torch.compile drops it as dead code).
     norm_kernels: (kind, forward, backward) of a norm's kernels, bytes an element of 16-bit activations (empty: one kernel).
     reserve: what the caching allocator holds beyond the allocated peak, as a share of what comes and goes within a step:
     weights, gradients and states are allocated once and leave no gaps. On the slices of Llama that SimuMax publishes (8 B200,
@@ -68,6 +70,7 @@ class Framework:
     counts_ends: bool = False
     recomputes_head: bool = False
     selective_is_full: bool = False
+    stops_recompute: bool = False
     norm_kernels: tuple[tuple[str, float, float], ...] = ()
     autocast: bool = False  #: weights are held in fp32 and cast for each product
     fused_qkv: bool = True  #: the q, k and v projections are one GEMM
@@ -92,6 +95,7 @@ _TORCHTITAN = Framework(
     defaults={"zero": 3, "grad_dtype": "fp32"},
     gather_copies=2.0,
     scatter_copies=2.0,
+    stops_recompute=True,
     fused_gate_up=False,
     fused_qkv=False,
     shares_input=True,
@@ -109,6 +113,7 @@ _FSDP1 = Framework(
     fused_gate_up=False,
     parallel_loss=False,
     scatter_copies=4.0,
+    stops_recompute=True,
     flash_version=2,  # what torch's scaled_dot_product_attention runs
 )
 

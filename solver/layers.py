@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from solver.attention import attention_ops, attention_saved, attention_weights, attention_working_bytes
@@ -15,6 +17,10 @@ from solver.shapes import Shapes
 from solver.strategy import Strategy, TpMode
 
 
+#: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.
+_BEHIND_LAST_SAVED = ("w2", "w2.reduce", "w2.all_reduce", "residual2")
+
+
 def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
     """One decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order."""
     shapes = Shapes.of(keys, model, run, cluster)
@@ -26,6 +32,8 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         *mlp_ops(shapes),
         *_residual(shapes, "residual2"),
     ]
+    if shapes.framework.stops_recompute:
+        ops = [replace(op, recomputed_by=()) if op.name in _BEHIND_LAST_SAVED else op for op in ops]
     hidden = model.hidden_size
     # A column linear keeps its input: the local shard, or the gathered whole (MTP always, MSP where the framework does so)
     shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)

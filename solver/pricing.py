@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -42,12 +43,11 @@ class PricedOps:
             raise KeyError(name)
         return (self.seconds * self.counts())[chosen].sum(axis=0)
 
-    def exposed(self, contention: float) -> np.ndarray:
+    def exposed(self, cost: CostModel) -> np.ndarray:
         """Seconds each op adds to its pass, counts applied; shape [ops, keys].
 
-        A collective that hides under compute ops adds what outlasts them, its tail, and ``contention`` times the part
-        that ran beside them: while it runs, it takes multiprocessors and memory bandwidth from the GEMMs. Collectives with
-        the same cover share it in order.
+        A collective that hides under compute ops adds what outlasts them, its tail, and its contention (of ``cost``) times
+        the part that ran beside them. Collectives with the same cover share it in order.
         """
         total = self.seconds * self.counts()
         out = total.copy()
@@ -59,10 +59,17 @@ class PricedOps:
             if op.hides_under not in used:
                 used[op.hides_under] = sum((total[rows[label]] for label in op.hides_under), np.zeros(total.shape[1]))
             cover = used[op.hides_under]
-            hidden = np.minimum(total[i] * (1 - op.tail), cover)
-            out[i] = total[i] - hidden * (1 - contention)
-            used[op.hides_under] = cover - hidden
+            out[i] = hidden_rest(total[i], cover, cost.contention_of(op.dims["inter"]), op.tail)
+            used[op.hides_under] = cover - np.minimum(total[i] * (1 - op.tail), cover)
         return out
+
+
+def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: Any, tail: Any = 0.0) -> np.ndarray:
+    """What a collective adds beside ``cover`` seconds of compute: the part that outlasts it or cannot be hidden
+    (``tail``, a share), and ``contention`` times the hidden part, by which it slows the compute."""
+    hidden = np.minimum(communication * (1 - tail), cover)
+    rest: np.ndarray = communication - hidden * (1 - contention)
+    return rest
 
 
 def price(ops: Sequence[Op], keys: int, cost: CostModel) -> PricedOps:

@@ -85,7 +85,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         program = build(keys, problem.model, problem.run, problem.cluster)
         priced = price(program.ops, len(keys), problem.cost)
         host = 0.0 if problem.run.compile else problem.framework.host_op_seconds
-        exposed = priced.exposed(problem.cost.contention)
+        exposed = priced.exposed(problem.cost)
         parts.append(
             Part(
                 priced=priced,

@@ -9,6 +9,7 @@ import numpy as np
 
 from solver.layouts import Layouts
 from solver.problem import Problem
+from solver.side_work import SideWork
 from solver.stages import pipeline_seconds
 from solver.terms import SplitTerms
 
@@ -38,13 +39,6 @@ class StepTimes:
     slowest: SlowestStage
 
 
-def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: float, tail: np.ndarray | float = 0.0) -> np.ndarray:
-    """What a collective adds beside ``cover`` seconds of compute: the part that outlasts it or cannot be hidden
-    (``tail``, a share), and ``contention`` times the hidden part, by which it slows the compute."""
-    hidden = np.minimum(communication * (1 - tail), cover)
-    return communication - hidden * (1 - contention)
-
-
 def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray) -> StepTimes:
     """Seconds of each layout. ``table_parameters``: parameters of one rank's fullest stage, shape [splits]."""
     row, run, model = layouts.row, problem.run, problem.model
@@ -52,8 +46,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     forward, backward = terms.forward.sum(axis=0)[row], terms.backward.sum(axis=0)[row]
     again = terms.recompute[layouts.recompute, row]
     covered = np.where(layouts.recompute_layers < 0, model.num_hidden_layers, layouts.recompute_layers)
-    fsdp, root = _fsdp(problem, terms, layouts, forward, backward)
-    fsdp_again, _ = _fsdp(problem, terms, layouts, forward, backward + again)
+    fsdp, root = _fsdp(terms, layouts, forward, backward)
+    fsdp_again, _ = _fsdp(terms, layouts, forward, backward + again)
     layer = forward + backward + fsdp
     # a recomputed layer runs its forward pass again, under which more of its gathers hide
     recomputed_layer = again + fsdp_again - fsdp
@@ -127,9 +121,7 @@ def _slowest_stage(
     )
 
 
-def _fsdp(
-    problem: Problem, terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """ZeRO-3: exposed seconds per layer and micro batch, and of embedding and head; zero for other layouts.
 
     A layer's parameters are gathered while the layer before computes, in forward and again in backward, where the
@@ -138,11 +130,10 @@ def _fsdp(
     layer, root = np.zeros(len(layouts)), np.zeros(len(layouts))
     chosen = np.flatnonzero(layouts.zero == 3)
     if len(chosen):
-        row, contention = layouts.row[chosen], problem.cost.contention
-        gather, scatter = terms.layer_gather[row], terms.layer_scatter[row]
-        layer[chosen] = hidden_rest(gather, forward[chosen], contention)
-        layer[chosen] += hidden_rest(gather + scatter, backward[chosen], contention)
-        root[chosen] = terms.root[row] + gather  # nothing runs before the first layer's gather
+        row = layouts.row[chosen]
+        gather, scatter = terms.layer_gather.take(row), terms.layer_scatter.take(row)
+        layer[chosen] = gather.beside(forward[chosen]) + (gather + scatter).beside(backward[chosen])
+        root[chosen] = terms.root[row] + gather.communication  # nothing runs before the first layer's gather
     return layer, root
 
 
@@ -160,15 +151,14 @@ def _synchronisation(
     left to hide under. ZeRO-2 keeps only its share of the gradients, so it must scatter them in every micro batch.
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
-    contention, framework = problem.cost.contention, problem.framework
+    framework = problem.framework
     whole = (zero == 0) | ((zero == 1) & (framework.grad_sync == "all_reduce"))
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
-    sync = np.where(whole, terms.all_reduce[row], terms.scatter[row]) * (zero < 3)
-    gather = terms.gather[row] * ((zero == 1) | (zero == 2))
+    reduce, gather = SideWork.either(whole, terms.all_reduce.take(row), terms.scatter.take(row)), terms.gather.take(row)
     if run.overlap_grad_reduce:
         size = np.maximum(parameters * problem.element_bytes.gradient, 1.0)
-        tail = np.minimum(framework.bucket_bytes / size, 1.0)[row]
-        sync = hidden_rest(sync, backward, contention, tail)
-    if run.overlap_param_gather:
-        gather = hidden_rest(gather, forward, contention)
-    return sync * times, gather
+        sync = reduce.beside(backward, np.minimum(framework.bucket_bytes / size, 1.0)[row])
+    else:
+        sync = reduce.alone
+    gathered = gather.beside(forward) if run.overlap_param_gather else gather.alone
+    return sync * times * (zero < 3), gathered * ((zero == 1) | (zero == 2))

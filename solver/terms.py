@@ -10,6 +10,7 @@ from solver.distinct import distinct
 from solver.layouts import Splits
 from solver.pricing import PricedOps, price
 from solver.problem import LayerTable, Problem
+from solver.side_work import SideWork, side_work
 from solver.stages import StageLayers
 from solver.step_ops import fsdp_ops, stages_of, synchronisation_ops, tied_embedding_op, transfer_ops
 
@@ -31,11 +32,11 @@ class SplitTerms:
     head: np.ndarray  #: [streams, S]
     head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework leaves the head alone
     transfer: np.ndarray  #: [S] one activation between neighbouring stages
-    all_reduce: np.ndarray  #: [S] of gradients over all copies
-    scatter: np.ndarray  #: [S] of gradients inside shard groups and across
-    gather: np.ndarray  #: [S] of parameters inside shard groups
-    layer_gather: np.ndarray  #: [S] FSDP: parameters of one layer
-    layer_scatter: np.ndarray
+    all_reduce: SideWork  #: [S] of gradients over all copies
+    scatter: SideWork  #: [S] of gradients inside shard groups and across
+    gather: SideWork  #: [S] of parameters inside shard groups
+    layer_gather: SideWork  #: [S] FSDP: parameters of one layer
+    layer_scatter: SideWork
     root: np.ndarray  #: [S] FSDP: gather and scatter of embedding and head
     accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a kernel of its own does it
     optimizer_whole: np.ndarray
@@ -74,6 +75,9 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
     def once(*names: str) -> np.ndarray:
         return sum((sync.row(name) for name in names), np.zeros(len(first)))[group]
 
+    def side(name: str) -> SideWork:
+        return side_work(sync, name, problem.cost).take(group)
+
     return SplitTerms(
         splits=splits, key=key, stages=stages_of(problem, splits.pp),
         forward=layer.forward[:, key], backward=layer.backward[:, key],
@@ -81,8 +85,8 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputes_head,
         transfer=np.where(splits.pp > 1, transfer, 0.0),
-        all_reduce=once("gradients.all_reduce"), scatter=once("gradients.scatter"), gather=once("parameters.gather"),
-        layer_gather=once("layer.gather"), layer_scatter=once("layer.scatter"), root=once("root.gather", "root.scatter"),
+        all_reduce=side("gradients.all_reduce"), scatter=side("gradients.scatter"), gather=side("parameters.gather"),
+        layer_gather=side("layer.gather"), layer_scatter=side("layer.scatter"), root=once("root.gather", "root.scatter"),
         accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding"),
     )  # fmt: skip
