@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from predictor.arrival import AWAITED, MOST_RANKS, arrival_seconds
 from predictor.collective import CollectiveLaw
 from predictor.estimate import Estimate
 from predictor.flash_attn import FlashAttnLaw
@@ -23,6 +24,7 @@ from predictor.linear import LinearLaw
 from predictor.measured_attention import MeasuredAttention
 from predictor.memory_bound import MemoryBoundLaw
 from predictor.overlap import contention
+from predictor.sustained import sustained_scale
 from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile import Device, Profile
@@ -42,6 +44,7 @@ class CostModel:
     profiled. attention_scale: how much slower the framework's attention kernel is than the device's best generation.
     shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks work across the node at once.
     contention: seconds by which a second of a hidden collective delays the compute beside it (predictor.overlap).
+    arrival: seconds that a collective waits in a training step for each further rank of a node (predictor.arrival).
     measured: attention calls timed on the device itself, under the load of a training run: sustained_scale is in them.
     """
 
@@ -53,6 +56,7 @@ class CostModel:
     collectives: CollectiveLaw
     network_bandwidth: float
     contention: float
+    arrival: float = 0.0
     sustained_scale: float = 1.0
     attention_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
@@ -95,20 +99,23 @@ class CostModel:
         """
         alone = self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
         seconds = alone.seconds
+        if op in AWAITED:
+            seconds = seconds + self.arrival * (np.minimum(intra, MOST_RANKS) - 1)
         for (shared, ranks), rate in self.shared_links.items():
             if shared == op:
                 together = (np.asarray(strided) > 0) & (np.asarray(intra) == ranks)
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
         return alone._replace(seconds=seconds)
 
-    def contention_of(self, inter: Any) -> np.ndarray:
-        """Seconds by which a second of a hidden collective over ``inter`` nodes delays the compute beside it.
+    def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
+        """Seconds by which a hidden collective of ``seconds`` over ``inter`` nodes delays the compute beside it.
 
-        A collective takes multiprocessors and memory bandwidth by the byte that passes; where the network is slower than the
-        links inside a node, fewer pass in a second (NCCL opens fewer channels).
+        It takes multiprocessors and memory bandwidth by the byte that passes. A network slower than the links inside a node
+        draws the same bytes out (NCCL opens fewer channels): they cost what they would inside a node.
         """
-        passing = min(self.device.gpus_per_node * self.network_bandwidth / self.device.link_bandwidth, 1.0)
-        return np.where(np.asarray(inter) > 1, self.contention * passing, self.contention)
+        nodes = np.asarray(inter)
+        inside = self.collectives.predict(op, size, np.where(nodes > 1, self.device.gpus_per_node, 1), 1).seconds
+        return self.contention * np.where(nodes > 1, np.minimum(seconds, inside), seconds)
 
     def with_network(self, network_bandwidth: float | None) -> CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's usual one)."""
@@ -150,9 +157,12 @@ def cost_model(
     profile: Profile,
     network_bandwidth: float | None = None,
     cache_dir: Path | None = None,
-    sustained_scale: float | None = None,
+    scale: float | None = None,
 ) -> CostModel:
-    """The cost model of a profile; laws come from ``cache_dir`` where they were fitted before, and go there."""
+    """The cost model of a profile; laws come from ``cache_dir`` where they were fitted before, and go there.
+
+    scale: another sustained scale than the profile's own.
+    """
     laws = _read_cache(profile, cache_dir) if cache_dir else None
     if laws is None:
         laws = fit_laws(profile)
@@ -162,7 +172,8 @@ def cost_model(
         device=profile.device,
         network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
         contention=contention(profile.device, profile.table("overlap")),
-        sustained_scale=sustained_scale or _sustained_scale(profile, laws["linears"]),
+        arrival=arrival_seconds(profile),
+        sustained_scale=scale or sustained_scale(profile, laws["linears"]),
         shared_links=_shared_links(_meta_laws(profile).get("intra_node") or {}),
         **laws,
     )
@@ -176,19 +187,6 @@ def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]
         for ranks, law in by_ranks.items()
         if "bandwidth_all_groups" in law and "traffic" in law
     }
-
-
-def _sustained_scale(profile: Profile, linears: LinearLaw) -> float:
-    """The profile's own figure where it states one; else how much slower other labs measured the same GEMMs.
-
-    The main source of a shipped profile times bursts of a few dozen kernels from CUDA graphs; another lab that times the
-    kernels of a framework is the nearest to a training run that kernel measurements give. 1 where there is no other lab.
-    """
-    if "sustained_scale" in profile.meta:
-        return float(profile.meta["sustained_scale"])
-    labs = linears.lab_scale(profile)
-    rows = sum(n for _, n in labs.values())
-    return float(np.exp(sum(n * np.log(scale) for scale, n in labs.values()) / rows)) if rows else 1.0
 
 
 def _code_version() -> str:

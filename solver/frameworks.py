@@ -20,7 +20,8 @@ class Framework:
 
     fused_gate_up: gate and up projection are one GEMM. regathers_input: under sequence parallelism a linear keeps only
     its shard of the input and gathers it again in backward (Megatron), whatever the mode says. grad_sync/param_sync:
-    the collective that ZeRO-1 uses. bucket_bytes: gradients reduced at once; the last bucket cannot be hidden.
+    the collective that ZeRO-1 uses. bucket_elements: gradients (and parameters) of one collective, or
+    bucket_elements_per_rank for each rank of the group if that is more; the last bucket cannot be hidden.
     fused_accumulation: gradients of further micro batches are added inside the weight-gradient GEMM (or, under FSDP, on
     shards); otherwise a kernel adds them to the buffer. async_tp_reduce: tensor-parallel communication of the backward pass
     (reduction of input gradients, gathering of kept shards) runs beside GEMMs. flash_version: generation of FlashAttention
@@ -54,7 +55,8 @@ class Framework:
     regathers_input: bool = True
     grad_sync: str = "reduce_scatter"
     param_sync: str = "all_gather"
-    bucket_bytes: float = 160e6
+    bucket_elements: float = 40e6
+    bucket_elements_per_rank: float = 1e6
     optimizer_bytes_per_parameter: float = 30.0
     reserve: float = 0.35
     host_op_seconds: float = 6e-6
@@ -135,7 +137,7 @@ _INTERNEVO = Framework(
     regathers_input=False,
     grad_sync="all_reduce",
     param_sync="broadcast",
-    bucket_bytes=1.07e9,
+    bucket_elements=512 * 2**20,
     optimizer_bytes_per_parameter=36.0,
     fused_accumulation=False,
     whole_tensors=True,
@@ -195,6 +197,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         grad_sync="all_reduce",
         regathers_input=False,
         fused_accumulation=False,
+        bucket_elements=500e6,
         transfers=4.0,  # its pipeline engine sends and receives one after the other
         dropout=True,
     ),
@@ -215,6 +218,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         parallel_loss=False,
         grad_sync="all_reduce",
         reduce_bytes=4,
+        bucket_elements=500e6,
         bucket_copy_bytes=32.0,
         gradient_passes=0.0,
         splits_transfers=False,
@@ -235,7 +239,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
         bucket_copy_bytes=16.0,
         grad_sync="all_reduce",
         param_sync="broadcast",
-        bucket_bytes=26e6,
+        bucket_elements=6.5e6,
+        bucket_elements_per_rank=0.0,
         fused_accumulation=False,
     ),
     Framework(  # its published tables are of 2023, when its attention was the Triton kernel of the first generation

@@ -16,7 +16,6 @@ from solver.program import FORWARD, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram,
 from solver.shapes import Shapes
 from solver.strategy import Strategy, TpMode
 
-
 #: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.
 _BEHIND_LAST_SAVED = ("w2", "w2.reduce", "w2.all_reduce", "residual2")
 

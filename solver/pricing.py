@@ -43,6 +43,13 @@ class PricedOps:
             raise KeyError(name)
         return (self.seconds * self.counts())[chosen].sum(axis=0)
 
+    def contention(self, row: int, cost: CostModel) -> np.ndarray:
+        """By how many seconds each second of the collective ``row`` delays the compute that it hides under; shape [keys]."""
+        op, seconds = self.ops[row], self.seconds[row]
+        delay = cost.contention_seconds(op.kind, op.dims["bytes"], op.dims["inter"], seconds)
+        rate: np.ndarray = delay / np.maximum(seconds, 1e-30)
+        return rate
+
     def exposed(self, cost: CostModel) -> np.ndarray:
         """Seconds each op adds to its pass, counts applied; shape [ops, keys].
 
@@ -59,7 +66,7 @@ class PricedOps:
             if op.hides_under not in used:
                 used[op.hides_under] = sum((total[rows[label]] for label in op.hides_under), np.zeros(total.shape[1]))
             cover = used[op.hides_under]
-            out[i] = hidden_rest(total[i], cover, cost.contention_of(op.dims["inter"]), op.tail)
+            out[i] = hidden_rest(total[i], cover, self.contention(i, cost), op.tail)
             used[op.hides_under] = cover - np.minimum(total[i] * (1 - op.tail), cover)
         return out
 

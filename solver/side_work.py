@@ -58,5 +58,5 @@ def side_work(priced: PricedOps, name: str, cost: CostModel) -> SideWork:
             parts[2] = parts[2] + total[i]
         elif op.name == name:
             parts[0] = parts[0] + total[i]
-            parts[1] = parts[1] + total[i] * cost.contention_of(op.dims["inter"])
+            parts[1] = parts[1] + total[i] * priced.contention(i, cost)
     return SideWork(*parts)

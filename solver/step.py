@@ -11,6 +11,7 @@ from solver.layouts import Layouts
 from solver.problem import Problem
 from solver.side_work import SideWork
 from solver.stages import pipeline_seconds
+from solver.step_ops import buckets
 from solver.terms import SplitTerms
 
 #: Parts of a step, in the order of the rows of StepTimes.parts.
@@ -156,8 +157,8 @@ def _synchronisation(
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
     reduce, gather = SideWork.either(whole, terms.all_reduce.take(row), terms.scatter.take(row)), terms.gather.take(row)
     if run.overlap_grad_reduce:
-        size = np.maximum(parameters * problem.element_bytes.gradient, 1.0)
-        sync = reduce.beside(backward, np.minimum(framework.bucket_bytes / size, 1.0)[row])
+        last_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
+        sync = reduce.beside(backward, last_bucket[row])
     else:
         sync = reduce.alone
     gathered = gather.beside(forward) if run.overlap_param_gather else gather.alone

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.cluster import Placement, placement
+from solver.frameworks import Framework
 from solver.layouts import Splits
 from solver.problem import LayerTable, Problem
 from solver.program import MEMORY_BOUND, Op, message
@@ -59,6 +60,13 @@ def shared_by(group: Copies, zero_shard_size: np.ndarray) -> np.ndarray:
     return np.minimum(zero_shard_size, group.size)
 
 
+def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """How many collectives carry ``elements`` gradients over ``ranks``, as the framework joins them: at least one, fractions
+    allowed."""
+    bucket = np.maximum(framework.bucket_elements, framework.bucket_elements_per_rank * ranks)
+    return np.maximum(elements / bucket, 1.0)
+
+
 def dealt_elements(problem: Problem, splits: Splits, groups: tuple[Copies, Copies]) -> tuple[np.ndarray, np.ndarray]:
     """Parameters of each group that the fullest ZeRO rank updates; shape [splits].
 
@@ -82,10 +90,10 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     ops: list[Op] = []
     groups = copies(problem, table, key, splits)
     for group, dealt in zip(groups, dealt_elements(problem, splits, groups), strict=True):
-        shard = shared_by(group, splits.zero_shard_size)
-        ops += _group_ops(problem, "gradients", group.elements * (framework.reduce_bytes or grad), group, shard)
+        shard, count = shared_by(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
+        ops += _group_ops(problem, "gradients", group.elements * (framework.reduce_bytes or grad), group, shard, count)
         ops += _copies("gradients.all_reduce", group.elements * framework.bucket_copy_bytes, group)
-        ops += _gather("parameters.gather", framework.param_sync, group.elements * sizes.weight, group, shard, problem)
+        ops += _gather("parameters.gather", framework.param_sync, group.elements * sizes.weight, group, shard, count, problem)
         # the new gradient is read, the buffer read and written; Megatron's and FSDP's GEMMs or shards need no such pass
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not framework.fused_accumulation)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, memory_kind="residual",
@@ -114,8 +122,8 @@ def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
         ("root", root, others),
     ):
         shard = shared_by(group, splits.zero_shard_size)
-        ops += _gather(f"{name}.gather", "all_gather", elements * sizes.activation, group, shard, problem)
-        ops += _group_ops(problem, name, elements * sizes.gradient, group, shard, whole=False)
+        ops += _gather(f"{name}.gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)
+        ops += _group_ops(problem, name, elements * sizes.gradient, group, shard, 1.0, whole=False)
         ops += _copies(f"{name}.gather", elements * sizes.activation * problem.framework.gather_copies, group)
         ops += _copies(f"{name}.scatter", elements * sizes.gradient * problem.framework.scatter_copies, group)
     return ops
@@ -151,21 +159,26 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
 
 
 def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.ndarray | float = 1.0) -> Op:
+    """``size`` bytes in ``count`` equal messages, one after the other."""
     ranks = place.intra * place.inter
-    return Op(name, "data parallel", op, "step", message(size, place), "dp", count=np.where(ranks > 1, count, 0.0))
+    return Op(name, "data parallel", op, "step", message(size / count, place), "dp", count=np.where(ranks > 1, count, 0.0))
 
 
-def _group_ops(problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, whole: bool = True) -> list[Op]:
+def _group_ops(
+    problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, count: np.ndarray | float,
+    whole: bool = True,
+) -> list[Op]:  # fmt: skip
     """Gradients of ``size`` bytes over a group: all-reduced whole, or scattered inside shard groups and summed across."""
     node = problem.cluster.gpus_per_node
     inside = placement(shard, group.stride, node)
     across = placement(np.maximum(group.size // shard, 1), group.stride * shard, node)
     ops = [
-        _message(f"{name}.scatter", "reduce_scatter", size, inside),
-        _message(f"{name}.scatter", "all_reduce", size / shard, across),
+        _message(f"{name}.scatter", "reduce_scatter", size, inside, count),
+        _message(f"{name}.scatter", "all_reduce", size / shard, across, count),
     ]
     if whole:
-        ops.append(_message(f"{name}.all_reduce", "all_reduce", size, placement(group.size, group.stride, node)))
+        everyone = placement(group.size, group.stride, node)
+        ops.append(_message(f"{name}.all_reduce", "all_reduce", size, everyone, count))
     return ops
 
 
@@ -177,7 +190,9 @@ def _copies(name: str, size: np.ndarray, group: Copies) -> list[Op]:
     return [Op(name, "data parallel", MEMORY_BOUND, "step", {"bytes": size}, count=there, memory_kind="copy")]
 
 
-def _gather(name: str, how: str, size: np.ndarray, group: Copies, shard: np.ndarray, problem: Problem) -> list[Op]:
+def _gather(
+    name: str, how: str, size: np.ndarray, group: Copies, shard: np.ndarray, count: np.ndarray | float, problem: Problem
+) -> list[Op]:
     """Parameters of ``size`` bytes inside the shard group: gathered at once, or each rank broadcasts its part in turn.
 
     Broadcasting frameworks deal whole tensors, so no more ranks than there are tensors have something to send.
@@ -185,5 +200,5 @@ def _gather(name: str, how: str, size: np.ndarray, group: Copies, shard: np.ndar
     place = placement(shard, group.stride, problem.cluster.gpus_per_node)
     if how == "broadcast":
         senders = np.minimum(shard, problem.framework.tensors_per_layer * problem.model.num_hidden_layers)
-        return [_message(name, "broadcast", size / senders, place, count=senders * 1.0)]
-    return [_message(name, "all_gather", size, place)]
+        return [_message(name, "broadcast", size, place, senders * 1.0)]
+    return [_message(name, "all_gather", size, place, count)]

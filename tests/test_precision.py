@@ -81,7 +81,7 @@ def test_contention_is_what_the_overlap_rows_say() -> None:
     gemm, message = [1.25] * 3 + [9.0], [1.5] * 3 + [9.0]
     columns = {"bytes": [2**22] * 3 + [1024], "gemm_slowdown": gemm, "collective_slowdown": message, "seconds": 1.0}
     assert contention(DEVICE, Table.from_columns("overlap", columns)) == pytest.approx(0.3)
-    assert contention(DEVICE, Table.from_columns("overlap", {})) == CONTENTION == pytest.approx(16 / DEVICE.num_sms)
+    assert contention(DEVICE, Table.from_columns("overlap", {})) == CONTENTION == pytest.approx(24 / DEVICE.num_sms)
 
 
 def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None:

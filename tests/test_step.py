@@ -129,7 +129,8 @@ def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
         # one bucket holds all gradients, so nothing of them is hidden; of the parameters what two layers' forward covers
         forward = 2 * (2_494_464 * FLOP + 77_824 * BYTE)
         assert part(found, "gradient_sync") == pytest.approx([scatter, scatter], rel=1e-12)
-        assert part(found, "parameter_gather") == pytest.approx([gather - 0.9 * forward, 0], rel=1e-12)
+        # (inside a node the same bytes would pass in half the time, so they delay it by half the contention of a tenth)
+        assert part(found, "parameter_gather") == pytest.approx([gather - 0.95 * forward, 0], rel=1e-12)
     # 30 bytes of Adam and 8 of norm and zeroing for each parameter, shared by 16 or not; the norm's 4 bytes cross nodes
     whole = parameters * 38 * BYTE
     assert part(found, "optimizer") == pytest.approx([whole / 16 + 4 * NETWORK, whole + 4 * NETWORK], rel=1e-4)

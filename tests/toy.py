@@ -28,7 +28,7 @@ FLOP, BYTE, LINK, NETWORK = 1e-15, 1e-12, 1e-11, 2e-11
 CONTENTION = 0.1
 
 DEVICE = Device(
-    name="toy", peak_flops={"bf16": 1e15}, memory_bytes=80 * 2.0**30, memory_bandwidth=1e12, num_sms=160,
+    name="toy", peak_flops={"bf16": 1e15}, memory_bytes=80 * 2.0**30, memory_bandwidth=1e12, num_sms=240,
     gpus_per_node=8, link_bandwidth=1 / LINK, network_bandwidth=1 / NETWORK,
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ class _Kernel:
 
 
 class _Collective:
-    def predict(self, op: str, size: Any, intra: Any, inter: Any, network_bandwidth: float) -> Estimate:
+    def predict(self, op: str, size: Any, intra: Any, inter: Any, network_bandwidth: float = DEVICE.network_bandwidth) -> Estimate:
         rate = np.where(np.asarray(inter) > 1, 1 / network_bandwidth, LINK)
         alone = np.asarray(intra) * np.asarray(inter) <= 1
         return _estimate(np.where(alone, 0.0, np.asarray(size) * rate))

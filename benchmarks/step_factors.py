@@ -1,0 +1,190 @@
+"""The part of the sustained scale that only training steps show: fits one factor a device to measured runs, judges it on runs
+that were left out, and keeps it where it helps there.
+
+    python benchmarks/step_factors.py [--cases FILE.jsonl] [--output prof_data/step_factors.json]
+
+A factor multiplies the times of products and attention. It is the median over groups of runs (one publication or one collection
+each) of the group's median; where a device has one group only, over its layouts. The judge leaves each group (layout) out in
+turn, and the factor is kept if the mean |error| of what was left out falls by a fifth or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from predictor.cost_model import CostModel
+from predictor.sustained import STEP_FACTORS
+from profiler.errors import InputError
+from profiler.files import write_text
+from profiler.profiles import shipped_profiles
+from solver.cases import Case, read_cases
+from solver.command_line import CostModels as ShippedModels
+from solver.validate import CostModels, Prediction, predict_cases, timed
+
+PUBLISHED = Path(__file__).resolve().parent.parent / "configs" / "cases" / "published.jsonl"
+LEAST_GAIN = 0.2  #: of the mean |error| on runs left out
+_STEP = 0.05  #: a factor's effect on a step is taken as linear between 1 and 1 plus this
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """What the runs on one device say. error_*: mean |predicted / measured - 1|, of runs left out with the others' factor."""
+
+    hardware: str
+    by_fold: Mapping[str, float]
+    runs: int
+    error_without: float
+    error_left_out: float
+
+    @property
+    def fitted(self) -> float:
+        return float(np.median(list(self.by_fold.values())))
+
+    @property
+    def kept(self) -> bool:
+        return self.error_left_out <= (1 - LEAST_GAIN) * self.error_without
+
+    def leaving_out(self, fold: str) -> float:
+        """The factor that the other folds give; 1 where there are none."""
+        others = [factor for name, factor in self.by_fold.items() if name != fold]
+        return float(np.median(others)) if others else 1.0
+
+
+def read_factors(path: Path = STEP_FACTORS) -> dict[str, float]:
+    """Profile -> its kept factor."""
+    if not path.is_file():
+        return {}
+    return {name: float(entry["factor"]) for name, entry in json.loads(path.read_text(encoding="utf-8"))["profiles"].items()}
+
+
+def scaled(models: CostModels, factors: Mapping[str, float]) -> CostModels:
+    """``models`` with products and attention taking ``factors`` (by hardware) times as long."""
+
+    def model(hardware: str, network_bandwidth: float | None) -> CostModel | None:
+        found = models(hardware, network_bandwidth)
+        return found and replace(found, sustained_scale=found.sustained_scale * factors.get(hardware, 1.0))
+
+    return model
+
+
+def folds(cases: Sequence[Case]) -> dict[str, str]:
+    """Case -> what is left out together with it, of cases on one device."""
+    several = len({case.source for case in cases}) > 1
+    return {case.id: case.source if several else _layout(case) for case in cases}
+
+
+def _layout(case: Case) -> str:
+    s = case.strategy
+    if s is None:
+        return "skipped"
+    return f"{case.model.name} tp{s.tp} pp{s.pp} cp{s.cp} on {s.world_size}"
+
+
+def fit_device(cases: Sequence[Case], models: CostModels) -> DeviceFit | None:
+    """The factor of the device that all ``cases`` ran on; None where none of them has a time. ``models``: without factors."""
+    hardware, fold = cases[0].hardware, folds(cases)
+    base, more = (timed(predict_cases(cases, scaled(models, {hardware: f}))) for f in (1.0, 1.0 + _STEP))
+    implied: dict[str, list[float]] = {}
+    for one, other in zip(base, more, strict=True):
+        slope = (other.seconds - one.seconds) / _STEP
+        implied.setdefault(fold[one.case.id], []).append(1 + (one.case.measured["step_s"] - one.seconds) / slope)
+    if not base:
+        return None
+    fit = DeviceFit(hardware, {name: float(np.median(v)) for name, v in implied.items()}, len(base), _error(base), 0.0)
+    return replace(fit, error_left_out=_error(timed(predict_left_out(cases, models, fit))))
+
+
+def predict_left_out(cases: Sequence[Case], models: CostModels, fit: DeviceFit) -> list[Prediction]:
+    """Predictions in the order of ``cases``, each with the factor of the folds it is not in."""
+    fold, found = folds(cases), {}
+    for name in dict.fromkeys(fold.values()):
+        chosen = [case for case in cases if fold[case.id] == name]
+        for prediction in predict_cases(chosen, scaled(models, {fit.hardware: fit.leaving_out(name)})):
+            found[prediction.case.id] = prediction
+    return [found[case.id] for case in cases]
+
+
+def predict_held_out(cases: Sequence[Case], models: CostModels) -> list[Prediction]:
+    """Predictions in the order of ``cases``: where ``models`` hold a kept factor, with that of other folds instead."""
+    kept = {name: factor for name, factor in read_factors().items() if factor != 1.0}
+    plain = scaled(models, {name: 1 / factor for name, factor in kept.items()})
+    judged = {name: [c for c in cases if c.hardware == name and "step_s" in c.measured] for name in kept}
+    found: dict[str, Prediction] = {}
+    for there in judged.values():
+        fit = fit_device(there, plain) if there else None
+        found |= {p.case.id: p for p in predict_left_out(there, plain, fit)} if fit else {}
+    rest = predict_cases([case for case in cases if case.id not in found], models)
+    found |= {p.case.id: p for p in rest}
+    return [found[case.id] for case in cases]
+
+
+def fit_devices(cases: Sequence[Case], models: CostModels) -> list[DeviceFit]:
+    """One fit a device that has timed cases and a profile; ``models`` may hold the factors that are kept today."""
+    plain = scaled(models, {name: 1 / factor for name, factor in read_factors().items()})
+    fits = []
+    for hardware in sorted({case.hardware for case in cases}):
+        there = [case for case in cases if case.hardware == hardware and "step_s" in case.measured]
+        if there and plain(hardware, None) is not None:
+            fits.append(fit_device(there, plain))
+    return [fit for fit in fits if fit]
+
+
+def _error(predictions: Sequence[Prediction]) -> float:
+    return float(np.mean([abs(p.seconds / p.case.measured["step_s"] - 1) for p in predictions]))
+
+
+def as_json(fits: Sequence[DeviceFit]) -> str:
+    entries = {
+        fit.hardware: {
+            "factor": round(fit.fitted, 4) if fit.kept else 1.0,
+            "fitted": round(fit.fitted, 4),
+            "runs": fit.runs,
+            "mean_error_without": round(fit.error_without, 4),
+            "mean_error_left_out": round(fit.error_left_out, 4),
+            "by_fold": {name: round(factor, 4) for name, factor in sorted(fit.by_fold.items())},
+        }
+        for fit in fits
+    }
+    about = "Factors on the times of products and attention, fitted to training steps by benchmarks/step_factors.py"
+    return json.dumps({"about": about, "profiles": entries}, indent=1) + "\n"
+
+
+def show(fits: Sequence[DeviceFit], console: Console) -> None:
+    table = Table(
+        "device", "runs", "folds", "fitted", "error without", "error left out", "kept", title="Factors of training steps"
+    )
+    for f in fits:
+        table.add_row(f.hardware, str(f.runs), str(len(f.by_fold)), f"{f.fitted:.3f}", f"{f.error_without:.1%}",
+                      f"{f.error_left_out:.1%}", "yes" if f.kept else "no")  # fmt: skip
+    console.print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=Path, default=PUBLISHED, help="measured runs (default: the shipped ones)")
+    parser.add_argument("--output", type=Path, default=STEP_FACTORS)
+    args = parser.parse_args(arguments)
+    try:
+        cases = read_cases(args.cases)
+        with Console(stderr=True).status(f"predicting {len(cases):,} runs with and without factors"):
+            fits = fit_devices(cases, ShippedModels(shipped_profiles()))
+        show(fits, Console())
+        write_text(args.output, as_json(fits))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The sustained scale: how much longer kernels take in a training step than in the loops that a profile timed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from predictor.linear import LinearLaw
+from profiler.errors import InputError
+from profiler.profile import Profile
+from profiler.profiles import PROF_DATA
+
+#: Factors that real training steps add, by profile; ``python benchmarks/step_factors.py`` writes it and says when it keeps one.
+STEP_FACTORS = PROF_DATA / "step_factors.json"
+
+
+def sustained_scale(profile: Profile, linears: LinearLaw) -> float:
+    """The profile's own figure where it states one; else how much slower other labs measured the same GEMMs, times the factor
+    of real training steps.
+
+    The main source of a shipped profile times bursts of a few dozen kernels from CUDA graphs; another lab that times the
+    kernels of a framework is the nearest to a training run that kernel measurements give. 1 where there is no other lab.
+    """
+    if "sustained_scale" in profile.meta:
+        return float(profile.meta["sustained_scale"])
+    labs = linears.lab_scale(profile)
+    rows = sum(n for _, n in labs.values())
+    lab = float(np.exp(sum(n * np.log(scale) for scale, n in labs.values()) / rows)) if rows else 1.0
+    return lab * step_factor(profile)
+
+
+def step_factor(profile: Profile, path: Path = STEP_FACTORS) -> float:
+    """The factor kept for a shipped profile; 1 for any other. Raises InputError for a file that cannot be read."""
+    if "sustained" not in profile.meta or not path.is_file():
+        return 1.0
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))["profiles"].get(profile.name, {"factor": 1.0})
+        return float(entry["factor"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: no table of factors by profile ({error}); write it again by benchmarks/step_factors.py"
+        ) from None
