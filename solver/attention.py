@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from solver.cluster import Placement
@@ -89,12 +91,14 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     """
     run, cp = shapes.run, shapes.keys.cp
     local, ones = run.seq_len // cp, np.ones(len(cp))
+    copies = _layout_copies(shapes)
     if run.cp_comm == "a2a":
-        return [*_context_exchange(shapes), *_flash(shapes, "attention", ones, run.seq_len, run.seq_len, True)]
+        return [*copies, *_context_exchange(shapes), *_flash(shapes, "attention", ones, run.seq_len, run.seq_len, True)]
     if run.cp_comm == "allgather":
         single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
         gather, scatter = _kv_gather(shapes)
         return [
+            *copies,
             gather,
             *_flash(shapes, "attention", single, run.seq_len, run.seq_len, True),
             *_flash(shapes, "attention.shared", several, local, np.maximum(run.seq_len // 2, 1), False),
@@ -102,10 +106,22 @@ def _flash_core(shapes: Shapes) -> list[Op]:
         ]
     steps = (cp - 1) * 1.0
     return [
+        *copies,
         *_flash(shapes, "attention", ones, local, local, True),
         *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
         *_kv_ring(shapes, steps),
     ]
+
+
+def _layout_copies(shapes: Shapes) -> list[Op]:
+    """Copies between the framework's order of dimensions and the kernel's, each a read and a write, there and back."""
+    of_qkv, of_context = shapes.framework.flash_copies
+    if not of_qkv + of_context:
+        return []
+    heads = of_qkv * (shapes.heads + 2 * shapes.kv_heads) + of_context * shapes.heads
+    several, twice = np.where(shapes.keys.micro_batch_size > 1, 1.0, 0.0), 2 * shapes.element
+    copies = memory_bound("layout", MODULE, "copy", shapes.tokens * heads * shapes.model.head_dim, twice, twice, ATTENTION_CORE)
+    return [replace(op, count=several) for op in copies]
 
 
 def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:

@@ -41,6 +41,8 @@ class Framework:
     selective_is_full: what the framework calls selective recomputation are whole layers. stops_recompute: recomputation of a
     layer ends with the last tensor that backward needs, so its down projection does not run again (torch's non-reentrant
     checkpoints since 2.1; torch.compile drops it as dead code).
+    flash_copies: how often q, k and v, and how often the context, are copied between the framework's order of dimensions, sequence
+    first, and FlashAttention's, batch first; the two are one where there is one sequence in a micro batch.
     norm_kernels: (kind, forward, backward) of a norm's kernels, bytes an element of 16-bit activations (empty: one kernel).
     reserve: what the caching allocator holds beyond the allocated peak, as a share of what comes and goes within a step:
     weights, gradients and states are allocated once and leave no gaps. On the slices of Llama that SimuMax publishes (8 B200,
@@ -73,6 +75,7 @@ class Framework:
     recomputes_head: bool = False
     selective_is_full: bool = False
     stops_recompute: bool = False
+    flash_copies: tuple[int, int] = (0, 0)
     norm_kernels: tuple[tuple[str, float, float], ...] = ()
     autocast: bool = False  #: weights are held in fp32 and cast for each product
     fused_qkv: bool = True  #: the q, k and v projections are one GEMM
@@ -217,6 +220,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         fused_softmax=False,
         parallel_loss=False,
         grad_sync="all_reduce",
+        flash_copies=(1, 2),
         reduce_bytes=4,
         bucket_elements=500e6,
         bucket_copy_bytes=32.0,
