@@ -19,6 +19,8 @@ _SCHEDULES = {"1f1b-interleaved": "interleaved"}
 #: What may have been read: the framework's peak, its allocator's, the whole device's.
 MEMORY_KINDS = ("allocated", "reserved", "device")
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
+#: How the names of profiles of Hopper and later begin.
+_SINCE_HOPPER = ("h100", "h200", "b200")
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         model = _model(sections["model"], assumptions)
         skipped = _inexpressible(model, sections["run"])
         if not skipped:
-            strategy = _strategy(sections["run"], model, assumptions)
+            run = _of_its_time(sections["run"], str(plain["hardware"]), assumptions)
+            strategy = _strategy(run, model, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
@@ -141,6 +144,14 @@ def _renamed(run: Mapping[str, Any]) -> Mapping[str, Any]:
     """``run`` with the framework's own words for recomputation in ours."""
     selective = run.get("recompute") == "selective" and framework_of(str(run.get("framework", ""))).selective_is_full
     return {**run, "recompute": "full"} if selective else run
+
+
+def _of_its_time(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> Mapping[str, Any]:
+    """Megatron-LM on Hopper and later stands on Megatron-Core and Transformer Engine, whatever release it is."""
+    if not hardware.startswith(_SINCE_HOPPER) or framework_of(str(run.get("framework", ""))).name != "megatron-lm":
+        return run
+    assumptions.append("framework: megatron-core, which Megatron-LM stands on since Hopper")
+    return {**run, "framework": "megatron-core"}
 
 
 def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Strategy:

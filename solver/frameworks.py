@@ -6,117 +6,52 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from profiler.errors import InputError
+from solver.framework import Framework
 from solver.strategy import TpMode
 
-
-@dataclass(frozen=True, kw_only=True)
-class Framework:
-    """Habits of one framework.
-
-    fused_gate_up: gate and up projection are one GEMM. regathers_input: under sequence parallelism a linear keeps only
-    its shard of the input and gathers it again in backward (Megatron), whatever the mode says. grad_sync/param_sync:
-    the collective that ZeRO-1 uses. bucket_elements: gradients (and parameters) of one collective, or
-    bucket_elements_per_rank for each rank of the group if that is more; the last bucket cannot be hidden.
-    fused_accumulation: gradients of further micro batches are added inside the weight-gradient GEMM (or, under FSDP, on
-    shards); otherwise a kernel adds them to the buffer. async_tp_reduce: tensor-parallel communication of the backward pass
-    (reduction of input gradients, gathering of kept shards) runs beside GEMMs. flash_version: generation of FlashAttention
-    (0: the device's best). dropout: unfused attention and residuals drop out, as GPT-2 did.
-    dummy_gradients: beside the gradients a 16-bit buffer is kept for each distinct shape of a layer's linears (Transformer
-    Engine since 2.11, where a GEMM that accumulates into fp32 gradients must still hand autograd something).
-    head_dummy_gradient: likewise for the vocabulary's weight, while its backward pass runs (Megatron's own linears).
-    optimizer_bytes_per_parameter: traffic of one Adam step. gradient_passes: how often else a step reads or writes its
-    gradients (their norm, clipping, zeroing). bucket_copy_bytes: per parameter, of copying gradients into buckets and back,
-    casts and averaging included. reduce_bytes: of a gradient on the wire (0: as it is accumulated). gather_copies,
-    scatter_copies: reads and writes of gathered weights, and of whole gradients, by copies between the parameters and FSDP's
-    buffers (FSDP2 copies both; FSDP1's parameters are views, whose gradients autograd joins and FSDP divides before it
-    scatters them). whole_tensors: ZeRO deals whole tensors, so that some rank updates the largest. splits_transfers: a tensor
-    rank sends its part of the activation to the next stage, where the parts are gathered; transfers: how many a stage waits
-    for in a micro batch, one after the other. counts_ends: layers are dealt to stages as items of a list with the embedding
-    before and norm and head behind them. recomputes_head: full recomputation runs norm and head again too.
-    selective_is_full: what the framework calls selective recomputation are whole layers. stops_recompute: recomputation of a
-    layer ends with the last tensor that backward needs, so its down projection does not run again (torch's non-reentrant
-    checkpoints since 2.1; torch.compile drops it as dead code).
-    flash_copies: how often q, k and v, and how often the context, are copied between the framework's order of dimensions, sequence
-    first, and FlashAttention's, batch first; the two are one where there is one sequence in a micro batch.
-    norm_kernels: (kind, forward, backward) of a norm's kernels, bytes an element of 16-bit activations (empty: one kernel).
-    reserve: what the caching allocator holds beyond the allocated peak, as a share of what comes and goes within a step:
-    weights, gradients and states are allocated once and leave no gaps. On the slices of Llama that SimuMax publishes (8 B200,
-    8 A100) 6.4% of the whole peak is held so, which is 35% of their activations, logits and working memory.
-    host_op_seconds: what the host needs to launch one op: steps of many tiny kernels run at the host's speed (assumed).
-    """
-
-    name: str
-    prefixes: tuple[str, ...]
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    fused_gate_up: bool = True
-    regathers_input: bool = True
-    grad_sync: str = "reduce_scatter"
-    param_sync: str = "all_gather"
-    bucket_elements: float = 40e6
-    bucket_elements_per_rank: float = 1e6
-    optimizer_bytes_per_parameter: float = 30.0
-    reserve: float = 0.35
-    host_op_seconds: float = 6e-6
-    gradient_passes: float = 2.0
-    bucket_copy_bytes: float = 0.0
-    reduce_bytes: int = 0
-    gather_copies: float = 0.0
-    scatter_copies: float = 0.0
-    whole_tensors: bool = False
-    tensors_per_layer: int = 7  #: five or so linears and two norms
-    splits_transfers: bool = True
-    transfers: float = 2.0
-    counts_ends: bool = False
-    recomputes_head: bool = False
-    selective_is_full: bool = False
-    stops_recompute: bool = False
-    flash_copies: tuple[int, int] = (0, 0)
-    norm_kernels: tuple[tuple[str, float, float], ...] = ()
-    autocast: bool = False  #: weights are held in fp32 and cast for each product
-    fused_qkv: bool = True  #: the q, k and v projections are one GEMM
-    head_dummy_gradient: bool = False
-    dummy_gradients: bool = False
-    shares_input: bool = False  #: projections of one input communicate once for all, not once each
-    fused_accumulation: bool = True
-    async_tp_reduce: bool = True
-    flash_version: int = 0
-    dropout: bool = False
-    zero_stages: tuple[int, ...] = (0, 1, 2, 3)  #: what a search may choose
-    tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: likewise; where shards are gathered again, FSP is MSP
-    parallel_loss: bool = True  #: the cross entropy works on split logits; otherwise on gathered ones, by torch's kernels
-    fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
-    fused_softmax: bool = True  #: of unfused attention: scale, mask and softmax in one kernel
-
-
-#: FSDP2 with per-layer gathers and prefetch; DTensor, eager kernels, loss on gathered logits.
+#: FSDP2 with per-layer gathers and prefetch; DTensor, eager kernels unless compiled.
 _TORCHTITAN = Framework(
     name="torchtitan",
-    prefixes=("torchtitan",),
+    prefixes=("torchtitan", "fsdp2", "pytorch fsdp2", "torch fsdp2"),
     defaults={"zero": 3, "grad_dtype": "fp32"},
     gather_copies=2.0,
     scatter_copies=2.0,
     stops_recompute=True,
+    selective_by_op=True,
     fused_gate_up=False,
     fused_qkv=False,
     shares_input=True,
     regathers_input=False,
     async_tp_reduce=False,
     fused_elementwise=False,
-    parallel_loss=False,
+    torch_loss=True,
+    compiles_loss=True,
+    reserve=0.1,  # it asks for expandable segments, which leave few gaps (assumed)
     flash_version=2,
 )
 
 _FSDP1 = Framework(
     name="fsdp",
-    prefixes=("fsdp", "pytorch fsdp"),
+    prefixes=(
+        "fsdp",
+        "pytorch fsdp",
+        "torch fsdp",
+        "hugging face",
+        "huggingface",
+        "transformers",
+        "accelerate",
+        "olmo",
+        "litgpt",
+        "lit-gpt",
+        "lightning",
+    ),
     defaults={"zero": 3, "grad_dtype": "bf16"},
     fused_gate_up=False,
     parallel_loss=False,
+    torch_loss=True,
     scatter_copies=4.0,
     stops_recompute=True,
     flash_version=2,  # what torch's scaled_dot_product_attention runs
@@ -181,7 +116,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(  # NeMo: Megatron-Core with tensor-parallel communication pipelined into the GEMMs (user buffers)
         name="nemo",
-        prefixes=("nemo",),
+        prefixes=("nemo", "megatron-bridge", "megascale"),
         defaults={**_MEGATRON, "tp_comm_overlap": True},
         head_dummy_gradient=True,
         async_tp_reduce=False,
@@ -194,7 +129,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(  # fp16 gradients in flat buffers, no overlap
         name="megatron-deepspeed",
-        prefixes=("megatron-deepspeed", "deepspeed"),
+        prefixes=("megatron-deepspeed", "deepspeed", "gpt-neox"),
         defaults={"zero": 1, "grad_dtype": "fp16", "overlap_grad_reduce": False, "overlap_param_gather": False,
                   "attention": "unfused"},
         grad_sync="all_reduce",
@@ -219,6 +154,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         fused_elementwise=False,
         fused_softmax=False,
         parallel_loss=False,
+        torch_loss=True,
         grad_sync="all_reduce",
         flash_copies=(1, 2),
         reduce_bytes=4,
@@ -237,6 +173,10 @@ FRAMEWORKS: tuple[Framework, ...] = (
         name="pytorch",
         prefixes=("pytorch",),
         defaults={"zero": 0, "grad_dtype": "fp32"},
+        selective_by_op=False,
+        compiles_loss=False,
+        parallel_loss=False,
+        reserve=Framework.reserve,
         autocast=True,
         optimizer_bytes_per_parameter=28.0,
         gradient_passes=0.0,
@@ -253,6 +193,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
         parallel_loss=False,
+        torch_loss=True,
         scatter_copies=4.0,
         flash_version=1,
     ),
@@ -285,15 +226,22 @@ def known_framework(name: str) -> Framework:
     return framework
 
 
+def _words(name: str) -> str:
+    """Lower case, a space before every word."""
+    return " " + re.sub(r"[-_/(,\s]+", " ", name.lower()).strip()
+
+
 def framework_of(name: str) -> Framework:
-    """The framework whose prefix starts ``name`` (longest wins, case ignored); GENERIC, a Megatron-like one, otherwise.
+    """The framework that ``name`` speaks of first (of several prefixes there the longest; case, hyphens and underscores do not
+    matter); GENERIC, a Megatron-like one, where it speaks of none.
 
     A release of Transformer Engine in the name ("..., transformer-engine 2.11.0") decides what depends on it.
     """
-    lowered = name.lower()
-    found = [(len(prefix), f) for f in FRAMEWORKS for prefix in f.prefixes if lowered.startswith(prefix)]
-    framework = max(found, key=lambda pair: pair[0])[1] if found else GENERIC
-    engine = _ENGINE.search(lowered)
+    said = _words(name)
+    places = [(said.find(_words(prefix)), prefix, f) for f in FRAMEWORKS for prefix in f.prefixes]
+    found = [(-place, len(prefix), i) for i, (place, prefix, _) in enumerate(places) if place >= 0]
+    framework = places[max(found)[2]][2] if found else GENERIC
+    engine = _ENGINE.search(name.lower())
     if engine and (int(engine[1]), int(engine[2])) >= _DUMMY_GRADIENTS_SINCE:
         return replace(framework, dummy_gradients=True)
     return framework

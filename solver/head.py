@@ -54,7 +54,7 @@ def _logits(shapes: Shapes) -> np.ndarray:
 
 
 def _loss_ops(shapes: Shapes) -> list[Op]:
-    """fused: logits read, gradient written in place, twice. Eager: a chain of kernels in fp32.
+    """fused (or compiled): logits read, gradient written, twice. Eager: a chain of kernels in fp32.
 
     On split logits the maximum, the sum of exponentials and the target's logit are reduced, an fp32 per token each.
     """
@@ -66,22 +66,29 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
     else:
         sent = logits * shapes.element
         exchange = [tp_collective(shapes, "logits.gather", "loss", "all_gather", FORWARD, everywhere, size=sent)]
-    twice, fused = 2 * shapes.element, shapes.run.cross_entropy_fusion
+    twice, fused = 2 * shapes.element, shapes.run.cross_entropy_fusion or _compiled(shapes)
     return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, twice, twice, (), fused=fused), *exchange]
 
 
-def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, short-lived) bytes of the loss. fused: the 16-bit logits, which become their gradient, and nothing else.
+def _compiled(shapes: Shapes) -> bool:
+    return shapes.run.compile and shapes.framework.compiles_loss
 
-    Unfused, parallel: fp32 probabilities, which become their gradient in place, beside the 16-bit logits (Megatron's cross
-    entropy, as read). Unfused, eager: torch's log-softmax output in fp32, beside it the gradients of loss and of log-softmax
-    in fp32 and the 16-bit logits. Megatron's linears also hand autograd an empty 16-bit gradient of the vocabulary's weight
+
+def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, short-lived) bytes of the loss. fused: the 16-bit logits, which become their gradient, and nothing else. Compiled:
+    the logits, then their gradient beside them.
+
+    Unfused, Megatron's: fp32 probabilities, which become their gradient in place, beside the 16-bit logits (as read). Unfused,
+    torch's: the log-softmax output in fp32, beside it the gradients of loss and of log-softmax in fp32 and the 16-bit logits.
+    Megatron's linears also hand autograd an empty 16-bit gradient of the vocabulary's weight
     while the logits' gradient is alive.
     """
     logits = _logits(shapes)
     dummy = shapes.vocab * shapes.model.hidden_size * HALF * shapes.framework.head_dummy_gradient
     if shapes.run.cross_entropy_fusion:
         return logits * shapes.element, dummy
-    working = logits * (shapes.element + FP32 * (0 if shapes.framework.parallel_loss else 2))
+    if _compiled(shapes):
+        return logits * shapes.element, logits * shapes.element
+    working = logits * (shapes.element + FP32 * (2 if shapes.framework.torch_loss else 0))
     # by the head's backward pass the fp32 probabilities are gone
     return logits * FP32, np.maximum(working, dummy + logits * (shapes.element - FP32))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from solver.attention import attention_ops, attention_saved, attention_weights, attention_working_bytes
@@ -13,11 +11,9 @@ from solver.model import ModelSpec
 from solver.norm import norm_ops, unfused_norm_saved
 from solver.ops import memory_bound, tp_collective
 from solver.program import FORWARD, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
+from solver.recompute import recomputed_ops, recomputed_saved
 from solver.shapes import Shapes
 from solver.strategy import Strategy, TpMode
-
-#: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.
-_BEHIND_LAST_SAVED = ("w2", "w2.reduce", "w2.all_reduce", "residual2")
 
 
 def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
@@ -31,8 +27,6 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         *mlp_ops(shapes),
         *_residual(shapes, "residual2"),
     ]
-    if shapes.framework.stops_recompute:
-        ops = [replace(op, recomputed_by=()) if op.name in _BEHIND_LAST_SAVED else op for op in ops]
     hidden = model.hidden_size
     # A column linear keeps its input: the local shard, or the gathered whole (MTP always, MSP where the framework does so)
     shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
@@ -50,6 +44,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     ]
     norms = Weight("norms", 2 * hidden * (2 if model.norm == "layernorm" else 1))
     weights = [*attention_weights(shapes), *mlp_weights(shapes), norms]
+    saved, ops = recomputed_saved(shapes, ops, saved), recomputed_ops(shapes, ops)
     gathers = _weight_gathers(shapes, tuple(ops))
     working = stream + np.maximum(mlp_working_bytes(shapes), attention_working_bytes(shapes))
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), working)

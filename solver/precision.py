@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solver.frameworks import Framework
+from solver.framework import Framework
 from solver.program import FP32, HALF
 from solver.strategy import Strategy
 

@@ -9,7 +9,8 @@ import numpy as np
 from predictor.cost_model import CostModel
 from solver.cluster import Cluster
 from solver.distinct import distinct
-from solver.frameworks import Framework, framework_of
+from solver.framework import Framework
+from solver.frameworks import framework_of
 from solver.head import head_program
 from solver.layers import embedding_program, layer_program
 from solver.layouts import Splits

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.frameworks import Framework, framework_of
+from solver.framework import Framework
+from solver.frameworks import framework_of
 from solver.model import ModelSpec
 from solver.precision import activation_bytes
 from solver.program import Groups, LayerKeys

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.cluster import Placement, placement
-from solver.frameworks import Framework
+from solver.framework import Framework
 from solver.layouts import Splits
 from solver.problem import LayerTable, Problem
 from solver.program import MEMORY_BOUND, Op, message

@@ -1,0 +1,55 @@
+"""What a framework's recomputation runs again and keeps, where that is not all of a layer or its attention core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, Op, Saved
+from solver.shapes import Shapes
+from solver.strategy import Recompute
+
+#: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.
+BEHIND_LAST_SAVED = ("w2", "w2.reduce", "w2.all_reduce", "residual2")
+#: What selective recomputation by op keeps beside products: the layer's input, and what fused attention leaves.
+_KEPT = ("layer_input", "context", "log_sum_exp")
+
+
+def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
+    """``ops`` of a layer, marked with the recompute levels under which they run again in ``shapes.framework``."""
+    again, framework = list(ops), shapes.framework
+    if framework.selective_by_op:
+        kept = {op.name for op in _products(ops)[::2]}
+        again = [_by_op(op, kept) for op in again]
+    if framework.stops_recompute:
+        again = [replace(op, recomputed_by=()) if op.name in BEHIND_LAST_SAVED else op for op in again]
+    return again
+
+
+def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:
+    """``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
+    if not shapes.framework.selective_by_op:
+        return list(saved)
+    rest = [
+        tensor if tensor.name in _KEPT else replace(tensor, dropped_by=(*tensor.dropped_by, Recompute.SELECTIVE))
+        for tensor in (replace(t, dropped_by=tuple(set(t.dropped_by) - {Recompute.SELECTIVE})) for t in saved)
+    ]
+    outputs = sum(op.dims["m"] * op.dims["n"] for op in _products(ops)[::2]) * shapes.element
+    scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
+    return [*rest, Saved("products", outputs + scattered, dropped_by=(Recompute.NONE, Recompute.FULL))]
+
+
+def _products(ops: Sequence[Op]) -> list[Op]:
+    """The products with weights of a layer's forward pass, in order."""
+    return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
+
+
+def _by_op(op: Op, kept: set[str]) -> Op:
+    """Runs again under SELECTIVE unless its output is kept: every second product, fused attention, scattered sums."""
+    is_kept = op.name in kept or op.kind == FLASH_ATTN or (op.stream != COMPUTE and op.kind == "reduce_scatter")
+    if op.phase != FORWARD or (is_kept and Recompute.SELECTIVE not in op.recomputed_by):
+        return op
+    others = tuple(level for level in op.recomputed_by if level != Recompute.SELECTIVE)
+    return replace(op, recomputed_by=others if is_kept else (*others, Recompute.SELECTIVE))
