@@ -90,6 +90,19 @@ def test_releases_are_told_apart() -> None:
     assert len({f.name for f in FRAMEWORKS}) == len(FRAMEWORKS)
 
 
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [("NVIDIA NeMo 25.02", "nemo"), ("nemo 24.07 (megatron-core)", "nemo"), ("Megatron Core r0.13", "megatron-core"),
+     ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core"), ("Megatron-LM", "megatron-lm"), ("MegaScale", "nemo"),
+     ("megatron-lm (zero-bubble fork)", "megatron-lm-zero-bubble"), ("Aleph Alpha scaling", "aleph-alpha-scaling"),
+     ("torchtitan (PyTorch FSDP2)", "torchtitan"), ("pytorch fsdp2", "torchtitan"), ("PyTorch FSDP", "fsdp"),
+     ("fms-fsdp (PyTorch FSDP)", "fms-fsdp"), ("pytorch ddp", "pytorch"), ("GPT-NeoX", "megatron-deepspeed"),
+     ("llm-foundry/composer FSDP", "llm-foundry"), ("internlm 0.1", "internevo"), ("something else", "generic")],
+)  # fmt: skip
+def test_a_name_means_the_framework_it_speaks_of_first(said: str, meant: str) -> None:
+    assert framework_of(said).name == meant
+
+
 @pytest.mark.parametrize("framework", [f.name for f in FRAMEWORKS])
 @pytest.mark.parametrize(
     "layout",

@@ -63,8 +63,6 @@ class _Kernel:
 
 class _Collective:
     def predict(self, op: str, size: Any, intra: Any, inter: Any, network_bandwidth: float = 1 / NETWORK) -> Estimate:
-        self, op: str, size: Any, intra: Any, inter: Any, network_bandwidth: float = DEVICE.network_bandwidth
-    ) -> Estimate:
         rate = np.where(np.asarray(inter) > 1, 1 / network_bandwidth, LINK)
         alone = np.asarray(intra) * np.asarray(inter) <= 1
         return _estimate(np.where(alone, 0.0, np.asarray(size) * rate))

@@ -1,0 +1,99 @@
+"""Collectives and copies beside compute: what hides, what does not, and what a training step adds to a loop of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import DEVICE, LINK, NETWORK, toy_cost
+
+from predictor.arrival import AWAITED, SECONDS_PER_RANK, arrival_seconds
+from predictor.cost_model import CostModel
+from profiler.profile import Profile, Table
+from profiler.profiles import find_profile
+from solver.frameworks import framework_of
+from solver.side_work import SideWork
+from solver.step_ops import buckets
+
+
+def side(communication: float, contention: float, kernels: float) -> SideWork:
+    return SideWork(*(np.array([x]) for x in (communication, contention, kernels)))
+
+
+def test_copies_are_never_hidden_and_contention_is_paid_for_what_is() -> None:
+    work = side(4.0, 0.4, 2.0)
+    assert work.alone[0] == 6.0
+    assert work.beside(np.array([10.0]))[0] == pytest.approx(2.0 + 0.4, rel=1e-12)
+    assert work.beside(np.array([1.0]))[0] == pytest.approx(2.0 + 3.0 + 0.1, rel=1e-12)
+    # a quarter cannot hide, whatever the cover
+    assert work.beside(np.array([10.0]), tail=0.25)[0] == pytest.approx(2.0 + 1.0 + 0.3, rel=1e-12)
+    assert (work + side(1.0, 0.1, 0.5)).alone[0] == 7.5
+
+
+seconds = st.floats(0.0, 10.0)
+
+
+@given(seconds, st.floats(0.0, 1.0), seconds, seconds, seconds)
+def test_more_cover_never_costs(communication: float, rate: float, kernels: float, cover: float, more: float) -> None:
+    work = side(communication, communication * rate, kernels)
+    less, covered = (work.beside(np.array([c]))[0] for c in (cover, cover + more))
+    assert kernels - 1e-12 <= covered <= less + 1e-12 <= work.alone[0] + 2e-12
+
+
+def test_a_slow_network_draws_the_same_bytes_out() -> None:
+    cost = toy_cost()  # a tenth of a second for each second inside a node, where a byte takes half as long as between nodes
+    inside = cost.contention_seconds("all_reduce", 1e6, 1, 1e6 * LINK)
+    between = cost.contention_seconds("all_reduce", 1e6, 4, 1e6 * NETWORK)
+    assert inside == between == pytest.approx(0.1 * 1e6 * LINK, rel=1e-12)
+
+
+@given(st.floats(1e3, 1e10), st.integers(2, 512), st.floats(1.5, 50.0))
+def test_contention_does_not_reward_a_slower_network(size: float, nodes: int, slower: float) -> None:
+    fast = toy_cost()
+    slow = fast.with_network(DEVICE.network_bandwidth / slower)
+    delays = [
+        c.contention_seconds("all_gather", size, nodes, c.collective("all_gather", size, 8, nodes).seconds)
+        for c in (fast, slow)
+    ]
+    assert delays[1] >= delays[0] * (1 - 1e-12)
+
+
+def test_gradients_travel_in_the_frameworks_buckets() -> None:
+    elements, ranks = np.array([400e6, 400e6, 1e6]), np.array([8, 100, 8])
+    # Megatron-Core: 40 million, or a million a rank
+    np.testing.assert_allclose(buckets(framework_of("megatron-core"), elements, ranks), [10, 4, 1])
+    np.testing.assert_allclose(buckets(framework_of("internevo"), elements * 10, ranks), [4e9 / 2**29, 4e9 / 2**29, 1])
+    np.testing.assert_allclose(buckets(framework_of("aleph alpha"), elements * 10, ranks), [8, 8, 1])
+
+
+def test_ranks_of_a_step_arrive_apart(h100_model: CostModel) -> None:
+    alone = h100_model.collectives.predict("all_gather", 2**20, 8, 1, h100_model.network_bandwidth).seconds
+    assert h100_model.collective("all_gather", 2**20, 8, 1).seconds == pytest.approx(alone + 7 * SECONDS_PER_RANK, rel=1e-12)
+    # one rank waits for nobody; broadcasts and transfers are queued ahead
+    assert h100_model.collective("all_gather", 2**20, 1, 1).seconds == 0
+    for op in ("broadcast", "p2p"):
+        bare = h100_model.collectives.predict(op, 2**20, 2, 1, h100_model.network_bandwidth).seconds
+        assert h100_model.collective(op, 2**20, 2, 1).seconds == pytest.approx(bare, rel=1e-12)
+
+
+def test_the_arrival_is_what_two_tables_of_one_gpu_differ_by(fitted: Callable[[str], CostModel]) -> None:
+    tests, training = fitted("b200_sxm").collectives, find_profile("b200_sxm")[0].meta["laws"]["intra_node"]
+    for ranks in (2, 4, 8):
+        size = 2.0 ** np.arange(20, 27)
+        apart = []
+        for op in ("all_reduce", "all_gather", "reduce_scatter"):
+            law = training[op][ranks]
+            step = law["latency"] + size * law["traffic"] / law["bandwidth"]
+            apart.append(step - tests.predict(op, size, ranks, 1).seconds)
+        assert np.median(apart) / (ranks - 1) == pytest.approx(SECONDS_PER_RANK, rel=0.2)
+
+
+@pytest.mark.parametrize(("source", "expected"), [("ai-dynamo/aiconfigurator:x", SECONDS_PER_RANK), ("measured here", 0.0)])
+def test_only_loops_of_tests_lack_the_arrival(source: str, expected: float) -> None:
+    columns = {"intra": [2], "inter": [1], "bytes": [1024], "seconds": [1e-5], "source": [source]}
+    for op in AWAITED:
+        assert arrival_seconds(Profile("toy", DEVICE, {op: Table.from_columns(op, columns)}, {})) == expected
+    assert arrival_seconds(Profile("toy", DEVICE, {}, {})) == 0.0
