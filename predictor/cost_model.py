@@ -113,9 +113,12 @@ class CostModel:
         It takes multiprocessors and memory bandwidth by the byte that passes. A network slower than the links inside a node
         draws the same bytes out (NCCL opens fewer channels): they cost what they would inside a node.
         """
-        nodes = np.asarray(inter)
-        inside = self.collectives.predict(op, size, np.where(nodes > 1, self.device.gpus_per_node, 1), 1).seconds
-        return self.contention * np.where(nodes > 1, np.minimum(seconds, inside), seconds)
+        passing = np.array(np.broadcast_to(seconds, np.broadcast_shapes(np.shape(size), np.shape(inter), np.shape(seconds))))
+        far = np.broadcast_to(inter, passing.shape) > 1
+        if far.any():
+            inside = self.collectives.predict(op, np.broadcast_to(size, passing.shape)[far], self.device.gpus_per_node, 1)
+            passing[far] = np.minimum(passing[far], inside.seconds)
+        return self.contention * passing
 
     def with_network(self, network_bandwidth: float | None) -> CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's usual one)."""

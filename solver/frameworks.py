@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 
 from profiler.errors import InputError
 from solver.framework import Framework
@@ -231,6 +232,7 @@ def _words(name: str) -> str:
     return " " + re.sub(r"[-_/(,\s]+", " ", name.lower()).strip()
 
 
+@cache
 def framework_of(name: str) -> Framework:
     """The framework that ``name`` speaks of first (of several prefixes there the longest; case, hyphens and underscores do not
     matter); GENERIC, a Megatron-like one, where it speaks of none.
