@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
+from solver.case_words import our_words
 from solver.frameworks import framework_of
-from solver.model import ModelSpec, model_from_config
+from solver.model import ModelSpec, model_from_config, unknown_model_keys
 from solver.strategy import Strategy
 
 #: Vocabulary where a source does not print it: GPT-2's, padded as Megatron does.
 ASSUMED_VOCAB = 51200
-_SCHEDULES = {"1f1b-interleaved": "interleaved"}
 #: What may have been read: the framework's peak, its allocator's, the whole device's.
 MEMORY_KINDS = ("allocated", "reserved", "device")
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
-#: How the names of profiles of Hopper and later begin.
-_SINCE_HOPPER = ("h100", "h200", "b200")
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         model = _model(sections["model"], assumptions)
         skipped = _inexpressible(model, sections["run"])
         if not skipped:
-            run = _of_its_time(sections["run"], str(plain["hardware"]), assumptions)
-            strategy = _strategy(run, model, assumptions)
+            strategy = _strategy(our_words(sections["run"], str(plain["hardware"]), assumptions), model, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
@@ -122,7 +119,9 @@ def _model(config: dict[str, Any], assumptions: list[str]) -> ModelSpec:
     if not config.get("vocab_size"):
         config = {**config, "vocab_size": ASSUMED_VOCAB}
         assumptions.append(f"vocab_size: {ASSUMED_VOCAB}")
-    return model_from_config(config, "model")
+    unread = unknown_model_keys(config, but_misspelt=True)
+    assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
+    return model_from_config({key: value for key, value in config.items() if key not in unread}, "model")
 
 
 def _inexpressible(model: ModelSpec, run: Mapping[str, Any]) -> str | None:
@@ -140,24 +139,9 @@ def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:
     return value
 
 
-def _renamed(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``run`` with the framework's own words for recomputation in ours."""
-    selective = run.get("recompute") == "selective" and framework_of(str(run.get("framework", ""))).selective_is_full
-    return {**run, "recompute": "full"} if selective else run
-
-
-def _of_its_time(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> Mapping[str, Any]:
-    """Megatron-LM on Hopper and later stands on Megatron-Core and Transformer Engine, whatever release it is."""
-    if not hardware.startswith(_SINCE_HOPPER) or framework_of(str(run.get("framework", ""))).name != "megatron-lm":
-        return run
-    assumptions.append("framework: megatron-core, which Megatron-LM stands on since Hopper")
-    return {**run, "framework": "megatron-core"}
-
-
 def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Strategy:
     """The case's layout: its keys, then the framework's defaults, then Strategy's; each default is an assumption."""
     known = {field.name for field in fields(Strategy)}
-    run = _renamed(run)
     given = {key: value for key, value in run.items() if key in known}
     framework = framework_of(str(run.get("framework", "generic")))
     if framework.name == "generic":
@@ -166,8 +150,7 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     for key in ("world_size", "seq_len"):
         values[key] = _count(values, key, 0)
     tp, cp, pp, vpp, size = (_count(values, key) for key in ("tp", "cp", "pp", "vpp", "micro_batch_size"))
-    schedule = values.get("schedule", "1f1b")
-    values["schedule"] = "interleaved" if vpp > 1 else _SCHEDULES.get(str(schedule), schedule)
+    values["schedule"] = "interleaved" if vpp > 1 else values.get("schedule", "1f1b")
     if "tp_mode" not in given:
         values["tp_mode"] = "msp" if run.get("sequence_parallel") and tp > 1 else "mtp"
     if isinstance(values.get("cross_entropy_fusion"), str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from profiler.errors import InputError
@@ -99,22 +100,33 @@ class ModelSpec:
         return replace(self, **changes)
 
 
+_LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known
+_KNOWN = {f.name for f in fields(ModelSpec)} | {"hidden_act", "n_shared_experts"}
+
+
+def unknown_model_keys(config: Mapping[str, Any], but_misspelt: bool = False) -> list[str]:
+    """Keys of ``config`` that no ModelSpec is made of, in order; a null counts as absent.
+
+    but_misspelt: leave out those that look like a known key, which somebody meant.
+    """
+    unknown = (key for key, value in config.items() if value is not None and _OTHER_NAMES.get(key, key) not in _KNOWN)
+    return sorted(key for key in unknown if not (but_misspelt and get_close_matches(key, _KNOWN, 1, _LIKE)))
+
+
 def model_from_config(config: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
     """A ModelSpec from a mapping with Hugging Face keys; ``where`` names it in error messages.
 
     A real ``config.json`` (it carries model_type, architectures or transformers_version) may hold any further keys; in a
     plain mapping an unknown key is an error, since it is most likely a misspelt one.
     """
-    known = {f.name for f in fields(ModelSpec)} | {"hidden_act", "n_shared_experts"}
     given = {_OTHER_NAMES.get(key, key): value for key, value in config.items() if value is not None}
-    hugging_face = bool(_HUGGING_FACE_MARKS & set(config))
-    unknown = sorted(set(given) - known)
-    if unknown and not hugging_face:
-        raise InputError(f"{where}: unknown model key {unknown[0]!r}; known keys are {', '.join(sorted(known))}")
+    unknown = unknown_model_keys(config)
+    if unknown and not _HUGGING_FACE_MARKS & set(config):
+        raise InputError(f"{where}: unknown model key {unknown[0]!r}; known keys are {', '.join(sorted(_KNOWN))}")
     missing = [key for key in _REQUIRED if key not in given]
     if missing:
         raise InputError(f"{where}: the model needs {missing[0]}")
-    values = {key: value for key, value in given.items() if key in known}
+    values = {key: value for key, value in given.items() if key in _KNOWN}
     gpt = str(config.get("model_type", "")) in _GPT_LIKE
     for key in _REQUIRED + ("intermediate_size", "num_key_value_heads", "head_dim"):
         if key in values and (isinstance(values[key], bool) or not isinstance(values[key], int)):

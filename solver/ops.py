@@ -22,6 +22,7 @@ from solver.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)
+QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears alone; everything else is then 16-bit
 _LAYOUTS = {FORWARD: 0, INPUT_GRAD: 1, WEIGHT_GRAD: 2}  #: TN, NN, NT as in predictor.linear.Layout
 
 
@@ -47,7 +48,7 @@ def linear(
 
 def gemm_dtype(shapes: Shapes, quantised: bool) -> str:
     precision = shapes.run.precision
-    return precision if precision == "fp32" or (precision == "fp8" and quantised) else "bf16"
+    return precision if precision == "fp32" or (precision in QUANTISED and quantised) else "bf16"
 
 
 def memory_bound(

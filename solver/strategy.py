@@ -34,7 +34,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "schedule": SCHEDULES,
     "zero": (0, 1, 2, 3),
     "recompute": tuple(level.name.lower() for level in Recompute),
-    "precision": ("bf16", "fp16", "fp8", "fp32"),
+    "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
 }

@@ -1,0 +1,54 @@
+"""Words that sources use, in ours: schedules, number formats, exchanges; and which release of a framework made a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from solver.frameworks import framework_of
+
+#: How the names of profiles of Hopper and later begin.
+_SINCE_HOPPER = ("h100", "h200", "b200")
+#: Letters and digits of a word -> ours; a word that is not here stays as it is.
+_WORDS: Mapping[str, Mapping[str, str]] = {
+    "schedule": {"1f1b": "1f1b", "1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved",
+                 "interleaved": "interleaved", "gpipe": "gpipe", "zbh1": "zb-h1", "zb1p": "zb-1p", "zb2p": "zb-2p"},
+    "cp_comm": {"p2p": "ring", "ring": "ring", "a2a": "a2a", "alltoall": "a2a", "ulysses": "a2a", "allgather": "allgather"},
+    "precision": {"bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "fp16mixed": "fp16",
+                  "float8": "fp8", "fp8hybrid": "fp8", "fp8e4m3": "fp8", "fp8delayed": "fp8", "fp8cs": "fp8", "fp8mx": "mxfp8",
+                  "float32": "fp32"},
+    "recompute": {"": "none", "false": "none", "no": "none", "off": "none", "true": "full", "yes": "full", "uniform": "full",
+                  "block": "full", "layer": "full", "coreattn": "selective", "op": "selective"},
+}  # fmt: skip
+_OTHER_KEYS = {"cp_comm_type": "cp_comm", "pipeline_schedule": "schedule", "dtype": "precision"}
+
+
+def our_words(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, Any]:
+    """``run`` in this project's words; what a word was taken to mean beyond its spelling is added to ``assumptions``."""
+    named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
+    ours = {key: _word(key, value) for key, value in named.items()}
+    framework = framework_of(str(ours.get("framework", "")))
+    if ours.get("recompute") == "selective" and framework.selective_is_full:
+        ours["recompute"] = "full"
+    release = _release(framework.name, ours, hardware)
+    if release:
+        assumptions.append(f"framework: {release[0]}, {release[1]}")
+        ours["framework"] = release[0]
+    return ours
+
+
+def _word(key: str, value: Any) -> Any:
+    if key not in _WORDS or not isinstance(value, str):
+        return value
+    return _WORDS[key].get(re.sub("[^a-z0-9]", "", value.lower()), value)
+
+
+def _release(framework: str, run: Mapping[str, Any], hardware: str) -> tuple[str, str] | None:
+    """The release that a run must have been made with, and why, where its name means an earlier one."""
+    if framework == "megatron-lm" and hardware.startswith(_SINCE_HOPPER):
+        return "megatron-core", "which Megatron-LM stands on since Hopper"
+    later = hardware.startswith(_SINCE_HOPPER) or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1
+    if framework == "internevo" and later:
+        return "internevo-2024", "whose tensor-parallel modes and kernels the releases of 2023 lack"
+    return None

@@ -1,0 +1,67 @@
+"""Words of sources become ours; what decides between releases is said; nothing unknown is lost in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from solver.case_words import our_words
+from solver.cases import case_of
+
+MODEL = {
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+}
+
+
+def run(hardware: str = "a100_sxm_80gb", **keys: Any) -> dict[str, Any]:
+    return our_words(keys, hardware, [])
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "meant"),
+    [("schedule", "1F1B", "1f1b"), ("schedule", "Interleaved1F1B", "interleaved"), ("schedule", "1f1b-interleaved", "interleaved"),
+     ("schedule", "ZB-H1", "zb-h1"), ("schedule", "zb-v", "zb-v"), ("cp_comm", "p2p", "ring"), ("cp_comm", "all_gather", "allgather"),
+     ("precision", "bfloat16", "bf16"), ("precision", "FP8-hybrid", "fp8"), ("precision", "mxfp8", "mxfp8"),
+     ("recompute", "uniform", "full"), ("recompute", "False", "none"), ("recompute", "selective", "selective")],
+)  # fmt: skip
+def test_words(key: str, said: str, meant: str) -> None:
+    assert run(**{key: said}) == {key: meant}
+
+
+def test_keys_of_others_and_values_that_are_no_words() -> None:
+    assert run(cp_comm_type="a2a") == {"cp_comm": "a2a"}
+    assert run(cp_comm_type="a2a", cp_comm="p2p") == {"cp_comm_type": "a2a", "cp_comm": "ring"}
+    assert run(schedule=None, tp=8) == {"schedule": None, "tp": 8}
+
+
+@pytest.mark.parametrize(
+    ("framework", "hardware", "keys", "meant"),
+    [("Megatron-LM", "h100_sxm", {}, "megatron-core"), ("Megatron-LM", "a100_sxm_80gb", {}, "Megatron-LM"),
+     ("nemo 24.12", "h100_sxm", {}, "nemo 24.12"), ("internevo", "a100_sxm_80gb", {"tp_mode": "isp"}, "internevo-2024"),
+     ("internevo", "a100_sxm_80gb", {"tp_mode": "mtp"}, "internevo"), ("internevo", "h100_sxm", {}, "internevo-2024")],
+)  # fmt: skip
+def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: str) -> None:
+    told: list[str] = []
+    assert our_words({"framework": framework, **keys}, hardware, told)["framework"] == meant
+    assert bool(told) == (framework != meant)
+
+
+def test_a_case_in_the_words_of_its_source() -> None:
+    plain = {"id": "X-1", "hardware": "h100_sxm", "model": {**MODEL, "sliding_window": 4096, "rope_theta": None}, "measured": {},
+             "run": {"framework": "torchtitan", "world_size": 16, "seq_len": 4096, "dp": 8, "pp": 2, "schedule": "1F1B",
+                     "precision": "float8", "micro_batch_size": 1, "num_micro_batches": 4}}  # fmt: skip
+    case = case_of(plain)
+    assert case.skipped is None and case.strategy is not None
+    assert (case.strategy.schedule, case.strategy.precision) == ("1f1b", "fp8")
+    assert "not read: model.sliding_window=4096" in case.assumptions
+
+
+def test_a_word_nobody_knows_is_named() -> None:
+    plain = {"id": "X-1", "hardware": "h100_sxm", "model": MODEL, "measured": {},
+             "run": {"framework": "nemo", "world_size": 8, "seq_len": 4096, "dp": 8, "schedule": "zb-v"}}  # fmt: skip
+    assert "schedule is 'zb-v'" in str(case_of(plain).skipped)
