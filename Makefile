@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup predict test check bench validate-here accuracy laws clean
+.PHONY: setup predict test check bench validate-here accuracy step-factors laws clean
 
 setup: $(VENV)/.predict
 
@@ -32,6 +32,9 @@ bench: $(VENV)/.predict
 
 accuracy: $(VENV)/.predict
 	$(BIN)/python benchmarks/accuracy.py
+
+step-factors: $(VENV)/.predict
+	$(BIN)/python benchmarks/step_factors.py
 
 validate-here: $(VENV)/.dev
 	$(BIN)/python benchmarks/validate_here.py

@@ -24,9 +24,10 @@ def run(hardware: str = "a100_sxm_80gb", **keys: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("key", "said", "meant"),
-    [("schedule", "1F1B", "1f1b"), ("schedule", "Interleaved1F1B", "interleaved"), ("schedule", "1f1b-interleaved", "interleaved"),
-     ("schedule", "ZB-H1", "zb-h1"), ("schedule", "zb-v", "zb-v"), ("cp_comm", "p2p", "ring"), ("cp_comm", "all_gather", "allgather"),
-     ("precision", "bfloat16", "bf16"), ("precision", "FP8-hybrid", "fp8"), ("precision", "mxfp8", "mxfp8"),
+    [("schedule", "1F1B", "1f1b"), ("schedule", "Interleaved1F1B", "interleaved"), ("schedule", "ZB-H1", "zb-h1"),
+     ("schedule", "1f1b-interleaved", "interleaved"), ("schedule", "zb-v", "zb-v"), ("cp_comm", "p2p", "ring"),
+     ("cp_comm", "all_gather", "allgather"), ("precision", "bfloat16", "bf16"), ("precision", "FP8-hybrid", "fp8"),
+     ("precision", "mxfp8", "mxfp8"),
      ("recompute", "uniform", "full"), ("recompute", "False", "none"), ("recompute", "selective", "selective")],
 )  # fmt: skip
 def test_words(key: str, said: str, meant: str) -> None:
@@ -52,7 +53,8 @@ def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: st
 
 
 def test_a_case_in_the_words_of_its_source() -> None:
-    plain = {"id": "X-1", "hardware": "h100_sxm", "model": {**MODEL, "sliding_window": 4096, "rope_theta": None}, "measured": {},
+    model = {**MODEL, "sliding_window": 4096, "rope_theta": None}
+    plain = {"id": "X-1", "hardware": "h100_sxm", "model": model, "measured": {},
              "run": {"framework": "torchtitan", "world_size": 16, "seq_len": 4096, "dp": 8, "pp": 2, "schedule": "1F1B",
                      "precision": "float8", "micro_batch_size": 1, "num_micro_batches": 4}}  # fmt: skip
     case = case_of(plain)
