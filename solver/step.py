@@ -149,17 +149,19 @@ def _synchronisation(
     """Exposed seconds per step of gradient synchronisation and parameter gathering (ZeRO 0 to 2).
 
     Overlapped, gradients leave bucket by bucket under the last micro batch's backward pass; the last bucket has nothing
-    left to hide under. ZeRO-2 keeps only its share of the gradients, so it must scatter them in every micro batch.
+    left to hide under. ZeRO-2 keeps only its share of the gradients, so it must scatter them in every micro batch, under its
+    backward pass and what follows.
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
     whole = (zero == 0) | ((zero == 1) & (framework.grad_sync == "all_reduce"))
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
-    reduce, gather = SideWork.either(whole, terms.all_reduce.take(row), terms.scatter.take(row)), terms.gather.take(row)
+    reduce = SideWork.either(whole, terms.all_reduce.take(row), terms.scatter.take(row)) * times
+    gather = terms.gather.take(row)
     if run.overlap_grad_reduce:
         last_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
-        sync = reduce.beside(backward, last_bucket[row])
+        sync = reduce.beside(backward * times, last_bucket[row] / times)
     else:
         sync = reduce.alone
     gathered = gather.beside(forward) if run.overlap_param_gather else gather.alone
-    return sync * times * (zero < 3), gathered * ((zero == 1) | (zero == 2))
+    return sync * (zero < 3), gathered * ((zero == 1) | (zero == 2))

@@ -136,6 +136,18 @@ def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
     assert part(found, "optimizer") == pytest.approx([whole / 16 + 4 * NETWORK, whole + 4 * NETWORK], rel=1e-4)
 
 
+def test_zero_2_scatters_every_micro_batch_and_shows_the_last_bucket_once() -> None:
+    # one bucket holds all gradients: three of four scatters may hide under four backward passes of two layers
+    parameters = 2 * 36_864 + 256 + 2 * 16_384 + 64
+    scatter = parameters * 4 * NETWORK
+    asked = problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True)
+    found = priced(asked, [asked.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    backward = 2 * float(found.table.layer.times.backward[:, 0].sum())
+    assert 4 * backward < 3 * scatter
+    # a byte between nodes delays compute by a tenth of what it takes inside one, which is half as long
+    assert part(found, "gradient_sync") == pytest.approx([scatter, 4 * scatter - 4 * backward * 0.95], rel=1e-9)
+
+
 # laws of all layouts, on fitted machines
 
 
