@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
+import accuracy
+import accuracy_pictures
+import accuracy_tables
 import numpy as np
 import pytest
 
@@ -33,14 +33,6 @@ SMALL = ModelSpec(
     head_dim=10, vocab_size=50,
 )  # fmt: skip
 RUN = Strategy(world_size=2, dp=2, seq_len=10, num_micro_batches=3)
-
-
-@pytest.fixture(scope="module")
-def tables() -> Iterator[ModuleType]:
-    """benchmarks/ holds scripts, no package: they are found as when they run."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("accuracy_tables")
-    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +105,11 @@ def test_sources_of_cases_are_named(plain: list[dict[str, Any]]) -> None:
     assert all(origin in text for origin in origins)
 
 
-def test_notes_and_peers_speak_of_cases_that_exist(plain: list[dict[str, Any]], tables: ModuleType) -> None:
+def test_notes_and_peers_speak_of_cases_that_exist(plain: list[dict[str, Any]]) -> None:
     names = [case["id"] for case in plain]
-    notes = [tables.Note(**note) for note in json.loads((CASES / "notes.json").read_text())]
+    notes = [accuracy_tables.Note(**note) for note in json.loads((CASES / "notes.json").read_text())]
     assert all(any(fnmatchcase(name, note.cases) for name in names) for note in notes)
-    peers = [tables.Peer(**peer) for peer in json.loads((CASES / "peers.json").read_text())]
+    peers = [accuracy_tables.Peer(**peer) for peer in json.loads((CASES / "peers.json").read_text())]
     assert {peer.group for peer in peers} <= {name.split(":")[0].split("-")[0] for name in names}
 
 
@@ -150,96 +142,105 @@ def test_one_mfu_is_of_its_hardware() -> None:
 # the tables
 
 
-def test_time_table(tables: ModuleType) -> None:
+def test_time_table() -> None:
     # one MFU predicts the median, 2 s, for all; ours are 10% short, right, and twice the time, which no interval holds
     found = [made("x-1", 1.0, 0.9), made("x-2", 2.0, 2.0), made("y-1", 4.0, 8.0)]
-    rows = cells(tables.time_table(found, {"x": "some runs"}))
+    rows = cells(accuracy_tables.time_table(found, {"x": "some runs"}))
     assert rows["x"][:8] == ["some runs", "2", "50.0%", "5.0%", "9.0%", "-5.0%", "100%", "0.90"]
     assert rows["y"][1:8] == ["1", "50.0%", "100.0%", "100.0%", "+100.0%", "0%", "-1.00"]
     assert rows["all"][1:8] == ["3", "50.0%", "10.0%", "82.0%", "+30.0%", "67%", "0.80"]
 
 
-def test_regret_stands_beside_its_group(tables: ModuleType) -> None:
+def test_regret_stands_beside_its_group() -> None:
     # the program ranks the layout first that took 1.2 s; the best took 1.0 s
     runs = [RUN.replace(micro_batch_size=size, num_micro_batches=6 // size) for size in (1, 2, 3)]
     found = [
         made(f"x-{i}", time, ours, run) for i, (time, ours, run) in enumerate(zip((1.0, 1.2, 2), (3, 1, 2), runs, strict=True))
     ]
-    assert cells(tables.time_table(found, {}))["x"][8:] == ["20.0%", "20.0%", "1"]
+    assert cells(accuracy_tables.time_table(found, {}))["x"][8:] == ["20.0%", "20.0%", "1"]
 
 
-def test_memory_table(tables: ModuleType) -> None:
+def test_memory_table() -> None:
     found = [weighed(f"x-{i}", ratio * 4 * GIB, peak_memory_gib=4.0) for i, ratio in enumerate((0.9, 1.0, 1.2))]
-    rows = cells(tables.memory_table([*found, weighed("y-1", 5.0 * GIB, peak_memory_gib=4.0)], {}))
+    rows = cells(accuracy_tables.memory_table([*found, weighed("y-1", 5.0 * GIB, peak_memory_gib=4.0)], {}))
     assert rows["x"][1:] == ["3", "1", "10.0%", "18.0%", "+3.3%"]
     assert rows["all"][1:3] == ["4", "2"]
 
 
-def test_fits_table(tables: ModuleType) -> None:
+def test_fits_table() -> None:
     # of 4 runs that fitted one is predicted not to; of 2 that ran out of memory one is predicted to fit
     fitted = [weighed(f"x-{i}", device) for i, device in enumerate((5.0, 6.0, 10.0, 11.0))]
     failed = [weighed(f"xOOM-{i}", device, out_of_memory=True) for i, device in enumerate((9.0, 12.0))]
-    text = tables.fits_table(fitted + failed)
+    text = accuracy_tables.fits_table(fitted + failed)
     assert cells(text)["fitted"] == ["3", "1"] and cells(text)["ran out of memory"] == ["1", "1"]
     assert "Told right: 66.7%" in text and "25.0% of 4 runs" in text and "50.0% of 2 runs" in text
-    assert tables.fits_table(fitted) == "", "nobody reported a failure"
+    assert accuracy_tables.fits_table(fitted) == "", "nobody reported a failure"
 
 
-def test_factor_table_leaves_the_largest_group_out(tables: ModuleType) -> None:
+def test_factor_table_leaves_the_largest_group_out() -> None:
     long = RUN.replace(seq_len=9000)
     found = [made("x-1", 1.0, 0.9), made("x-2", 1.0, 0.8), made("y-1", 1.0, 1.3), made("x-3", 1.0, 0.7, run=long)]
-    lines = [line for line in tables.factor_table(found).splitlines() if line.startswith("| sequence")]
+    lines = [line for line in accuracy_tables.factor_table(found).splitlines() if line.startswith("| sequence")]
     assert lines == [
         "| sequence | up to 1,024 | 3 | -10.0% | 20.0% | 1 | +30.0% |",
         "| sequence | over 8,192 | 1 | -30.0% | 30.0% | 0 |  |",
     ]
-    assert "n without x" in tables.factor_table(found)
+    assert "n without x" in accuracy_tables.factor_table(found)
 
 
 @pytest.mark.parametrize(
     ("size", "said"), [(1, "1"), (2, "2"), (3, "3 to 4"), (8, "5 to 8"), (16, "9 to 16"), (17, "over 16")]
 )  # fmt: skip
-def test_bins_of_the_micro_batch(tables: ModuleType, size: int, said: str) -> None:
-    assert f"| micro batch | {said} | 1 |" in tables.factor_table([made("x-1", 1.0, run=RUN.replace(micro_batch_size=size))])
+def test_bins_of_the_micro_batch(size: int, said: str) -> None:
+    assert f"| micro batch | {said} | 1 |" in accuracy_tables.factor_table(
+        [made("x-1", 1.0, run=RUN.replace(micro_batch_size=size))]
+    )
 
 
-def test_peers_stand_beside_the_mean_of_their_group(tables: ModuleType) -> None:
-    peer = tables.Peer("other", "its runs", "5%", "1%", "x", "its page")
+def test_peers_stand_beside_the_mean_of_their_group() -> None:
+    peer = accuracy_tables.Peer("other", "its runs", "5%", "1%", "x", "its page")
     found = [made("x-1", 1.0, 0.9), made("x-2", 1.0, 1.3), made("y-1", 1.0, 3.0), weighed("x-3", 5 * GIB, peak_memory_gib=4.0)]
-    assert cells(tables.peer_table(found, [peer]))["other"] == ["its runs", "5%", "1%", "x", "2", "20.0%", "25.0%", "its page"]
+    assert cells(accuracy_tables.peer_table(found, [peer]))["other"] == [
+        "its runs",
+        "5%",
+        "1%",
+        "x",
+        "2",
+        "20.0%",
+        "25.0%",
+        "its page",
+    ]
 
 
-def test_reasons_come_from_notes_then_from_runs_alike(tables: ModuleType) -> None:
-    notes = [tables.Note("x-1?", "known")]
+def test_reasons_come_from_notes_then_from_runs_alike() -> None:
+    notes = [accuracy_tables.Note("x-1?", "known")]
     other = RUN.replace(num_micro_batches=5)
     found = [made("x-11", 1.0, 2.0), made("x-2", 1.5, 2.0), made("x-3", 1.55, 2.0), made("x-4", 1.0, 4.0, run=other)]
-    rows = cells(tables.worst_table(found, notes, count=4))
+    rows = cells(accuracy_tables.worst_table(found, notes, count=4))
     assert list(rows)[2:] == ["x-4", "x-11", "x-2", "x-3"]
-    assert [rows[name][-1] for name in ("x-11", "x-4")] == ["known", tables.NOT_EXPLAINED]
+    assert [rows[name][-1] for name in ("x-11", "x-4")] == ["known", accuracy_tables.NOT_EXPLAINED]
     assert rows["x-2"][-1] == "x-11, described alike, took 1 s"
     alone = [p for p in found if p.case.id != "x-11"]
-    assert cells(tables.worst_table(alone, notes))["x-2"][-1] == tables.NOT_EXPLAINED, "x-3 took 3% more only"
-    assert cells(tables.twin_table(found))["x"] == ["1", "55.0%", "55.0%"]
+    assert cells(accuracy_tables.worst_table(alone, notes))["x-2"][-1] == accuracy_tables.NOT_EXPLAINED, "x-3 took 3% more only"
+    assert cells(accuracy_tables.twin_table(found))["x"] == ["1", "55.0%", "55.0%"]
 
 
-def test_what_is_skipped_is_named(tables: ModuleType) -> None:
+def test_what_is_skipped_is_named() -> None:
     gone = Prediction(made("x-1", 1.0).case, "no profile of it")
-    assert tables.skipped_list([gone, made("x-2", 1.0)]) == "* 1: no profile of it: x-1\n"
-    assert tables.skipped_list([made("x-2", 1.0)]) == "* none\n"
+    assert accuracy_tables.skipped_list([gone, made("x-2", 1.0)]) == "* 1: no profile of it: x-1\n"
+    assert accuracy_tables.skipped_list([made("x-2", 1.0)]) == "* none\n"
     assert timed([gone]) == []
 
 
-def test_the_page_has_every_table(tables: ModuleType) -> None:
-    page = importlib.import_module("accuracy")
+def test_the_page_has_every_table() -> None:
     found = [made("x-1", 1.0, 0.9), made("x-2", 2.0, 2.0), weighed("x-3", 5 * GIB, peak_memory_gib=4.0)]
-    text = page.document(found, {}, [], [], "here")
+    text = accuracy.document(found, {}, [], [], "here")
     assert "pics/here_time.jpg" in text and "3 can be expressed, 2 of these have a step time" in text
     assert not set("{}") & set(text)
 
 
-def test_pictures_know_every_shipped_gpu(tables: ModuleType, tmp_path: Path) -> None:
-    page, pictures = importlib.import_module("accuracy"), importlib.import_module("accuracy_pictures")
-    assert set(shipped_profiles()) <= set(pictures.COLOURS)
-    page.draw_pictures([made("x-1", 1.0, 0.9), made("y-1", 200.0, 150.0, hardware="h100_sxm")], tmp_path, "here")
+def test_pictures_know_every_shipped_gpu(tmp_path: Path) -> None:
+    assert set(shipped_profiles()) <= set(accuracy_pictures.COLOURS)
+    accuracy.draw_pictures([made("x-1", 1.0, 0.9), made("y-1", 200.0, 150.0, hardware="h100_sxm")], tmp_path, "here")
     assert [path.name for path in tmp_path.iterdir()] == ["here_time.jpg"], "nothing was weighed"
     assert 10_000 < (tmp_path / "here_time.jpg").stat().st_size < 200_000

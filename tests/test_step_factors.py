@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import step_factors
 
 from predictor.cost_model import CostModel
 from predictor.sustained import STEP_FACTORS, step_factor
@@ -20,13 +18,6 @@ from solver.cases import Case, read_cases
 from solver.validate import CostModels, predict_cases
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("step_factors")
-    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.fixture(scope="module")
@@ -40,15 +31,15 @@ def cases() -> list[Case]:
     return [case for case in found if case.skipped is None]
 
 
-def made_with(factor: float, cases: list[Case], models: CostModels, script: ModuleType) -> list[Case]:
+def made_with(factor: float, cases: list[Case], models: CostModels) -> list[Case]:
     """The same runs with the times that a machine of this factor would have measured."""
-    found = predict_cases(cases, script.scaled(models, {"b200_sxm": factor}))
+    found = predict_cases(cases, step_factors.scaled(models, {"b200_sxm": factor}))
     return [replace(p.case, measured={"step_s": p.seconds}) for p in found]
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.3])
-def test_a_factor_is_found_again(factor: float, cases: list[Case], models: CostModels, script: ModuleType) -> None:
-    fit = script.fit_device(made_with(factor, cases, models, script), models)
+def test_a_factor_is_found_again(factor: float, cases: list[Case], models: CostModels) -> None:
+    fit = step_factors.fit_device(made_with(factor, cases, models), models)
     assert fit.fitted == pytest.approx(factor, abs=2e-3)
     assert fit.error_left_out < 2e-3
     assert fit.runs == len(cases) == 12 and len(fit.by_fold) == 4
@@ -56,23 +47,25 @@ def test_a_factor_is_found_again(factor: float, cases: list[Case], models: CostM
         assert fit.kept and fit.error_without > 0.1
 
 
-def test_no_run_is_judged_by_its_own_factor(cases: list[Case], models: CostModels, script: ModuleType) -> None:
+def test_no_run_is_judged_by_its_own_factor(cases: list[Case], models: CostModels) -> None:
     # one layout that is half as fast as the others: its own factor would make it exact, the others' does not
-    odd = script.folds(cases)[cases[0].id]
-    run = made_with(1.0, cases, models, script)
-    bent = [replace(c, measured={"step_s": 2 * c.measured["step_s"]}) if script.folds(run)[c.id] == odd else c for c in run]
-    fit = script.fit_device(bent, models)
+    odd = step_factors.folds(cases)[cases[0].id]
+    run = made_with(1.0, cases, models)
+    bent = [
+        replace(c, measured={"step_s": 2 * c.measured["step_s"]}) if step_factors.folds(run)[c.id] == odd else c for c in run
+    ]
+    fit = step_factors.fit_device(bent, models)
     assert fit.leaving_out(odd) == pytest.approx(1.0, abs=1e-6) and not fit.kept
-    judged = {p.case.id: p for p in script.predict_left_out(bent, models, fit)}
+    judged = {p.case.id: p for p in step_factors.predict_left_out(bent, models, fit)}
     assert judged[cases[0].id].seconds == pytest.approx(bent[0].measured["step_s"] / 2, rel=1e-6)
 
 
-def test_the_file_holds_what_its_command_writes(script: ModuleType) -> None:
+def test_the_file_holds_what_its_command_writes() -> None:
     entries = json.loads(STEP_FACTORS.read_text())["profiles"]
     for entry in entries.values():
         helps = entry["mean_error_left_out"] <= 0.8 * entry["mean_error_without"]
         assert entry["factor"] == (entry["fitted"] if helps else 1.0)
-    assert script.read_factors() == {name: entry["factor"] for name, entry in entries.items()}
+    assert step_factors.read_factors() == {name: entry["factor"] for name, entry in entries.items()}
     assert entries["b200_sxm"]["factor"] > 1.0
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import validate_here
 from timing_toy import cpu_device
 
+from profiler.errors import InputError
+from profiler.profile import Profile, Table
+from profiler.store import write_profile
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import validate_here  # noqa: E402  (a script beside the packages)
-
-from profiler.errors import InputError  # noqa: E402
-from profiler.profile import Profile, Table  # noqa: E402
-from profiler.store import write_profile  # noqa: E402
 
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
         "vocab_size": 256}  # fmt: skip
