@@ -106,11 +106,7 @@ def search(
         if progress:
             progress(min(begin + CHUNK_SPLITS, len(space.splits)), len(space.splits))
     if not feasible:
-        raise InputError(
-            f"{problem.model.name} fits on {problem.run.world_size} accelerators in none of {priced} layouts: the leanest "
-            f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more accelerators "
-            "or more memory"
-        )
+        raise InputError(_nothing_fits(problem, priced, least))
     rejected = Counter({**space.rejected, OUT_OF_MEMORY: priced - feasible})
     elapsed = time.perf_counter() - start
     found = {mode.name.lower(): price_layouts(problem, kept.parts[0], table) for mode, kept in modes.items() if kept.parts}
@@ -118,6 +114,14 @@ def search(
         problem, price_layouts(problem, best.parts[0], table), found, price_layouts(problem, front.layouts(), table),
         priced, feasible, elapsed, rejected,
     )  # fmt: skip
+
+
+def _nothing_fits(problem: Problem, priced: int, least: float) -> str:
+    return (
+        f"{problem.model.name} fits on {problem.run.world_size} accelerators in none of {priced} layouts: the leanest "
+        f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more accelerators "
+        "or more memory"
+    )
 
 
 @dataclass

@@ -72,11 +72,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     fsdp_stage = count * fsdp + np.minimum(covered, count) * (fsdp_again - fsdp)
     sync, gather = _synchronisation(problem, terms, layouts, count * backward + recomputed, count * forward, table_parameters)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    streams = [
-        m * (count * (terms.forward[s] + terms.backward[s])[row]
-             + pace.has_embedding * terms.embedding[s][row] + pace.has_head * terms.head[s][row])
-        for s in range(4)
-    ]  # fmt: skip
+    streams = [m * seconds for seconds in _by_stream(terms, row, pace)]
     parts = np.array([
         streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * transfer, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
@@ -92,6 +88,15 @@ class _Pace(NamedTuple):
     layers: np.ndarray
     has_embedding: np.ndarray
     has_head: np.ndarray
+
+
+def _by_stream(terms: SplitTerms, row: np.ndarray, pace: _Pace) -> list[np.ndarray]:
+    """Seconds of one micro batch on the slowest stage, forward and backward, of each stream."""
+    return [
+        pace.layers * (terms.forward[s] + terms.backward[s])[row]
+        + pace.has_embedding * terms.embedding[s][row] + pace.has_head * terms.head[s][row]
+        for s in range(len(terms.forward))
+    ]  # fmt: skip
 
 
 def _slowest_stage(
