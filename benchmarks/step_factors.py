@@ -5,7 +5,8 @@ that were left out, and keeps it where it helps there.
 
 A factor multiplies the times of products and attention. It is the median over groups of runs (one publication or one collection
 each) of the group's median; where a device has one group only, over its layouts. The judge leaves each group (layout) out in
-turn, and the factor is kept if the mean |error| of what was left out falls by a fifth or more.
+turn, and the factor is kept if there are three or more, the mean |error| of what was left out falls by a fifth or more, and the
+factor is one that clocks and frameworks can explain.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from solver.validate import CostModels, Prediction, predict_cases, timed
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "configs" / "cases" / "published.jsonl"
 LEAST_GAIN = 0.2  #: of the mean |error| on runs left out
+LEAST_FOLDS = 3
+PLAUSIBLE = (0.7, 1.5)  #: beyond, something else than the sustained speed is wrong
 _STEP = 0.05  #: a factor's effect on a step is taken as linear between 1 and 1 plus this
 
 
@@ -51,7 +54,8 @@ class DeviceFit:
 
     @property
     def kept(self) -> bool:
-        return self.error_left_out <= (1 - LEAST_GAIN) * self.error_without
+        helps = self.error_left_out <= (1 - LEAST_GAIN) * self.error_without
+        return helps and len(self.by_fold) >= LEAST_FOLDS and PLAUSIBLE[0] <= self.fitted <= PLAUSIBLE[1]
 
     def leaving_out(self, fold: str) -> float:
         """The factor that the other folds give; 1 where there are none."""
@@ -177,6 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         cases = read_cases(args.cases)
         with Console(stderr=True).status(f"predicting {len(cases):,} runs with and without factors"):
             fits = fit_devices(cases, ShippedModels(shipped_profiles()))
+        if not fits:
+            raise InputError(f"{args.cases}: no case has a step time and hardware that a profile ships for")
         show(fits, Console())
         write_text(args.output, as_json(fits))
     except InputError as error:

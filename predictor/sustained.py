@@ -37,7 +37,10 @@ def step_factor(profile: Profile, path: Path = STEP_FACTORS) -> float:
         return 1.0
     try:
         entry = json.loads(path.read_text(encoding="utf-8"))["profiles"].get(profile.name, {"factor": 1.0})
-        return float(entry["factor"])
+        factor = float(entry["factor"])
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"{profile.name}: factor {factor} is not positive")
+        return factor
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: no table of factors by profile ({error}); write it again by benchmarks/step_factors.py"

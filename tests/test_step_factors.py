@@ -69,12 +69,27 @@ def test_the_file_holds_what_its_command_writes() -> None:
     assert entries["b200_sxm"]["factor"] > 1.0
 
 
+def test_what_no_clock_explains_is_not_kept() -> None:
+    assert step_factors.DeviceFit("x", dict.fromkeys("abc", 1.4), 9, 0.4, 0.01).kept
+    assert not step_factors.DeviceFit("x", dict.fromkeys("abc", 3.0), 9, 0.6, 0.01).kept
+    assert not step_factors.DeviceFit("x", dict.fromkeys("ab", 1.4), 9, 0.4, 0.01).kept, "two folds judge nothing"
+    assert not step_factors.DeviceFit("x", dict.fromkeys("abc", 1.1), 9, 0.10, 0.09).kept
+
+
+def test_runs_without_times_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cases.jsonl").write_text('{"id": "A-1", "hardware": "h100_sxm", "model": {}, "run": {}, "measured": {}}\n')
+    arguments = ["--cases", str(tmp_path / "cases.jsonl"), "--output", str(tmp_path / "out.json")]
+    assert step_factors.main(arguments) == 2
+    assert "no case has a step time" in capsys.readouterr().err and not (tmp_path / "out.json").exists()
+
+
 def test_factors_belong_to_shipped_profiles(tmp_path: Path) -> None:
     b200 = find_profile("b200_sxm")[0]
     assert step_factor(b200) == json.loads(STEP_FACTORS.read_text())["profiles"]["b200_sxm"]["factor"]
     assert step_factor(replace(b200, meta={})) == 1.0  # measured by the harness, not by loops of others
     assert step_factor(replace(b200, name="another")) == 1.0
     assert step_factor(b200, tmp_path / "absent.json") == 1.0
-    (tmp_path / "bad.json").write_text('{"profiles": {"b200_sxm": {"factor": "fast"}}}')
-    with pytest.raises(InputError, match="bad.json: no table of factors"):
-        step_factor(b200, tmp_path / "bad.json")
+    for bad in ('"fast"', "-1.0", "NaN"):
+        (tmp_path / "bad.json").write_text('{"profiles": {"b200_sxm": {"factor": ' + bad + "}}}")
+        with pytest.raises(InputError, match="bad.json: no table of factors"):
+            step_factor(b200, tmp_path / "bad.json")
