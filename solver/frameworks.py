@@ -13,6 +13,9 @@ from profiler.errors import InputError
 from solver.framework import Framework
 from solver.strategy import TpMode
 
+#: Replicas, weights whole between micro batches or layer by layer; optimizer states alone are never sharded.
+_FSDP_STAGES = (0, 2, 3)
+
 #: FSDP2 with per-layer gathers and prefetch; DTensor, eager kernels unless compiled.
 _TORCHTITAN = Framework(
     name="torchtitan",
@@ -20,6 +23,7 @@ _TORCHTITAN = Framework(
     defaults={"zero": 3, "grad_dtype": "fp32"},
     gather_copies=2.0,
     scatter_copies=2.0,
+    zero_stages=_FSDP_STAGES,
     stops_recompute=True,
     selective_by_op=True,
     fused_gate_up=False,
@@ -54,6 +58,7 @@ _FSDP1 = Framework(
     parallel_loss=False,
     torch_loss=True,
     scatter_copies=4.0,
+    zero_stages=_FSDP_STAGES,
     stops_recompute=True,
     flash_version=2,  # what torch's scaled_dot_product_attention runs
 )
@@ -174,6 +179,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         name="pytorch",
         prefixes=("pytorch",),
         defaults={"zero": 0, "grad_dtype": "fp32"},
+        zero_stages=Framework.zero_stages,
         selective_by_op=False,
         compiles_loss=False,
         parallel_loss=False,
@@ -195,6 +201,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         fused_gate_up=False,
         parallel_loss=False,
         torch_loss=True,
+        zero_stages=_FSDP_STAGES,
         scatter_copies=4.0,
         flash_version=1,
     ),

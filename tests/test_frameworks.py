@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, NETWORK, TINY, part, priced, problem, toy_cost
+from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, priced, problem, toy_cost
 
 from solver.explain import explain
 from solver.frameworks import FRAMEWORKS, framework_of, known_framework
@@ -81,6 +81,13 @@ def test_norms_on_fp32_copies_move_more_bytes() -> None:
 
     assert norms("internevo") == 2 * 2048 * (12 + 37)
     assert norms("internevo-2024") == 2 * 2048 * (4 + 6)
+
+
+@pytest.mark.parametrize(("framework", "offered"), [("torchtitan", (0, 2, 3)), ("fsdp", (0, 2, 3)), ("fms-fsdp", (0, 2, 3)),
+                                                    ("pytorch", (0, 1, 2, 3)), ("internevo", (0, 1, 3))])  # fmt: skip
+def test_what_a_search_may_choose(framework: str, offered: tuple[int, ...]) -> None:
+    asked = problem(TINY, 8, toy_cost(), 32, framework=framework)
+    assert sorted(set(all_layouts(asked, 8).zero.tolist())) == list(offered)
 
 
 def test_releases_are_told_apart() -> None:
