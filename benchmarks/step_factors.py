@@ -24,6 +24,7 @@ from rich.table import Table
 
 from predictor.cost_model import CostModel
 from predictor.sustained import STEP_FACTORS
+from predictor.sustained import step_factors as kept_factors
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profiles import shipped_profiles
@@ -63,13 +64,6 @@ class DeviceFit:
         return float(np.median(others)) if others else 1.0
 
 
-def read_factors(path: Path = STEP_FACTORS) -> dict[str, float]:
-    """Profile -> its kept factor."""
-    if not path.is_file():
-        return {}
-    return {name: float(entry["factor"]) for name, entry in json.loads(path.read_text(encoding="utf-8"))["profiles"].items()}
-
-
 def scaled(models: CostModels, factors: Mapping[str, float]) -> CostModels:
     """``models`` with products and attention taking ``factors`` (by hardware) times as long."""
 
@@ -100,40 +94,48 @@ def fit_device(cases: Sequence[Case], models: CostModels) -> DeviceFit | None:
     implied: dict[str, list[float]] = {}
     for one, other in zip(base, more, strict=True):
         slope = (other.seconds - one.seconds) / _STEP
-        implied.setdefault(fold[one.case.id], []).append(1 + (one.case.measured["step_s"] - one.seconds) / slope)
-    if not base:
+        if slope > 0:  # a step that no product moves says nothing
+            implied.setdefault(fold[one.case.id], []).append(1 + (one.case.measured["step_s"] - one.seconds) / slope)
+    if not implied:
         return None
     fit = DeviceFit(hardware, {name: float(np.median(v)) for name, v in implied.items()}, len(base), _error(base), 0.0)
     return replace(fit, error_left_out=_error(timed(predict_left_out(cases, models, fit))))
 
 
 def predict_left_out(cases: Sequence[Case], models: CostModels, fit: DeviceFit) -> list[Prediction]:
-    """Predictions in the order of ``cases``, each with the factor of the folds it is not in."""
-    fold, found = folds(cases), {}
-    for name in dict.fromkeys(fold.values()):
-        chosen = [case for case in cases if fold[case.id] == name]
-        for prediction in predict_cases(chosen, scaled(models, {fit.hardware: fit.leaving_out(name)})):
-            found[prediction.case.id] = prediction
-    return [found[case.id] for case in cases]
+    """Predictions in the order of ``cases``, each with the factor of the folds it is not in; ``models``: without factors."""
+    fold = folds(cases)
+    return _predict_each(cases, models, [fit.leaving_out(fold[case.id]) for case in cases])
 
 
-def predict_held_out(cases: Sequence[Case], models: CostModels) -> list[Prediction]:
-    """Predictions in the order of ``cases``: where ``models`` hold a kept factor, with that of other folds instead."""
-    kept = {name: factor for name, factor in read_factors().items() if factor != 1.0}
-    plain = scaled(models, {name: 1 / factor for name, factor in kept.items()})
-    judged = {name: [c for c in cases if c.hardware == name and "step_s" in c.measured] for name in kept}
-    found: dict[str, Prediction] = {}
-    for there in judged.values():
-        fit = fit_device(there, plain) if there else None
-        found |= {p.case.id: p for p in predict_left_out(there, plain, fit)} if fit else {}
-    rest = predict_cases([case for case in cases if case.id not in found], models)
-    found |= {p.case.id: p for p in rest}
-    return [found[case.id] for case in cases]
+def _predict_each(cases: Sequence[Case], models: CostModels, factors: Sequence[float]) -> list[Prediction]:
+    """Predictions in the order of ``cases``, each with ``models`` times its factor; equal factors are predicted together."""
+    found: dict[int, Prediction] = {}
+    for factor in dict.fromkeys(factors):
+        chosen = [i for i, own in enumerate(factors) if own == factor]
+        together = [cases[i] for i in chosen]
+        predictions = predict_cases(together, scaled(models, {case.hardware: factor for case in together}))
+        found |= dict(zip(chosen, predictions, strict=True))
+    return [found[i] for i in range(len(cases))]
+
+
+def predict_held_out(cases: Sequence[Case], models: CostModels, fitted_on: Path = PUBLISHED) -> list[Prediction]:
+    """Predictions in the order of ``cases``, by ``models`` with their kept factors; a case that one was fitted on with what the
+    other folds give. fitted_on: the runs that the kept factors come from.
+    """
+    others: dict[str, float] = {}
+    for hardware, factor in kept_factors().items():
+        there = [c for c in read_cases(fitted_on) if c.hardware == hardware and "step_s" in c.measured and factor != 1.0]
+        fit = fit_device(there, scaled(models, {hardware: 1 / factor})) if there else None
+        if fit:
+            fold = folds(there)
+            others |= {case.id: fit.leaving_out(fold[case.id]) / factor for case in there}
+    return _predict_each(cases, models, [others.get(case.id, 1.0) for case in cases])
 
 
 def fit_devices(cases: Sequence[Case], models: CostModels) -> list[DeviceFit]:
     """One fit a device that has timed cases and a profile; ``models`` may hold the factors that are kept today."""
-    plain = scaled(models, {name: 1 / factor for name, factor in read_factors().items()})
+    plain = scaled(models, {name: 1 / factor for name, factor in kept_factors().items()})
     fits = []
     for hardware in sorted({case.hardware for case in cases}):
         there = [case for case in cases if case.hardware == hardware and "step_s" in case.measured]

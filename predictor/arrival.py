@@ -11,7 +11,7 @@ from profiler.profile import Profile
 #: 7 us on 2 ranks, 18 on 4 and 53 on 8 (medians of all-reduce, all-gather and reduce-scatter, 1 to 64 MiB).
 SECONDS_PER_RANK = 7e-6
 MOST_RANKS = 8  #: so many were measured; more are not known to wait longer
-#: Collectives on the critical path; point-to-point transfers and series of broadcasts are queued ahead.
+#: Collectives that start when their input is ready; point-to-point transfers and series of broadcasts are queued ahead.
 AWAITED = ("all_reduce", "all_gather", "reduce_scatter", "all2all")
 #: Rows whose source begins so come from loops of nccl-tests or of the same kind.
 _LOOPS = ("ai-dynamo/aiconfigurator", "xxrjun/nccl-tests", "VIA-Research/vTrain", "microsoft/vidur",

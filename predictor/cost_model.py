@@ -111,12 +111,13 @@ class CostModel:
         """Seconds by which a hidden collective of ``seconds`` over ``inter`` nodes delays the compute beside it.
 
         It takes multiprocessors and memory bandwidth by the byte that passes. A network slower than the links inside a node
-        draws the same bytes out (NCCL opens fewer channels): they cost what they would inside a node.
+        draws the same bytes out (NCCL opens fewer channels): they cost what they would inside a node. Not so where a
+        collective costs more than it takes, as on a CPU, whose cores drive the network.
         """
         passing = np.array(np.broadcast_to(seconds, np.broadcast_shapes(np.shape(size), np.shape(inter), np.shape(seconds))))
         far = np.broadcast_to(inter, passing.shape) > 1
-        if far.any():
-            inside = self.collectives.predict(op, np.broadcast_to(size, passing.shape)[far], self.device.gpus_per_node, 1)
+        if far.any() and self.contention < 1 and self.device.gpus_per_node > 1:
+            inside = self.collective(op, np.broadcast_to(size, passing.shape)[far], self.device.gpus_per_node, 1)
             passing[far] = np.minimum(passing[far], inside.seconds)
         return self.contention * passing
 

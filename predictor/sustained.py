@@ -32,15 +32,21 @@ def sustained_scale(profile: Profile, linears: LinearLaw) -> float:
 
 
 def step_factor(profile: Profile, path: Path = STEP_FACTORS) -> float:
-    """The factor kept for a shipped profile; 1 for any other. Raises InputError for a file that cannot be read."""
-    if "sustained" not in profile.meta or not path.is_file():
-        return 1.0
+    """The factor kept for a shipped profile; 1 for any other."""
+    return step_factors(path).get(profile.name, 1.0) if "sustained" in profile.meta else 1.0
+
+
+def step_factors(path: Path = STEP_FACTORS) -> dict[str, float]:
+    """Profile -> its factor; none where there is no file. Raises InputError for a file that holds no such table."""
+    if not path.is_file():
+        return {}
     try:
-        entry = json.loads(path.read_text(encoding="utf-8"))["profiles"].get(profile.name, {"factor": 1.0})
-        factor = float(entry["factor"])
-        if not 0 < factor < float("inf"):
-            raise ValueError(f"{profile.name}: factor {factor} is not positive")
-        return factor
+        entries = json.loads(path.read_text(encoding="utf-8"))["profiles"]
+        factors = {str(name): float(entry["factor"]) for name, entry in entries.items()}
+        wrong = [name for name, factor in factors.items() if not 0 < factor < float("inf")]
+        if wrong:
+            raise ValueError(f"{wrong[0]}: factor {factors[wrong[0]]} is not positive")
+        return factors
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: no table of factors by profile ({error}); write it again by benchmarks/step_factors.py"

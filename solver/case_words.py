@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from solver.frameworks import framework_of
+from solver.strategy import CHOICES
 
 #: How the names of profiles of Hopper and later begin.
 _SINCE_HOPPER = ("h100", "h200", "b200")
-#: Letters and digits of a word -> ours; a word that is not here stays as it is.
+#: Letters and digits of a word -> ours, beside our own words in any spelling; a word that is neither stays as it is.
 _WORDS: Mapping[str, Mapping[str, str]] = {
-    "schedule": {"1f1b": "1f1b", "1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved",
-                 "interleaved": "interleaved", "gpipe": "gpipe", "zbh1": "zb-h1", "zb1p": "zb-1p", "zb2p": "zb-2p"},
-    "cp_comm": {"p2p": "ring", "ring": "ring", "a2a": "a2a", "alltoall": "a2a", "ulysses": "a2a", "allgather": "allgather"},
+    "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved"},
+    "cp_comm": {"p2p": "ring", "alltoall": "a2a", "ulysses": "a2a"},
+    "grad_dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
     "precision": {"bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "fp16mixed": "fp16",
                   "float8": "fp8", "fp8hybrid": "fp8", "fp8e4m3": "fp8", "fp8delayed": "fp8", "fp8cs": "fp8", "fp8mx": "mxfp8",
                   "float32": "fp32"},
@@ -34,14 +35,19 @@ def our_words(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> 
     release = _release(framework.name, ours, hardware)
     if release:
         assumptions.append(f"framework: {release[0]}, {release[1]}")
-        ours["framework"] = release[0]
+        ours["framework"] = f"{release[0]}, {ours['framework']}"  # what else the name says still holds
     return ours
 
 
 def _word(key: str, value: Any) -> Any:
-    if key not in _WORDS or not isinstance(value, str):
+    if key not in _WORDS or not isinstance(value, str | bool):
         return value
-    return _WORDS[key].get(re.sub("[^a-z0-9]", "", value.lower()), value)
+    own = {_spelling(choice): choice for choice in CHOICES[key]}
+    return {**own, **_WORDS[key]}.get(_spelling(str(value).removeprefix("torch.")), value)
+
+
+def _spelling(word: str) -> str:
+    return re.sub("[^a-z0-9]", "", word.lower())
 
 
 def _release(framework: str, run: Mapping[str, Any], hardware: str) -> tuple[str, str] | None:

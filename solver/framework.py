@@ -47,7 +47,8 @@ class Framework:
     """
 
     name: str
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...]  #: words by which its name begins
+    umbrellas: tuple[str, ...] = ()  #: words of what it and others stand under: they mean it where nothing else is named
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fused_gate_up: bool = True
     regathers_input: bool = True

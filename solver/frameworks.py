@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -40,19 +41,8 @@ _TORCHTITAN = Framework(
 
 _FSDP1 = Framework(
     name="fsdp",
-    prefixes=(
-        "fsdp",
-        "pytorch fsdp",
-        "torch fsdp",
-        "hugging face",
-        "huggingface",
-        "transformers",
-        "accelerate",
-        "olmo",
-        "litgpt",
-        "lit-gpt",
-        "lightning",
-    ),
+    prefixes=("fsdp", "pytorch fsdp", "torch fsdp", "olmo", "litgpt", "lit-gpt"),
+    umbrellas=("hugging face", "huggingface", "transformers", "accelerate"),
     defaults={"zero": 3, "grad_dtype": "bf16"},
     fused_gate_up=False,
     parallel_loss=False,
@@ -108,7 +98,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(  # Megatron-LM as published in 2021-22: distributed optimizer, fp32 main gradients, its own linears
         name="megatron-lm",
-        prefixes=("megatron-lm",),
+        prefixes=("megatron-lm", "megatronlm"),
         defaults=_MEGATRON,
         head_dummy_gradient=True,
         dropout=True,
@@ -177,7 +167,8 @@ FRAMEWORKS: tuple[Framework, ...] = (
     replace(
         _TORCHTITAN,
         name="pytorch",
-        prefixes=("pytorch",),
+        prefixes=("pytorch ddp", "torch ddp", "ddp"),
+        umbrellas=("pytorch", "torch"),
         defaults={"zero": 0, "grad_dtype": "fp32"},
         zero_stages=Framework.zero_stages,
         selective_by_op=False,
@@ -196,7 +187,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
     ),
     Framework(  # its published tables are of 2023, when its attention was the Triton kernel of the first generation
         name="llm-foundry",
-        prefixes=("llm-foundry", "composer"),
+        prefixes=("llm-foundry", "llmfoundry", "composer"),
         defaults={"zero": 3, "grad_dtype": "fp32"},
         fused_gate_up=False,
         parallel_loss=False,
@@ -211,6 +202,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         _FSDP1,
         name="fms-fsdp",
         prefixes=("fms-fsdp",),
+        umbrellas=(),
         optimizer_bytes_per_parameter=96.0,
         gradient_passes=0.0,
         selective_is_full=True,
@@ -228,28 +220,36 @@ GENERIC = Framework(
 def known_framework(name: str) -> Framework:
     """As framework_of, for a name that a user chose: raises InputError where no framework answers to it."""
     framework = framework_of(name)
-    if framework is GENERIC and name != GENERIC.name:
+    if framework.name == GENERIC.name and name != GENERIC.name:
         names = ", ".join([f.name for f in FRAMEWORKS] + [GENERIC.name])
         raise InputError(f"no framework is called {name!r}; known are {names}")
     return framework
 
 
-def _words(name: str) -> str:
-    """Lower case, a space before every word."""
-    return " " + re.sub(r"[-_/(,\s]+", " ", name.lower()).strip()
+def _first_named(name: str, words: Sequence[tuple[Framework, tuple[str, ...]]]) -> Framework | None:
+    """The framework one of whose ``words`` stands first in ``name``; of several at one place the longest decides."""
+    found = []
+    for i, (_, prefixes) in enumerate(words):
+        for prefix in prefixes:
+            place = re.search(re.escape(_spaced(prefix)) + "(?![a-z])", _spaced(name))
+            found += [(-place.start(), len(prefix), i)] if place else []
+    return words[max(found)[2]][0] if found else None
+
+
+def _spaced(name: str) -> str:
+    """Lower case, one space before every word."""
+    return " " + re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()
 
 
 @cache
 def framework_of(name: str) -> Framework:
-    """The framework that ``name`` speaks of first (of several prefixes there the longest; case, hyphens and underscores do not
-    matter); GENERIC, a Megatron-like one, where it speaks of none.
+    """The framework that ``name`` speaks of first, in whole words (of several prefixes there the longest; case and punctuation
+    do not matter); else what an umbrella in it means; GENERIC, a Megatron-like one, where it speaks of none.
 
     A release of Transformer Engine in the name ("..., transformer-engine 2.11.0") decides what depends on it.
     """
-    said = _words(name)
-    places = [(said.find(_words(prefix)), prefix, f) for f in FRAMEWORKS for prefix in f.prefixes]
-    found = [(-place, len(prefix), i) for i, (place, prefix, _) in enumerate(places) if place >= 0]
-    framework = places[max(found)[2]][2] if found else GENERIC
+    framework = _first_named(name, [(f, f.prefixes) for f in FRAMEWORKS])
+    framework = framework or _first_named(name, [(f, f.umbrellas) for f in FRAMEWORKS]) or GENERIC
     engine = _ENGINE.search(name.lower())
     if engine and (int(engine[1]), int(engine[2])) >= _DUMMY_GRADIENTS_SINCE:
         return replace(framework, dummy_gradients=True)

@@ -109,7 +109,8 @@ def unknown_model_keys(config: Mapping[str, Any], but_misspelt: bool = False) ->
 
     but_misspelt: leave out those that look like a known key, which somebody meant.
     """
-    unknown = (key for key, value in config.items() if value is not None and _OTHER_NAMES.get(key, key) not in _KNOWN)
+    known = _KNOWN | _HUGGING_FACE_MARKS
+    unknown = (key for key, value in config.items() if value is not None and _OTHER_NAMES.get(key, key) not in known)
     return sorted(key for key in unknown if not (but_misspelt and get_close_matches(key, _KNOWN, 1, _LIKE)))
 
 

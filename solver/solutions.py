@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from predictor.linear import FAMILIES
 from solver.layouts import Layouts
 from solver.memory import Memory, peak_memory
 from solver.problem import LayerTable, Problem, layer_table
@@ -43,7 +44,7 @@ class Solutions:
     def mfu(self) -> np.ndarray:
         """Model FLOPs over the datasheet's peak of the run's precision."""
         run, device = self.problem.run, self.problem.cost.device
-        peak = device.peak_flops.get(run.precision) or device.peak_flops["bf16"]
+        peak = device.peak_flops.get(FAMILIES.get(run.precision, run.precision)) or device.peak_flops["bf16"]
         return self.tgs * self.problem.model.flops_per_token(run.seq_len) / peak
 
 

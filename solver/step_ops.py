@@ -93,6 +93,8 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         shard, count = shared_by(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
         ops += _group_ops(problem, "gradients", group.elements * (framework.reduce_bytes or grad), group, shard, count)
         ops += _copies("gradients.all_reduce", group.elements * framework.bucket_copy_bytes, group)
+        scattered = grad * framework.scatter_copies or framework.bucket_copy_bytes  # FSDP's own, else those into buckets
+        ops += _copies("gradients.scatter", group.elements * scattered, group)
         ops += _gather("parameters.gather", framework.param_sync, group.elements * sizes.weight, group, shard, count, problem)
         # the new gradient is read, the buffer read and written; Megatron's and FSDP's GEMMs or shards need no such pass
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not framework.fused_accumulation)}

@@ -28,7 +28,8 @@ class Recompute(IntEnum):
 
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p")
-_CHOICES: dict[str, tuple[Any, ...]] = {
+#: What the keys may say that are words.
+CHOICES: dict[str, tuple[Any, ...]] = {
     "tp_mode": tuple(mode.name.lower() for mode in TpMode),
     "cp_comm": ("ring", "a2a", "allgather"),
     "schedule": SCHEDULES,
@@ -103,7 +104,7 @@ class Strategy:
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{key} is {value!r}; it must be a whole number of at least 1")
-        for key, allowed in _CHOICES.items():
+        for key, allowed in CHOICES.items():
             if not isinstance(getattr(self, key), str | int) or getattr(self, key) not in allowed:
                 raise InputError(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(map(str, allowed))}")
         for key, least in _WHOLE.items():

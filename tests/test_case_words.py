@@ -8,6 +8,7 @@ import pytest
 
 from solver.case_words import our_words
 from solver.cases import case_of
+from solver.frameworks import framework_of
 
 MODEL = {
     "hidden_size": 4096,
@@ -28,9 +29,11 @@ def run(hardware: str = "a100_sxm_80gb", **keys: Any) -> dict[str, Any]:
      ("schedule", "1f1b-interleaved", "interleaved"), ("schedule", "zb-v", "zb-v"), ("cp_comm", "p2p", "ring"),
      ("cp_comm", "all_gather", "allgather"), ("precision", "bfloat16", "bf16"), ("precision", "FP8-hybrid", "fp8"),
      ("precision", "mxfp8", "mxfp8"),
+     ("precision", "BF16", "bf16"), ("precision", "torch.bfloat16", "bf16"), ("grad_dtype", "float32", "fp32"),
+     ("recompute", "Full", "full"), ("recompute", True, "full"), ("recompute", False, "none"),
      ("recompute", "uniform", "full"), ("recompute", "False", "none"), ("recompute", "selective", "selective")],
 )  # fmt: skip
-def test_words(key: str, said: str, meant: str) -> None:
+def test_words(key: str, said: str | bool, meant: str) -> None:
     assert run(**{key: said}) == {key: meant}
 
 
@@ -48,8 +51,9 @@ def test_keys_of_others_and_values_that_are_no_words() -> None:
 )  # fmt: skip
 def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: str) -> None:
     told: list[str] = []
-    assert our_words({"framework": framework, **keys}, hardware, told)["framework"] == meant
-    assert bool(told) == (framework != meant)
+    ours = our_words({"framework": framework, **keys}, hardware, told)["framework"]
+    assert ours == (framework if framework == meant else f"{meant}, {framework}")
+    assert bool(told) == (framework != meant) and framework_of(ours) == framework_of(meant)
 
 
 def test_a_case_in_the_words_of_its_source() -> None:
@@ -61,6 +65,21 @@ def test_a_case_in_the_words_of_its_source() -> None:
     assert case.skipped is None and case.strategy is not None
     assert (case.strategy.schedule, case.strategy.precision) == ("1f1b", "fp8")
     assert "not read: model.sliding_window=4096" in case.assumptions
+
+
+def test_the_rest_of_a_name_still_holds() -> None:
+    ours = our_words({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
+    assert framework_of(ours["framework"]).dummy_gradients and framework_of(ours["framework"]).name == "megatron-core"
+
+
+def test_a_hugging_face_config_in_a_case_is_read_as_one() -> None:
+    config = {"model_type": "gpt2", "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024, "vocab_size": 50257,
+              "attn_pdrop": 0.1}  # fmt: skip
+    plain = {"id": "X-1", "hardware": "a100_sxm_80gb", "model": config, "measured": {},
+             "run": {"framework": "pytorch ddp", "world_size": 8, "seq_len": 1024, "dp": 8}}  # fmt: skip
+    case = case_of(plain)
+    assert case.model is not None and not case.model.gated_mlp and case.model.bias and case.model.norm == "layernorm"
+    assert "not read: model.attn_pdrop=0.1" in case.assumptions
 
 
 def test_a_word_nobody_knows_is_named() -> None:

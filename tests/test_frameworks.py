@@ -43,6 +43,13 @@ def test_gradients_are_cast_to_fp32_and_reduced_whole() -> None:
     assert part(found, "parameter_gather")[0] == pytest.approx(PARAMETERS * 2 * LINK, rel=1e-12)
 
 
+def test_copies_go_with_scattered_gradients_too() -> None:
+    # FSDP2's two, FSDP1's four reads and writes of a whole fp32 gradient; 32 bytes a parameter where buckets are copied
+    for framework, wire, copied in (("pytorch", 4, 8.0), ("fsdp", 4, 16.0), ("aleph alpha", 4, 32.0)):
+        found = tiny(framework, 2, run={"overlap_grad_reduce": False, "grad_dtype": "fp32"}, zero=2, zero_shard_size=2)
+        assert part(found, "gradient_sync")[0] == pytest.approx(PARAMETERS * (wire * LINK + copied * BYTE), rel=1e-12)
+
+
 def test_whole_activations_travel_between_blocking_stages() -> None:
     # 32 tokens of 64 values of 2 bytes to the other node, whole from each of two tensor ranks, four in turn a micro batch
     layout: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 4, "num_micro_batches": 4}
@@ -104,7 +111,9 @@ def test_releases_are_told_apart() -> None:
      ("megatron-lm (zero-bubble fork)", "megatron-lm-zero-bubble"), ("Aleph Alpha scaling", "aleph-alpha-scaling"),
      ("torchtitan (PyTorch FSDP2)", "torchtitan"), ("pytorch fsdp2", "torchtitan"), ("PyTorch FSDP", "fsdp"),
      ("fms-fsdp (PyTorch FSDP)", "fms-fsdp"), ("pytorch ddp", "pytorch"), ("GPT-NeoX", "megatron-deepspeed"),
-     ("llm-foundry/composer FSDP", "llm-foundry"), ("internlm 0.1", "internevo"), ("something else", "generic")],
+     ("llm-foundry/composer FSDP", "llm-foundry"), ("internlm 0.1", "internevo"), ("something else", "generic"),
+     ("PyTorch 2.4 FSDP", "fsdp"), ("PyTorch + DeepSpeed ZeRO-3", "megatron-deepspeed"), ("PyTorch Lightning", "pytorch"),
+     ("Hugging Face accelerate", "fsdp"), ("accelerated JAX", "generic"), ("Nemotron (Megatron-LM)", "megatron-lm")],
 )  # fmt: skip
 def test_a_name_means_the_framework_it_speaks_of_first(said: str, meant: str) -> None:
     assert framework_of(said).name == meant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,24 @@ def test_contention_does_not_reward_a_slower_network(size: float, nodes: int, sl
         for c in (fast, slow)
     ]
     assert delays[1] >= delays[0] * (1 - 1e-12)
+
+
+@given(st.floats(1e3, 1e10), st.floats(1.0, 3.0), st.floats(0.0, 1.0), st.floats(1.01, 5.0))
+def test_no_contention_rewards_a_slower_network(size: float, contention: float, covered: float, slower: float) -> None:
+    # on a CPU a collective may cost the compute beside it more than it takes
+    fast = toy_cost(contention=contention)
+    cover = np.array([covered * fast.collective("all_reduce", size, 8, 4).seconds])
+    times = []
+    for cost in (fast, fast.with_network(DEVICE.network_bandwidth / slower)):
+        alone = np.array([cost.collective("all_reduce", size, 8, 4).seconds])
+        delay = cost.contention_seconds("all_reduce", size, 4, alone)
+        times.append(SideWork(alone, delay, np.zeros(1)).beside(cover)[0])
+    assert times[1] >= times[0] * (1 - 1e-12)
+
+
+def test_nodes_of_one_accelerator_pay_too() -> None:
+    cost = toy_cost(device=replace(DEVICE, gpus_per_node=1))
+    assert cost.contention_seconds("all_reduce", 1e6, 2, 1.0) == pytest.approx(0.1, rel=1e-12)
 
 
 def test_gradients_travel_in_the_frameworks_buckets() -> None:

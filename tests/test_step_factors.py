@@ -65,7 +65,7 @@ def test_the_file_holds_what_its_command_writes() -> None:
     for entry in entries.values():
         helps = entry["mean_error_left_out"] <= 0.8 * entry["mean_error_without"]
         assert entry["factor"] == (entry["fitted"] if helps else 1.0)
-    assert step_factors.read_factors() == {name: entry["factor"] for name, entry in entries.items()}
+    assert step_factors.kept_factors() == {name: entry["factor"] for name, entry in entries.items()}
     assert entries["b200_sxm"]["factor"] > 1.0
 
 
@@ -81,6 +81,19 @@ def test_runs_without_times_are_refused(tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["--cases", str(tmp_path / "cases.jsonl"), "--output", str(tmp_path / "out.json")]
     assert step_factors.main(arguments) == 2
     assert "no case has a step time" in capsys.readouterr().err and not (tmp_path / "out.json").exists()
+
+
+def test_only_runs_that_a_factor_was_fitted_on_lose_it(cases: list[Case], models: CostModels) -> None:
+    kept = step_factors.kept_factors()["b200_sxm"]
+    alone = step_factors.predict_held_out(cases[:1], models)[0].seconds
+    among = step_factors.predict_held_out(cases, models)[0].seconds
+    assert alone == among != predict_cases(cases[:1], models)[0].seconds
+    # somebody else's run keeps the factor, even one of the same layout; and two cases of one id stay apart
+    theirs = [replace(cases[0], id="Y-1"), replace(cases[3], id="Y-1")]
+    judged = [p.seconds for p in step_factors.predict_held_out(theirs, models)]
+    assert judged == [p.seconds for p in predict_cases(theirs, models)] and judged[0] != judged[1]
+    without = predict_cases(cases[:1], step_factors.scaled(models, {"b200_sxm": 1 / kept}))[0].seconds
+    assert without < alone
 
 
 def test_factors_belong_to_shipped_profiles(tmp_path: Path) -> None:
