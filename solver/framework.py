@@ -55,7 +55,7 @@ class Framework:
     grad_sync: str = "reduce_scatter"
     param_sync: str = "all_gather"
     bucket_elements: float = 40e6
-    bucket_elements_per_rank: float = 1e6
+    bucket_elements_per_rank: float = 0.0
     optimizer_bytes_per_parameter: float = 30.0
     reserve: float = 0.35
     host_op_seconds: float = 6e-6

@@ -100,6 +100,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         name="megatron-lm",
         prefixes=("megatron-lm", "megatronlm"),
         defaults=_MEGATRON,
+        bucket_elements_per_rank=1e6,
         head_dummy_gradient=True,
         dropout=True,
     ),
@@ -107,6 +108,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         name="megatron-core",
         prefixes=("megatron-core", "megatron-lm core", "megatron-lm v0.", "mcore"),
         defaults=_MEGATRON,
+        bucket_elements_per_rank=1e6,
         head_dummy_gradient=True,
         async_tp_reduce=False,
     ),
@@ -114,6 +116,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         name="nemo",
         prefixes=("nemo", "megatron-bridge", "megascale"),
         defaults={**_MEGATRON, "tp_comm_overlap": True},
+        bucket_elements_per_rank=1e6,
         head_dummy_gradient=True,
         async_tp_reduce=False,
     ),
@@ -121,6 +124,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
         name="megatron-lm-zero-bubble",
         prefixes=("megatron-lm (zero-bubble", "megatron-lm-zero-bubble"),
         defaults={**_MEGATRON, "attention": "unfused"},
+        bucket_elements_per_rank=1e6,
         dropout=True,
     ),
     Framework(  # fp16 gradients in flat buffers, no overlap
@@ -182,7 +186,6 @@ FRAMEWORKS: tuple[Framework, ...] = (
         grad_sync="all_reduce",
         param_sync="broadcast",
         bucket_elements=6.5e6,
-        bucket_elements_per_rank=0.0,
         fused_accumulation=False,
     ),
     Framework(  # its published tables are of 2023, when its attention was the Triton kernel of the first generation
@@ -213,6 +216,7 @@ GENERIC = Framework(
     name="generic",
     prefixes=(),
     defaults=_MEGATRON,
+    bucket_elements_per_rank=1e6,
     tp_modes=(TpMode.MTP, TpMode.MSP, TpMode.ISP),
 )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, Op, Saved
+from solver.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.shapes import Shapes
 from solver.strategy import Recompute
 
@@ -32,10 +32,7 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     """``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
     if not shapes.framework.selective_by_op:
         return list(saved)
-    rest = [
-        tensor if tensor.name in _KEPT else replace(tensor, dropped_by=(*tensor.dropped_by, Recompute.SELECTIVE))
-        for tensor in (replace(t, dropped_by=tuple(set(t.dropped_by) - {Recompute.SELECTIVE})) for t in saved)
-    ]
+    rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
     outputs = sum(op.dims["m"] * op.dims["n"] for op in _products(ops)[::2]) * shapes.element
     scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
     return [*rest, Saved("products", outputs + scattered, dropped_by=(Recompute.NONE, Recompute.FULL))]
@@ -48,8 +45,13 @@ def _products(ops: Sequence[Op]) -> list[Op]:
 
 def _by_op(op: Op, kept: set[str]) -> Op:
     """Runs again under SELECTIVE unless its output is kept: every second product, fused attention, scattered sums."""
-    is_kept = op.name in kept or op.kind == FLASH_ATTN or (op.stream != COMPUTE and op.kind == "reduce_scatter")
-    if op.phase != FORWARD or (is_kept and Recompute.SELECTIVE not in op.recomputed_by):
+    if op.phase != FORWARD:
         return op
-    others = tuple(level for level in op.recomputed_by if level != Recompute.SELECTIVE)
-    return replace(op, recomputed_by=others if is_kept else (*others, Recompute.SELECTIVE))
+    is_kept = op.name in kept or op.kind in (FLASH_ATTN, "reduce_scatter")
+    return replace(op, recomputed_by=_selective(op.recomputed_by, not is_kept))
+
+
+def _selective(levels: tuple[Recompute, ...], included: bool) -> tuple[Recompute, ...]:
+    """``levels`` with SELECTIVE in it or not."""
+    others = tuple(level for level in levels if level != Recompute.SELECTIVE)
+    return (*others, Recompute.SELECTIVE) if included else others

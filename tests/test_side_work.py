@@ -85,6 +85,7 @@ def test_gradients_travel_in_the_frameworks_buckets() -> None:
     # Megatron-Core: 40 million, or a million a rank
     np.testing.assert_allclose(buckets(framework_of("megatron-core"), elements, ranks), [10, 4, 1])
     np.testing.assert_allclose(buckets(framework_of("internevo"), elements * 10, ranks), [4e9 / 2**29, 4e9 / 2**29, 1])
+    np.testing.assert_allclose(buckets(framework_of("internevo"), elements * 10, ranks * 100), [4e9 / 2**29, 4e9 / 2**29, 1])
     np.testing.assert_allclose(buckets(framework_of("aleph alpha"), elements * 10, ranks), [8, 8, 1])
 
 
