@@ -117,7 +117,8 @@ class CostModel:
         passing = np.array(np.broadcast_to(seconds, np.broadcast_shapes(np.shape(size), np.shape(inter), np.shape(seconds))))
         far = np.broadcast_to(inter, passing.shape) > 1
         if far.any() and self.contention < 1 and self.device.gpus_per_node > 1:
-            inside = self.collective(op, np.broadcast_to(size, passing.shape)[far], self.device.gpus_per_node, 1)
+            ranks = 2 if op == "p2p" else self.device.gpus_per_node
+            inside = self.collective(op, np.broadcast_to(size, passing.shape)[far], ranks, 1)
             passing[far] = np.minimum(passing[far], inside.seconds)
         return self.contention * passing
 

@@ -25,12 +25,16 @@ _MESSAGE = ("bytes", "intra", "inter", "strided")
 
 @dataclass(frozen=True)
 class PricedOps:
-    """Ops with their times: float64 arrays of shape [ops, keys] for one run of each op (counts not applied)."""
+    """Ops with their times: float64 arrays of shape [ops, keys] for one run of each op (counts not applied).
+
+    contention: seconds by which each second of a collective delays the compute that it hides under.
+    """
 
     ops: tuple[Op, ...]
     seconds: np.ndarray
     relative_std: np.ndarray
     basis: np.ndarray
+    contention: np.ndarray
 
     def counts(self) -> np.ndarray:
         """How often each op runs, shape [ops, keys]."""
@@ -43,18 +47,11 @@ class PricedOps:
             raise KeyError(name)
         return (self.seconds * self.counts())[chosen].sum(axis=0)
 
-    def contention(self, row: int, cost: CostModel) -> np.ndarray:
-        """By how many seconds each second of the collective ``row`` delays the compute that it hides under; shape [keys]."""
-        op, seconds = self.ops[row], self.seconds[row]
-        delay = cost.contention_seconds(op.kind, op.dims["bytes"], op.dims["inter"], seconds)
-        rate: np.ndarray = delay / np.maximum(seconds, 1e-30)
-        return rate
-
-    def exposed(self, cost: CostModel) -> np.ndarray:
+    def exposed(self) -> np.ndarray:
         """Seconds each op adds to its pass, counts applied; shape [ops, keys].
 
-        A collective that hides under compute ops adds what outlasts them, its tail, and its contention (of ``cost``) times
-        the part that ran beside them. Collectives with the same cover share it in order.
+        A collective that hides under compute ops adds what outlasts them, its tail, and its contention times the part that
+        ran beside them. Collectives with the same cover share it in order.
         """
         total = self.seconds * self.counts()
         out = total.copy()
@@ -66,7 +63,7 @@ class PricedOps:
             if op.hides_under not in used:
                 used[op.hides_under] = sum((total[rows[label]] for label in op.hides_under), np.zeros(total.shape[1]))
             cover = used[op.hides_under]
-            out[i] = hidden_rest(total[i], cover, self.contention(i, cost), op.tail)
+            out[i] = hidden_rest(total[i], cover, self.contention[i], op.tail)
             used[op.hides_under] = cover - np.minimum(total[i] * (1 - op.tail), cover)
         return out
 
@@ -82,29 +79,32 @@ def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: Any, t
 def price(ops: Sequence[Op], keys: int, cost: CostModel) -> PricedOps:
     """Ask the cost model for every op, whose dims are arrays of shape [keys]; distinct shapes once."""
     shape = (len(ops), keys)
-    seconds, std, basis = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8)
-    targets: tuple[np.ndarray, ...] = (seconds, std, basis)
+    seconds, std, basis, contention = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8), np.zeros(shape)
+    targets: tuple[np.ndarray, ...] = (seconds, std, basis, contention)
     for signature, rows in _by_signature(ops).items():
         names = _DIMS.get(signature[0], _MESSAGE)
         columns = [
             np.concatenate([np.broadcast_to(np.asarray(ops[i].dims[name], dtype=np.int64), keys) for i in rows])
             for name in names
         ]
-        estimate = _distinct_answers(cost, signature, names, columns)
-        for target, values in zip(targets, estimate, strict=True):
+        for target, values in zip(targets, _distinct_answers(cost, signature, names, columns), strict=False):
             target[rows] = values.reshape(len(rows), keys)
-    return PricedOps(tuple(ops), seconds, std, basis)
+    return PricedOps(tuple(ops), seconds, std, basis, contention)
 
 
 def _distinct_answers(
     cost: CostModel, signature: tuple[str, str], names: Sequence[str], columns: Sequence[np.ndarray]
-) -> Estimate:
-    """The cost model's answer for every row of ``columns``, asked once per distinct row."""
+) -> tuple[np.ndarray, ...]:
+    """The cost model's answer for every row of ``columns``, asked once per distinct row; with the contention of collectives."""
     if signature[0] == MEMORY_BOUND:  # a division: cheaper than finding out which sizes are equal
         return _ask(cost, signature, dict(zip(names, columns, strict=True)))
     first, inverse = distinct(columns)
-    answer = _ask(cost, signature, {name: column[first] for name, column in zip(names, columns, strict=True)})
-    return Estimate(*(values[inverse] for values in answer))
+    dims = {name: column[first] for name, column in zip(names, columns, strict=True)}
+    answer: tuple[np.ndarray, ...] = _ask(cost, signature, dims)
+    if names is _MESSAGE:
+        delay = cost.contention_seconds(signature[0], dims["bytes"], dims["inter"], answer[0])
+        answer = (*answer, delay / np.maximum(answer[0], 1e-30))
+    return tuple(values[inverse] for values in answer)
 
 
 def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:

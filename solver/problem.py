@@ -86,7 +86,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         program = build(keys, problem.model, problem.run, problem.cluster)
         priced = price(program.ops, len(keys), problem.cost)
         host = 0.0 if problem.run.compile else problem.framework.host_op_seconds
-        exposed = priced.exposed(problem.cost)
+        exposed = priced.exposed()
         parts.append(
             Part(
                 priced=priced,

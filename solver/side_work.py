@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.cost_model import CostModel
 from solver.pricing import PricedOps, hidden_rest
 from solver.program import MEMORY_BOUND
 
@@ -52,7 +51,7 @@ class SideWork:
         return SideWork(*(np.where(first, a, b) for a, b in pairs))
 
 
-def side_work(priced: PricedOps, name: str, cost: CostModel) -> SideWork:
+def side_work(priced: PricedOps, name: str) -> SideWork:
     """All ops of ``priced`` called ``name``, together; arrays of shape [keys]."""
     total = priced.seconds * priced.counts()
     nothing = np.zeros(total.shape[1])
@@ -62,5 +61,5 @@ def side_work(priced: PricedOps, name: str, cost: CostModel) -> SideWork:
             parts[2] = parts[2] + total[i]
         elif op.name == name:
             parts[0] = parts[0] + total[i]
-            parts[1] = parts[1] + total[i] * priced.contention(i, cost)
+            parts[1] = parts[1] + total[i] * priced.contention[i]
     return SideWork(*parts)

@@ -76,7 +76,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         return sum((sync.row(name) for name in names), np.zeros(len(first)))[group]
 
     def side(name: str) -> SideWork:
-        return side_work(sync, name, problem.cost).take(group)
+        return side_work(sync, name).take(group)
 
     return SplitTerms(
         splits=splits, key=key, stages=stages_of(problem, splits.pp),
