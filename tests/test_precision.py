@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, priced, problem, run_of, toy_cost
 
+from predictor.cost_model import CostModel
 from predictor.memory_bound import EAGER_BYTES, MemoryBoundLaw
 from predictor.overlap import contention
 from profiler.profile import Table
@@ -90,3 +91,9 @@ def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None
     # four passes of 4 bytes over the gradients, and their all-reduce
     added = two.times.seconds[0] - alone.times.seconds[0]
     assert added == pytest.approx(parameters * 4 * (4 * BYTE + LINK) + 4 * LINK, rel=1e-9)
+
+
+def test_block_scaled_fp8_is_judged_by_the_same_peak(h100_model: CostModel) -> None:
+    asked = [problem(TINY, 1, h100_model, 64, precision=name) for name in ("fp8", "mxfp8")]
+    plain, scaled = (priced(each, [each.run]) for each in asked)
+    assert plain.tgs[0] == scaled.tgs[0] and plain.mfu[0] == scaled.mfu[0] > 0
