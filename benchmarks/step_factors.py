@@ -123,13 +123,11 @@ def predict_held_out(cases: Sequence[Case], models: CostModels, fitted_on: Path 
     """Predictions in the order of ``cases``, by ``models`` with their kept factors; a case that one was fitted on with what the
     other folds give. fitted_on: the runs that the kept factors come from.
     """
-    others: dict[str, float] = {}
-    for hardware, factor in kept_factors().items():
-        there = [c for c in read_cases(fitted_on) if c.hardware == hardware and "step_s" in c.measured and factor != 1.0]
-        fit = fit_device(there, scaled(models, {hardware: 1 / factor})) if there else None
-        if fit:
-            fold = folds(there)
-            others |= {case.id: fit.leaving_out(fold[case.id]) / factor for case in there}
+    kept = {hardware: factor for hardware, factor in kept_factors().items() if factor != 1.0}
+    published, others = read_cases(fitted_on), {}
+    for fit in fit_devices([case for case in published if case.hardware in kept], models):
+        fold = folds(_timed_on(published, fit.hardware))
+        others |= {case: fit.leaving_out(name) / kept[fit.hardware] for case, name in fold.items()}
     return _predict_each(cases, models, [others.get(case.id, 1.0) for case in cases])
 
 
@@ -138,10 +136,14 @@ def fit_devices(cases: Sequence[Case], models: CostModels) -> list[DeviceFit]:
     plain = scaled(models, {name: 1 / factor for name, factor in kept_factors().items()})
     fits = []
     for hardware in sorted({case.hardware for case in cases}):
-        there = [case for case in cases if case.hardware == hardware and "step_s" in case.measured]
+        there = _timed_on(cases, hardware)
         if there and plain(hardware, None) is not None:
             fits.append(fit_device(there, plain))
     return [fit for fit in fits if fit]
+
+
+def _timed_on(cases: Sequence[Case], hardware: str) -> list[Case]:
+    return [case for case in cases if case.hardware == hardware and "step_s" in case.measured]
 
 
 def _error(predictions: Sequence[Prediction]) -> float:

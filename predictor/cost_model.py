@@ -24,7 +24,7 @@ from predictor.linear import LinearLaw
 from predictor.measured_attention import MeasuredAttention
 from predictor.memory_bound import MemoryBoundLaw
 from predictor.overlap import contention
-from predictor.sustained import sustained_scale
+from predictor.sustained import scale_of
 from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile import Device, Profile
@@ -162,11 +162,11 @@ def cost_model(
     profile: Profile,
     network_bandwidth: float | None = None,
     cache_dir: Path | None = None,
-    scale: float | None = None,
+    sustained_scale: float | None = None,
 ) -> CostModel:
     """The cost model of a profile; laws come from ``cache_dir`` where they were fitted before, and go there.
 
-    scale: another sustained scale than the profile's own.
+    sustained_scale: another than the profile's own.
     """
     laws = _read_cache(profile, cache_dir) if cache_dir else None
     if laws is None:
@@ -178,7 +178,7 @@ def cost_model(
         network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
         contention=contention(profile.device, profile.table("overlap")),
         arrival=arrival_seconds(profile),
-        sustained_scale=scale or sustained_scale(profile, laws["linears"]),
+        sustained_scale=sustained_scale or scale_of(profile, laws["linears"]),
         shared_links=_shared_links(_meta_laws(profile).get("intra_node") or {}),
         **laws,
     )

@@ -16,7 +16,7 @@ from profiler.profiles import PROF_DATA
 STEP_FACTORS = PROF_DATA / "step_factors.json"
 
 
-def sustained_scale(profile: Profile, linears: LinearLaw) -> float:
+def scale_of(profile: Profile, linears: LinearLaw) -> float:
     """The profile's own figure where it states one; else how much slower other labs measured the same GEMMs, times the factor
     of real training steps.
 

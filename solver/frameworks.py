@@ -18,15 +18,12 @@ from solver.strategy import TpMode
 _FSDP_STAGES = (0, 2, 3)
 
 #: FSDP2 with per-layer gathers and prefetch; DTensor, eager kernels unless compiled.
-_TORCHTITAN = Framework(
-    name="torchtitan",
-    prefixes=("torchtitan", "fsdp2", "pytorch fsdp2", "torch fsdp2"),
-    defaults={"zero": 3, "grad_dtype": "fp32"},
+_TORCH = Framework(
+    name="torch",
+    prefixes=(),
     gather_copies=2.0,
     scatter_copies=2.0,
-    zero_stages=_FSDP_STAGES,
     stops_recompute=True,
-    selective_by_op=True,
     fused_gate_up=False,
     fused_qkv=False,
     shares_input=True,
@@ -34,8 +31,6 @@ _TORCHTITAN = Framework(
     async_tp_reduce=False,
     fused_elementwise=False,
     torch_loss=True,
-    compiles_loss=True,
-    reserve=0.1,  # it asks for expandable segments, which leave few gaps (assumed)
     flash_version=2,
 )
 
@@ -166,19 +161,24 @@ FRAMEWORKS: tuple[Framework, ...] = (
         counts_ends=True,
         recomputes_head=True,
     ),
-    _TORCHTITAN,
+    replace(
+        _TORCH,
+        name="torchtitan",
+        prefixes=("torchtitan", "fsdp2", "pytorch fsdp2", "torch fsdp2"),
+        defaults={"zero": 3, "grad_dtype": "fp32"},
+        zero_stages=_FSDP_STAGES,
+        selective_by_op=True,
+        compiles_loss=True,
+        reserve=0.1,  # it asks for expandable segments, which leave few gaps (assumed)
+    ),
     # plain torch.distributed: DDP in 25 MB buckets, weights held in fp32 under autocast, fused AdamW, no clipping
     replace(
-        _TORCHTITAN,
+        _TORCH,
         name="pytorch",
         prefixes=("pytorch ddp", "torch ddp", "ddp"),
         umbrellas=("pytorch", "torch"),
         defaults={"zero": 0, "grad_dtype": "fp32"},
-        zero_stages=Framework.zero_stages,
-        selective_by_op=False,
-        compiles_loss=False,
         parallel_loss=False,
-        reserve=Framework.reserve,
         autocast=True,
         optimizer_bytes_per_parameter=28.0,
         gradient_passes=0.0,
@@ -232,10 +232,10 @@ def known_framework(name: str) -> Framework:
 
 def _first_named(name: str, words: Sequence[tuple[Framework, tuple[str, ...]]]) -> Framework | None:
     """The framework one of whose ``words`` stands first in ``name``; of several at one place the longest decides."""
-    found = []
+    said, found = _spaced(name), []
     for i, (_, prefixes) in enumerate(words):
         for prefix in prefixes:
-            place = re.search(re.escape(_spaced(prefix)) + "(?![a-z])", _spaced(name))
+            place = re.search(re.escape(_spaced(prefix)) + "(?![a-z])", said)
             found += [(-place.start(), len(prefix), i)] if place else []
     return words[max(found)[2]][0] if found else None
 
