@@ -36,8 +36,8 @@ from step_factors import predict_held_out
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from profiler.profile import GIB
-from profiler.profiles import shipped_profiles
+from profiler.profile.profile import GIB
+from profiler.profile.profiles import shipped_profiles
 from solver.cases import read_cases
 from solver.command_line import CostModels
 from solver.validate import Prediction, timed

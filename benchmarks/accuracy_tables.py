@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from profiler.profile import GIB
+from profiler.profile.profile import GIB
 from solver.cases import Case
 from solver.report import seconds
 from solver.strategy import Strategy

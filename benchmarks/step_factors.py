@@ -27,7 +27,7 @@ from predictor.sustained import STEP_FACTORS
 from predictor.sustained import step_factors as kept_factors
 from profiler.errors import InputError
 from profiler.files import write_text
-from profiler.profiles import shipped_profiles
+from profiler.profile.profiles import shipped_profiles
 from solver.cases import Case, read_cases
 from solver.command_line import CostModels as ShippedModels
 from solver.validate import CostModels, Prediction, predict_cases, timed

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from profiler.errors import InputError
 from profiler.files import replacing
-from profiler.profiles import OWN_PROFILE, PROF_DATA
+from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
 from solver.cases import read_cases
 from solver.command_line import CostModels
 from solver.strategy import Strategy

@@ -37,8 +37,8 @@ from predictor.flash_attn import main_rows
 from predictor.score import Score
 from profiler.errors import InputError
 from profiler.files import write_text
-from profiler.profile import COLLECTIVES, Profile
-from profiler.profiles import PROF_DATA, find_profile, shipped_profiles
+from profiler.profile.profile import COLLECTIVES, Profile
+from profiler.profile.profiles import PROF_DATA, find_profile, shipped_profiles
 
 ALL = "all"
 _TESTS: Mapping[str, Callable[[Profile], list[Score]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.profile import Profile
+from profiler.profile.profile import Profile
 
 #: Seconds for each further rank of the node: the kernel is launched when its input is ready, not ahead, and waits for the last
 #: rank to arrive. SimuMax's constants for 8 B200, fitted in a training framework, exceed NCCL's tests on the same GPUs by

@@ -23,7 +23,7 @@ from predictor.curves import Curves
 from predictor.estimate import Basis, Estimate
 from predictor.network import Groups, NetworkParameters, network_seconds
 from profiler.errors import InputError
-from profiler.profile import Profile
+from profiler.profile.profile import Profile
 
 _BETWEEN_RANKS = 0.07  # error of a group size between two measured ones (log-log in ranks, leave-one-out)
 _BEYOND_RANKS = 0.15  # and, per doubling, of one beyond them
@@ -109,7 +109,7 @@ class CollectiveLaw:
         inter: ArrayLike,
         network_bandwidth: ArrayLike | None = None,
     ) -> Estimate:
-        """Price ``op`` for whole-buffer ``bytes`` (profiler.profile) in groups of ``inter`` nodes x ``intra`` ranks.
+        """Price ``op`` for whole-buffer ``bytes`` (profiler.profile.profile) in groups of ``inter`` nodes x ``intra`` ranks.
 
         Arguments broadcast. ``network_bandwidth``: bytes/s per GPU between nodes. A group of one rank and a message of
         no bytes take no time. Raises InputError for an op, size, group or bandwidth that cannot be.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from profiler.errors import InputError
-from profiler.profile import COLLECTIVES, Device, Profile, Table
+from profiler.profile.profile import COLLECTIVES, Device, Profile, Table
 
 OPS = (*COLLECTIVES, "p2p")
 HALF = ("half", "bf16", "bfloat16", "fp16", "float16")

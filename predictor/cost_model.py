@@ -27,7 +27,7 @@ from predictor.overlap import contention
 from predictor.sustained import scale_of
 from profiler.errors import InputError
 from profiler.files import replacing
-from profiler.profile import Device, Profile
+from profiler.profile.profile import Device, Profile
 
 #: Speed of the next generation of FlashAttention over this one, on hardware that both run on, long sequences: 2 over 1 from
 #: Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5 and 6,
@@ -199,7 +199,7 @@ def _code_version() -> str:
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
     for folder in (here, here.parent / "profiler"):
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

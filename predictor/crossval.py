@@ -14,7 +14,7 @@ from predictor.linear import FAMILIES, LinearLaw, own_forward_rows
 from predictor.memory_bound import MemoryBoundLaw
 from predictor.residual import ROWS_FOR_TREES
 from predictor.score import Score, score
-from profiler.profile import Profile, Table
+from profiler.profile.profile import Profile, Table
 
 #: Sizes held out to see what happens between and beside the measured model dims, and between measured lengths.
 UNSEEN_DIMS = (2560, 3584, 5120, 10240)

@@ -16,7 +16,7 @@ from predictor.curves import Curves
 from predictor.network import NetworkParameters
 from predictor.network_fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
 from predictor.score import Score, score
-from profiler.profile import Profile
+from profiler.profile.profile import Profile
 
 _LARGE = 64 * 2.0**20  # bytes: "largest sizes" are fitted below, tested from here on
 _MEGABYTE = 2.0**20

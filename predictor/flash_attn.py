@@ -12,7 +12,7 @@ from predictor.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_tim
 from predictor.estimate import Basis, Estimate
 from predictor.linear import other_lab, starts_with
 from predictor.residual import Residual, fit_residual
-from profiler.profile import Device, Table
+from profiler.profile.profile import Device, Table
 
 HALF = ("bf16", "bfloat16", "fp16", "float16")
 #: Sources that timed serving kernels (a paged cache is written in the same call).

@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.linear import FAMILIES, Layout, LinearLaw
-from profiler.profile import Table
+from profiler.profile.profile import Table
 
 PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of Layout codes
 #: Time over that of a dense batched product, and its doubt, where no grouped kernel was measured: between the

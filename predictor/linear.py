@@ -13,7 +13,7 @@ from predictor.estimate import Basis, Estimate
 from predictor.gemm_physics import GemmPhysics, Machine, fit_gemm_physics, gemm_times
 from predictor.residual import Residual, fit_residual
 from profiler.errors import InputError
-from profiler.profile import Device, Profile, Table
+from profiler.profile.profile import Device, Profile, Table
 
 
 class Layout(IntEnum):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from profiler.profile import Device, Table
+from profiler.profile.profile import Device, Table
 
 #: Assumed where a kind was never measured: launch seconds, share of HBM bandwidth, standard deviation of log time.
 #: The share is what copy-like kernels reach (quantise 0.84 and add 0.88 of HBM where measured, less for fused work).

@@ -15,7 +15,7 @@ import numpy as np
 from predictor.collective_points import OPS
 from predictor.estimate import Estimate
 from predictor.network import Groups, NetworkParameters, network_seconds
-from profiler.profile import Profile
+from profiler.profile.profile import Profile
 
 _RING_TREE = (
     "start", "simple_start", "tree_hop", "tree_hop_low_latency", "ring_step", "ring_step_low_latency",

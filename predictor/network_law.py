@@ -24,9 +24,9 @@ from predictor.collective import CollectiveLaw
 from predictor.collective_points import OPS
 from predictor.network import NetworkParameters
 from predictor.network_fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
-from profiler.devices import device
 from profiler.errors import InputError
-from profiler.profile import Profile, Table
+from profiler.profile.devices import device
+from profiler.profile.profile import Profile, Table
 
 _NAMES = {"alltoall": "all2all", "sendrecv": "p2p"}
 _SMALLEST = 1024  # bytes; below, all sizes take the same time

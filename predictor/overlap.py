@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.profile import Device, Table
+from profiler.profile.profile import Device, Table
 
 #: Multiprocessors that NCCL's kernels take from the GEMMs beside them: its channels on nodes of eight A100 or H100 behind
 #: NVSwitches, as its log counts them, one thread block each.

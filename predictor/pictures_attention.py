@@ -26,7 +26,7 @@ from predictor.pictures_axes import (
 )
 from predictor.pictures_scatter import draw_all_rows
 from predictor.score import Score
-from profiler.profile import Table
+from profiler.profile.profile import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ from predictor.collective import CollectiveLaw
 from predictor.collective_points import OPS, preferred, sent_share
 from predictor.estimate import Basis
 from profiler.files import replacing
-from profiler.profile import Profile, Table
+from profiler.profile.profile import Profile, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,7 +40,7 @@ from predictor.pictures_axes import (
 from predictor.pictures_memory import draw_memory_bound
 from predictor.pictures_scatter import draw_all_rows
 from predictor.score import Score
-from profiler.profile import Profile, Table
+from profiler.profile.profile import Profile, Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from predictor.estimate import Basis
 from predictor.memory_bound import MemoryBoundLaw
 from predictor.pictures_axes import COLOURS, interval_factor, new_figure, said_of, save
 from predictor.score import Score
-from profiler.profile import Table
+from profiler.profile.profile import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

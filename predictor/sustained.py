@@ -9,8 +9,8 @@ import numpy as np
 
 from predictor.linear import LinearLaw
 from profiler.errors import InputError
-from profiler.profile import Profile
-from profiler.profiles import PROF_DATA
+from profiler.profile.profile import Profile
+from profiler.profile.profiles import PROF_DATA
 
 #: Factors that real training steps add, by profile; ``python benchmarks/step_factors.py`` writes it and says when it keeps one.
 STEP_FACTORS = PROF_DATA / "step_factors.json"

@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from profiler.attempt import attempt
-from profiler.attention_times import Call, source
 from profiler.errors import InputError
 from profiler.hardware import attention_kernels, cache_bytes, preheat
 from profiler.kernels import DTYPES, Arena, workload
-from profiler.plan import Item
-from profiler.present import Gpu, Target, is_device
-from profiler.profile import GIB
-from profiler.recorder import NOT_RUN, Recorder
+from profiler.profile.attention_times import Call, source
+from profiler.profile.plan import Item
+from profiler.profile.present import Gpu, Target, is_device
+from profiler.profile.profile import GIB
+from profiler.profile.recorder import NOT_RUN, Recorder
 from profiler.session import Session
 from profiler.timing import Measurement
 

@@ -1,7 +1,7 @@
 """Collectives, timed in all groups of one shape at once; the slowest rank counts, as in training.
 
 A group of intra x inter ranks is {base + node * ranks_per_node + i}: neighbours in a node, on adjacent nodes. Bytes are
-those of the whole buffer (see profiler.profile). On GPUs the time is the device's, else the wall clock's.
+those of the whole buffer (see profiler.profile.profile). On GPUs the time is the device's, else the wall clock's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from profiler.kernels import DTYPES
-from profiler.plan import Item
+from profiler.profile.plan import Item
 from profiler.session import Session
 from profiler.timing import Measurement, Work, measure
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from profiler.kernels import DTYPES, Arena
-from profiler.plan import Item, Limits, ModelDims, low_discrepancy
+from profiler.profile.plan import Item, Limits, ModelDims, low_discrepancy
 from profiler.timing import Work
 
 _OPERATOR: Callable[..., torch.Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)

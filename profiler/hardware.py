@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from profiler.devices import DEVICES
-from profiler.plan import GIB, KIB, Limits
-from profiler.present import datasheet_key
-from profiler.profile import Device
+from profiler.profile.devices import DEVICES
+from profiler.profile.plan import GIB, KIB, Limits
+from profiler.profile.present import datasheet_key
+from profiler.profile.profile import Device
 from profiler.session import Session
 from profiler.timing import Work, measure
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from profiler.attention import fused_attention
-from profiler.plan import Item
+from profiler.profile.plan import Item
 from profiler.timing import Work
 from profiler.train_model import loss_of, rotary_table, rotated
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.nccl_log import Line, Run, parse
-from profiler.profile import TABLE_COLUMNS, Table
+from profiler.profile.profile import TABLE_COLUMNS, Table
 
 #: The profile's table by the name of a test.
 OPS = {

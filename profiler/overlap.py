@@ -26,8 +26,8 @@ from profiler.collectives import Group, collective_work
 from profiler.hardware import cache_bytes
 from profiler.kernels import Arena, workload
 from profiler.phases import Bench, measure_groups
-from profiler.plan import KIB, Item, Limits
-from profiler.recorder import NOT_RUN
+from profiler.profile.plan import KIB, Item, Limits
+from profiler.profile.recorder import NOT_RUN
 from profiler.session import Session
 from profiler.timing import Work
 

@@ -15,8 +15,8 @@ from profiler.collectives import Group, join_group, leave_group, slowest, time_c
 from profiler.exchange import Exchange
 from profiler.grouped import grouped_work, operator_name
 from profiler.kernels import Arena, workload
-from profiler.plan import Item, Limits, collective_items, group_shapes
-from profiler.recorder import NOT_RUN, Recorder
+from profiler.profile.plan import Item, Limits, collective_items, group_shapes
+from profiler.profile.recorder import NOT_RUN, Recorder
 from profiler.session import Session
 from profiler.timing import Measurement
 

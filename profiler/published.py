@@ -20,14 +20,14 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from profiler.devices import device
 from profiler.errors import InputError
-from profiler.profile import Device, Profile, Table
+from profiler.profile.devices import device
+from profiler.profile.profile import Device, Profile, Table
+from profiler.profile.store import write_profile
 from profiler.published_comm import LICENCES, collectives, intra_node_law, memory_bound_law, repository
 from profiler.published_notes import PROFILE_NOTES, SAME_CHIP_SCALE, SUSTAINED, sources_page
 from profiler.published_rows import Collection, Columns, Ledger, count
 from profiler.published_tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
-from profiler.store import write_profile
 
 NETWORK_LAW = "network_law.json"
 

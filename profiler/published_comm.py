@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile import COLLECTIVES, GIB, Device
+from profiler.profile.profile import COLLECTIVES, GIB, Device
 from profiler.published_rows import (
     Collection,
     Columns,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from profiler.profile import Profile
+from profiler.profile.profile import Profile
 from profiler.published_rows import Ledger
 
 #: For ``meta["sustained"]``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from profiler.profile import Device
+from profiler.profile.profile import Device
 from profiler.published_rows import (
     Collection,
     Columns,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from profiler.errors import InputError
-from profiler.profile import GIB
+from profiler.profile.profile import GIB
 from profiler.train_layout import Layout
 
 

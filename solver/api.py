@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from predictor.cost_model import CostModel, cost_model
-from profiler.attention_times import FOLDER
 from profiler.errors import InputError
-from profiler.profile import GIB, Profile
-from profiler.profiles import PROF_DATA, find_profile
+from profiler.profile.attention_times import FOLDER
+from profiler.profile.profile import GIB, Profile
+from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.cluster import Cluster, cluster_of
 from solver.config_file import RunConfig, load_cluster, load_run_config
 from solver.feasibility import check_layout

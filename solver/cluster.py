@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile import GIB, Device
+from profiler.profile.profile import GIB, Device
 
 #: What the CUDA context, cuBLAS workspaces and NCCL's channels take outside the framework's allocator (assumed).
 RUNTIME_BYTES = 1.5 * GIB

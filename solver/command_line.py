@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel, cost_model
 from predictor.sustained import step_factors
-from profiler.attention_times import FOLDER, TIMING_SECONDS
 from profiler.errors import InputError
-from profiler.profiles import OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
+from profiler.profile.attention_times import FOLDER, TIMING_SECONDS
+from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
 from solver.api import CACHE, configured_strategy, load_problem, price, time_attention
 from solver.cases import read_cases
 from solver.config_file import find_model, load_cluster, load_run_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiler.files import replacing
-from profiler.profile import GIB
+from profiler.profile.profile import GIB
 from solver.report import describe
 from solver.search import SearchResult
 

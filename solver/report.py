@@ -8,7 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from profiler.profile import GIB
+from profiler.profile.profile import GIB
 from solver.explain import Explanation, explain
 from solver.memory import PARTS as MEMORY_PARTS
 from solver.search import SearchResult

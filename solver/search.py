@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.profile import GIB
+from profiler.profile.profile import GIB
 from solver.layouts import Layouts, Splits
 from solver.problem import Problem, layer_table
 from solver.solutions import Solutions, price_layouts

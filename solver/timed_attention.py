@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from predictor.measured_attention import SHAPE, MeasuredAttention
-from profiler.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, known_rows, open_cache
 from profiler.errors import InputError
-from profiler.plan import Item
-from profiler.present import Target, find_target
-from profiler.profile import Profile
-from profiler.recorder import Recorder, Row
+from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, known_rows, open_cache
+from profiler.profile.plan import Item
+from profiler.profile.present import Target, find_target
+from profiler.profile.profile import Profile
+from profiler.profile.recorder import Recorder, Row
 from solver.distinct import distinct
 from solver.layers import layer_program
 from solver.layouts import Splits

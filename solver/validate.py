@@ -11,7 +11,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from profiler.profile import GIB
+from profiler.profile.profile import GIB
 from solver.cases import Case
 from solver.cluster import cluster_of
 from solver.explain import Explanation, explain

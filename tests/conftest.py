@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from predictor.cost_model import CostModel, cost_model
-from profiler.profiles import PROF_DATA
-from profiler.store import read_profile
+from profiler.profile.profiles import PROF_DATA
+from profiler.profile.store import read_profile
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ from predictor.crossval import (
     run_trials,
 )
 from predictor.estimate import Estimate
-from profiler.profile import Device, Profile, Table
-from profiler.store import write_profile
+from profiler.profile.profile import Device, Profile, Table
+from profiler.profile.store import write_profile
 
 pytest.importorskip("torch")  # only to write the profiles of these tests
 

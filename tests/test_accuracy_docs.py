@@ -15,8 +15,8 @@ import accuracy_tables
 import numpy as np
 import pytest
 
-from profiler.profile import GIB
-from profiler.profiles import shipped_profiles
+from profiler.profile.profile import GIB
+from profiler.profile.profiles import shipped_profiles
 from solver.cases import Case, read_cases
 from solver.explain import Explanation
 from solver.model import ModelSpec

@@ -20,14 +20,14 @@ from timing_toy import BATCH, asked_of, calls_of, counted_timings, counts, cpu_d
 
 from predictor.estimate import Basis
 from predictor.measured_attention import SHAPE
-from profiler import present
-from profiler.attention_times import attention_item
-from profiler.devices import DEVICES
 from profiler.kernels import Arena, workload
-from profiler.present import Target, find_target
-from profiler.profile import Profile
-from profiler.recorder import rows_of
-from profiler.store import read_profile, write_profile
+from profiler.profile import present
+from profiler.profile.attention_times import attention_item
+from profiler.profile.devices import DEVICES
+from profiler.profile.present import Target, find_target
+from profiler.profile.profile import Profile
+from profiler.profile.recorder import rows_of
+from profiler.profile.store import read_profile, write_profile
 from solver import search
 from solver.space import enumerate_splits
 from solver.timed_attention import attention_calls, with_timed_attention

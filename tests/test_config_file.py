@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.devices import DEVICES
 from profiler.errors import InputError
+from profiler.profile.devices import DEVICES
 from solver.cluster import cluster_of
 from solver.config_file import CONFIGS, MAX_BYTES, find_model, load_cluster, load_run_config
 from solver.literal_python import read_assignments

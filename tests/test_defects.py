@@ -19,9 +19,9 @@ from toy import TINY, all_layouts, column, layer_keys, part, priced, problem, ru
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from profiler.errors import InputError
-from profiler.profile import Table
-from profiler.profiles import PROF_DATA, shipped_profiles
-from profiler.store import read_profile
+from profiler.profile.profile import Table
+from profiler.profile.profiles import PROF_DATA, shipped_profiles
+from profiler.profile.store import read_profile
 from solver.api import configured_strategy, load_problem
 from solver.cluster import RUNTIME_BYTES, Cluster, placement
 from solver.config_file import load_run_config

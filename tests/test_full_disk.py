@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from profiler.plan import Item
-from profiler.profile import Device, Profile
-from profiler.recorder import table_of
-from profiler.store import read_profile, write_profile
+from profiler.profile.plan import Item
+from profiler.profile.profile import Device, Profile
+from profiler.profile.recorder import table_of
+from profiler.profile.store import read_profile, write_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 

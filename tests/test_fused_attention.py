@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from profiler import attention
 from profiler.attention import PACKAGES, fused_attention, package_kernels
 from profiler.kernels import Arena, workload
-from profiler.plan import Item, Limits, attention_items
+from profiler.profile.plan import Item, Limits, attention_items
 
 calls: list[tuple[torch.Size, bool]] = []
 

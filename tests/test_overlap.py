@@ -10,8 +10,8 @@ import torch
 from profiler.grouped import PASSES, grouped_items, grouped_work
 from profiler.kernels import Arena, workload
 from profiler.overlap import overlap_items, slowdown
-from profiler.plan import ACCUMULATING, Item, Limits, ModelDims, linear_items
-from profiler.profile import TABLE_COLUMNS
+from profiler.profile.plan import ACCUMULATING, Item, Limits, ModelDims, linear_items
+from profiler.profile.profile import TABLE_COLUMNS
 
 CPU = torch.device("cpu")
 LIMITS = Limits(64, 8192, 8192, 2**24, 2**30, 2.0**33, 1.0, 1e13, grid_rows=64)

@@ -19,7 +19,7 @@ from predictor.memory_bound import MemoryBoundLaw
 from predictor.pictures_axes import flops_axis, new_figure, rate_unit, said_of
 from predictor.pictures_scatter import band_over, draw_all_rows
 from predictor.score import Score
-from profiler.profile import Device, Profile, Table
+from profiler.profile.profile import Device, Profile, Table
 
 DEVICE = Device("some CPU", {"bf16": 2e11, "fp32": 1e11}, 1e10, 3e10, 1, 2, 4e9, 4e9)
 KINDS = {f"kind_{i}": 10 for i in range(13)} | {"norm": 5}

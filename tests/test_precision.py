@@ -12,7 +12,7 @@ from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, priced, problem, run_of, t
 from predictor.cost_model import CostModel
 from predictor.memory_bound import EAGER_BYTES, MemoryBoundLaw
 from predictor.overlap import contention
-from profiler.profile import Table
+from profiler.profile.profile import Table
 from solver.frameworks import framework_of
 from solver.precision import ElementBytes, element_bytes
 from solver.solutions import Solutions

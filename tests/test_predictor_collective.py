@@ -20,8 +20,8 @@ from predictor.network import NetworkParameters
 from predictor.network_fit import fit_network, network_rows, predict_rows
 from predictor.pictures_comm import draw
 from profiler.errors import InputError
-from profiler.profile import Device, Profile, Table
-from profiler.store import read_profile
+from profiler.profile.profile import Device, Profile, Table
+from profiler.profile.store import read_profile
 
 PROF_DATA = Path(__file__).resolve().parent.parent / "prof_data"
 TERABYTE = 1e12

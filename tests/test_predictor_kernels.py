@@ -22,8 +22,8 @@ from predictor.linear import Layout, LinearLaw, own_forward_rows
 from predictor.memory_bound import MemoryBoundLaw
 from predictor.trees import Trees
 from profiler.errors import InputError
-from profiler.profile import Device, Profile, Table
-from profiler.store import read_profile
+from profiler.profile.profile import Device, Profile, Table
+from profiler.profile.store import read_profile
 
 PROFILE = Path(__file__).resolve().parent.parent / "prof_data" / "h100_sxm.pt"
 SIZE = st.integers(1, 2**31)

@@ -13,10 +13,10 @@ import torch
 from timing_toy import asked_of, counted_timings, counts, prepare
 
 from profiler import attention_timing
-from profiler.devices import DEVICES
 from profiler.errors import InputError
-from profiler.present import Gpu, Target, datasheet_key, find_target, is_device
-from profiler.profile import GIB, Profile
+from profiler.profile.devices import DEVICES
+from profiler.profile.present import Gpu, Target, datasheet_key, find_target, is_device
+from profiler.profile.profile import GIB, Profile
 
 
 @pytest.fixture

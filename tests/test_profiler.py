@@ -17,8 +17,8 @@ import torch
 
 from profiler.collectives import groups_of
 from profiler.errors import InputError
-from profiler.merge import merged
-from profiler.plan import (
+from profiler.profile.merge import merged
+from profiler.profile.plan import (
     Item,
     Limits,
     ModelDims,
@@ -29,9 +29,9 @@ from profiler.plan import (
     low_discrepancy,
     spread_order,
 )
-from profiler.profile import COLLECTIVES, TABLE_COLUMNS, Profile, Table
-from profiler.recorder import Recorder, rows_of
-from profiler.store import read_profile, write_profile
+from profiler.profile.profile import COLLECTIVES, TABLE_COLUMNS, Profile, Table
+from profiler.profile.recorder import Recorder, rows_of
+from profiler.profile.store import read_profile, write_profile
 from profiler.timing import Measurement, measure
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,8 @@ from toy import DEVICE, LINK, NETWORK, toy_cost
 
 from predictor.arrival import AWAITED, SECONDS_PER_RANK, arrival_seconds
 from predictor.cost_model import CostModel
-from profiler.profile import Profile, Table
-from profiler.profiles import find_profile
+from profiler.profile.profile import Profile, Table
+from profiler.profile.profiles import find_profile
 from solver.frameworks import framework_of
 from solver.side_work import SideWork
 from solver.step_ops import buckets

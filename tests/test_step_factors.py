@@ -13,7 +13,7 @@ import step_factors
 from predictor.cost_model import CostModel
 from predictor.sustained import STEP_FACTORS, step_factor
 from profiler.errors import InputError
-from profiler.profiles import find_profile
+from profiler.profile.profiles import find_profile
 from solver.cases import Case, read_cases
 from solver.validate import CostModels, predict_cases
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from profiler.errors import InputError
-from profiler.profile import SCHEMA_VERSION, TABLE_COLUMNS, TEXT_COLUMNS, Device, Profile, Table
-from profiler.store import load_plain, read_profile, write_profile
+from profiler.profile.profile import SCHEMA_VERSION, TABLE_COLUMNS, TEXT_COLUMNS, Device, Profile, Table
+from profiler.profile.store import load_plain, read_profile, write_profile
 
 DEVICE = Device("toy", {"bf16": 1e15, "fp32": 1e14}, 80e9, 2e12, 132, 8, 4.5e11, 5e10, "NVLink", 3)
 
@@ -305,7 +305,7 @@ def test_reading_needs_no_torch(written: Path) -> None:
 
     code = (
         "import sys; sys.modules['torch'] = None\n"  # any import of torch fails
-        "from profiler.store import read_profile\n"
+        "from profiler.profile.store import read_profile\n"
         f"print(len(read_profile({str(written)!r}).table('linear')))"
     )
     root = Path(__file__).resolve().parent.parent

@@ -11,8 +11,8 @@ import validate_here
 from timing_toy import cpu_device
 
 from profiler.errors import InputError
-from profiler.profile import Profile, Table
-from profiler.store import write_profile
+from profiler.profile.profile import Profile, Table
+from profiler.profile.store import write_profile
 
 ROOT = Path(__file__).resolve().parent.parent
 

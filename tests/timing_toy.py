@@ -13,7 +13,7 @@ import torch
 import toy
 
 from profiler import attempt, hardware
-from profiler.profile import GIB, Device, Profile, Table
+from profiler.profile.profile import GIB, Device, Profile, Table
 from profiler.timing import Measurement
 from solver.problem import Problem
 from solver.space import enumerate_splits

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from profiler.devices import DEVICES
-from profiler.plan import KEY_COLUMNS, Item
-from profiler.profile import TABLE_COLUMNS, Device, Profile, Table
-from profiler.store import write_profile
+from profiler.profile.devices import DEVICES
+from profiler.profile.plan import KEY_COLUMNS, Item
+from profiler.profile.profile import TABLE_COLUMNS, Device, Profile, Table
+from profiler.profile.store import write_profile
 
 CHECKPOINT_SECONDS = 3.0
 OUT_OF_MEMORY = "out_of_memory"  #: key of the meta list that names the rows which did not fit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from profiler.errors import InputError
-from profiler.profile import GIB, Device
+from profiler.profile.profile import GIB, Device
 
 
 def _a100(name: str, memory_gib: float, memory_bandwidth: float, link_bandwidth: float, link_kind: str) -> Device:

@@ -8,7 +8,7 @@ from itertools import chain, product, zip_longest
 
 import numpy as np
 
-from profiler.profile import TABLE_COLUMNS, TEXT_COLUMNS
+from profiler.profile.profile import TABLE_COLUMNS, TEXT_COLUMNS
 
 KIB, GIB = 2**10, 2**30
 LAYOUTS = ("TN", "NN", "NT")  #: x W^T (forward), dy W (input gradient), dy^T x (weight gradient)

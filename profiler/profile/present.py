@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler.devices import DEVICES
-from profiler.profile import GIB, Device, Profile
+from profiler.profile.devices import DEVICES
+from profiler.profile.profile import GIB, Device, Profile
 
 #: Words that the driver's name of a device must hold -> the datasheet's key. Whole words: a GH200 is no H200.
 _WORDS = {

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
-from profiler.plan import Item
-from profiler.present import Target
-from profiler.profile import Profile
-from profiler.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder, Row, rows_of
-from profiler.store import read_profile
+from profiler.profile.plan import Item
+from profiler.profile.present import Target
+from profiler.profile.profile import Profile
+from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder, Row, rows_of
+from profiler.profile.store import read_profile
 
 FOLDER = "flash_attn"  #: beside the profile
 OP = "flash_attn"

@@ -21,7 +21,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.files import replacing
-from profiler.profile import SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
+from profiler.profile.profile import SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
 
 FORMAT = "foretrain-profile"
 

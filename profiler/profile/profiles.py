@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from profiler.errors import InputError
-from profiler.profile import Profile
-from profiler.store import read_profile
+from profiler.profile.profile import Profile
+from profiler.profile.store import read_profile
 
-PROF_DATA = Path(__file__).resolve().parent.parent / "prof_data"
+PROF_DATA = Path(__file__).resolve().parents[2] / "prof_data"
 DEFAULT_PROFILE = "h100_sxm"
 OWN_PROFILE = "data.pt"
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.errors import InputError
-from profiler.plan import Item
-from profiler.profile import Profile
-from profiler.recorder import OUT_OF_MEMORY, rows_of, table_of
+from profiler.profile.plan import Item
+from profiler.profile.profile import Profile
+from profiler.profile.recorder import OUT_OF_MEMORY, rows_of, table_of
 
 #: What the numbers of a profile mean; written to its meta, so that a foreign file with other units is told apart.
 UNITS = {"time": "s", "size": "bytes", "rate": "1/s", "message": "whole buffer"}
