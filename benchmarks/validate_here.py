@@ -40,7 +40,7 @@ _CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
 
 @dataclass(frozen=True)
 class Run:
-    """One layout to train: how many ranks, and the options of profiler.train_step."""
+    """One layout to train: how many ranks, and the options of profiler.train."""
 
     ranks: int
     options: Mapping[str, Any]
@@ -97,7 +97,7 @@ def measure_profile(ranks: int, minutes: float, output: Path, environment: Mappi
 def train(runs: Sequence[Run], hardware: Path, cases: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Train every run in its own job and append its case; yields after each."""
     for run in runs:
-        command = [*_RUNNER, f"--nproc-per-node={run.ranks}", "-m", "profiler.train_step", *run.arguments]
+        command = [*_RUNNER, f"--nproc-per-node={run.ranks}", "-m", "profiler.train", *run.arguments]
         own = [f"--hardware={hardware}", f"--output={cases}"]
         job = subprocess.run([*command, *own], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         if job.returncode not in (0, 3):  # 3: out of memory, which is a case too

@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from profiler.attention import fused_attention
 from profiler.profile.plan import Item
 from profiler.timing import Work
-from profiler.train_model import loss_of, rotary_table, rotated
+from profiler.train.model import loss_of, rotary_table, rotated
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTH = 4096  #: columns of the tensors of memory-bound kernels

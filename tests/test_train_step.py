@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("torch")
 
 from profiler.errors import InputError
-from profiler.train_case import append_line
-from profiler.train_layout import Layout
-from profiler.train_model import Dims
-from profiler.train_step import main
+from profiler.train.case import append_line
+from profiler.train.command import main
+from profiler.train.layout import Layout
+from profiler.train.model import Dims
 from solver.cases import read_cases
 
 ROOT = Path(__file__).parent.parent
@@ -54,9 +54,9 @@ LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
 DRIVER = """
 import json, sys
 import torch.distributed as dist
-from profiler.train_layout import Layout
-from profiler.train_model import Dims
-from profiler.train_step import leave, measure, process_group
+from profiler.train.layout import Layout
+from profiler.train.model import Dims
+from profiler.train.command import leave, measure, process_group
 
 with process_group() as device:
     for name, given in json.loads(sys.argv[1]).items():
@@ -111,7 +111,7 @@ def test_all_layouts_train_the_same_model(name: str, one_rank: dict[str, Any], t
 def test_command_writes_a_case_that_validation_reads(tmp_path: Path) -> None:
     output = tmp_path / "cases.jsonl"
     layout = ["--tp", "2", "--sequence_parallel", "--dtype", "bf16", "--steps", "5", "--output", str(output)]
-    job = torchrun(2, "-m", "profiler.train_step", *FLAGS, *layout)
+    job = torchrun(2, "-m", "profiler.train", *FLAGS, *layout)
     assert job.returncode == 0, job.stderr[-4000:]
     case = json.loads(output.read_text())
     assert case["hardware"] == "data" and case["cluster"] == {"gpus_per_node": 2}

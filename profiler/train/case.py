@@ -13,7 +13,7 @@ import torch
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from profiler.train_layout import Layout
+from profiler.train.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def case_of(
         "model": {**vars(layout.dims), "head_dim": layout.dims.head_dim, "gated_mlp": True, "tie_word_embeddings": False},
         "run": _run_keys(layout, device),
         "measured": _measured_keys(measured),
-        "source": f"profiler.train_step, torch {torch.__version__}, {'nccl' if device.type == 'cuda' else 'gloo'}",
+        "source": f"profiler.train, torch {torch.__version__}, {'nccl' if device.type == 'cuda' else 'gloo'}",
     }
 
 

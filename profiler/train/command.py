@@ -1,6 +1,6 @@
 """Trains a real transformer for a few steps and writes what a step took as a measured case.
 
-    torchrun --nproc-per-node=2 -m profiler.train_step --hidden_size 512 --num_hidden_layers 4 \\
+    torchrun --nproc-per-node=2 -m profiler.train --hidden_size 512 --num_hidden_layers 4 \\
         --num_attention_heads 8 --intermediate_size 1376 --vocab_size 8192 --seq_len 512 --tp 2 --output cases.jsonl
 
 The case is one JSON object on a line, as ``--validate`` reads it: the median over the steps after three of warm-up, where
@@ -31,9 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from profiler.allocator import keep_freed_memory
 from profiler.errors import InputError
-from profiler.train_case import Measured, append_line, case_of
-from profiler.train_layout import PRECISIONS, Layout, Trainer, build
-from profiler.train_model import Dims, loss_of
+from profiler.train.case import Measured, append_line, case_of
+from profiler.train.layout import PRECISIONS, Layout, Trainer, build
+from profiler.train.model import Dims, loss_of
 
 WARM_UP = 3  # steps until the allocator has all the blocks that a step needs
 _TIMEOUT = timedelta(minutes=5)  # after which a rank that hangs or died ends the job
@@ -192,7 +192,7 @@ def _mean_losses(trainer: Trainer, losses: list[Tensor]) -> tuple[float, ...]:
 
 
 def _arguments(argv: Sequence[str] | None) -> tuple[Layout, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="torchrun -m profiler.train_step", description=(__doc__ or "").split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="torchrun -m profiler.train", description=(__doc__ or "").split("\n\n")[0])
     for name in (field.name for field in fields(Dims)):
         parser.add_argument(f"--{name}", type=int, required=name != "num_key_value_heads")
     parser.add_argument("--seq_len", type=int, required=True)
@@ -242,7 +242,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -27,7 +27,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from profiler.errors import InputError
-from profiler.train_model import Block, Dims, Norm, Stage
+from profiler.train.model import Block, Dims, Norm, Stage
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
