@@ -113,7 +113,7 @@ def _time(calls: Sequence[Call], profile: Profile, target: Target, path: Path, s
     """Time what is missing in the file at ``path`` into it, while no other run is timing."""
     from rich.console import Console
 
-    from profiler.attention_timing import time_calls, timing_alone  # torch takes a second to load
+    from profiler.measure.attention_timing import time_calls, timing_alone  # torch takes a second to load
 
     console = Console(stderr=True)
     with timing_alone(path.parent, console):

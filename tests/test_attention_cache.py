@@ -15,15 +15,15 @@ from timing_toy import asked_of, calls_of, counted_timings, counts, cpu_device, 
 
 from predictor.estimate import Basis, Estimate
 from predictor.measured_attention import LEAST_DOUBT, SHAPE, MeasuredAttention
-from profiler import attempt, attention_timing
-from profiler.attention_timing import time_calls, timing_alone
+from profiler.measure import attempt, attention_timing
+from profiler.measure.attention_timing import time_calls, timing_alone
+from profiler.measure.timing import Measurement
 from profiler.profile import present
 from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, open_cache
 from profiler.profile.plan import Item
 from profiler.profile.present import Target, find_target
 from profiler.profile.profile import Profile, Table
 from profiler.profile.store import read_profile, write_profile
-from profiler.timing import Measurement
 
 
 @pytest.fixture

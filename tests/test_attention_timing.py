@@ -20,7 +20,7 @@ from timing_toy import BATCH, asked_of, calls_of, counted_timings, counts, cpu_d
 
 from predictor.estimate import Basis
 from predictor.measured_attention import SHAPE
-from profiler.kernels import Arena, workload
+from profiler.measure.kernels import Arena, workload
 from profiler.profile import present
 from profiler.profile.attention_times import attention_item
 from profiler.profile.devices import DEVICES

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from profiler import attention
-from profiler.attention import PACKAGES, fused_attention, package_kernels
-from profiler.kernels import Arena, workload
+from profiler.measure import attention
+from profiler.measure.attention import PACKAGES, fused_attention, package_kernels
+from profiler.measure.kernels import Arena, workload
 from profiler.profile.plan import Item, Limits, attention_items
 
 calls: list[tuple[torch.Size, bool]] = []

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from profiler.grouped import PASSES, grouped_items, grouped_work
-from profiler.kernels import Arena, workload
-from profiler.overlap import overlap_items, slowdown
+from profiler.measure.grouped import PASSES, grouped_items, grouped_work
+from profiler.measure.kernels import Arena, workload
+from profiler.measure.overlap import overlap_items, slowdown
 from profiler.profile.plan import ACCUMULATING, Item, Limits, ModelDims, linear_items
 from profiler.profile.profile import TABLE_COLUMNS
 

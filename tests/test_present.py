@@ -12,8 +12,8 @@ import pytest
 import torch
 from timing_toy import asked_of, counted_timings, counts, prepare
 
-from profiler import attention_timing
 from profiler.errors import InputError
+from profiler.measure import attention_timing
 from profiler.profile.devices import DEVICES
 from profiler.profile.present import Gpu, Target, datasheet_key, find_target, is_device
 from profiler.profile.profile import GIB, Profile

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from profiler.collectives import groups_of
 from profiler.errors import InputError
+from profiler.measure.collectives import groups_of
+from profiler.measure.timing import Measurement, measure
 from profiler.profile.merge import merged
 from profiler.profile.plan import (
     Item,
@@ -32,7 +33,6 @@ from profiler.profile.plan import (
 from profiler.profile.profile import COLLECTIVES, TABLE_COLUMNS, Profile, Table
 from profiler.profile.recorder import Recorder, rows_of
 from profiler.profile.store import read_profile, write_profile
-from profiler.timing import Measurement, measure
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ("linear", "flash_attn", "memory_bound", "grouped_linear")

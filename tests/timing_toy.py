@@ -12,9 +12,9 @@ import pytest
 import torch
 import toy
 
-from profiler import attempt, hardware
+from profiler.measure import attempt, hardware
+from profiler.measure.timing import Measurement
 from profiler.profile.profile import GIB, Device, Profile, Table
-from profiler.timing import Measurement
 from solver.problem import Problem
 from solver.space import enumerate_splits
 from solver.timed_attention import attention_calls, with_timed_attention

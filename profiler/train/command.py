@@ -29,8 +29,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from profiler.allocator import keep_freed_memory
 from profiler.errors import InputError
+from profiler.measure.allocator import keep_freed_memory
 from profiler.train.case import Measured, append_line, case_of
 from profiler.train.layout import PRECISIONS, Layout, Trainer, build
 from profiler.train.model import Dims, loss_of

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from profiler.kernels import DTYPES, Arena
+from profiler.measure.kernels import DTYPES, Arena
+from profiler.measure.timing import Work
 from profiler.profile.plan import Item, Limits, ModelDims, low_discrepancy
-from profiler.timing import Work
 
 _OPERATOR: Callable[..., torch.Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 _FUSED_ON = (9, 10)  # major numbers of the CUDA capabilities that PyTorch has one kernel for

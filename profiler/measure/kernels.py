@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from profiler.attention import fused_attention
+from profiler.measure.attention import fused_attention
+from profiler.measure.timing import Work
 from profiler.profile.plan import Item
-from profiler.timing import Work
 from profiler.train.model import loss_of, rotary_table, rotated
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

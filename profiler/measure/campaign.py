@@ -17,21 +17,21 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from profiler.attention import package_kernels
 from profiler.errors import InputError
-from profiler.exchange import Exchange
-from profiler.grouped import grouped_items, lacking
-from profiler.hardware import attention_kernels, cache_bytes, device_facts, limits, preheat, sensors, versions
-from profiler.kernels import COMPILED_KINDS
-from profiler.overlap import measure_overlap
-from profiler.phases import Bench, Report, measure_collectives, measure_kernels
+from profiler.measure.attention import package_kernels
+from profiler.measure.exchange import Exchange
+from profiler.measure.grouped import grouped_items, lacking
+from profiler.measure.hardware import attention_kernels, cache_bytes, device_facts, limits, preheat, sensors, versions
+from profiler.measure.kernels import COMPILED_KINDS
+from profiler.measure.overlap import measure_overlap
+from profiler.measure.phases import Bench, Report, measure_collectives, measure_kernels
+from profiler.measure.session import Session, leave, lost_ranks, named, open_session, watch
 from profiler.profile.merge import UNITS, check_same_machine, kept_aside
 from profiler.profile.plan import KINDS, Item, Limits, ModelDims, attention_items, linear_items, memory_bound_items
 from profiler.profile.profile import Device, Profile
 from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
-from profiler.session import Session, leave, lost_ranks, named, open_session, watch
 
 DEFAULT_MINUTES = 30.0
 _SAID = "said"  #: key of the job's store: rank 0 ends and says why

@@ -17,17 +17,17 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from profiler.attempt import attempt
 from profiler.errors import InputError
-from profiler.hardware import attention_kernels, cache_bytes, preheat
-from profiler.kernels import DTYPES, Arena, workload
+from profiler.measure.attempt import attempt
+from profiler.measure.hardware import attention_kernels, cache_bytes, preheat
+from profiler.measure.kernels import DTYPES, Arena, workload
+from profiler.measure.session import Session
+from profiler.measure.timing import Measurement
 from profiler.profile.attention_times import Call, source
 from profiler.profile.plan import Item
 from profiler.profile.present import Gpu, Target, is_device
 from profiler.profile.profile import GIB
 from profiler.profile.recorder import NOT_RUN, Recorder
-from profiler.session import Session
-from profiler.timing import Measurement
 
 _LEAST_SECONDS, _MOST_SECONDS = 0.05, 0.5  #: of one shape
 _LONG_CALL = 1e-3  #: seconds below which a call tells nothing of how long others take: launching it may be most of them

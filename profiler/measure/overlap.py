@@ -22,14 +22,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from profiler.collectives import Group, collective_work
-from profiler.hardware import cache_bytes
-from profiler.kernels import Arena, workload
-from profiler.phases import Bench, measure_groups
+from profiler.measure.collectives import Group, collective_work
+from profiler.measure.hardware import cache_bytes
+from profiler.measure.kernels import Arena, workload
+from profiler.measure.phases import Bench, measure_groups
+from profiler.measure.session import Session
+from profiler.measure.timing import Work
 from profiler.profile.plan import KIB, Item, Limits
 from profiler.profile.recorder import NOT_RUN
-from profiler.session import Session
-from profiler.timing import Work
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
 _SIZES = (16, 4, 64, 256)  # MiB

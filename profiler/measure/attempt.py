@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from profiler.kernels import Arena
-from profiler.timing import Measurement, Work, measure
+from profiler.measure.kernels import Arena
+from profiler.measure.timing import Measurement, Work, measure
 
 #: How PyTorch and the flash_attn packages word it that no kernel takes a shape.
 _NO_KERNEL = ("No available kernel", "FlashAttention only supports", "only supports head dimension")

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.session import Session
+from profiler.measure.session import Session
 
 
 @dataclass(frozen=True)

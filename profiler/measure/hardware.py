@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from profiler.measure.session import Session
+from profiler.measure.timing import Work, measure
 from profiler.profile.devices import DEVICES
 from profiler.profile.plan import GIB, KIB, Limits
 from profiler.profile.present import datasheet_key
 from profiler.profile.profile import Device
-from profiler.session import Session
-from profiler.timing import Work, measure
 
 CPU_CACHE_BYTES = 32 * 2**20  #: operands are rotated beyond so much: no smaller than the L3 share of a core
 _NVML_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu", "driver_version")

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from profiler.attempt import attempt
-from profiler.collectives import Group, join_group, leave_group, slowest, time_collective
-from profiler.exchange import Exchange
-from profiler.grouped import grouped_work, operator_name
-from profiler.kernels import Arena, workload
+from profiler.measure.attempt import attempt
+from profiler.measure.collectives import Group, join_group, leave_group, slowest, time_collective
+from profiler.measure.exchange import Exchange
+from profiler.measure.grouped import grouped_work, operator_name
+from profiler.measure.kernels import Arena, workload
+from profiler.measure.session import Session
+from profiler.measure.timing import Measurement
 from profiler.profile.plan import Item, Limits, collective_items, group_shapes
 from profiler.profile.recorder import NOT_RUN, Recorder
-from profiler.session import Session
-from profiler.timing import Measurement
 
 _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS = 0.05, 1.0
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from profiler.kernels import DTYPES
+from profiler.measure.kernels import DTYPES
+from profiler.measure.session import Session
+from profiler.measure.timing import Measurement, Work, measure
 from profiler.profile.plan import Item
-from profiler.session import Session
-from profiler.timing import Measurement, Work, measure
 
 
 @dataclass(frozen=True)

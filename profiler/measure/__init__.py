@@ -1,0 +1,1 @@
+"""Measuring this machine: kernels, collectives, and both at once."""
