@@ -16,12 +16,12 @@ from pathlib import Path
 from profiler.errors import InputError
 from profiler.measure.campaign import DEFAULT_MINUTES, Options, run
 from profiler.measure.session import leave
-from profiler.nccl_rows import OPS
-from profiler.nccl_tests import import_into
 from profiler.profile.merge import merged
 from profiler.profile.plan import ModelDims
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
 from profiler.profile.store import read_profile, write_profile
+from profiler.published.nccl_rows import OPS
+from profiler.published.nccl_tests import import_into
 from solver.config_file import load_run_config
 
 

@@ -12,9 +12,9 @@ import pytest
 from gen_profiler_data import main
 from predictor.collective import CollectiveLaw
 from profiler.errors import InputError
-from profiler.nccl_tests import import_logs, read_log, with_logs
 from profiler.profile.profiles import PROF_DATA
 from profiler.profile.store import read_profile, write_profile
+from profiler.published.nccl_tests import import_logs, read_log, with_logs
 
 FIXTURE = Path(__file__).parent / "data" / "h100_nccl_tests.csv"
 H100 = "NVIDIA H100 80GB HBM3"

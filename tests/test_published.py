@@ -14,10 +14,10 @@ from profiler.errors import InputError
 from profiler.profile.devices import DEVICES, device
 from profiler.profile.profile import Profile
 from profiler.profile.store import read_profile
-from profiler.published import RECIPES, import_all, main
-from profiler.published_comm import LICENCES, repository
-from profiler.published_rows import groups, merge_repeats, spaced, thinned
-from profiler.published_tables import attention_flops
+from profiler.published.comm import LICENCES, repository
+from profiler.published.command import RECIPES, import_all, main
+from profiler.published.rows import groups, merge_repeats, spaced, thinned
+from profiler.published.tables import attention_flops
 
 SHIPPED = Path(__file__).resolve().parents[1] / "prof_data"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.profile.profile import Device
-from profiler.published_rows import (
+from profiler.published.rows import (
     Collection,
     Columns,
     Ledger,

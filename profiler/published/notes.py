@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from profiler.profile.profile import Profile
-from profiler.published_rows import Ledger
+from profiler.published.rows import Ledger
 
 #: For ``meta["sustained"]``.
 SUSTAINED = (

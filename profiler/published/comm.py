@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import COLLECTIVES, GIB, Device
-from profiler.published_rows import (
+from profiler.published.rows import (
     Collection,
     Columns,
     Ledger,
@@ -22,7 +22,7 @@ from profiler.published_rows import (
     renamed,
     spaced,
 )
-from profiler.published_tables import SIMUMAX, THINNED, named_source
+from profiler.published.tables import SIMUMAX, THINNED, named_source
 
 #: Licence by owner/repository: rows of any other source are not shipped.
 LICENCES = {

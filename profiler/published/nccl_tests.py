@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
 from profiler.profile.merge import check_same_machine
 from profiler.profile.profile import COLLECTIVES, Device, Profile, Table
 from profiler.profile.profiles import DEFAULT_PROFILE, OWN_PROFILE, find_profile
 from profiler.profile.store import read_profile, write_profile
+from profiler.published.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
 
 _VENDORS = frozenset(("NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"))
 #: Fewer rows over nodes do not tell a network's law (predictor/collective.py fits none to them).

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from profiler.nccl_log import Line, Run, parse
 from profiler.profile.profile import TABLE_COLUMNS, Table
+from profiler.published.nccl_log import Line, Run, parse
 
 #: The profile's table by the name of a test.
 OPS = {

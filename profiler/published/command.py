@@ -24,10 +24,10 @@ from profiler.errors import InputError
 from profiler.profile.devices import device
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import write_profile
-from profiler.published_comm import LICENCES, collectives, intra_node_law, memory_bound_law, repository
-from profiler.published_notes import PROFILE_NOTES, SAME_CHIP_SCALE, SUSTAINED, sources_page
-from profiler.published_rows import Collection, Columns, Ledger, count
-from profiler.published_tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
+from profiler.published.comm import LICENCES, collectives, intra_node_law, memory_bound_law, repository
+from profiler.published.notes import PROFILE_NOTES, SAME_CHIP_SCALE, SUSTAINED, sources_page
+from profiler.published.rows import Collection, Columns, Ledger, count
+from profiler.published.tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
 
 NETWORK_LAW = "network_law.json"
 
@@ -168,7 +168,3 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

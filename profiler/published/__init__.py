@@ -1,0 +1,1 @@
+"""Profiles made from measurements that others published, and from logs of nccl-tests."""
