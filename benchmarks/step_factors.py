@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from predictor.cost_model import CostModel
-from predictor.sustained import STEP_FACTORS
-from predictor.sustained import step_factors as kept_factors
+from predictor.kernels.sustained import STEP_FACTORS
+from predictor.kernels.sustained import step_factors as kept_factors
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profiles import shipped_profiles

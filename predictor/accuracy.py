@@ -33,7 +33,7 @@ from predictor.crossval import (
     memory_bound_scores,
 )
 from predictor.crossval_comm import LEAST_POINTS, collective_scores, network_scores
-from predictor.flash_attn import main_rows
+from predictor.kernels.flash_attn import main_rows
 from predictor.score import Score
 from profiler.errors import InputError
 from profiler.files import write_text

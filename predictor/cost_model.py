@@ -18,13 +18,13 @@ import numpy as np
 from predictor.arrival import AWAITED, MOST_RANKS, arrival_seconds
 from predictor.collective import CollectiveLaw
 from predictor.estimate import Estimate
-from predictor.flash_attn import FlashAttnLaw
-from predictor.grouped_linear import GroupedLinearLaw
-from predictor.linear import LinearLaw
-from predictor.measured_attention import MeasuredAttention
-from predictor.memory_bound import MemoryBoundLaw
+from predictor.kernels.flash_attn import FlashAttnLaw
+from predictor.kernels.grouped_linear import GroupedLinearLaw
+from predictor.kernels.linear import LinearLaw
+from predictor.kernels.measured_attention import MeasuredAttention
+from predictor.kernels.memory_bound import MemoryBoundLaw
+from predictor.kernels.sustained import scale_of
 from predictor.overlap import contention
-from predictor.sustained import scale_of
 from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile.profile import Device, Profile
@@ -65,7 +65,7 @@ class CostModel:
     def linear(
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16"
     ) -> Estimate:
-        """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.linear."""
+        """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.kernels.linear."""
         return self._sustained(self.linears.predict(m, n, k, batch, layout, dtype, accumulate))
 
     def flash_attn(

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.estimate import Estimate
-from predictor.flash_attn import FlashAttnLaw, is_serving, main_rows, shape_of
-from predictor.linear import FAMILIES, LinearLaw, own_forward_rows
-from predictor.memory_bound import MemoryBoundLaw
-from predictor.residual import ROWS_FOR_TREES
+from predictor.kernels.flash_attn import FlashAttnLaw, is_serving, main_rows, shape_of
+from predictor.kernels.linear import FAMILIES, LinearLaw, own_forward_rows
+from predictor.kernels.memory_bound import MemoryBoundLaw
+from predictor.kernels.residual import ROWS_FOR_TREES
 from predictor.score import Score, score
 from profiler.profile.profile import Profile, Table
 
@@ -64,7 +64,7 @@ class Trial:
 
 
 def linear_family(profile: Profile) -> str:
-    """The arithmetic (see predictor.linear.FAMILIES) with the most forward products; "bf16", all 16-bit floats, wins ties.
+    """The arithmetic (see predictor.kernels.linear.FAMILIES) with the most forward products; "bf16", all 16-bit floats, wins ties.
 
     Only arithmetics that the device has a peak for count: no law is fitted for others.
     """

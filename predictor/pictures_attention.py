@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predictor.attn_physics import AttnPhysics
 from predictor.crossval import caveat, formats
 from predictor.estimate import Estimate
-from predictor.flash_attn import FlashAttnLaw, is_serving, shape_of
+from predictor.kernels.attn_physics import AttnPhysics
+from predictor.kernels.flash_attn import FlashAttnLaw, is_serving, shape_of
 from predictor.pictures_axes import (
     COLOURS,
     MARKS,

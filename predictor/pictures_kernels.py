@@ -20,9 +20,9 @@ from predictor.crossval import (
     linear_scores,
     memory_bound_scores,
 )
-from predictor.flash_attn import main_rows
-from predictor.gemm_physics import GemmPhysics
-from predictor.linear import LinearLaw
+from predictor.kernels.flash_attn import main_rows
+from predictor.kernels.gemm_physics import GemmPhysics
+from predictor.kernels.linear import LinearLaw
 from predictor.pictures_attention import draw_attention
 from predictor.pictures_axes import (
     COLOURS,

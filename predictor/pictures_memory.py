@@ -10,7 +10,7 @@ import numpy as np
 
 from predictor.crossval import formats
 from predictor.estimate import Basis
-from predictor.memory_bound import MemoryBoundLaw
+from predictor.kernels.memory_bound import MemoryBoundLaw
 from predictor.pictures_axes import COLOURS, interval_factor, new_figure, said_of, save
 from predictor.score import Score
 from profiler.profile.profile import Table

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel, cost_model
-from predictor.sustained import step_factors
+from predictor.kernels.sustained import step_factors
 from profiler.errors import InputError
 from profiler.profile.attention_times import FOLDER, TIMING_SECONDS
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles

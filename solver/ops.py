@@ -23,7 +23,7 @@ from solver.strategy import Recompute
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)
 QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears alone; everything else is then 16-bit
-_LAYOUTS = {FORWARD: 0, INPUT_GRAD: 1, WEIGHT_GRAD: 2}  #: TN, NN, NT as in predictor.linear.Layout
+_LAYOUTS = {FORWARD: 0, INPUT_GRAD: 1, WEIGHT_GRAD: 2}  #: TN, NN, NT as in predictor.kernels.linear.Layout
 
 
 def linear(
@@ -63,7 +63,7 @@ def memory_bound(
 ) -> list[Op]:
     """An element-wise kernel: ``forward`` and ``backward`` are bytes read and written per element of ``elements``.
 
-    fused: False where the framework runs a chain of eager kernels instead of this one (see predictor.memory_bound).
+    fused: False where the framework runs a chain of eager kernels instead of this one (see predictor.kernels.memory_bound).
     """
     kinds = (kind, kind) if fused else (f"{kind}_eager", f"{kind}_eager_grad")
     passes = [(FORWARD, forward, recomputed_by, kinds[0]), (INPUT_GRAD, backward, (), kinds[1])]

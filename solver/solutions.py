@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.linear import FAMILIES
+from predictor.kernels.linear import FAMILIES
 from solver.layouts import Layouts
 from solver.memory import Memory, peak_memory
 from solver.problem import LayerTable, Problem, layer_table

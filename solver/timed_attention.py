@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.measured_attention import SHAPE, MeasuredAttention
+from predictor.kernels.measured_attention import SHAPE, MeasuredAttention
 from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, known_rows, open_cache
 from profiler.profile.plan import Item

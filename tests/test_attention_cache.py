@@ -14,7 +14,7 @@ import torch
 from timing_toy import asked_of, calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare
 
 from predictor.estimate import Basis, Estimate
-from predictor.measured_attention import LEAST_DOUBT, SHAPE, MeasuredAttention
+from predictor.kernels.measured_attention import LEAST_DOUBT, SHAPE, MeasuredAttention
 from profiler.measure import attempt, attention_timing
 from profiler.measure.attention_timing import time_calls, timing_alone
 from profiler.measure.timing import Measurement

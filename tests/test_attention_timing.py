@@ -19,7 +19,7 @@ import toy
 from timing_toy import BATCH, asked_of, calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare
 
 from predictor.estimate import Basis
-from predictor.measured_attention import SHAPE
+from predictor.kernels.measured_attention import SHAPE
 from profiler.measure.kernels import Arena, workload
 from profiler.profile import present
 from profiler.profile.attention_times import attention_item

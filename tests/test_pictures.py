@@ -15,7 +15,7 @@ from predictor.collective import CollectiveLaw
 from predictor.cost_model import fit_laws
 from predictor.crossval import formats
 from predictor.estimate import Estimate
-from predictor.memory_bound import MemoryBoundLaw
+from predictor.kernels.memory_bound import MemoryBoundLaw
 from predictor.pictures_axes import flops_axis, new_figure, rate_unit, said_of
 from predictor.pictures_scatter import band_over, draw_all_rows
 from predictor.score import Score

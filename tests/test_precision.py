@@ -10,7 +10,7 @@ import pytest
 from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, priced, problem, run_of, toy_cost
 
 from predictor.cost_model import CostModel
-from predictor.memory_bound import EAGER_BYTES, MemoryBoundLaw
+from predictor.kernels.memory_bound import EAGER_BYTES, MemoryBoundLaw
 from predictor.overlap import contention
 from profiler.profile.profile import Table
 from solver.frameworks import framework_of

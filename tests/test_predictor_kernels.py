@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
 from predictor.crossval import naive_seconds
 from predictor.estimate import Basis, Estimate
-from predictor.flash_attn import FlashAttnLaw, default_backward_ratio
-from predictor.gemm_physics import GemmPhysics, Machine, gemm_times
-from predictor.grouped_linear import GroupedLinearLaw
-from predictor.linear import Layout, LinearLaw, own_forward_rows
-from predictor.memory_bound import MemoryBoundLaw
-from predictor.trees import Trees
+from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
+from predictor.kernels.flash_attn import FlashAttnLaw, default_backward_ratio
+from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
+from predictor.kernels.grouped_linear import GroupedLinearLaw
+from predictor.kernels.linear import Layout, LinearLaw, own_forward_rows
+from predictor.kernels.memory_bound import MemoryBoundLaw
+from predictor.kernels.trees import Trees
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import read_profile

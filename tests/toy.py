@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
-from predictor.memory_bound import EAGER_BYTES
+from predictor.kernels.memory_bound import EAGER_BYTES
 from profiler.profile.profile import Device
 from solver.cluster import Cluster, cluster_of
 from solver.layouts import Layouts, Splits

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis
-from predictor.trees import Trees
+from predictor.kernels.trees import Trees
 
 #: Rows below which trees would learn noise (measured: 100 rows gain nothing over the bare law, 300 rows a third).
 ROWS_FOR_TREES = 150

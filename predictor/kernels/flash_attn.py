@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from predictor.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
 from predictor.estimate import Basis, Estimate
-from predictor.linear import other_lab, starts_with
-from predictor.residual import Residual, fit_residual
+from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
+from predictor.kernels.linear import other_lab, starts_with
+from predictor.kernels.residual import Residual, fit_residual
 from profiler.profile.profile import Device, Table
 
 HALF = ("bf16", "bfloat16", "fp16", "float16")

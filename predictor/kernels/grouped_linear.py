@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.linear import FAMILIES, Layout, LinearLaw
+from predictor.kernels.linear import FAMILIES, Layout, LinearLaw
 from profiler.profile.profile import Table
 
 PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of Layout codes

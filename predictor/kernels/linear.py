@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.gemm_physics import GemmPhysics, Machine, fit_gemm_physics, gemm_times
-from predictor.residual import Residual, fit_residual
+from predictor.kernels.gemm_physics import GemmPhysics, Machine, fit_gemm_physics, gemm_times
+from predictor.kernels.residual import Residual, fit_residual
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 

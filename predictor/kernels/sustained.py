@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.linear import LinearLaw
+from predictor.kernels.linear import LinearLaw
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import PROF_DATA

@@ -1,0 +1,1 @@
+"""Seconds of compute kernels: GEMMs, attention and memory-bound kernels."""
