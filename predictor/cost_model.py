@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from predictor.arrival import AWAITED, MOST_RANKS, arrival_seconds
-from predictor.collective import CollectiveLaw
 from predictor.estimate import Estimate
 from predictor.kernels.flash_attn import FlashAttnLaw
 from predictor.kernels.grouped_linear import GroupedLinearLaw
@@ -24,7 +22,9 @@ from predictor.kernels.linear import LinearLaw
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundLaw
 from predictor.kernels.sustained import scale_of
-from predictor.overlap import contention
+from predictor.network.arrival import AWAITED, MOST_RANKS, arrival_seconds
+from predictor.network.collective import CollectiveLaw
+from predictor.network.overlap import contention
 from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile.profile import Device, Profile
@@ -43,8 +43,8 @@ class CostModel:
     attention kind take in a training run than in the profile's loops (clocks under power limit, lab, framework); 1 means as
     profiled. attention_scale: how much slower the framework's attention kernel is than the device's best generation.
     shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks work across the node at once.
-    contention: seconds by which a second of a hidden collective delays the compute beside it (predictor.overlap).
-    arrival: seconds that a collective waits in a training step for each further rank of a node (predictor.arrival).
+    contention: seconds by which a second of a hidden collective delays the compute beside it (predictor.network.overlap).
+    arrival: seconds that a collective waits in a training step for each further rank of a node (predictor.network.arrival).
     measured: attention calls timed on the device itself, under the load of a training run: sustained_scale is in them.
     """
 

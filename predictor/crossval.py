@@ -64,7 +64,7 @@ class Trial:
 
 
 def linear_family(profile: Profile) -> str:
-    """The arithmetic (see predictor.kernels.linear.FAMILIES) with the most forward products; "bf16", all 16-bit floats, wins ties.
+    """The arithmetic (FAMILIES of predictor.kernels.linear) with the most forward products; "bf16", all 16-bit floats, wins ties.
 
     Only arithmetics that the device has a peak for count: no law is fitted for others.
     """

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.collective_points import Points, measured_points
-from predictor.curves import Curves
-from predictor.network import NetworkParameters
-from predictor.network_fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
+from predictor.network.collective_points import Points, measured_points
+from predictor.network.curves import Curves
+from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
+from predictor.network.law import NetworkParameters
 from predictor.score import Score, score
 from profiler.profile.profile import Profile
 
@@ -43,10 +43,10 @@ def collective_scores(profile: Profile) -> list[Score]:
 def network_scores(folder: str | Path) -> list[Score]:
     """Scores of all_reduce over nodes from 1 MiB, each number of nodes predicted from the others of its network.
 
-    ``folder`` holds the collected files that predictor.network_law reads. A network of one scale is predicted by the
+    ``folder`` holds the collected files that predictor.network.ship reads. A network of one scale is predicted by the
     law of the network it is held near, without its own rows; then there is no naive prediction (NaN).
     """
-    from predictor.network_law import NETWORKS, fixed_parameters, read_rows
+    from predictor.network.ship import NETWORKS, fixed_parameters, read_rows
 
     laws: dict[str, NetworkParameters] = {"": NetworkParameters()}
     scores = []

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor.collective import CollectiveLaw
-from predictor.collective_points import OPS, preferred, sent_share
 from predictor.estimate import Basis
+from predictor.network.collective import CollectiveLaw
+from predictor.network.collective_points import OPS, preferred, sent_share
 from profiler.files import replacing
 from profiler.profile.profile import Profile, Table
 

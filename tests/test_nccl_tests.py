@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gen_profiler_data import main
-from predictor.collective import CollectiveLaw
+from predictor.network.collective import CollectiveLaw
 from profiler.errors import InputError
 from profiler.profile.profiles import PROF_DATA
 from profiler.profile.store import read_profile, write_profile

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from predictor import pictures_attention, pictures_comm, pictures_kernels, pictures_memory
-from predictor.collective import CollectiveLaw
 from predictor.cost_model import fit_laws
 from predictor.crossval import formats
 from predictor.estimate import Estimate
 from predictor.kernels.memory_bound import MemoryBoundLaw
+from predictor.network.collective import CollectiveLaw
 from predictor.pictures_axes import flops_axis, new_figure, rate_unit, said_of
 from predictor.pictures_scatter import band_over, draw_all_rows
 from predictor.score import Score

@@ -11,7 +11,7 @@ from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, priced, problem, run_of, t
 
 from predictor.cost_model import CostModel
 from predictor.kernels.memory_bound import EAGER_BYTES, MemoryBoundLaw
-from predictor.overlap import contention
+from predictor.network.overlap import contention
 from profiler.profile.profile import Table
 from solver.frameworks import framework_of
 from solver.precision import ElementBytes, element_bytes

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import DEVICE, LINK, NETWORK, toy_cost
 
-from predictor.arrival import AWAITED, SECONDS_PER_RANK, arrival_seconds
 from predictor.cost_model import CostModel
+from predictor.network.arrival import AWAITED, SECONDS_PER_RANK, arrival_seconds
 from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
 from solver.frameworks import framework_of

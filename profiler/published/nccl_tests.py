@@ -21,7 +21,7 @@ from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
 
 _VENDORS = frozenset(("NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"))
-#: Fewer rows over nodes do not tell a network's law (predictor/collective.py fits none to them).
+#: Fewer rows over nodes do not tell a network's law (predictor/network/collective.py fits none to them).
 NETWORK_ROWS = 20
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from predictor.collective_points import (
+from predictor.estimate import Basis, Estimate
+from predictor.network.collective_points import (
     OPS,
     Points,
     borrowed_points,
@@ -19,9 +20,8 @@ from predictor.collective_points import (
     sent_share,
     stated_points,
 )
-from predictor.curves import Curves
-from predictor.estimate import Basis, Estimate
-from predictor.network import Groups, NetworkParameters, network_seconds
+from predictor.network.curves import Curves
+from predictor.network.law import Groups, NetworkParameters, network_seconds
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
 
@@ -84,7 +84,7 @@ class CollectiveLaw:
         stated = profile.meta.get("laws", {}).get("inter_node")
         if stated:
             return self._with_stated(_stated_network(stated, profile.name))
-        from predictor.network_fit import fit_network, held_out_std, leave_one_scale_out, profile_rows
+        from predictor.network.fit import fit_network, held_out_std, leave_one_scale_out, profile_rows
 
         rows = profile_rows(self, profile)
         if len(rows) < 20 or len(np.unique(np.stack([rows.at.intra, rows.at.inter]), axis=1).T) < 2:
@@ -232,7 +232,7 @@ def _op_points(op: str, profile: Profile, measured: PointsByGroup, stated: Point
 
 
 def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
-    """The entry of a network law file (see predictor.network_law) that stands for the clusters of profile ``name``."""
+    """The entry of a network law file (see predictor.network.ship) that stands for the clusters of profile ``name``."""
     try:
         entry: Mapping[str, Any] = stated["networks"][stated.get("devices", {}).get(name, stated["default"])]
         for key in ("parameters", "relative_std", "most_nodes"):

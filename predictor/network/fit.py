@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from predictor.collective_points import OPS
 from predictor.estimate import Estimate
-from predictor.network import Groups, NetworkParameters, network_seconds
+from predictor.network.collective_points import OPS
+from predictor.network.law import Groups, NetworkParameters, network_seconds
 from profiler.profile.profile import Profile
 
 _RING_TREE = (
@@ -35,7 +35,7 @@ _STARTS = (1.0, 0.3, 3.0)  # the search starts from the prior's latencies, and f
 
 
 class OneNodeLaw(Protocol):
-    """What fitting needs of the law inside a node (predictor.collective.CollectiveLaw, which in turn needs this fit)."""
+    """What fitting needs of the law inside a node (predictor.network.collective.CollectiveLaw, which in turn needs this fit)."""
 
     @property
     def bandwidths(self) -> np.ndarray: ...

@@ -1,4 +1,4 @@
-"""``python -m predictor.network_law HARDWARE_DIR --output prof_data/network_law.json``: laws of published networks.
+"""``python -m predictor.network HARDWARE_DIR --output prof_data/network_law.json``: laws of published networks.
 
 HARDWARE_DIR holds ``<device>_nccl.parquet`` files: op, gpus_per_node, nodes, bytes (whole buffer), us, dtype, env,
 source. Some of the logs may be used but not passed on, so the repository ships the fitted parameters and not the rows.
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from predictor.collective import CollectiveLaw
-from predictor.collective_points import OPS
-from predictor.network import NetworkParameters
-from predictor.network_fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
+from predictor.network.collective import CollectiveLaw
+from predictor.network.collective_points import OPS
+from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
+from predictor.network.law import NetworkParameters
 from profiler.errors import InputError
 from profiler.profile.devices import device
 from profiler.profile.profile import Profile, Table
@@ -182,7 +182,7 @@ def fit_all(folder: Path) -> dict[str, Any]:
             entry |= {key: networks[network.prior][key] for key in ("most_nodes", "relative_std")}
         networks[network.name] = {**entry, "device": network.device, "sources": sources}
     return {
-        "about": "Laws of predictor/network.py fitted by python -m predictor.network_law; seconds, bytes/s, shares",
+        "about": "Laws of predictor/network/law.py fitted by python -m predictor.network; seconds, bytes/s, shares",
         "networks": networks,
         "devices": DEFAULTS,
         "default": INFINIBAND,
@@ -191,7 +191,7 @@ def fit_all(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m predictor.network_law", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m predictor.network", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of <device>_nccl.parquet files")
     parser.add_argument("--output", type=Path, default=Path("prof_data/network_law.json"))
     arguments = parser.parse_args()

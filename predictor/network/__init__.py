@@ -1,0 +1,1 @@
+"""Seconds of collectives inside a node and between nodes."""
