@@ -98,7 +98,7 @@ def draw(output: Path) -> None:
     """Fit what was measured, print how well held-out rows are predicted, and draw it; a sentence where rows are too few."""
     from rich.console import Console
 
-    from predictor import accuracy
+    from predictor.accuracy import command as accuracy
 
     profile = read_profile(output / OWN_PROFILE)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)

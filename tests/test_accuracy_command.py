@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from predictor.accuracy import main, measure
-from predictor.crossval import (
+from predictor.accuracy.command import main, measure
+from predictor.accuracy.crossval import (
     LEAST_ROWS,
     Trial,
     caveat,

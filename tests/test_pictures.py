@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictor import pictures_attention, pictures_comm, pictures_kernels, pictures_memory
+from predictor.accuracy import pictures_attention, pictures_comm, pictures_kernels, pictures_memory
+from predictor.accuracy.crossval import formats
+from predictor.accuracy.pictures_axes import flops_axis, new_figure, rate_unit, said_of
+from predictor.accuracy.pictures_scatter import band_over, draw_all_rows
+from predictor.accuracy.score import Score
 from predictor.cost_model import fit_laws
-from predictor.crossval import formats
 from predictor.estimate import Estimate
 from predictor.kernels.memory_bound import MemoryBoundLaw
 from predictor.network.collective import CollectiveLaw
-from predictor.pictures_axes import flops_axis, new_figure, rate_unit, said_of
-from predictor.pictures_scatter import band_over, draw_all_rows
-from predictor.score import Score
 from profiler.profile.profile import Device, Profile, Table
 
 DEVICE = Device("some CPU", {"bf16": 2e11, "fp32": 1e11}, 1e10, 3e10, 1, 2, 4e9, 4e9)

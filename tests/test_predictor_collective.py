@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.crossval_comm import collective_scores
+from predictor.accuracy.crossval_comm import collective_scores
+from predictor.accuracy.pictures_comm import draw
 from predictor.estimate import Basis
 from predictor.network.collective import CollectiveLaw
 from predictor.network.collective_points import OPS, group_points, inside_bound, measured_points
 from predictor.network.curves import Curves
 from predictor.network.fit import fit_network, network_rows, predict_rows
 from predictor.network.law import NetworkParameters
-from predictor.pictures_comm import draw
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import read_profile

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from predictor.crossval import naive_seconds
+from predictor.accuracy.crossval import naive_seconds
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
 from predictor.kernels.flash_attn import FlashAttnLaw, default_backward_ratio

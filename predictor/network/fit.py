@@ -35,7 +35,7 @@ _STARTS = (1.0, 0.3, 3.0)  # the search starts from the prior's latencies, and f
 
 
 class OneNodeLaw(Protocol):
-    """What fitting needs of the law inside a node (predictor.network.collective.CollectiveLaw, which in turn needs this fit)."""
+    """What fitting needs of the law inside a node (collective.CollectiveLaw, which in turn needs this fit)."""
 
     @property
     def bandwidths(self) -> np.ndarray: ...

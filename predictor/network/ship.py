@@ -203,7 +203,3 @@ def main() -> None:
     arguments.output.write_text(json.dumps(law, indent=1) + "\n", encoding="utf-8")
     for name, entry in law["networks"].items():
         print(f"{name}: {entry['rows']} rows; left-out scales {entry['left_out_scale_error']}")
-
-
-if __name__ == "__main__":
-    main()

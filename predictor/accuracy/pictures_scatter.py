@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from predictor.accuracy.pictures_axes import BAND, COLOURS, flops_axis, peak_line, rate_unit
 from predictor.estimate import Estimate
-from predictor.pictures_axes import BAND, COLOURS, flops_axis, peak_line, rate_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

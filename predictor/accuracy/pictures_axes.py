@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from predictor.accuracy.score import Score
 from predictor.estimate import Estimate
-from predictor.score import Score
 from profiler.files import replacing
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from predictor import pictures_comm, pictures_kernels
-from predictor.cost_model import cost_model
-from predictor.crossval import (
+from predictor.accuracy import pictures_comm, pictures_kernels
+from predictor.accuracy.crossval import (
     LEAST_ROWS,
     caveat,
     flash_attn_scores,
@@ -32,9 +31,10 @@ from predictor.crossval import (
     linear_scores,
     memory_bound_scores,
 )
-from predictor.crossval_comm import LEAST_POINTS, collective_scores, network_scores
+from predictor.accuracy.crossval_comm import LEAST_POINTS, collective_scores, network_scores
+from predictor.accuracy.score import Score
+from predictor.cost_model import cost_model
 from predictor.kernels.flash_attn import main_rows
-from predictor.score import Score
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import COLLECTIVES, Profile
@@ -244,7 +244,3 @@ def _show(console: Console, accuracy: Accuracy) -> None:
     if accuracy.pictures:
         console.print(f"  {len(accuracy.pictures)} pictures, of which {accuracy.pictures[0]}", soft_wrap=True)
     console.print()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

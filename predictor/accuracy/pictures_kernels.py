@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predictor.crossval import (
+from predictor.accuracy.crossval import (
     caveat,
     flash_attn_scores,
     formats,
@@ -20,11 +20,8 @@ from predictor.crossval import (
     linear_scores,
     memory_bound_scores,
 )
-from predictor.kernels.flash_attn import main_rows
-from predictor.kernels.gemm_physics import GemmPhysics
-from predictor.kernels.linear import LinearLaw
-from predictor.pictures_attention import draw_attention
-from predictor.pictures_axes import (
+from predictor.accuracy.pictures_attention import draw_attention
+from predictor.accuracy.pictures_axes import (
     COLOURS,
     MARKS,
     SIZE,
@@ -37,9 +34,12 @@ from predictor.pictures_axes import (
     said_of,
     save,
 )
-from predictor.pictures_memory import draw_memory_bound
-from predictor.pictures_scatter import draw_all_rows
-from predictor.score import Score
+from predictor.accuracy.pictures_memory import draw_memory_bound
+from predictor.accuracy.pictures_scatter import draw_all_rows
+from predictor.accuracy.score import Score
+from predictor.kernels.flash_attn import main_rows
+from predictor.kernels.gemm_physics import GemmPhysics
+from predictor.kernels.linear import LinearLaw
 from profiler.profile.profile import Profile, Table
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from predictor.accuracy.score import Score, score
 from predictor.network.collective_points import Points, measured_points
 from predictor.network.curves import Curves
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
 from predictor.network.law import NetworkParameters
-from predictor.score import Score, score
 from profiler.profile.profile import Profile
 
 _LARGE = 64 * 2.0**20  # bytes: "largest sizes" are fitted below, tested from here on

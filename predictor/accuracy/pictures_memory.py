@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor.crossval import formats
+from predictor.accuracy.crossval import formats
+from predictor.accuracy.pictures_axes import COLOURS, interval_factor, new_figure, said_of, save
+from predictor.accuracy.score import Score
 from predictor.estimate import Basis
 from predictor.kernels.memory_bound import MemoryBoundLaw
-from predictor.pictures_axes import COLOURS, interval_factor, new_figure, said_of, save
-from predictor.score import Score
 from profiler.profile.profile import Table
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from predictor.accuracy.score import Score, score
 from predictor.estimate import Estimate
 from predictor.kernels.flash_attn import FlashAttnLaw, is_serving, main_rows, shape_of
 from predictor.kernels.linear import FAMILIES, LinearLaw, own_forward_rows
 from predictor.kernels.memory_bound import MemoryBoundLaw
 from predictor.kernels.residual import ROWS_FOR_TREES
-from predictor.score import Score, score
 from profiler.profile.profile import Profile, Table
 
 #: Sizes held out to see what happens between and beside the measured model dims, and between measured lengths.
@@ -64,7 +64,7 @@ class Trial:
 
 
 def linear_family(profile: Profile) -> str:
-    """The arithmetic (FAMILIES of predictor.kernels.linear) with the most forward products; "bf16", all 16-bit floats, wins ties.
+    """The arithmetic (predictor.kernels.linear.FAMILIES) with most forward products; "bf16", all 16-bit floats, wins ties.
 
     Only arithmetics that the device has a peak for count: no law is fitted for others.
     """

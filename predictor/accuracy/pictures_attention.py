@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from predictor.crossval import caveat, formats
-from predictor.estimate import Estimate
-from predictor.kernels.attn_physics import AttnPhysics
-from predictor.kernels.flash_attn import FlashAttnLaw, is_serving, shape_of
-from predictor.pictures_axes import (
+from predictor.accuracy.crossval import caveat, formats
+from predictor.accuracy.pictures_axes import (
     COLOURS,
     MARKS,
     SIZE,
@@ -24,8 +21,11 @@ from predictor.pictures_axes import (
     said_of,
     save,
 )
-from predictor.pictures_scatter import draw_all_rows
-from predictor.score import Score
+from predictor.accuracy.pictures_scatter import draw_all_rows
+from predictor.accuracy.score import Score
+from predictor.estimate import Estimate
+from predictor.kernels.attn_physics import AttnPhysics
+from predictor.kernels.flash_attn import FlashAttnLaw, is_serving, shape_of
 from profiler.profile.profile import Table
 
 if TYPE_CHECKING:
