@@ -13,7 +13,7 @@ import numpy as np
 from profiler.profile.profile import GIB
 from solver.cases import Case
 from solver.report import seconds
-from solver.strategy import Strategy
+from solver.spec.strategy import Strategy
 from solver.validate import (
     Prediction,
     confusion,

@@ -28,7 +28,7 @@ from profiler.files import replacing
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
 from solver.cases import read_cases
 from solver.command_line import CostModels
-from solver.strategy import Strategy
+from solver.spec.strategy import Strategy
 from solver.validate import Prediction, predict_cases
 
 ROOT = Path(__file__).resolve().parent.parent

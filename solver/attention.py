@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.cluster import Placement
 from solver.ops import ATTENTION_CORE, WHOLE_LAYER, column_linears, gemm_dtype, memory_bound, row_linear
 from solver.program import (
     FLASH_ATTN,
@@ -22,7 +21,8 @@ from solver.program import (
     message,
 )
 from solver.shapes import Shapes
-from solver.strategy import Recompute, TpMode
+from solver.spec.cluster import Placement
+from solver.spec.strategy import Recompute, TpMode
 
 MODULE = "attention"
 

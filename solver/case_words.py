@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from solver.frameworks import framework_of
-from solver.strategy import CHOICES
+from solver.spec.frameworks import framework_of
+from solver.spec.strategy import CHOICES
 
 #: How the names of profiles of Hopper and later begin.
 _SINCE_HOPPER = ("h100", "h200", "b200")

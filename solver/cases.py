@@ -10,9 +10,9 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.case_words import our_words
-from solver.frameworks import framework_of
-from solver.model import ModelSpec, model_from_config, unknown_model_keys
-from solver.strategy import Strategy
+from solver.spec.frameworks import framework_of
+from solver.spec.model import ModelSpec, model_from_config, unknown_model_keys
+from solver.spec.strategy import Strategy
 
 #: Vocabulary where a source does not print it: GPT-2's, padded as Megatron does.
 ASSUMED_VOCAB = 51200

@@ -13,8 +13,8 @@ from typing import Any
 from profiler.errors import InputError
 from solver.internevo_config import internevo_run
 from solver.literal_python import closest
-from solver.model import ModelSpec, model_from_config
-from solver.strategy import Strategy
+from solver.spec.model import ModelSpec, model_from_config
+from solver.spec.strategy import Strategy
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 MAX_BYTES = 1 << 20  #: of a configuration file; real ones have some kilobytes
@@ -167,7 +167,7 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
     """A cluster description: a JSON file, or the name of one under ``configs/clusters``.
 
-    Keys as ``solver.cluster.cluster_of`` takes them: name, hardware (a profile), gpus_per_node,
+    Keys as ``solver.spec.cluster.cluster_of`` takes them: name, hardware (a profile), gpus_per_node,
     inter_node_gbit_per_gpu, memory_gib, notes. Raises InputError for a name or file that does not exist or holds no
     object.
     """

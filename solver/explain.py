@@ -11,8 +11,8 @@ from predictor.estimate import Basis
 from solver.problem import Part
 from solver.program import FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND
 from solver.solutions import Solutions
+from solver.spec.strategy import Recompute
 from solver.step import PARTS
-from solver.strategy import Recompute
 from solver.terms import price_synchronisation
 
 #: Standard deviation of log(step time) that no single kernel explains: two labs measuring one GPU differ by 3-9 percent, one

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.model import ModelSpec
 from solver.norm import norm_ops
 from solver.ops import linear, memory_bound, tp_collective
 from solver.program import FORWARD, FP32, HALF, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.shapes import Shapes
-from solver.strategy import Strategy, TpMode
+from solver.spec.cluster import Cluster
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy, TpMode
 
 
 def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:

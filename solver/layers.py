@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from solver.attention import attention_ops, attention_saved, attention_weights, attention_working_bytes
-from solver.cluster import Cluster
 from solver.mlp import mlp_ops, mlp_saved, mlp_weights, mlp_working_bytes
-from solver.model import ModelSpec
 from solver.norm import norm_ops, unfused_norm_saved
 from solver.ops import memory_bound, tp_collective
 from solver.program import FORWARD, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
 from solver.recompute import recomputed_ops, recomputed_saved
 from solver.shapes import Shapes
-from solver.strategy import Strategy, TpMode
+from solver.spec.cluster import Cluster
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy, TpMode
 
 
 def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:

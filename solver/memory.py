@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.cluster import RUNTIME_BYTES
 from solver.layouts import Layouts
 from solver.problem import LayerTable, Problem
 from solver.program import HALF
+from solver.spec.cluster import RUNTIME_BYTES
+from solver.spec.strategy import TpMode
 from solver.stages import micro_batches_in_flight
 from solver.step_ops import copies, shared_by
-from solver.strategy import TpMode
 from solver.terms import SplitTerms
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -47,7 +47,7 @@ class StageState:
 def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> StageState:
     """Static bytes of the end stages under ZeRO 0 to 3.
 
-    16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; solver.precision has the other
+    16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; solver.spec.precision has the other
     mixtures), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 deals the 12,
     ZeRO-2 the gradients too, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """

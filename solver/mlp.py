@@ -7,7 +7,7 @@ import numpy as np
 from solver.ops import column_linears, memory_bound, row_linear
 from solver.program import Op, Saved, Weight
 from solver.shapes import Shapes
-from solver.strategy import TpMode
+from solver.spec.strategy import TpMode
 
 MODULE = "mlp"
 

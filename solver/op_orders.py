@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.errors import InputError
-from solver.strategy import SCHEDULES
+from solver.spec.strategy import SCHEDULES
 
 FORWARD, BACKWARD, WEIGHT = 0, 1, 2
 

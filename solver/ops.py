@@ -18,7 +18,7 @@ from solver.program import (
     message,
 )  # fmt: skip
 from solver.shapes import Shapes
-from solver.strategy import Recompute
+from solver.spec.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)

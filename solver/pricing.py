@@ -13,7 +13,7 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
 from solver.distinct import distinct
 from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
-from solver.strategy import Recompute
+from solver.spec.strategy import Recompute
 
 _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate"),

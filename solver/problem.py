@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.cost_model import CostModel
-from solver.cluster import Cluster
 from solver.distinct import distinct
-from solver.framework import Framework
-from solver.frameworks import framework_of
 from solver.head import head_program
 from solver.layers import embedding_program, layer_program
 from solver.layouts import Splits
-from solver.model import ModelSpec
-from solver.precision import ElementBytes, element_bytes
 from solver.pricing import LayerTimes, PricedOps, layer_times, price
 from solver.program import LayerKeys
-from solver.strategy import Recompute, Strategy
+from solver.spec.cluster import Cluster
+from solver.spec.framework import Framework
+from solver.spec.frameworks import framework_of
+from solver.spec.model import ModelSpec
+from solver.spec.precision import ElementBytes, element_bytes
+from solver.spec.strategy import Recompute, Strategy
 
 
 @dataclass(frozen=True)

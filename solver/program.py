@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from solver.cluster import Placement, placement
-from solver.strategy import Recompute, TpMode
+from solver.spec.cluster import Placement, placement
+from solver.spec.strategy import Recompute, TpMode
 
 HALF, FP32 = 2, 4  #: bytes of a 16-bit and of a 32-bit element
 

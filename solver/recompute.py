@@ -9,7 +9,7 @@ import numpy as np
 
 from solver.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.shapes import Shapes
-from solver.strategy import Recompute
+from solver.spec.strategy import Recompute
 
 #: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.
 BEHIND_LAST_SAVED = ("w2", "w2.reduce", "w2.all_reduce", "residual2")

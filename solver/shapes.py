@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.framework import Framework
-from solver.frameworks import framework_of
-from solver.model import ModelSpec
-from solver.precision import activation_bytes
 from solver.program import Groups, LayerKeys
-from solver.strategy import Strategy, TpMode
+from solver.spec.cluster import Cluster
+from solver.spec.framework import Framework
+from solver.spec.frameworks import framework_of
+from solver.spec.model import ModelSpec
+from solver.spec.precision import activation_bytes
+from solver.spec.strategy import Strategy, TpMode
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.cluster import Placement, placement
-from solver.framework import Framework
 from solver.layouts import Splits
 from solver.problem import LayerTable, Problem
 from solver.program import MEMORY_BOUND, Op, message
+from solver.spec.cluster import Placement, placement
+from solver.spec.framework import Framework
+from solver.spec.strategy import TpMode
 from solver.stages import StageLayers, listed_stage_layers, stage_layers
-from solver.strategy import TpMode
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from solver.cases import Case
-from solver.cluster import cluster_of
 from solver.explain import Explanation, explain
 from solver.layouts import Layouts
 from solver.problem import problem_of
 from solver.solutions import Solutions, price_layouts
-from solver.strategy import Strategy
+from solver.spec.cluster import cluster_of
+from solver.spec.strategy import Strategy
 
 #: hardware name -> a function of the network bandwidth per accelerator to its cost model; None where no profile is known.
 CostModels = Callable[[str, float | None], CostModel | None]

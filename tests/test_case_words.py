@@ -8,7 +8,7 @@ import pytest
 
 from solver.case_words import our_words
 from solver.cases import case_of
-from solver.frameworks import framework_of
+from solver.spec.frameworks import framework_of
 
 MODEL = {
     "hidden_size": 4096,

@@ -10,10 +10,10 @@ import pytest
 
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
-from solver.cluster import cluster_of
 from solver.config_file import CONFIGS, MAX_BYTES, find_model, load_cluster, load_run_config
 from solver.literal_python import read_assignments
-from solver.strategy import strategy_from
+from solver.spec.cluster import cluster_of
+from solver.spec.strategy import strategy_from
 
 #: Parameters as published: model cards and papers named in the files; GPT-3's own table says 174,600 millions.
 PUBLISHED = {

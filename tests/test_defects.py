@@ -23,14 +23,14 @@ from profiler.profile.profile import Table
 from profiler.profile.profiles import PROF_DATA, shipped_profiles
 from profiler.profile.store import read_profile
 from solver.api import configured_strategy, load_problem
-from solver.cluster import RUNTIME_BYTES, Cluster, placement
 from solver.config_file import load_run_config
 from solver.layers import layer_program
 from solver.memory import PARTS as MEMORY_PARTS
-from solver.model import ModelSpec
 from solver.program import FLASH_ATTN, LINEAR
 from solver.search import search
-from solver.strategy import TpMode
+from solver.spec.cluster import RUNTIME_BYTES, Cluster, placement
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import TpMode
 
 ROOT = Path(__file__).resolve().parent.parent
 INTERNLM2 = ModelSpec(

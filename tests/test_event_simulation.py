@@ -14,8 +14,8 @@ from profiler.errors import InputError
 from solver import event_simulation
 from solver.event_simulation import Timeline, simulate
 from solver.op_orders import BACKWARD, FORWARD, WEIGHT, stage_order
+from solver.spec.strategy import SCHEDULES
 from solver.stages import micro_batches_in_flight, pipeline_seconds, stage_layers
-from solver.strategy import SCHEDULES
 
 ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import DEVICE, layer_keys, run_of
 
-from solver.cluster import cluster_of
 from solver.head import head_program
 from solver.layers import embedding_program, layer_program
-from solver.model import ModelSpec
 from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
-from solver.strategy import Recompute
+from solver.spec.cluster import cluster_of
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Recompute
 
 MODES = ("mtp", "msp", "fsp", "isp")
 GQA = ModelSpec(hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=16,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from toy import TINY, changed, column, priced, problem, run_of, some_layouts, toy_cost
 
-from solver.cluster import RUNTIME_BYTES
 from solver.memory import PARTS
-from solver.model import ModelSpec
 from solver.program import FP32, HALF
 from solver.solutions import Solutions, price_layouts
+from solver.spec.cluster import RUNTIME_BYTES
+from solver.spec.model import ModelSpec
 
 MODEL = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from toy import BYTE, FLOP
 
 from solver.program import FORWARD, LINEAR
-from solver.strategy import Recompute
+from solver.spec.strategy import Recompute
 
 
 def rerun(framework: str, level: Recompute, **layout: int) -> set[str]:

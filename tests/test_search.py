@@ -13,16 +13,16 @@ from toy import all_layouts, column, problem, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.cluster import Cluster
 from solver.layers import layer_program
 from solver.layouts import Layouts
-from solver.model import ModelSpec
 from solver.problem import Problem
 from solver.program import FLASH_ATTN, op_flops
 from solver.search import OUT_OF_MEMORY, SearchResult, pareto, search
 from solver.solutions import Solutions, price_layouts
 from solver.space import divisors, enumerate_splits
-from solver.strategy import TpMode
+from solver.spec.cluster import Cluster
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import TpMode
 
 MODEL = ModelSpec(
     name="1B", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,

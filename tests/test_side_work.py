@@ -15,8 +15,8 @@ from predictor.cost_model import CostModel
 from predictor.network.arrival import AWAITED, SECONDS_PER_RANK, arrival_seconds
 from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
-from solver.frameworks import framework_of
 from solver.side_work import SideWork
+from solver.spec.frameworks import framework_of
 from solver.step_ops import buckets
 
 

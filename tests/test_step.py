@@ -13,9 +13,9 @@ from predictor.cost_model import CostModel
 from solver.event_simulation import simulate
 from solver.explain import explain
 from solver.layouts import Layouts
-from solver.model import ModelSpec
 from solver.problem import Problem
 from solver.solutions import Solutions, price_layouts
+from solver.spec.model import ModelSpec
 from solver.step import PARTS
 
 LLAMA = ModelSpec(

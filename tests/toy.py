@@ -15,14 +15,14 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.memory_bound import EAGER_BYTES
 from profiler.profile.profile import Device
-from solver.cluster import Cluster, cluster_of
 from solver.layouts import Layouts, Splits
-from solver.model import ModelSpec
 from solver.problem import Problem, problem_of
 from solver.program import LayerKeys
 from solver.solutions import Solutions, price_layouts
 from solver.space import cross, enumerate_splits
-from solver.strategy import Strategy, TpMode
+from solver.spec.cluster import Cluster, cluster_of
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy, TpMode
 
 FLOP, BYTE, LINK, NETWORK = 1e-15, 1e-12, 1e-11, 2e-11
 CONTENTION = 0.1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from solver.strategy import TpMode
+from solver.spec.strategy import TpMode
 
 
 @dataclass(frozen=True, kw_only=True)

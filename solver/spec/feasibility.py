@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from profiler.errors import InputError
-from solver.cluster import Cluster
-from solver.model import ModelSpec
-from solver.strategy import Strategy
+from solver.spec.cluster import Cluster
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = 1 << 20
 #: A rank's share of one sequence shorter than this is not worth a split (kernels would be all launch time).

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import cache
 
 from profiler.errors import InputError
-from solver.framework import Framework
-from solver.strategy import TpMode
+from solver.spec.framework import Framework
+from solver.spec.strategy import TpMode
 
 #: Replicas, weights whole between micro batches or layer by layer; optimizer states alone are never sharded.
 _FSDP_STAGES = (0, 2, 3)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solver.framework import Framework
 from solver.program import FP32, HALF
-from solver.strategy import Strategy
+from solver.spec.framework import Framework
+from solver.spec.strategy import Strategy
 
 GRAD_BYTES = {"fp32": FP32, "bf16": HALF, "fp16": HALF}
 

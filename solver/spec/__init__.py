@@ -1,0 +1,1 @@
+"""The question: model, strategy, cluster, framework, precision, and which layouts are feasible."""
