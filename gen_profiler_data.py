@@ -22,7 +22,7 @@ from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
 from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import OPS
 from profiler.published.nccl_tests import import_into
-from solver.config_file import load_run_config
+from solver.formats.config_file import load_run_config
 
 
 def parser() -> argparse.ArgumentParser:

@@ -38,8 +38,8 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import shipped_profiles
-from solver.cases import read_cases
 from solver.command_line import CostModels
+from solver.formats.cases import read_cases
 from solver.validate import Prediction, timed
 
 ROOT = Path(__file__).resolve().parent.parent

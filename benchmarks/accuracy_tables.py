@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from profiler.profile.profile import GIB
-from solver.cases import Case
+from solver.formats.cases import Case
 from solver.report import seconds
 from solver.spec.strategy import Strategy
 from solver.validate import (

@@ -28,8 +28,8 @@ from predictor.kernels.sustained import step_factors as kept_factors
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profiles import shipped_profiles
-from solver.cases import Case, read_cases
 from solver.command_line import CostModels as ShippedModels
+from solver.formats.cases import Case, read_cases
 from solver.validate import CostModels, Prediction, predict_cases, timed
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "configs" / "cases" / "published.jsonl"

@@ -26,8 +26,8 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
-from solver.cases import read_cases
 from solver.command_line import CostModels
+from solver.formats.cases import read_cases
 from solver.spec.strategy import Strategy
 from solver.validate import Prediction, predict_cases
 

@@ -17,7 +17,7 @@ from profiler.errors import InputError
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
-from solver.config_file import RunConfig, load_cluster, load_run_config
+from solver.formats.config_file import RunConfig, load_cluster, load_run_config
 from solver.layouts import Layouts, Splits
 from solver.problem import Problem, problem_of
 from solver.solutions import Solutions, price_layouts

@@ -17,8 +17,8 @@ from profiler.errors import InputError
 from profiler.profile.attention_times import FOLDER, TIMING_SECONDS
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
 from solver.api import CACHE, configured_strategy, load_problem, price, time_attention
-from solver.cases import read_cases
-from solver.config_file import find_model, load_cluster, load_run_config
+from solver.formats.cases import read_cases
+from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.output import problem_dict, search_dict, solution_dict, write_csv, write_json
 from solver.report import show_search, show_single, show_validation
 from solver.search import SearchResult, search

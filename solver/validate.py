@@ -12,8 +12,8 @@ import numpy as np
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.cases import Case
 from solver.explain import Explanation, explain
+from solver.formats.cases import Case
 from solver.layouts import Layouts
 from solver.problem import problem_of
 from solver.solutions import Solutions, price_layouts

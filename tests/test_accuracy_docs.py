@@ -17,8 +17,8 @@ import pytest
 
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import shipped_profiles
-from solver.cases import Case, read_cases
 from solver.explain import Explanation
+from solver.formats.cases import Case, read_cases
 from solver.solutions import Solutions
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy

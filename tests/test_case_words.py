@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from solver.case_words import our_words
-from solver.cases import case_of
+from solver.formats.case_words import our_words
+from solver.formats.cases import case_of
 from solver.spec.frameworks import framework_of
 
 MODEL = {

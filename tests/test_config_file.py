@@ -10,8 +10,8 @@ import pytest
 
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
-from solver.config_file import CONFIGS, MAX_BYTES, find_model, load_cluster, load_run_config
-from solver.literal_python import read_assignments
+from solver.formats.config_file import CONFIGS, MAX_BYTES, find_model, load_cluster, load_run_config
+from solver.formats.literal_python import read_assignments
 from solver.spec.cluster import cluster_of
 from solver.spec.strategy import strategy_from
 

@@ -23,7 +23,7 @@ from profiler.profile.profile import Table
 from profiler.profile.profiles import PROF_DATA, shipped_profiles
 from profiler.profile.store import read_profile
 from solver.api import configured_strategy, load_problem
-from solver.config_file import load_run_config
+from solver.formats.config_file import load_run_config
 from solver.layers import layer_program
 from solver.memory import PARTS as MEMORY_PARTS
 from solver.program import FLASH_ATTN, LINEAR

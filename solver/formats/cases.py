@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
-from solver.case_words import our_words
+from solver.formats.case_words import our_words
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, model_from_config, unknown_model_keys
 from solver.spec.strategy import Strategy

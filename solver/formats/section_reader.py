@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from profiler.errors import InputError
-from solver.literal_python import Section
+from solver.formats.literal_python import Section
 
 _MOST = 10**9  #: no size, count or length is larger
 

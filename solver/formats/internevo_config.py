@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiler.errors import InputError
-from solver.internevo_keys import KNOWN, Known
-from solver.literal_python import Assignments, Section, closest, read_assignments
-from solver.section_reader import SectionReader
+from solver.formats.internevo_keys import KNOWN, Known
+from solver.formats.literal_python import Assignments, Section, closest, read_assignments
+from solver.formats.section_reader import SectionReader
 from solver.spec.model import ModelSpec
 
 ALL_RANKS = -1  #: of zero_shard_size: every rank that holds the same parameters

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
-from solver.internevo_config import internevo_run
-from solver.literal_python import closest
+from solver.formats.internevo_config import internevo_run
+from solver.formats.literal_python import closest
 from solver.spec.model import ModelSpec, model_from_config
 from solver.spec.strategy import Strategy
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MAX_BYTES = 1 << 20  #: of a configuration file; real ones have some kilobytes
 
 _MOST = 10**9  #: no size or count of a model is larger

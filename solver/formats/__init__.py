@@ -1,0 +1,1 @@
+"""Files of other programs and of this one, read: one file a format."""
