@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.estimate import Basis
+from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND
 from solver.problem import Part
-from solver.program import FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND
 from solver.solutions import Solutions
 from solver.spec.strategy import Recompute
 from solver.step import PARTS

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solver.layers.program import HALF
 from solver.layouts import Layouts
 from solver.problem import LayerTable, Problem
-from solver.program import HALF
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.strategy import TpMode
 from solver.stages import micro_batches_in_flight

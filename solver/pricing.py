@@ -12,7 +12,7 @@ import numpy as np
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
 from solver.distinct import distinct
-from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
+from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
 from solver.spec.strategy import Recompute
 
 _DIMS = {

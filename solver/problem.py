@@ -8,11 +8,11 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from solver.distinct import distinct
-from solver.head import head_program
-from solver.layers import embedding_program, layer_program
+from solver.layers.decoder import embedding_program, layer_program
+from solver.layers.head import head_program
+from solver.layers.program import LayerKeys
 from solver.layouts import Splits
 from solver.pricing import LayerTimes, PricedOps, layer_times, price
-from solver.program import LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of

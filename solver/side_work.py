@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solver.layers.program import MEMORY_BOUND
 from solver.pricing import PricedOps, hidden_rest
-from solver.program import MEMORY_BOUND
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solver.layers.program import MEMORY_BOUND, Op, message
 from solver.layouts import Splits
 from solver.problem import LayerTable, Problem
-from solver.program import MEMORY_BOUND, Op, message
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
 from solver.spec.strategy import TpMode

@@ -16,10 +16,10 @@ from profiler.profile.present import Target, find_target
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import Recorder, Row
 from solver.distinct import distinct
-from solver.layers import layer_program
+from solver.layers.decoder import layer_program
+from solver.layers.program import FLASH_ATTN
 from solver.layouts import Splits
 from solver.problem import Problem
-from solver.program import FLASH_ATTN
 
 
 @dataclass(frozen=True)

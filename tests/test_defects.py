@@ -24,9 +24,9 @@ from profiler.profile.profiles import PROF_DATA, shipped_profiles
 from profiler.profile.store import read_profile
 from solver.api import configured_strategy, load_problem
 from solver.formats.config_file import load_run_config
-from solver.layers import layer_program
+from solver.layers.decoder import layer_program
+from solver.layers.program import FLASH_ATTN, LINEAR
 from solver.memory import PARTS as MEMORY_PARTS
-from solver.program import FLASH_ATTN, LINEAR
 from solver.search import search
 from solver.spec.cluster import RUNTIME_BYTES, Cluster, placement
 from solver.spec.model import ModelSpec

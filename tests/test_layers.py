@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import DEVICE, layer_keys, run_of
 
-from solver.head import head_program
-from solver.layers import embedding_program, layer_program
-from solver.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
+from solver.layers.decoder import embedding_program, layer_program
+from solver.layers.head import head_program
+from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Recompute

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from toy import TINY, changed, column, priced, problem, run_of, some_layouts, toy_cost
 
+from solver.layers.program import FP32, HALF
 from solver.memory import PARTS
-from solver.program import FP32, HALF
 from solver.solutions import Solutions, price_layouts
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.model import ModelSpec

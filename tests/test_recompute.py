@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from toy import BYTE, FLOP
 
-from solver.program import FORWARD, LINEAR
+from solver.layers.program import FORWARD, LINEAR
 from solver.spec.strategy import Recompute
 
 

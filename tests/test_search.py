@@ -13,10 +13,10 @@ from toy import all_layouts, column, problem, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
-from solver.layers import layer_program
+from solver.layers.decoder import layer_program
+from solver.layers.program import FLASH_ATTN, op_flops
 from solver.layouts import Layouts
 from solver.problem import Problem
-from solver.program import FLASH_ATTN, op_flops
 from solver.search import OUT_OF_MEMORY, SearchResult, pareto, search
 from solver.solutions import Solutions, price_layouts
 from solver.space import divisors, enumerate_splits

@@ -15,9 +15,9 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.memory_bound import EAGER_BYTES
 from profiler.profile.profile import Device
+from solver.layers.program import LayerKeys
 from solver.layouts import Layouts, Splits
 from solver.problem import Problem, problem_of
-from solver.program import LayerKeys
 from solver.solutions import Solutions, price_layouts
 from solver.space import cross, enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solver.program import FP32, HALF
+from solver.layers.program import FP32, HALF
 from solver.spec.framework import Framework
 from solver.spec.strategy import Strategy
 

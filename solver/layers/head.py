@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.norm import norm_ops
-from solver.ops import linear, memory_bound, tp_collective
-from solver.program import FORWARD, FP32, HALF, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
-from solver.shapes import Shapes
+from solver.layers.norm import norm_ops
+from solver.layers.ops import linear, memory_bound, tp_collective
+from solver.layers.program import FORWARD, FP32, HALF, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy, TpMode

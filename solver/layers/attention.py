@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.ops import ATTENTION_CORE, WHOLE_LAYER, column_linears, gemm_dtype, memory_bound, row_linear
-from solver.program import (
+from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, column_linears, gemm_dtype, memory_bound, row_linear
+from solver.layers.program import (
     FLASH_ATTN,
     FORWARD,
     FP32,
@@ -20,7 +20,7 @@ from solver.program import (
     Weight,
     message,
 )
-from solver.shapes import Shapes
+from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
 from solver.spec.strategy import Recompute, TpMode
 

@@ -1,16 +1,16 @@
-"""The parts of a transformer as programs: a decoder layer and the embedding (the head is in solver/head.py)."""
+"""The parts of a transformer as programs: a decoder layer and the embedding (the head is in solver/layers/head.py)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from solver.attention import attention_ops, attention_saved, attention_weights, attention_working_bytes
-from solver.mlp import mlp_ops, mlp_saved, mlp_weights, mlp_working_bytes
-from solver.norm import norm_ops, unfused_norm_saved
-from solver.ops import memory_bound, tp_collective
-from solver.program import FORWARD, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
-from solver.recompute import recomputed_ops, recomputed_saved
-from solver.shapes import Shapes
+from solver.layers.attention import attention_ops, attention_saved, attention_weights, attention_working_bytes
+from solver.layers.mlp import mlp_ops, mlp_saved, mlp_weights, mlp_working_bytes
+from solver.layers.norm import norm_ops, unfused_norm_saved
+from solver.layers.ops import memory_bound, tp_collective
+from solver.layers.program import FORWARD, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
+from solver.layers.recompute import recomputed_ops, recomputed_saved
+from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy, TpMode

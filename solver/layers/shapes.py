@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.program import Groups, LayerKeys
+from solver.layers.program import Groups, LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of

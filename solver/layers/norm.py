@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from solver.ops import memory_bound
-from solver.program import FP32, HALF, Op, Saved
-from solver.shapes import Shapes
+from solver.layers.ops import memory_bound
+from solver.layers.program import FP32, HALF, Op, Saved
+from solver.layers.shapes import Shapes
 
 
 def norm_ops(shapes: Shapes, name: str) -> list[Op]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.ops import column_linears, memory_bound, row_linear
-from solver.program import Op, Saved, Weight
-from solver.shapes import Shapes
+from solver.layers.ops import column_linears, memory_bound, row_linear
+from solver.layers.program import Op, Saved, Weight
+from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
 
 MODULE = "mlp"

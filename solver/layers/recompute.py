@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
-from solver.shapes import Shapes
+from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
+from solver.layers.shapes import Shapes
 from solver.spec.strategy import Recompute
 
 #: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.program import (
+from solver.layers.program import (
     FORWARD,
     INPUT_GRAD,
     LINEAR,
@@ -17,7 +17,7 @@ from solver.program import (
     Op,
     message,
 )  # fmt: skip
-from solver.shapes import Shapes
+from solver.layers.shapes import Shapes
 from solver.spec.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)

@@ -1,0 +1,1 @@
+"""What a layer does, holds and keeps: ops, weights, saved tensors; one file a part of a layer."""
