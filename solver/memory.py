@@ -9,9 +9,9 @@ import numpy as np
 from solver.layers.program import HALF
 from solver.layouts import Layouts
 from solver.problem import LayerTable, Problem
+from solver.schedule.stages import micro_batches_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.strategy import TpMode
-from solver.stages import micro_batches_in_flight
 from solver.step_ops import copies, shared_by
 from solver.terms import SplitTerms
 

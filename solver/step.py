@@ -9,8 +9,8 @@ import numpy as np
 
 from solver.layouts import Layouts
 from solver.problem import Problem
+from solver.schedule.stages import pipeline_seconds
 from solver.side_work import SideWork
-from solver.stages import pipeline_seconds
 from solver.step_ops import buckets
 from solver.terms import SplitTerms
 

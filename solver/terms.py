@@ -10,8 +10,8 @@ from solver.distinct import distinct
 from solver.layouts import Splits
 from solver.pricing import PricedOps, price
 from solver.problem import LayerTable, Problem
+from solver.schedule.stages import StageLayers
 from solver.side_work import SideWork, side_work
-from solver.stages import StageLayers
 from solver.step_ops import fsdp_ops, stages_of, synchronisation_ops, tied_embedding_op, transfer_ops
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profiler.errors import InputError
-from solver import event_simulation
-from solver.event_simulation import Timeline, simulate
-from solver.op_orders import BACKWARD, FORWARD, WEIGHT, stage_order
+from solver.schedule import event_simulation
+from solver.schedule.event_simulation import Timeline, simulate
+from solver.schedule.op_orders import BACKWARD, FORWARD, WEIGHT, stage_order
+from solver.schedule.stages import micro_batches_in_flight, pipeline_seconds, stage_layers
 from solver.spec.strategy import SCHEDULES
-from solver.stages import micro_batches_in_flight, pipeline_seconds, stage_layers
 
 ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
 

@@ -10,10 +10,10 @@ import pytest
 from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, part, priced, problem, run_of, some_layouts, toy_cost
 
 from predictor.cost_model import CostModel
-from solver.event_simulation import simulate
 from solver.explain import explain
 from solver.layouts import Layouts
 from solver.problem import Problem
+from solver.schedule.event_simulation import simulate
 from solver.solutions import Solutions, price_layouts
 from solver.spec.model import ModelSpec
 from solver.step import PARTS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from solver.op_orders import BACKWARD, FORWARD, WEIGHT, check_schedule, splits_backward, stage_order
+from solver.schedule.op_orders import BACKWARD, FORWARD, WEIGHT, check_schedule, splits_backward, stage_order
 
 KINDS = np.array(["F", "B", "W"])
 

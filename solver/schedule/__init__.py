@@ -1,0 +1,1 @@
+"""Pipeline schedules: closed forms, op orders, event simulation."""
