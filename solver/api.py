@@ -18,15 +18,15 @@ from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
-from solver.layouts import Layouts, Splits
-from solver.problem import Problem, problem_of
-from solver.solutions import Solutions, price_layouts
 from solver.space import enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework
 from solver.spec.strategy import Strategy, strategy_from
-from solver.timed_attention import with_timed_attention
+from solver.step.layouts import Layouts, Splits
+from solver.step.problem import Problem, problem_of
+from solver.step.solutions import Solutions, price_layouts
+from solver.step.timed_attention import with_timed_attention
 
 #: Fitted laws live here; deleting the folder costs the next start some seconds and changes nothing else.
 CACHE = PROF_DATA / ".cache"

@@ -9,11 +9,11 @@ import numpy as np
 
 from predictor.estimate import Basis
 from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND
-from solver.problem import Part
-from solver.solutions import Solutions
 from solver.spec.strategy import Recompute
-from solver.step import PARTS
-from solver.terms import price_synchronisation
+from solver.step.problem import Part
+from solver.step.solutions import Solutions
+from solver.step.terms import price_synchronisation
+from solver.step.time import PARTS
 
 #: Standard deviation of log(step time) that no single kernel explains: two labs measuring one GPU differ by 3-9 percent, one
 #: run across releases of a framework by 3-8 percent; both together.
@@ -28,7 +28,7 @@ class Line:
 
     name: str
     module: str
-    part: str  #: one of solver.step.PARTS
+    part: str  #: one of solver.step.time.PARTS
     kind: str
     seconds: float
     relative_std: float

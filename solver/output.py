@@ -11,9 +11,9 @@ from typing import Any
 
 from profiler.files import write_text
 from solver.explain import Explanation, explain
-from solver.memory import PARTS as MEMORY_PARTS
 from solver.search import SearchResult
-from solver.solutions import Solutions
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.solutions import Solutions
 
 #: Layout fields in every result, in this order.
 LAYOUT_KEYS = (

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from profiler.profile.profile import GIB
 from solver.explain import Explanation, explain
-from solver.memory import PARTS as MEMORY_PARTS
 from solver.search import SearchResult
-from solver.solutions import Solutions
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.solutions import Solutions
 from solver.validate import Prediction, Regret, Score
 
 _PART_NAMES = {

@@ -11,11 +11,11 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.layouts import Layouts, Splits
-from solver.problem import Problem, layer_table
-from solver.solutions import Solutions, price_layouts
 from solver.space import cross, enumerate_splits
 from solver.spec.strategy import TpMode
+from solver.step.layouts import Layouts, Splits
+from solver.step.problem import Problem, layer_table
+from solver.step.solutions import Solutions, price_layouts
 
 CHUNK_SPLITS = 16384  #: splits priced at once; with some 13 to 18 times as many layouts they take about 150 MB
 OUT_OF_MEMORY = "does not fit in memory"

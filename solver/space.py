@@ -11,11 +11,11 @@ from functools import lru_cache
 import numpy as np
 
 from profiler.errors import InputError
-from solver.layouts import Layouts, Splits
-from solver.problem import Problem
 from solver.spec.feasibility import check_world, heads_divide, heads_exchange, sequence_divides
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Recompute, TpMode
+from solver.step.layouts import Layouts, Splits
+from solver.step.problem import Problem
 
 #: Share of a stage's layers that partial full-recomputation covers.
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75)

@@ -14,11 +14,11 @@ from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from solver.explain import Explanation, explain
 from solver.formats.cases import Case
-from solver.layouts import Layouts
-from solver.problem import problem_of
-from solver.solutions import Solutions, price_layouts
 from solver.spec.cluster import cluster_of
 from solver.spec.strategy import Strategy
+from solver.step.layouts import Layouts
+from solver.step.problem import problem_of
+from solver.step.solutions import Solutions, price_layouts
 
 #: hardware name -> a function of the network bandwidth per accelerator to its cost model; None where no profile is known.
 CostModels = Callable[[str, float | None], CostModel | None]

@@ -30,7 +30,7 @@ from profiler.profile.recorder import rows_of
 from profiler.profile.store import read_profile, write_profile
 from solver import search
 from solver.space import enumerate_splits
-from solver.timed_attention import attention_calls, with_timed_attention
+from solver.step.timed_attention import attention_calls, with_timed_attention
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -248,7 +248,7 @@ def test_the_command_times_once(profile: Profile, tmp_path: Path) -> None:
     before, best = path.read_bytes(), json.loads((tmp_path / "out.json").read_text())["best"]
     assert counts(told(command(tmp_path))) == (n, 0, 0) and path.read_bytes() == before
     imported = command(tmp_path, imports=True)
-    assert "solver.timed_attention" in imported and " torch\n" not in imported, "kept times are read without torch"
+    assert "solver.step.timed_attention" in imported and " torch\n" not in imported, "kept times are read without torch"
     assert json.loads((tmp_path / "out.json").read_text())["best"] == best, "fresh and kept times are the same numbers"
     write_profile(tmp_path / "data.pt", cpu_profile(cpu_device("AMD K6 (1 of 1 cores a rank)")))
     assert told(command(tmp_path)) == "" and path.read_bytes() == before and "measured" not in attention_bases(tmp_path)

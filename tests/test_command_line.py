@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from predictor.cost_model import CostModel
-from solver.memory import PARTS as MEMORY_PARTS
-from solver.step import PARTS
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.time import PARTS
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "configs" / "7B_internlm2.py"

@@ -10,10 +10,10 @@ from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, priced, prob
 
 from solver.explain import explain
 from solver.schedule.stages import listed_stage_layers
-from solver.solutions import Solutions
 from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Recompute
+from solver.step.solutions import Solutions
 
 PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, embedding and head, the last norm
 

@@ -7,10 +7,10 @@ import pytest
 from toy import TINY, changed, column, priced, problem, run_of, some_layouts, toy_cost
 
 from solver.layers.program import FP32, HALF
-from solver.memory import PARTS
-from solver.solutions import Solutions, price_layouts
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.model import ModelSpec
+from solver.step.memory import PARTS
+from solver.step.solutions import Solutions, price_layouts
 
 MODEL = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,

@@ -13,9 +13,9 @@ from predictor.cost_model import CostModel
 from predictor.kernels.memory_bound import EAGER_BYTES, MemoryBoundLaw
 from predictor.network.overlap import contention
 from profiler.profile.profile import Table
-from solver.solutions import Solutions
 from solver.spec.frameworks import framework_of
 from solver.spec.precision import ElementBytes, element_bytes
+from solver.step.solutions import Solutions
 
 
 def sizes(precision: str, framework: str, grad_dtype: str = "fp32") -> ElementBytes:

@@ -15,14 +15,14 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, op_flops
-from solver.layouts import Layouts
-from solver.problem import Problem
 from solver.search import OUT_OF_MEMORY, SearchResult, pareto, search
-from solver.solutions import Solutions, price_layouts
 from solver.space import divisors, enumerate_splits
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode
+from solver.step.layouts import Layouts
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions, price_layouts
 
 MODEL = ModelSpec(
     name="1B", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,

@@ -15,9 +15,9 @@ from predictor.cost_model import CostModel
 from predictor.network.arrival import AWAITED, SECONDS_PER_RANK, arrival_seconds
 from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
-from solver.side_work import SideWork
 from solver.spec.frameworks import framework_of
-from solver.step_ops import buckets
+from solver.step.side_work import SideWork
+from solver.step.step_ops import buckets
 
 
 def side(communication: float, contention: float, kernels: float) -> SideWork:

@@ -11,12 +11,12 @@ from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, part, priced, 
 
 from predictor.cost_model import CostModel
 from solver.explain import explain
-from solver.layouts import Layouts
-from solver.problem import Problem
 from solver.schedule.event_simulation import simulate
-from solver.solutions import Solutions, price_layouts
 from solver.spec.model import ModelSpec
-from solver.step import PARTS
+from solver.step.layouts import Layouts
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions, price_layouts
+from solver.step.time import PARTS
 
 LLAMA = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,

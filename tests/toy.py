@@ -16,13 +16,13 @@ from predictor.estimate import Basis, Estimate
 from predictor.kernels.memory_bound import EAGER_BYTES
 from profiler.profile.profile import Device
 from solver.layers.program import LayerKeys
-from solver.layouts import Layouts, Splits
-from solver.problem import Problem, problem_of
-from solver.solutions import Solutions, price_layouts
 from solver.space import cross, enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy, TpMode
+from solver.step.layouts import Layouts, Splits
+from solver.step.problem import Problem, problem_of
+from solver.step.solutions import Solutions, price_layouts
 
 FLOP, BYTE, LINK, NETWORK = 1e-15, 1e-12, 1e-11, 2e-11
 CONTENTION = 0.1
@@ -131,6 +131,6 @@ def priced(asked: Problem, strategies: list[Strategy]) -> Solutions:
 
 def part(solutions: Solutions, name: str) -> np.ndarray:
     """Seconds of one part of the step, one value a layout."""
-    from solver.step import PARTS
+    from solver.step.time import PARTS
 
     return solutions.times.parts[PARTS.index(name)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import MEMORY_BOUND
-from solver.pricing import PricedOps, hidden_rest
+from solver.step.pricing import PricedOps, hidden_rest
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import HALF
-from solver.layouts import Layouts
-from solver.problem import LayerTable, Problem
 from solver.schedule.stages import micro_batches_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.strategy import TpMode
-from solver.step_ops import copies, shared_by
-from solver.terms import SplitTerms
+from solver.step.layouts import Layouts
+from solver.step.problem import LayerTable, Problem
+from solver.step.step_ops import copies, shared_by
+from solver.step.terms import SplitTerms
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
 PARTS = ("weights", "gradients", "optimizer", "activations", "backward_buffers", "loss", "gather_buffers")

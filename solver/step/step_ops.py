@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import MEMORY_BOUND, Op, message
-from solver.layouts import Splits
-from solver.problem import LayerTable, Problem
 from solver.schedule.stages import StageLayers, listed_stage_layers, stage_layers
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
 from solver.spec.strategy import TpMode
+from solver.step.layouts import Splits
+from solver.step.problem import LayerTable, Problem
 
 
 @dataclass(frozen=True)

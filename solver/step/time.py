@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.layouts import Layouts
-from solver.problem import Problem
 from solver.schedule.stages import pipeline_seconds
-from solver.side_work import SideWork
-from solver.step_ops import buckets
-from solver.terms import SplitTerms
+from solver.step.layouts import Layouts
+from solver.step.problem import Problem
+from solver.step.side_work import SideWork
+from solver.step.step_ops import buckets
+from solver.step.terms import SplitTerms
 
 #: Parts of a step, in the order of the rows of StepTimes.parts.
 PARTS = (

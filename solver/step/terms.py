@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.distinct import distinct
-from solver.layouts import Splits
-from solver.pricing import PricedOps, price
-from solver.problem import LayerTable, Problem
 from solver.schedule.stages import StageLayers
-from solver.side_work import SideWork, side_work
-from solver.step_ops import fsdp_ops, stages_of, synchronisation_ops, tied_embedding_op, transfer_ops
+from solver.step.distinct import distinct
+from solver.step.layouts import Splits
+from solver.step.pricing import PricedOps, price
+from solver.step.problem import LayerTable, Problem
+from solver.step.side_work import SideWork, side_work
+from solver.step.step_ops import fsdp_ops, stages_of, synchronisation_ops, tied_embedding_op, transfer_ops
 
 
 @dataclass(frozen=True)
 class SplitTerms:
-    """Float64 arrays; S splits, streams as in solver.pricing.STREAMS, levels as in Recompute. Seconds per micro batch
+    """Float64 arrays; S splits, streams as in solver.step.pricing.STREAMS, levels as in Recompute. Seconds per micro batch
     for layer, embedding and head; seconds per step for the synchronisation.
     """
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
-from solver.distinct import distinct
 from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
 from solver.spec.strategy import Recompute
+from solver.step.distinct import distinct
 
 _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate"),

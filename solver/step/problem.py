@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.cost_model import CostModel
-from solver.distinct import distinct
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
 from solver.layers.program import LayerKeys
-from solver.layouts import Splits
-from solver.pricing import LayerTimes, PricedOps, layer_times, price
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.precision import ElementBytes, element_bytes
 from solver.spec.strategy import Recompute, Strategy
+from solver.step.distinct import distinct
+from solver.step.layouts import Splits
+from solver.step.pricing import LayerTimes, PricedOps, layer_times, price
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.kernels.linear import FAMILIES
-from solver.layouts import Layouts
-from solver.memory import Memory, peak_memory
-from solver.problem import LayerTable, Problem, layer_table
-from solver.step import StepTimes, step_times
-from solver.step_ops import copies
-from solver.terms import SplitTerms, split_terms
+from solver.step.layouts import Layouts
+from solver.step.memory import Memory, peak_memory
+from solver.step.problem import LayerTable, Problem, layer_table
+from solver.step.step_ops import copies
+from solver.step.terms import SplitTerms, split_terms
+from solver.step.time import StepTimes, step_times
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from solver.distinct import distinct
 from solver.layers.program import LayerKeys
 from solver.spec.strategy import Recompute, Strategy, TpMode
+from solver.step.distinct import distinct
 
 _STRATEGY_NAMES = {"tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches"}
 

@@ -15,11 +15,11 @@ from profiler.profile.plan import Item
 from profiler.profile.present import Target, find_target
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import Recorder, Row
-from solver.distinct import distinct
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN
-from solver.layouts import Splits
-from solver.problem import Problem
+from solver.step.distinct import distinct
+from solver.step.layouts import Splits
+from solver.step.problem import Problem
 
 
 @dataclass(frozen=True)

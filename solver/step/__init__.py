@@ -1,0 +1,1 @@
+"""A step put together: pricing, overlap, once-a-step work, time and memory."""
