@@ -18,7 +18,7 @@ from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
-from solver.space import enumerate_splits
+from solver.search.space import enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework

@@ -21,7 +21,7 @@ from solver.formats.cases import read_cases
 from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.output import problem_dict, search_dict, solution_dict, write_csv, write_json
 from solver.report import show_search, show_single, show_validation
-from solver.search import SearchResult, search
+from solver.search.search import SearchResult, search
 from solver.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 
 DEFAULT_TOKENS = 4_194_304

@@ -11,7 +11,7 @@ from typing import Any
 
 from profiler.files import write_text
 from solver.explain import Explanation, explain
-from solver.search import SearchResult
+from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.solutions import Solutions
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from profiler.files import replacing
 from profiler.profile.profile import GIB
 from solver.report import describe
-from solver.search import SearchResult
+from solver.search.search import SearchResult
 
 
 def draw_pareto(result: SearchResult, path: Path) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from profiler.profile.profile import GIB
 from solver.explain import Explanation, explain
-from solver.search import SearchResult
+from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.solutions import Solutions
 from solver.validate import Prediction, Regret, Score

@@ -29,7 +29,7 @@ from profiler.profile.profile import Profile
 from profiler.profile.recorder import rows_of
 from profiler.profile.store import read_profile, write_profile
 from solver import search
-from solver.space import enumerate_splits
+from solver.search.space import enumerate_splits
 from solver.step.timed_attention import attention_calls, with_timed_attention
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -26,7 +26,7 @@ from solver.api import configured_strategy, load_problem
 from solver.formats.config_file import load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, LINEAR
-from solver.search import search
+from solver.search.search import search
 from solver.spec.cluster import RUNTIME_BYTES, Cluster, placement
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode

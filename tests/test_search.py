@@ -15,8 +15,8 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, op_flops
-from solver.search import OUT_OF_MEMORY, SearchResult, pareto, search
-from solver.space import divisors, enumerate_splits
+from solver.search.search import OUT_OF_MEMORY, SearchResult, pareto, search
+from solver.search.space import divisors, enumerate_splits
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode

@@ -15,7 +15,7 @@ import toy
 from profiler.measure import attempt, hardware
 from profiler.measure.timing import Measurement
 from profiler.profile.profile import GIB, Device, Profile, Table
-from solver.space import enumerate_splits
+from solver.search.space import enumerate_splits
 from solver.step.problem import Problem
 from solver.step.timed_attention import attention_calls, with_timed_attention
 

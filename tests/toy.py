@@ -16,7 +16,7 @@ from predictor.estimate import Basis, Estimate
 from predictor.kernels.memory_bound import EAGER_BYTES
 from profiler.profile.profile import Device
 from solver.layers.program import LayerKeys
-from solver.space import cross, enumerate_splits
+from solver.search.space import cross, enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy, TpMode

@@ -11,7 +11,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.space import cross, enumerate_splits
+from solver.search.space import cross, enumerate_splits
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, layer_table

@@ -1,0 +1,1 @@
+"""Every layout of a world size: the space, and the search through it."""
