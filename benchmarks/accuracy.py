@@ -40,7 +40,7 @@ from profiler.profile.profile import GIB
 from profiler.profile.profiles import shipped_profiles
 from solver.command_line import CostModels
 from solver.formats.cases import read_cases
-from solver.validate import Prediction, timed
+from solver.report.validate import Prediction, timed
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "configs" / "cases"

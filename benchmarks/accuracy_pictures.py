@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler.files import replacing
-from solver.validate import Prediction
+from solver.report.validate import Prediction
 
 #: Colours that stay apart for most colour-blind readers (Okabe and Ito).
 COLOURS = {

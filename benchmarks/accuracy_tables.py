@@ -12,9 +12,8 @@ import numpy as np
 
 from profiler.profile.profile import GIB
 from solver.formats.cases import Case
-from solver.report import seconds
-from solver.spec.strategy import Strategy
-from solver.validate import (
+from solver.report.terminal import seconds
+from solver.report.validate import (
     Prediction,
     confusion,
     memory_scores,
@@ -24,6 +23,7 @@ from solver.validate import (
     timed,
     worst,
 )
+from solver.spec.strategy import Strategy
 
 NOT_EXPLAINED = "not explained"
 #: Cases that are described alike and yet differ by more than this (a factor) cannot both be predicted.

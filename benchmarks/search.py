@@ -29,7 +29,7 @@ def measure(world_size: int, tokens: int) -> dict[str, float | str]:
     """One search in this process: its own figures and this process's peak memory."""
     sys.path.insert(0, str(ROOT))
     from solver import load_problem, search
-    from solver.report import describe
+    from solver.report.terminal import describe
 
     problem = load_problem(ROOT / "configs" / "7B_internlm2.py", world_size, profile="h100_sxm")
     result = search(problem, tokens // problem.run.seq_len)

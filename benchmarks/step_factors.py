@@ -30,7 +30,7 @@ from profiler.files import write_text
 from profiler.profile.profiles import shipped_profiles
 from solver.command_line import CostModels as ShippedModels
 from solver.formats.cases import Case, read_cases
-from solver.validate import CostModels, Prediction, predict_cases, timed
+from solver.report.validate import CostModels, Prediction, predict_cases, timed
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "configs" / "cases" / "published.jsonl"
 LEAST_GAIN = 0.2  #: of the mean |error| on runs left out

@@ -2,7 +2,7 @@
 time_attention measures attention first, where the device is here."""
 
 from solver.api import configured_strategy, load_problem, price, time_attention
-from solver.explain import explain
+from solver.report.explain import explain
 from solver.search.search import search
 
 __all__ = ["configured_strategy", "explain", "load_problem", "price", "search", "time_attention"]

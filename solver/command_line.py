@@ -19,10 +19,10 @@ from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile, ship
 from solver.api import CACHE, configured_strategy, load_problem, price, time_attention
 from solver.formats.cases import read_cases
 from solver.formats.config_file import find_model, load_cluster, load_run_config
-from solver.output import problem_dict, search_dict, solution_dict, write_csv, write_json
-from solver.report import show_search, show_single, show_validation
+from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
+from solver.report.terminal import show_search, show_single, show_validation
+from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.search import SearchResult, search
-from solver.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
@@ -154,7 +154,7 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, con
     if args.csv:
         write_csv(args.csv, result.best)
     if args.plot:
-        from solver.pictures import draw_pareto  # matplotlib takes a second to load
+        from solver.report.pictures import draw_pareto  # matplotlib takes a second to load
 
         draw_pareto(result, args.plot)
     for path in filter(None, (args.json, args.csv, args.plot)):

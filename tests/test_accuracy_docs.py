@@ -17,12 +17,12 @@ import pytest
 
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import shipped_profiles
-from solver.explain import Explanation
 from solver.formats.cases import Case, read_cases
+from solver.report.explain import Explanation
+from solver.report.validate import Prediction, flops_per_gpu, null_scores, timed
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
-from solver.validate import Prediction, flops_per_gpu, null_scores, timed
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "configs" / "cases"

@@ -115,7 +115,7 @@ def test_06_grouped_queries_are_cheaper() -> None:
 
 
 def test_07_embedding_head_loss_norms_and_optimizer_take_time(h100_model: CostModel) -> None:
-    from solver.explain import explain
+    from solver.report.explain import explain
 
     asked = problem(INTERNLM2, 8, h100_model)
     why = explain(priced(asked, [asked.run.replace(zero=1, zero_shard_size=8)]), 0)

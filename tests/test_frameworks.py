@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, priced, problem, toy_cost
 
-from solver.explain import explain
+from solver.report.explain import explain
 from solver.schedule.stages import listed_stage_layers
 from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework
 from solver.spec.model import ModelSpec

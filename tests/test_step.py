@@ -10,7 +10,7 @@ import pytest
 from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, part, priced, problem, run_of, some_layouts, toy_cost
 
 from predictor.cost_model import CostModel
-from solver.explain import explain
+from solver.report.explain import explain
 from solver.schedule.event_simulation import simulate
 from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts

@@ -15,7 +15,7 @@ from predictor.kernels.sustained import STEP_FACTORS, step_factor
 from profiler.errors import InputError
 from profiler.profile.profiles import find_profile
 from solver.formats.cases import Case, read_cases
-from solver.validate import CostModels, predict_cases
+from solver.report.validate import CostModels, predict_cases
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,8 +12,8 @@ import numpy as np
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.explain import Explanation, explain
 from solver.formats.cases import Case
+from solver.report.explain import Explanation, explain
 from solver.spec.cluster import cluster_of
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts

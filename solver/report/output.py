@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.files import write_text
-from solver.explain import Explanation, explain
+from solver.report.explain import Explanation, explain
 from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.solutions import Solutions

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from profiler.files import replacing
 from profiler.profile.profile import GIB
-from solver.report import describe
+from solver.report.terminal import describe
 from solver.search.search import SearchResult
 
 

@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.profile.profile import GIB
-from solver.explain import Explanation, explain
+from solver.report.explain import Explanation, explain
+from solver.report.validate import Prediction, Regret, Score
 from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.solutions import Solutions
-from solver.validate import Prediction, Regret, Score
 
 _PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",

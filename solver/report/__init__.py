@@ -1,0 +1,1 @@
+"""What people and programs read: terminal, JSON, CSV, pictures, explanation, validation."""
