@@ -47,7 +47,7 @@ class StageState:
 def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> StageState:
     """Static bytes of the end stages under ZeRO 0 to 3.
 
-    16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; solver.spec.precision has the other
+    16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     mixtures), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 deals the 12,
     ZeRO-2 the gradients too, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
