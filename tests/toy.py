@@ -129,6 +129,14 @@ def priced(asked: Problem, strategies: list[Strategy]) -> Solutions:
     return price_layouts(asked, Layouts.of(strategies))
 
 
+def tiny(
+    framework: str, world_size: int = 1, model: ModelSpec = TINY, run: dict[str, Any] | None = None, **layout: Any
+) -> Solutions:
+    """One layout of TINY under a framework, sequences of 32 tokens."""
+    asked = problem(model, world_size, toy_cost(), 32, framework=framework, **(run or {}))
+    return priced(asked, [asked.run.replace(**layout)])
+
+
 def part(solutions: Solutions, name: str) -> np.ndarray:
     """Seconds of one part of the step, one value a layout."""
     from solver.step.time import PARTS

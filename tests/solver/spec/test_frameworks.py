@@ -6,23 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, priced, problem, toy_cost
+from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, problem, tiny, toy_cost
 
 from solver.report.explain import explain
 from solver.schedule.stages import listed_stage_layers
 from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework
-from solver.spec.model import ModelSpec
 from solver.spec.strategy import Recompute
-from solver.step.solutions import Solutions
 
 PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, embedding and head, the last norm
-
-
-def tiny(
-    framework: str, world_size: int = 1, model: ModelSpec = TINY, run: dict[str, Any] | None = None, **layout: Any
-) -> Solutions:
-    asked = problem(model, world_size, toy_cost(), 32, framework=framework, **(run or {}))
-    return priced(asked, [asked.run.replace(**layout)])
 
 
 @pytest.mark.parametrize(

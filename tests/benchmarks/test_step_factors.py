@@ -17,7 +17,7 @@ from profiler.profile.profiles import find_profile
 from solver.formats.cases import Case, read_cases
 from solver.report.validate import CostModels, predict_cases
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ from profiler.profile.profile import COLLECTIVES, TABLE_COLUMNS, Profile, Table
 from profiler.profile.recorder import Recorder, rows_of
 from profiler.profile.store import read_profile, write_profile
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 KERNELS = ("linear", "flash_attn", "memory_bound", "grouped_linear")
 
 

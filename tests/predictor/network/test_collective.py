@@ -23,7 +23,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import read_profile
 
-PROF_DATA = Path(__file__).resolve().parent.parent / "prof_data"
+PROF_DATA = Path(__file__).resolve().parents[3] / "prof_data"
 TERABYTE = 1e12
 SIZES = np.unique(np.geomspace(1, TERABYTE, 400).round())
 RANKS = st.integers(min_value=1, max_value=72)

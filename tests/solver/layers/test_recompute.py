@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_frameworks import tiny
 from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
-from toy import BYTE, FLOP
+from toy import BYTE, FLOP, tiny
 
 from solver.layers.program import FORWARD, LINEAR
 from solver.spec.strategy import Recompute

@@ -25,7 +25,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import read_profile
 
-PROFILE = Path(__file__).resolve().parent.parent / "prof_data" / "h100_sxm.pt"
+PROFILE = Path(__file__).resolve().parents[3] / "prof_data" / "h100_sxm.pt"
 SIZE = st.integers(1, 2**31)
 DEVICE = Device("test", {"bf16": 1e15, "fp16": 1e15, "fp8": 2e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
 

@@ -16,7 +16,7 @@ from profiler.profile.profile import Device, Profile
 from profiler.profile.recorder import table_of
 from profiler.profile.store import read_profile, write_profile
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def measure(output: Path, *flags: str, ranks: int = 1, most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:

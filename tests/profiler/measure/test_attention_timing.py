@@ -32,7 +32,7 @@ from solver import search
 from solver.search.space import enumerate_splits
 from solver.step.timed_attention import attention_calls, with_timed_attention
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

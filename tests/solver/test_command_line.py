@@ -18,7 +18,7 @@ from predictor.cost_model import CostModel
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.time import PARTS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "7B_internlm2.py"
 PROFILE = ROOT / "prof_data" / "h100_sxm.pt"
 SMALL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,

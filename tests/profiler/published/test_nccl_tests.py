@@ -16,7 +16,7 @@ from profiler.profile.profiles import PROF_DATA
 from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_tests import import_logs, read_log, with_logs
 
-FIXTURE = Path(__file__).parent / "data" / "h100_nccl_tests.csv"
+FIXTURE = Path(__file__).resolve().parents[2] / "data" / "h100_nccl_tests.csv"
 H100 = "NVIDIA H100 80GB HBM3"
 TABLE_HEAD = """#
 #                                                              out-of-place                       in-place

@@ -32,7 +32,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode
 from solver.step.memory import PARTS as MEMORY_PARTS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 INTERNLM2 = ModelSpec(
     name="7B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
     num_key_value_heads=8, head_dim=128, vocab_size=92544,

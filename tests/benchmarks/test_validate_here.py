@@ -14,7 +14,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import Profile, Table
 from profiler.profile.store import write_profile
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
         "vocab_size": 256}  # fmt: skip

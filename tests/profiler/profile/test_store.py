@@ -308,6 +308,6 @@ def test_reading_needs_no_torch(written: Path) -> None:
         "from profiler.profile.store import read_profile\n"
         f"print(len(read_profile({str(written)!r}).table('linear')))"
     )
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "5"

@@ -24,7 +24,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "configs" / "cases"
 KEYS = {"id", "hardware", "cluster", "model", "run", "measured", "source"}
 #: 100 * (2 * 100 + 2 * 100) + 3 * 100 * 200 = 100,000 weights in the linears of its one layer, 50 * 100 in the head.

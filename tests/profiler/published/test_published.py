@@ -19,7 +19,7 @@ from profiler.published.command import RECIPES, import_all, main
 from profiler.published.rows import groups, merge_repeats, spaced, thinned
 from profiler.published.tables import attention_flops
 
-SHIPPED = Path(__file__).resolve().parents[1] / "prof_data"
+SHIPPED = Path(__file__).resolve().parents[3] / "prof_data"
 
 
 def _gemm(pd):

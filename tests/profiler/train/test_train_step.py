@@ -20,7 +20,7 @@ from profiler.train.layout import Layout
 from profiler.train.model import Dims
 from solver.formats.cases import read_cases
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 DIMS = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 96, "vocab_size": 128,
