@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from profiler.errors import InputError
-from profiler.measure.allocator import keep_freed_memory
+from profiler.train.allocator import keep_freed_memory
 
 RANKS_PER_NODE = "FORETRAIN_RANKS_PER_NODE"  #: environment: so many ranks count as one node (to fake nodes on one)
 STALL_SECONDS = 60.0  #: a rank that gives no sign of life for so long is lost; no row takes as long

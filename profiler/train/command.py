@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from profiler.errors import InputError
-from profiler.measure.allocator import keep_freed_memory
+from profiler.train.allocator import keep_freed_memory
 from profiler.train.case import Measured, append_line, case_of
 from profiler.train.layout import PRECISIONS, Layout, Trainer, build
 from profiler.train.model import Dims, loss_of

@@ -7,21 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, column_linears, gemm_dtype, memory_bound, row_linear
-from solver.layers.program import (
-    FLASH_ATTN,
-    FORWARD,
-    FP32,
-    INPUT_GRAD,
-    LINEAR,
-    WEIGHT_GRAD,
-    Array,
-    Op,
-    Saved,
-    Weight,
-    message,
-)
+from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Array, Op, Saved, Weight, message
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
+from solver.spec.precision import FP32
 from solver.spec.strategy import Recompute, TpMode
 
 MODULE = "attention"

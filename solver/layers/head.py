@@ -6,10 +6,11 @@ import numpy as np
 
 from solver.layers.norm import norm_ops
 from solver.layers.ops import linear, memory_bound, tp_collective
-from solver.layers.program import FORWARD, FP32, HALF, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.layers.program import FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
+from solver.spec.precision import FP32, HALF
 from solver.spec.strategy import Strategy, TpMode
 
 

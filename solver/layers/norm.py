@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from solver.layers.ops import memory_bound
-from solver.layers.program import FP32, HALF, Op, Saved
+from solver.layers.program import Op, Saved
 from solver.layers.shapes import Shapes
+from solver.spec.precision import FP32, HALF
 
 
 def norm_ops(shapes: Shapes, name: str) -> list[Op]:

@@ -15,8 +15,6 @@ import numpy as np
 from solver.spec.cluster import Placement, placement
 from solver.spec.strategy import Recompute, TpMode
 
-HALF, FP32 = 2, 4  #: bytes of a 16-bit and of a 32-bit element
-
 LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "flash_attn", "memory_bound"
 COMPUTE = "compute"  #: stream of kernels; the others are process groups: tp, cp, wp
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"

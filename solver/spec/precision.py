@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from solver.layers.program import FP32, HALF
 from solver.spec.framework import Framework
 from solver.spec.strategy import Strategy
+
+HALF, FP32 = 2, 4  #: bytes of a 16-bit and of a 32-bit element
 
 GRAD_BYTES = {"fp32": FP32, "bf16": HALF, "fp16": HALF}
 

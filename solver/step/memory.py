@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.layers.program import HALF
 from solver.schedule.stages import micro_batches_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
+from solver.spec.precision import HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts
 from solver.step.problem import LayerTable, Problem

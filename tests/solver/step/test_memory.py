@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from toy import TINY, changed, column, priced, problem, run_of, some_layouts, toy_cost
 
-from solver.layers.program import FP32, HALF
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.model import ModelSpec
+from solver.spec.precision import FP32, HALF
 from solver.step.memory import PARTS
 from solver.step.solutions import Solutions, price_layouts
 

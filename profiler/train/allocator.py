@@ -1,4 +1,4 @@
-"""How a CPU process keeps memory that its tensors freed, so that every measurement meets the same allocator."""
+"""How a CPU process keeps memory that its tensors freed, so that training and every measurement meet the same allocator."""
 
 from __future__ import annotations
 
