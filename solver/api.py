@@ -21,7 +21,7 @@ from solver.formats.config_file import RunConfig, load_cluster, load_run_config
 from solver.search.space import enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
-from solver.spec.frameworks import known_framework
+from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.strategy import Strategy, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
@@ -59,10 +59,11 @@ def load_problem(
     cost = cost_model(found, place.network_bandwidth, CACHE)
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
     own = str(given.get("framework", Strategy.framework))
-    framework = str(constants.get("framework") or own)
-    if known_framework(framework) is not known_framework(own):  # the file speaks for another framework: keep the run's own
+    framework = release_for_search(str(constants.get("framework") or own))
+    if known_framework(framework) is not known_framework(release_for_search(own)):  # the file's own flags are of another one
         given = {key: given[key] for key in ("precision", "attention") if key in given}
-    defaults = {key: value for key, value in known_framework(framework).defaults.items() if key not in _AXES}
+    chosen = known_framework(framework)
+    defaults = {key: value for key, value in {**chosen.flags, **chosen.best_practice}.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     return problem_of(run_config.model, strategy_from({**values, "seq_len": length}, run_config.name), place, cost)

@@ -30,7 +30,7 @@ def our_words(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> 
     named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
     ours = {key: _word(key, value) for key, value in named.items()}
     framework = framework_of(str(ours.get("framework", "")))
-    if ours.get("recompute") == "selective" and framework.selective_is_full:
+    if ours.get("recompute") == "selective" and framework.recomputation.selective_is_full:
         ours["recompute"] = "full"
     release = _release(framework.name, ours, hardware)
     if release:
@@ -52,9 +52,9 @@ def _spelling(word: str) -> str:
 
 def _release(framework: str, run: Mapping[str, Any], hardware: str) -> tuple[str, str] | None:
     """The release that a run must have been made with, and why, where its name means an earlier one."""
-    if framework == "megatron-lm" and hardware.startswith(_SINCE_HOPPER):
+    if framework == "megatron-lm-2023" and hardware.startswith(_SINCE_HOPPER):
         return "megatron-core", "which Megatron-LM stands on since Hopper"
     later = hardware.startswith(_SINCE_HOPPER) or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1
-    if framework == "internevo" and later:
+    if framework == "internevo-2023" and later:
         return "internevo-2024", "whose tensor-parallel modes and kernels the releases of 2023 lack"
     return None

@@ -146,7 +146,7 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     framework = framework_of(str(run.get("framework", "generic")))
     if framework.name == "generic":
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
-    values: dict[str, Any] = {**framework.defaults, **given, "framework": str(run.get("framework", "generic"))}
+    values: dict[str, Any] = {**framework.flags, **given, "framework": str(run.get("framework", "generic"))}
     for key in ("world_size", "seq_len"):
         values[key] = _count(values, key, 0)
     tp, cp, pp, vpp, size = (_count(values, key) for key in ("tp", "cp", "pp", "vpp", "micro_batch_size"))

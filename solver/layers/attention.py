@@ -45,7 +45,7 @@ def _projections(shapes: Shapes) -> dict[str, Array]:
     model = shapes.model
     q = model.num_attention_heads // shapes.split * model.head_dim
     kv = np.maximum(model.num_key_value_heads // shapes.split, 1) * model.head_dim
-    return {"wqkv": q + 2 * kv} if shapes.framework.fused_qkv else {"wq": q, "wk": kv, "wv": kv}
+    return {"wqkv": q + 2 * kv} if shapes.framework.kernels.fused_qkv else {"wq": q, "wk": kv, "wv": kv}
 
 
 def _columns(shapes: Shapes) -> Array:
@@ -104,7 +104,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
 
 def _layout_copies(shapes: Shapes) -> list[Op]:
     """Copies between the framework's order of dimensions and the kernel's, each a read and a write, there and back."""
-    of_qkv, of_context = shapes.framework.flash_copies
+    of_qkv, of_context = shapes.framework.kernels.attention_layout_copies
     if not of_qkv + of_context:
         return []
     heads = of_qkv * (shapes.heads + 2 * shapes.kv_heads) + of_context * shapes.heads
@@ -182,10 +182,10 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
         again = ATTENTION_CORE if phase == FORWARD else ()
         return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
 
-    probabilities, fused = batch * seq_q * seq_kv, shapes.framework.fused_softmax
+    probabilities, fused = batch * seq_q * seq_kv, shapes.framework.kernels.fused_softmax
     passes = 2 * shapes.element, 3 * shapes.element
     # dropout reads and writes the probabilities and a one-byte mask
-    scores = batch * seq_q * seq_kv * float(shapes.framework.dropout)
+    scores = batch * seq_q * seq_kv * float(shapes.framework.kernels.dropout)
     masked = 2 * shapes.element + 1
     dropout = memory_bound("dropout", MODULE, "residual", scores, masked, masked, ATTENTION_CORE)
     return [
@@ -212,8 +212,8 @@ def attention_saved(shapes: Shapes) -> list[Saved]:
     else:
         scores = shapes.tokens * shapes.heads * shapes.run.seq_len
         # softmax output, eager also in fp32; with dropout its mask and its output too (5 a s^2 b, arXiv 2205.05198 equation 2)
-        per_score = 2 * shapes.element + 1 if shapes.framework.dropout else shapes.element
-        per_score += 0 if shapes.framework.fused_softmax else FP32
+        per_score = 2 * shapes.element + 1 if shapes.framework.kernels.dropout else shapes.element
+        per_score += 0 if shapes.framework.kernels.fused_softmax else FP32
         saved.append(Saved("probabilities", scores * per_score, ATTENTION_CORE))
     return saved
 
@@ -228,7 +228,7 @@ def attention_working_bytes(shapes: Shapes) -> np.ndarray:
         elements = shapes.tokens * (2 * shapes.heads + 2 * shapes.kv_heads) * shapes.element
         return (elements + shapes.tokens * shapes.heads * FP32) * shapes.model.head_dim
     scores = shapes.tokens * shapes.heads * shapes.run.seq_len
-    return scores * 2 * (shapes.element + (0 if shapes.framework.fused_softmax else FP32))
+    return scores * 2 * (shapes.element + (0 if shapes.framework.kernels.fused_softmax else FP32))
 
 
 def attention_weights(shapes: Shapes) -> list[Weight]:

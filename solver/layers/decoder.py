@@ -70,7 +70,7 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
 
 def _drops_out(shapes: Shapes) -> bool:
     """Runs with unfused attention are of the years when frameworks dropped out by default."""
-    return shapes.framework.dropout and shapes.run.attention == "unfused"
+    return shapes.framework.kernels.dropout and shapes.run.attention == "unfused"
 
 
 def _dropout_masks(shapes: Shapes) -> list[Saved]:

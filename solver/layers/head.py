@@ -38,7 +38,7 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
     """The projection is a column-parallel linear: gathered input under a sequence split, reduced input gradient."""
     mtp, isp = shapes.keys.is_mode(TpMode.MTP), shapes.keys.is_mode(TpMode.ISP)
     sequence = shapes.sequence_split | isp
-    beside = shapes.framework.async_tp_reduce or shapes.run.tp_comm_overlap
+    beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
     wgrad, dgrad = (("vocab.weight_grad",), ("vocab.input_grad",)) if beside else ((), ())
     return [
         tp_collective(shapes, "vocab.gather", "head", "all_gather", FORWARD, sequence),
@@ -51,7 +51,7 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
 
 def _logits(shapes: Shapes) -> np.ndarray:
     """Logits that one rank's loss works on: its share of the vocabulary, or all of it where the framework gathers them."""
-    return shapes.tokens * shapes.vocab * (1 if shapes.framework.parallel_loss else shapes.keys.tp)
+    return shapes.tokens * shapes.vocab * (1 if shapes.framework.tensor_parallel.vocab_parallel_loss else shapes.keys.tp)
 
 
 def _loss_ops(shapes: Shapes) -> list[Op]:
@@ -60,7 +60,7 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
     On split logits the maximum, the sum of exponentials and the target's logit are reduced, an fp32 per token each.
     """
     logits, everywhere = _logits(shapes), shapes.keys.tp > 1
-    if shapes.framework.parallel_loss:
+    if shapes.framework.tensor_parallel.vocab_parallel_loss:
         size = shapes.tokens * FP32
         parts = ("max", "sum", "target")
         exchange = [tp_collective(shapes, f"loss.{p}", "loss", "all_reduce", FORWARD, everywhere, size=size) for p in parts]
@@ -72,7 +72,7 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
 
 
 def _compiled(shapes: Shapes) -> bool:
-    return shapes.run.compile and shapes.framework.compiles_loss
+    return shapes.run.compile and shapes.framework.kernels.compiled_loss
 
 
 def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
@@ -85,11 +85,11 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     while the logits' gradient is alive.
     """
     logits = _logits(shapes)
-    dummy = shapes.vocab * shapes.model.hidden_size * HALF * shapes.framework.head_dummy_gradient
+    dummy = shapes.vocab * shapes.model.hidden_size * HALF * shapes.framework.memory.vocab_dummy_gradient
     if shapes.run.cross_entropy_fusion:
         return logits * shapes.element, dummy
     if _compiled(shapes):
         return logits * shapes.element, logits * shapes.element
-    working = logits * (shapes.element + FP32 * (2 if shapes.framework.torch_loss else 0))
+    working = logits * (shapes.element + FP32 * (2 if shapes.framework.kernels.torch_loss else 0))
     # by the head's backward pass the fp32 probabilities are gone
     return logits * FP32, np.maximum(working, dummy + logits * (shapes.element - FP32))

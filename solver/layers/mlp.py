@@ -19,7 +19,7 @@ def mlp_ops(shapes: Shapes) -> list[Op]:
     if not model.gated_mlp:
         widths = {"w1": width}
     else:
-        widths = {"w13": 2 * width} if shapes.framework.fused_gate_up else {"w1": width, "w3": width}
+        widths = {"w13": 2 * width} if shapes.framework.kernels.fused_gate_up else {"w1": width, "w3": width}
     elements = shapes.linear_tokens * width
     # gated: read gate and up, write one; backward reads its gradient too and writes two. plain: one in, one out.
     kind, forward, backward = ("gated_act", 3, 5) if model.gated_mlp else ("act", 2, 3)

@@ -12,9 +12,9 @@ def norm_ops(shapes: Shapes, name: str) -> list[Op]:
     """fused: read and write once, backward reads input and gradient and writes one. Eager: some ten fp32 kernels."""
     elements = shapes.norm_tokens * shapes.model.hidden_size
     fused = shapes.run.fused_norm or shapes.run.compile
-    if fused and shapes.framework.norm_kernels:
+    if fused and shapes.framework.kernels.norm_kernels:
         per_half = elements * shapes.element / HALF
-        return [op for kind, forward, backward in shapes.framework.norm_kernels
+        return [op for kind, forward, backward in shapes.framework.kernels.norm_kernels
                 for op in memory_bound(name, "norm", kind, per_half, forward, backward)]  # fmt: skip
     return memory_bound(name, "norm", "norm", elements, 2 * shapes.element, 3 * shapes.element, fused=fused)
 

@@ -99,7 +99,7 @@ def column_linears(shapes: Shapes, module: str, k: Array, widths: Mapping[str, A
 
     Frameworks that know they share their input communicate once for all of them, others once for each.
     """
-    together = [widths] if shapes.framework.shares_input else [{name: n} for name, n in widths.items()]
+    together = [widths] if shapes.framework.tensor_parallel.shares_input else [{name: n} for name, n in widths.items()]
     return [op for group in together for op in _column_group(shapes, module, k, group)]
 
 
@@ -109,7 +109,7 @@ def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Ar
     Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py for the modes.
     """
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
-    beside = shapes.framework.async_tp_reduce or shapes.run.tp_comm_overlap
+    beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
     name, overlap = next(iter(widths)), shapes.run.tp_comm_overlap
 
     def under(phase: str, hides: bool) -> tuple[str, ...]:

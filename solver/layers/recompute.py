@@ -20,17 +20,17 @@ _KEPT = ("layer_input", "context", "log_sum_exp")
 def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """``ops`` of a layer, marked with the recompute levels under which they run again in ``shapes.framework``."""
     again, framework = list(ops), shapes.framework
-    if framework.selective_by_op:
+    if framework.recomputation.selective_by_op:
         kept = {op.name for op in _products(ops)[::2]}
         again = [_by_op(op, kept) for op in again]
-    if framework.stops_recompute:
+    if framework.recomputation.stops_early:
         again = [replace(op, recomputed_by=()) if op.name in BEHIND_LAST_SAVED else op for op in again]
     return again
 
 
 def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:
     """``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
-    if not shapes.framework.selective_by_op:
+    if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
     outputs = sum(op.dims["m"] * op.dims["n"] for op in _products(ops)[::2]) * shapes.element

@@ -47,7 +47,7 @@ class Shapes:
     @property
     def fused_elementwise(self) -> bool:
         """Whether chains of element-wise kernels are one kernel, by hand or by a compiler."""
-        return self.framework.fused_elementwise or self.run.compile
+        return self.framework.kernels.fused_elementwise or self.run.compile
 
     @classmethod
     def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> Shapes:
@@ -56,7 +56,7 @@ class Shapes:
         tokens = keys.micro_batch_size * run.seq_len // keys.cp
         local = np.maximum(tokens // keys.tp, 1)
         sequence_split = keys.is_mode(TpMode.MSP, TpMode.FSP)
-        keeps_shard = keys.is_mode(TpMode.FSP) | (sequence_split & framework.regathers_input)
+        keeps_shard = keys.is_mode(TpMode.FSP) | (sequence_split & framework.tensor_parallel.regathers_input)
         multiple = 128 * keys.tp
         padded = model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple
         return cls(

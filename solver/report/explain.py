@@ -97,7 +97,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     ):
         lines += _part_lines(part, key, times)
     lines += _recompute_lines(solutions.table.layer, key, m * stage.recomputed, level)
-    if solutions.problem.framework.recomputes_head and stage.recomputed:
+    if solutions.problem.framework.recomputation.includes_head and stage.recomputed:
         lines += _recompute_lines(solutions.table.head, key, m * stage.has_head, level)
     lines += _step_lines(solutions, row, parts)
     for name in ("compute", "recompute"):

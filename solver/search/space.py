@@ -45,6 +45,7 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
     Raises InputError where the world does not fill whole nodes, is too large, or nothing divides.
     """
     model, world, seq_len = problem.model, problem.run.world_size, problem.run.seq_len
+    framework, cp_comm = problem.framework, problem.run.cp_comm
     check_world(world, problem.cluster.gpus_per_node)
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
@@ -53,10 +54,13 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
             rejected["attention heads do not divide by tp"] += 1
             continue
         for cp in divisors(world // tp):
+            if cp > 1 and cp_comm not in framework.can_run.cp_comms:
+                rejected[f"{framework.name} does not offer context parallelism by {cp_comm}"] += 1
+                continue
             if not sequence_divides(seq_len, int(cp), 1):
                 rejected["the sequence is too short for cp"] += 1
                 continue
-            if not heads_exchange(model, problem.run.cp_comm, int(tp), int(cp)):
+            if not heads_exchange(model, cp_comm, int(tp), int(cp)):
                 rejected["attention heads do not divide by tp * cp"] += 1
                 continue
             for pp in divisors(world // tp // cp):
@@ -68,9 +72,9 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
                     rejected["the global batch does not divide by dp"] += 1
                     continue
                 parts.append(_splits_of(problem, int(tp), int(cp), int(pp), dp, global_batch_size // dp, rejected))
-    absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in problem.framework.zero_stages]
+    absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in framework.can_run.zero_stages]
     if absent:
-        rejected[f"{problem.framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
+        rejected[f"{framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
     if not parts:
         reasons = "; ".join(f"{reason} ({n} times)" for reason, n in rejected.most_common())
         raise InputError(
@@ -82,7 +86,7 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
 
 def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
     """All modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
-    modes = problem.framework.tp_modes
+    modes = problem.framework.can_run.tp_modes
     if not sequence_divides(problem.run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
         modes = (TpMode.MTP,)
@@ -131,9 +135,10 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     """
     levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
     levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]
+    levels = [(level, share) for level, share in levels if level.name.lower() in problem.framework.can_run.recompute]
     alone = splits.zero_shard_size == 1
     zeros = [(0, alone), (1, ~alone), (2, ~alone), (3, ~alone & (splits.wp == 1))]
-    zeros = [(zero, valid) for zero, valid in zeros if zero in problem.framework.zero_stages]
+    zeros = [(zero, valid) for zero, valid in zeros if zero in problem.framework.can_run.zero_stages]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []
     for stage_of_zero, valid in zeros:

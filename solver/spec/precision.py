@@ -36,6 +36,6 @@ def activation_bytes(run: Strategy) -> int:
 def element_bytes(run: Strategy, framework: Framework) -> ElementBytes:
     """In fp32, and under autocast, the weights are the fp32 master copy; otherwise they are 16-bit beside it."""
     activation = activation_bytes(run)
-    wide = activation == FP32 or framework.autocast
+    wide = activation == FP32 or framework.memory.fp32_weights
     weight = FP32 if wide else HALF
     return ElementBytes(activation, weight, GRAD_BYTES[run.grad_dtype], 3 * FP32 - (FP32 if wide else 0))

@@ -59,7 +59,7 @@ def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> Stage
 
     def state(layers: np.ndarray, end: np.ndarray) -> np.ndarray:
         out = np.zeros((3, 4, len(splits)))
-        out[1] += HALF * table.layer.sharded[key] * problem.framework.dummy_gradients
+        out[1] += HALF * table.layer.sharded[key] * problem.framework.memory.dummy_gradients
         held = (layers * table.layer.sharded[key], layers * table.layer.unsharded[key] + np.where(single, both, end))
         for elements, group in zip(held, groups, strict=True):
             share = shared_by(group, splits.zero_shard_size)
@@ -123,5 +123,5 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
     on_last = last.sum(axis=0) > first.sum(axis=0)
     parts = np.where(on_last, last, first)
     allocated = parts.sum(axis=0)
-    reserved = allocated + problem.framework.reserve * parts[STATIC_PARTS:].sum(axis=0)
+    reserved = allocated + problem.framework.memory.allocator_gaps * parts[STATIC_PARTS:].sum(axis=0)
     return Memory(allocated, reserved, reserved + RUNTIME_BYTES, parts, on_last)

@@ -41,7 +41,7 @@ class Problem:
 
 def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
     """A Problem whose cost model runs the attention kernels of the run's framework."""
-    return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).flash_version))
+    return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).kernels.flash_attention))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     for build in (layer_program, embedding_program, head_program):
         program = build(keys, problem.model, problem.run, problem.cluster)
         priced = price(program.ops, len(keys), problem.cost)
-        host = 0.0 if problem.run.compile else problem.framework.host_op_seconds
+        host = 0.0 if problem.run.compile else problem.framework.kernels.launch_seconds
         exposed = priced.exposed()
         parts.append(
             Part(

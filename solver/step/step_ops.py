@@ -50,7 +50,7 @@ def stages_of(problem: Problem, pp: np.ndarray) -> StageLayers:
     fixed = run.num_layers_in_first_pipeline_stage, run.num_layers_in_last_pipeline_stage
     return (
         listed_stage_layers(layers, pp)
-        if problem.framework.counts_ends and fixed == (0, 0)
+        if problem.framework.pipeline.counts_embedding_and_head and fixed == (0, 0)
         else stage_layers(layers, pp, *fixed)
     )
 
@@ -63,7 +63,8 @@ def shared_by(group: Copies, zero_shard_size: np.ndarray) -> np.ndarray:
 def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """How many collectives carry ``elements`` gradients over ``ranks``, as the framework joins them: at least one, fractions
     allowed."""
-    bucket = np.maximum(framework.bucket_elements, framework.bucket_elements_per_rank * ranks)
+    sync = framework.data_parallel
+    bucket = np.maximum(sync.bucket_elements, sync.bucket_elements_per_rank * ranks)
     return np.maximum(elements / bucket, 1.0)
 
 
@@ -73,7 +74,7 @@ def dealt_elements(problem: Problem, splits: Splits, groups: tuple[Copies, Copie
     Where whole tensors are dealt, one rank has the vocabulary's matrix (in the second group), the largest of most models.
     """
     linears, others = (group.elements / shared_by(group, splits.zero_shard_size) for group in groups)
-    if problem.framework.whole_tensors:
+    if problem.framework.data_parallel.partitions_whole_tensors:
         matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
         others = np.maximum(others, np.minimum(matrix - linears, groups[1].elements))
     return linears, others
@@ -85,27 +86,27 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     gradients.all_reduce: whole gradients over all copies. gradients.scatter: reduce-scatter inside the shard group and
     all-reduce of the shards across groups (hybrid sharding). parameters.gather: 16-bit parameters inside the shard group.
     """
-    sizes, framework = problem.element_bytes, problem.framework
+    sizes, framework, sync = problem.element_bytes, problem.framework, problem.framework.data_parallel
     grad = sizes.gradient
     ops: list[Op] = []
     groups = copies(problem, table, key, splits)
     for group, dealt in zip(groups, dealt_elements(problem, splits, groups), strict=True):
         shard, count = shared_by(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
-        ops += _group_ops(problem, "gradients", group.elements * (framework.reduce_bytes or grad), group, shard, count)
-        ops += _copies("gradients.all_reduce", group.elements * framework.bucket_copy_bytes, group)
-        scattered = grad * framework.scatter_copies or framework.bucket_copy_bytes  # FSDP's own, else those into buckets
+        ops += _group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
+        ops += _copies("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
+        scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own, else those into buckets
         ops += _copies("gradients.scatter", group.elements * scattered, group)
-        ops += _gather("parameters.gather", framework.param_sync, group.elements * sizes.weight, group, shard, count, problem)
+        ops += _gather("parameters.gather", sync.param_collective, group.elements * sizes.weight, group, shard, count, problem)
         # the new gradient is read, the buffer read and written; Megatron's and FSDP's GEMMs or shards need no such pass
-        accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not framework.fused_accumulation)}
+        accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, memory_kind="residual",
-                      count=float(not framework.fused_accumulation)))  # fmt: skip
+                      count=float(not sync.fused_gradient_accumulation)))  # fmt: skip
         for name, owned in (("whole", group.elements), ("shard", dealt)):
-            adam = {"bytes": owned * framework.optimizer_bytes_per_parameter}
-            passes = {"bytes": owned * grad * framework.gradient_passes}
+            adam = {"bytes": owned * sync.optimizer_bytes_per_parameter}
+            passes = {"bytes": owned * grad * sync.gradient_passes}
             ops.append(Op(f"optimizer.{name}", "optimizer", MEMORY_BOUND, "step", adam, memory_kind="adam"))
             ops.append(Op(f"optimizer.{name}", "optimizer", MEMORY_BOUND, "step", passes, memory_kind="residual",
-                          count=float(framework.gradient_passes > 0)))  # fmt: skip
+                          count=float(sync.gradient_passes > 0)))  # fmt: skip
     everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_node)
     ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
     return ops
@@ -113,7 +114,7 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
 
 def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
     """ZeRO-3's traffic of one layer (layer.*) and of embedding, head and final norm together (root.*)."""
-    sizes = problem.element_bytes
+    sizes, sync = problem.element_bytes, problem.framework.data_parallel
     root = table.embedding.parameters[key] + table.head.parameters[key]
     if problem.model.tie_word_embeddings:
         root = root / 2
@@ -126,8 +127,8 @@ def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
         shard = shared_by(group, splits.zero_shard_size)
         ops += _gather(f"{name}.gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)
         ops += _group_ops(problem, name, elements * sizes.gradient, group, shard, 1.0, whole=False)
-        ops += _copies(f"{name}.gather", elements * sizes.activation * problem.framework.gather_copies, group)
-        ops += _copies(f"{name}.scatter", elements * sizes.gradient * problem.framework.scatter_copies, group)
+        ops += _copies(f"{name}.gather", elements * sizes.activation * sync.all_gather_copies, group)
+        ops += _copies(f"{name}.scatter", elements * sizes.gradient * sync.reduce_scatter_copies, group)
     return ops
 
 
@@ -142,7 +143,7 @@ def transfer_ops(problem: Problem, splits: Splits) -> list[Op]:
     ranks_per_stage = splits.tp * splits.cp * splits.dp
     place = placement(np.full(len(splits), 2), ranks_per_stage, problem.cluster.gpus_per_node)
     tensor = placement(splits.tp, 1, problem.cluster.gpus_per_node)
-    apart = problem.framework.splits_transfers or splits.mode != TpMode.MTP
+    apart = problem.framework.pipeline.scatter_gather or splits.mode != TpMode.MTP
     gathers = np.where((splits.mode == TpMode.MTP) & (splits.tp > 1) & apart, 1.0, 0.0)
     return [
         Op("transfer", "pipeline", "p2p", "step", message(whole // np.where(apart, splits.tp, 1), place), "pp"),
@@ -201,6 +202,6 @@ def _gather(
     """
     place = placement(shard, group.stride, problem.cluster.gpus_per_node)
     if how == "broadcast":
-        senders = np.minimum(shard, problem.framework.tensors_per_layer * problem.model.num_hidden_layers)
+        senders = np.minimum(shard, problem.framework.data_parallel.tensors_per_layer * problem.model.num_hidden_layers)
         return [_message(name, "broadcast", size, place, senders * 1.0)]
     return [_message(name, "all_gather", size, place, count)]

@@ -83,7 +83,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         forward=layer.forward[:, key], backward=layer.backward[:, key],
         recompute=layer.recompute.sum(axis=1)[:, key], weight_grad=layer.weight_grad[key],
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
-        head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputes_head,
+        head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,
         transfer=np.where(splits.pp > 1, transfer, 0.0),
         all_reduce=side("gradients.all_reduce"), scatter=side("gradients.scatter"), gather=side("parameters.gather"),
         layer_gather=side("layer.gather"), layer_scatter=side("layer.scatter"), root=once("root.gather", "root.scatter"),

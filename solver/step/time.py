@@ -54,7 +54,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     recomputed_layer = again + fsdp_again - fsdp
     # Megatron's interleaved schedule sends beside the next chunk's compute: only the first and last way through is seen
     overlapped = (vpp > 1) & run.p2p_overlap
-    transfer = np.where(overlapped, 0.0, problem.framework.transfers * vpp * terms.transfer[row])
+    transfer = np.where(overlapped, 0.0, problem.framework.pipeline.blocking_sends * vpp * terms.transfer[row])
 
     head_again = np.where(covered > 0, terms.head_recompute[layouts.recompute, row], 0.0)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_again
@@ -159,7 +159,7 @@ def _synchronisation(
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
-    whole = (zero == 0) | ((zero == 1) & (framework.grad_sync == "all_reduce"))
+    whole = (zero == 0) | ((zero == 1) & (framework.data_parallel.grad_collective == "all_reduce"))
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
     reduce = SideWork.either(whole, terms.all_reduce.take(row), terms.scatter.take(row)) * times
     gather = terms.gather.take(row)

@@ -69,7 +69,9 @@ def test_a_case_in_the_words_of_its_source() -> None:
 
 def test_the_rest_of_a_name_still_holds() -> None:
     ours = our_words({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
-    assert framework_of(ours["framework"]).dummy_gradients and framework_of(ours["framework"]).name == "megatron-core"
+    assert (
+        framework_of(ours["framework"]).memory.dummy_gradients and framework_of(ours["framework"]).name == "megatron-core-0.12"
+    )
 
 
 def test_a_hugging_face_config_in_a_case_is_read_as_one() -> None:

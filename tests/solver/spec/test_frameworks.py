@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, problem, tin
 
 from solver.report.explain import explain
 from solver.schedule.stages import listed_stage_layers
-from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework
-from solver.spec.strategy import Recompute
+from solver.spec.framework import Framework
+from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework, release_for_search
+from solver.spec.strategy import Recompute, Strategy, TpMode
+from solver.step.layouts import Layouts
 
 PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, embedding and head, the last norm
 
@@ -81,30 +85,77 @@ def test_norms_on_fp32_copies_move_more_bytes() -> None:
     assert norms("internevo-2024") == 2 * 2048 * (4 + 6)
 
 
-@pytest.mark.parametrize(("framework", "offered"), [("torchtitan", (0, 2, 3)), ("fsdp", (0, 2, 3)), ("fms-fsdp", (0, 2, 3)),
-                                                    ("pytorch", (0, 1, 2, 3)), ("internevo", (0, 1, 3))])  # fmt: skip
-def test_what_a_search_may_choose(framework: str, offered: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("framework", "offered"),
+    [("torchtitan", (0, 2, 3)), ("fsdp", (0, 2, 3)), ("fms-fsdp", (0, 2, 3)), ("pytorch", (0, 1, 2, 3)),
+     ("internevo", (0, 1, 3)), ("megatron-core", (0, 1)), ("nemo", (0, 1)), ("megatron-lm-2021", (0,))],
+)  # fmt: skip
+def test_zero_stages_that_a_search_may_choose(framework: str, offered: tuple[int, ...]) -> None:
     asked = problem(TINY, 8, toy_cost(), 32, framework=framework)
     assert sorted(set(all_layouts(asked, 8).zero.tolist())) == list(offered)
 
 
+def test_a_search_uses_what_the_release_can_run() -> None:
+    def searched(framework: str, cp_comm: str = "ring") -> Layouts:
+        return all_layouts(problem(TINY, 8, toy_cost(), 512, framework=framework, cp_comm=cp_comm), 8)
+
+    of_2021 = searched("megatron-lm-2021")
+    assert set(of_2021.splits.cp.tolist()) == {1} and set(of_2021.splits.mode.tolist()) == {int(TpMode.MTP)}
+    assert set(of_2021.recompute.tolist()) == {int(Recompute.NONE), int(Recompute.FULL)}
+    assert set(searched("megatron-core-0.8").splits.cp.tolist()) == {1, 2, 4}  # 512 tokens in parts of at least 128
+    assert set(searched("megatron-core-0.8", "a2a").splits.cp.tolist()) == {1}
+    assert set(searched("megatron-core-0.12", "a2a").splits.cp.tolist()) == {1, 2, 4}
+
+
 def test_releases_are_told_apart() -> None:
-    assert framework_of("internevo").flash_version == 1 and framework_of("InternLM v0.1").name == "internevo"
-    assert framework_of("internevo-2024").flash_version == 0 == known_framework("internevo-2024").flash_version
-    assert framework_of("fms-fsdp (PyTorch FSDP)").selective_is_full and not framework_of("fsdp").selective_is_full
+    assert framework_of("internevo").kernels.flash_attention == 1 and framework_of("InternLM v0.1").name == "internevo-2023"
+    assert framework_of("internevo-2024").kernels.flash_attention == 0
+    assert framework_of("fms-fsdp (PyTorch FSDP)").recomputation.selective_is_full
+    assert not framework_of("fsdp").recomputation.selective_is_full
     assert len({f.name for f in FRAMEWORKS}) == len(FRAMEWORKS)
+
+
+def test_a_run_means_the_release_of_its_time_and_a_search_the_newest() -> None:
+    attention = [framework_of(name).kernels.flash_attention for name in ("llm-foundry", release_for_search("LLM-Foundry"))]
+    assert attention == [1, 2]
+    newest = {name: release_for_search(name) for name in ("internevo", "Megatron-LM", "nemo", "torchtitan", "nemo-24", "fsdp")}
+    assert newest == {"internevo": "internevo-2024", "Megatron-LM": "megatron-core-0.12", "nemo": "nemo-25",
+                      "torchtitan": "torchtitan-2025-06", "nemo-24": "nemo-24", "fsdp": "fsdp"}  # fmt: skip
+
+
+def test_a_derived_release_changes_what_it_names_and_keeps_the_rest() -> None:
+    base = known_framework("megatron-core-0.12")
+    later = base.derive("later", "2026-01", kernels={"flash_attention": 3}, flags={"zero": 1})
+    assert later.kernels == replace(base.kernels, flash_attention=3) and later.flags == {**base.flags, "zero": 1}
+    assert (later.name, later.released, later.aliases) == ("later", "2026-01", ())
+    assert (later.memory, later.can_run, later.best_practice) == (base.memory, base.can_run, base.best_practice)
+    for framework in FRAMEWORKS:
+        assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", framework.released)
+        assert {**framework.flags, **framework.best_practice}.keys() <= {field.name for field in fields(Strategy)}
+
+
+def test_every_release_differs_from_every_other() -> None:
+    def behaviour(framework: Framework) -> tuple[object, ...]:
+        names = (field.name for field in fields(Framework))
+        named = ("name", "family", "released", "aliases", "broad_aliases")
+        return tuple(getattr(framework, name) for name in names if name not in named)
+
+    found = [behaviour(framework) for framework in FRAMEWORKS]
+    assert all(a != b for i, a in enumerate(found) for b in found[:i])
 
 
 @pytest.mark.parametrize(
     ("said", "meant"),
-    [("NVIDIA NeMo 25.02", "nemo"), ("nemo 24.07 (megatron-core)", "nemo"), ("Megatron Core r0.13", "megatron-core"),
-     ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core"), ("Megatron-LM", "megatron-lm"), ("MegaScale", "nemo"),
+    [("NVIDIA NeMo 25.02", "nemo-25"), ("nemo 24.07 (megatron-core)", "nemo-24"), ("Megatron Core r0.13", "megatron-core-0.12"),
+     ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core-0.12"), ("Megatron-LM", "megatron-lm-2023"),
+     ("MegaScale", "nemo-24"), ("Megatron Core r0.8", "megatron-core-0.8"), ("Megatron-LM 2021", "megatron-lm-2021"),
      ("megatron-lm (zero-bubble fork)", "megatron-lm-zero-bubble"), ("Aleph Alpha scaling", "aleph-alpha-scaling"),
-     ("torchtitan (PyTorch FSDP2)", "torchtitan"), ("pytorch fsdp2", "torchtitan"), ("PyTorch FSDP", "fsdp"),
-     ("fms-fsdp (PyTorch FSDP)", "fms-fsdp"), ("pytorch ddp", "pytorch"), ("GPT-NeoX", "megatron-deepspeed"),
-     ("llm-foundry/composer FSDP", "llm-foundry"), ("internlm 0.1", "internevo"), ("something else", "generic"),
-     ("PyTorch 2.4 FSDP", "fsdp"), ("PyTorch + DeepSpeed ZeRO-3", "megatron-deepspeed"), ("PyTorch Lightning", "pytorch"),
-     ("Hugging Face accelerate", "fsdp"), ("accelerated JAX", "generic"), ("Nemotron (Megatron-LM)", "megatron-lm")],
+     ("torchtitan (PyTorch FSDP2)", "torchtitan-2025-06"), ("pytorch fsdp2", "torchtitan-2025-06"), ("PyTorch FSDP", "fsdp"),
+     ("fms-fsdp (PyTorch FSDP)", "fms-fsdp"), ("pytorch ddp", "pytorch-ddp"), ("GPT-NeoX", "megatron-deepspeed"),
+     ("llm-foundry/composer FSDP", "llm-foundry-2023"), ("internlm 0.1", "internevo-2023"), ("something else", "generic"),
+     ("PyTorch 2.4 FSDP", "fsdp"), ("PyTorch + DeepSpeed ZeRO-3", "megatron-deepspeed"), ("PyTorch Lightning", "pytorch-ddp"),
+     ("Hugging Face accelerate", "fsdp"), ("accelerated JAX", "generic"), ("Nemotron (Megatron-LM)", "megatron-lm-2023"),
+     ("megatron-bridge 26.02", "nemo-25")],
 )  # fmt: skip
 def test_a_name_means_the_framework_it_speaks_of_first(said: str, meant: str) -> None:
     assert framework_of(said).name == meant

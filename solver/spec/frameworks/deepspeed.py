@@ -1,0 +1,68 @@
+"""Megatron-DeepSpeed, and Aleph Alpha's research code: Megatron's tensor parallelism with DeepSpeed's pipeline engine.
+
+Sources: deepspeed/runtime/pipe/engine.py (commit 03f6f75); Aleph Alpha scaling 0.1 and 0.2, the code of arXiv 2311.05610.
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, Pipeline, Recomputation, TensorParallel
+
+MEGATRON_DEEPSPEED = Framework(
+    name="megatron-deepspeed",
+    family="megatron-deepspeed",
+    released="2021-07",
+    aliases=("deepspeed", "gpt-neox"),
+    flags={
+        "zero": 1,
+        "grad_dtype": "fp16",  # in flat buffers
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+        "attention": "unfused",
+    },
+    can_run=CanRun(zero_stages=(0, 1, 2, 3)),
+    kernels=Kernels(dropout=True),
+    tensor_parallel=TensorParallel(regathers_input=False),
+    data_parallel=DataParallel(
+        grad_collective="all_reduce",
+        bucket_elements=500e6,  # reduce_bucket_size
+        fused_gradient_accumulation=False,
+    ),
+    pipeline=Pipeline(blocking_sends=4.0),  # the engine sends and receives one after the other
+)
+
+ALEPH_ALPHA = Framework(
+    name="aleph-alpha-scaling",
+    family="aleph-alpha-scaling",
+    released="2023-11",
+    aliases=("aleph alpha",),
+    flags={
+        "zero": 1,
+        "grad_dtype": "bf16",
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+        "fused_norm": False,
+    },
+    can_run=CanRun(zero_stages=(0, 1, 2, 3)),
+    kernels=Kernels(
+        fused_gate_up=False,
+        fused_elementwise=False,
+        fused_softmax=False,
+        torch_loss=True,
+        attention_layout_copies=(1, 2),
+    ),
+    tensor_parallel=TensorParallel(regathers_input=False, async_backward=False, vocab_parallel_loss=False),
+    # after the last backward pass gradients are joined in buckets, divided, cast to fp32, all-reduced whole, copied back, and
+    # their norm is taken: 26 + 6 bytes per parameter
+    data_parallel=DataParallel(
+        grad_collective="all_reduce",
+        reduced_gradient_bytes=4,
+        bucket_elements=500e6,
+        bucket_copy_bytes=32.0,
+        fused_gradient_accumulation=False,
+        gradient_passes=0.0,
+    ),
+    pipeline=Pipeline(scatter_gather=False, blocking_sends=4.0, counts_embedding_and_head=True),
+    recomputation=Recomputation(includes_head=True),
+)
+
+FAMILY = (MEGATRON_DEEPSPEED, ALEPH_ALPHA)

@@ -1,0 +1,49 @@
+"""InternEvo and the InternLM releases before it.
+
+Sources: InternLM 0.1 and 0.2 (2023); InternEvo internlm/initialize/launch.py (commit 00f25c9) and
+doc/code-docs/source/parallel.rst.
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, TensorParallel
+from solver.spec.strategy import TpMode
+
+INTERNEVO_2024 = Framework(
+    name="internevo-2024",
+    family="internevo",
+    released="2024-01",  # InternEvo 0.3: tp modes msp, fsp and isp
+    flags={"zero": 1, "grad_dtype": "bf16", "cross_entropy_fusion": True},  # flash-attn's cross entropy, in place
+    can_run=CanRun(zero_stages=(0, 1, 3), tp_modes=(TpMode.MTP, TpMode.MSP, TpMode.FSP, TpMode.ISP)),
+    kernels=Kernels(fused_gate_up=False),
+    tensor_parallel=TensorParallel(regathers_input=False),
+    data_parallel=DataParallel(
+        grad_collective="all_reduce",  # of bf16 gradients
+        param_collective="broadcast",  # each ZeRO-1 rank broadcasts the whole tensors that it updates
+        bucket_elements=512 * 2**20,  # reduce_bucket_size of the shipped configs
+        optimizer_bytes_per_parameter=36.0,
+        fused_gradient_accumulation=False,
+        partitions_whole_tensors=True,
+    ),
+)
+
+#: The releases of 2023, whose figures are published.
+INTERNEVO_2023 = INTERNEVO_2024.derive(
+    "internevo-2023",
+    "2023-07",
+    aliases=("internevo", "internlm"),
+    flags={"overlap_param_gather": False},  # parameters are broadcast after the step
+    kernels={
+        "flash_attention": 1,
+        "norm_kernels": (("residual", 6, 15), ("norm", 6, 22)),  # apex norms on fp32 copies, computed again in backward
+    },
+    data_parallel={
+        # eager AdamW after a finite check, a norm, a cast and an unscaling of every gradient
+        "optimizer_bytes_per_parameter": 132.0,
+        "gradient_passes": 0.0,
+        "bucket_copy_bytes": 12.0,
+        "tensors_per_layer": 9,  # its attention has biases
+    },
+)
+
+FAMILY = (INTERNEVO_2024, INTERNEVO_2023)

@@ -1,0 +1,35 @@
+"""MosaicML's llm-foundry: FSDP through Composer.
+
+Sources: llmfoundry/models/layers/blocks.py (2023, commit 06232c5), utils/config_defaults.py (0474027), pull requests 672
+and 1041.
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, TensorParallel
+from solver.spec.frameworks.pytorch import FSDP_STAGES
+
+LLM_FOUNDRY_2023 = Framework(
+    name="llm-foundry-2023",
+    family="llm-foundry",
+    released="2023-05",
+    aliases=("llm-foundry", "llmfoundry", "composer"),
+    flags={"zero": 3, "grad_dtype": "fp32"},
+    can_run=CanRun(zero_stages=FSDP_STAGES),
+    kernels=Kernels(
+        fused_gate_up=False,
+        torch_loss=True,  # its code fuses the loss by default; its published small models are slower than that
+        flash_attention=1,  # attn_impl "triton": a kernel of the first generation
+    ),
+    tensor_parallel=TensorParallel(vocab_parallel_loss=False),
+    data_parallel=DataParallel(reduce_scatter_copies=4.0),
+)
+
+LLM_FOUNDRY_2024 = LLM_FOUNDRY_2023.derive(
+    "llm-foundry-2024",
+    "2024-03",
+    aliases=("llm-foundry 2024",),
+    kernels={"flash_attention": 2},  # attn_impl "flash" by default, FlashAttention-2 since October 2023
+)
+
+FAMILY = (LLM_FOUNDRY_2023, LLM_FOUNDRY_2024)

@@ -1,0 +1,64 @@
+"""The framework that a name means: of a run that was measured, or of a search that asks for today's best."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+
+from profiler.errors import InputError
+from solver.spec.framework import Framework
+from solver.spec.frameworks import deepspeed, internevo, llm_foundry, megatron, pytorch, torchtitan
+from solver.spec.frameworks.megatron import GENERIC
+
+FRAMEWORKS: tuple[Framework, ...] = (
+    *internevo.FAMILY, *megatron.FAMILY, *deepspeed.FAMILY, *torchtitan.FAMILY, *pytorch.FAMILY, *llm_foundry.FAMILY,
+)  # fmt: skip
+
+_TRANSFORMER_ENGINE = re.compile(r"transformer[-_ ]engine\D{0,10}(\d+)\.(\d+)")
+_DUMMY_GRADIENTS_SINCE = (2, 11)
+
+
+@cache
+def framework_of(name: str) -> Framework:
+    """The release that ``name`` means for a run: the one whose alias stands first in it, in whole words (of several at one
+    place the longest decides; case and punctuation do not matter); else one whose broad alias does; else GENERIC.
+
+    A release of Transformer Engine in the name ("..., transformer-engine 2.11.0") decides what depends on it.
+    """
+    framework = _first_named(name, [(f, (f.name, *f.aliases)) for f in FRAMEWORKS])
+    framework = framework or _first_named(name, [(f, f.broad_aliases) for f in FRAMEWORKS]) or GENERIC
+    engine = _TRANSFORMER_ENGINE.search(name.lower())
+    if engine and (int(engine[1]), int(engine[2])) >= _DUMMY_GRADIENTS_SINCE:
+        return framework.derive(framework.name, framework.released, memory={"dummy_gradients": True})
+    return framework
+
+
+def known_framework(name: str) -> Framework:
+    """As framework_of, for a name that a user chose: raises InputError where no framework answers to it."""
+    framework = framework_of(name)
+    if framework.name == GENERIC.name and name != GENERIC.name:
+        names = ", ".join([f.name for f in FRAMEWORKS] + [GENERIC.name])
+        raise InputError(f"no framework is called {name!r}; known are {names}")
+    return framework
+
+
+def release_for_search(name: str) -> str:
+    """``name``, or where it is the bare name of a family, the name of that family's newest release."""
+    releases = [f for f in FRAMEWORKS if _words(f.family) == _words(name)]
+    return max(releases, key=lambda f: f.released).name if releases else name
+
+
+def _first_named(name: str, aliases: Sequence[tuple[Framework, tuple[str, ...]]]) -> Framework | None:
+    """The framework one of whose aliases stands first in ``name``; of several at one place the longest decides."""
+    text, found = _words(name), []
+    for i, (_, words) in enumerate(aliases):
+        for alias in words:
+            place = re.search(re.escape(_words(alias)) + "(?![a-z])", text)
+            found += [(-place.start(), len(_words(alias)), i)] if place else []
+    return aliases[max(found)[2]][0] if found else None
+
+
+def _words(name: str) -> str:
+    """Lower case, one space before every word."""
+    return " " + re.sub(r"[^a-z0-9]+", " ", name.lower()).strip()

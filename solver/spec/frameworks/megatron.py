@@ -1,0 +1,115 @@
+"""Megatron-LM, Megatron-Core over Transformer Engine, NeMo, and the zero-bubble fork.
+
+Sources: NVIDIA/Megatron-LM megatron/training/arguments.py of 2022 (commit 0012901), 2024 (02871b4) and 2025 (000c4ac), a fork
+of late 2023 (LumiOpen a2cca9d), its CHANGELOG.md, megatron/core/distributed and megatron/core/tensor_parallel; NVIDIA/NeMo
+nemo/collections/llm/recipes and scripts/performance.
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse
+from solver.spec.strategy import TpMode
+
+MEGATRON_LM_2023 = Framework(
+    name="megatron-lm-2023",
+    family="megatron-lm",
+    released="2022-12",
+    aliases=("megatron-lm", "megatronlm"),
+    flags={  # switches of arguments.py: off unless given; bf16 forces fp32 gradients
+        "zero": 0,  # --use-distributed-optimizer, which is ZeRO-1
+        "grad_dtype": "fp32",
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+        "cross_entropy_fusion": False,
+        "fused_norm": True,
+        "p2p_overlap": True,  # read only where stages are interleaved
+    },
+    best_practice={"overlap_grad_reduce": True},
+    can_run=CanRun(zero_stages=(0, 1), cp_comms=()),  # context parallelism came with Megatron-Core 0.4 (CHANGELOG)
+    kernels=Kernels(dropout=True),  # --attention-dropout and --hidden-dropout default to 0.1
+    data_parallel=DataParallel(bucket_elements_per_rank=1e6),  # max(40 M, 1 M x dp) parameters
+    memory=MemoryUse(vocab_dummy_gradient=True),  # tensor_parallel/layers.py
+)
+
+MEGATRON_LM_2021 = MEGATRON_LM_2023.derive(
+    "megatron-lm-2021",
+    "2021-04",  # arXiv 2104.04473
+    aliases=("megatron-lm 2021", "megatron-lm v2"),
+    best_practice={"overlap_grad_reduce": False},  # one all-reduce of one buffer after the backward pass
+    can_run={"zero_stages": (0,), "tp_modes": (TpMode.MTP,), "recompute": ("none", "full")},
+    tensor_parallel={"async_backward": False},  # since early 2022 the reduction of input gradients is asynchronous
+    data_parallel={
+        "grad_collective": "all_reduce",
+        "bucket_elements": float("inf"),
+        "bucket_elements_per_rank": 0.0,
+        "fused_gradient_accumulation": False,  # fused since 2022
+    },
+    memory={"vocab_dummy_gradient": False},
+)
+
+MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
+    "megatron-core-0.12",
+    "2025-05",
+    aliases=("megatron-core", "megatron-lm core", "megatron-lm v0.", "mcore"),
+    best_practice={"overlap_param_gather": True, "cross_entropy_fusion": True},  # Transformer Engine's fused cross entropy
+    can_run={"cp_comms": ("ring", "a2a", "allgather")},  # --cp-comm-type, since 0.10
+    kernels={"dropout": False},  # current recipes set both to 0
+    tensor_parallel={"async_backward": False},  # Transformer Engine's GEMMs leave no room for NCCL's kernels
+)
+
+MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
+    "megatron-core-0.8",
+    "2024-07",
+    aliases=("megatron-core v0.8", "megatron-core r0.8", "megatron-lm core_v0.8", "megatron-lm v0.8", "mcore 0.8"),
+    best_practice={"cross_entropy_fusion": False},
+    can_run={"cp_comms": ("ring",)},
+)
+
+NEMO_24 = MEGATRON_CORE_0_12.derive(
+    "nemo-24",
+    "2024-07",
+    family="nemo",
+    aliases=("nemo", "megascale"),
+    flags={  # recipes/llama3_70b.py: ddp settings; user buffers as in the recipes' performance mode
+        "zero": 1,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+        "tp_comm_overlap": True,
+    },
+    best_practice={"cross_entropy_fusion": False},
+)
+
+NEMO_25 = NEMO_24.derive(
+    "nemo-25",
+    "2025-02",
+    aliases=("nemo 25", "megatron-bridge"),
+    flags={"cross_entropy_fusion": True},  # scripts/performance/helpers.py: implementation "te"
+    best_practice={"cross_entropy_fusion": True},
+)
+
+#: Qi et al. 2023 (arXiv 2401.10241): Megatron-LM of that year, whose attention is unfused unless asked otherwise.
+ZERO_BUBBLE = MEGATRON_LM_2023.derive(
+    "megatron-lm-zero-bubble",
+    "2023-11",
+    family="megatron-lm-zero-bubble",
+    aliases=("megatron-lm (zero-bubble",),
+    flags={"attention": "unfused"},
+    memory={"vocab_dummy_gradient": False},  # not read in the fork
+)
+
+#: Stands for frameworks that are not described: a Megatron-like one, whose runs are taken to overlap what can overlap.
+GENERIC = MEGATRON_LM_2023.derive(
+    "generic",
+    "2022-12",
+    family="generic",
+    flags={"zero": 1, "overlap_grad_reduce": True, "overlap_param_gather": True},
+    can_run={
+        "zero_stages": (0, 1, 2, 3),
+        "tp_modes": (TpMode.MTP, TpMode.MSP, TpMode.ISP),
+        "cp_comms": ("ring", "a2a", "allgather"),
+    },
+    kernels={"dropout": False},
+    memory={"vocab_dummy_gradient": False},
+)
+
+FAMILY = (MEGATRON_LM_2023, MEGATRON_LM_2021, MEGATRON_CORE_0_12, MEGATRON_CORE_0_8, NEMO_24, NEMO_25, ZERO_BUBBLE)

@@ -1,0 +1,65 @@
+"""PyTorch's own data parallelism: DDP, FSDP, and IBM's trainer on FSDP.
+
+Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/checkpoint.py; fms-fsdp.
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+
+#: Replicas; weights whole between micro batches; weights layer by layer. Optimizer states alone are never sharded.
+FSDP_STAGES = (0, 2, 3)
+
+#: Plain torch.distributed: DDP in buckets of 25 MB, weights held in fp32 under autocast, fused AdamW, no clipping.
+DDP = Framework(
+    name="pytorch-ddp",
+    family="pytorch-ddp",
+    released="2023-10",  # 2.1: non-reentrant checkpoints end early
+    aliases=("torch ddp", "ddp"),
+    broad_aliases=("pytorch", "torch"),
+    flags={"zero": 0, "grad_dtype": "fp32"},
+    can_run=CanRun(zero_stages=(0, 1, 2, 3)),
+    kernels=Kernels(fused_qkv=False, fused_gate_up=False, fused_elementwise=False, torch_loss=True, flash_attention=2),
+    tensor_parallel=TensorParallel(  # DTensor's collectives are synchronous
+        regathers_input=False, shares_input=True, async_backward=False, vocab_parallel_loss=False
+    ),
+    data_parallel=DataParallel(
+        grad_collective="all_reduce",
+        param_collective="broadcast",  # ZeroRedundancyOptimizer
+        bucket_elements=6.5e6,
+        bucket_copy_bytes=16.0,
+        all_gather_copies=2.0,
+        reduce_scatter_copies=2.0,
+        fused_gradient_accumulation=False,
+        optimizer_bytes_per_parameter=28.0,
+        gradient_passes=0.0,
+    ),
+    recomputation=Recomputation(stops_early=True),
+    memory=MemoryUse(fp32_weights=True),
+)
+
+#: Parameters are views of one buffer, whose gradients autograd joins and FSDP divides before it reduce-scatters them.
+FSDP = Framework(
+    name="fsdp",
+    family="fsdp",
+    released="2023-10",
+    aliases=("pytorch fsdp", "torch fsdp", "olmo", "litgpt", "lit-gpt"),
+    broad_aliases=("hugging face", "huggingface", "transformers", "accelerate"),
+    flags={"zero": 3, "grad_dtype": "bf16"},
+    can_run=CanRun(zero_stages=FSDP_STAGES),
+    kernels=Kernels(fused_gate_up=False, torch_loss=True, flash_attention=2),  # what scaled_dot_product_attention runs
+    tensor_parallel=TensorParallel(vocab_parallel_loss=False),
+    data_parallel=DataParallel(reduce_scatter_copies=4.0),
+    recomputation=Recomputation(stops_early=True),
+)
+
+#: IBM's trainer: its selective checkpointing recomputes whole blocks (all of them unless told otherwise); AdamW is not fused.
+FMS_FSDP = FSDP.derive(
+    "fms-fsdp",
+    "2024-03",
+    family="fms-fsdp",
+    data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0},
+    recomputation={"selective_is_full": True},
+)
+
+FAMILY = (DDP, FSDP, FMS_FSDP)

@@ -1,0 +1,40 @@
+"""torchtitan: FSDP2 with per-layer all-gathers and prefetch, DTensor, eager kernels unless compiled.
+
+Sources: pytorch/torchtitan torchtitan/config_manager.py (late 2024, commit 0011fb9), config/job_config.py (mid 2025, 000204a),
+parallelisms/parallelize_llama.py (004b314), run_train.sh (0168bd5).
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+from solver.spec.frameworks.pytorch import FSDP_STAGES
+
+TORCHTITAN_2025 = Framework(
+    name="torchtitan-2025-06",
+    family="torchtitan",
+    released="2025-06",  # 0.1.0
+    aliases=("torchtitan", "fsdp2", "pytorch fsdp2", "torch fsdp2"),
+    flags={"zero": 3, "grad_dtype": "fp32"},
+    can_run=CanRun(zero_stages=FSDP_STAGES),
+    kernels=Kernels(
+        fused_qkv=False,
+        fused_gate_up=False,
+        fused_elementwise=False,
+        torch_loss=True,
+        compiled_loss=True,  # since October 2024
+        flash_attention=2,
+    ),
+    tensor_parallel=TensorParallel(regathers_input=False, shares_input=True, async_backward=False),
+    data_parallel=DataParallel(all_gather_copies=2.0, reduce_scatter_copies=2.0),
+    recomputation=Recomputation(stops_early=True, selective_by_op=True),
+    memory=MemoryUse(allocator_gaps=0.1),  # expandable segments leave few gaps; the share is assumed
+)
+
+TORCHTITAN_2024 = TORCHTITAN_2025.derive(
+    "torchtitan-2024-12",
+    "2024-12",
+    aliases=("torchtitan 2024",),
+    data_parallel={"optimizer_bytes_per_parameter": 96.0},  # AdamW is not fused by default, as in fms-fsdp
+)
+
+FAMILY = (TORCHTITAN_2025, TORCHTITAN_2024)
