@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from profiler.errors import InputError
-from profiler.measure.campaign import DEFAULT_MINUTES, Options, run
+from profiler.measure.run import DEFAULT_MINUTES, Options, run
 from profiler.measure.session import leave
 from profiler.profile.merge import merged
 from profiler.profile.plan import ModelDims
@@ -30,14 +30,14 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--output", type=Path, default=PROF_DATA, metavar="DIR", help="folder of data.pt and pics (%(default)s)")
     p.add_argument("--budget", type=float, default=DEFAULT_MINUTES, metavar="MINUTES",
-                   help="time to measure for, the most informative rows first (%(default)g)")  # fmt: skip
+                   help="time to measure for, the most informative measurements first (%(default)g)")  # fmt: skip
     p.add_argument("--config", type=Path, nargs="+", default=[], metavar="FILE",
                    help="model files whose exact shapes are measured besides the grid")  # fmt: skip
-    p.add_argument("--resume", action="store_true", help="go on with data.pt: rows that it holds are not measured again")
-    p.add_argument("--append", action="store_true", help="measure into data.pt: its rows stay until measured again")
+    p.add_argument("--resume", action="store_true", help="continue data.pt: what it holds is not measured again")
+    p.add_argument("--append", action="store_true", help="measure into data.pt: its measurements stay until they are repeated")
     instead = p.add_mutually_exclusive_group()
     instead.add_argument("--merge", type=Path, nargs=2, metavar=("A.pt", "B.pt"),
-                         help="measure nothing: join two profiles of one device into data.pt; B's rows win")  # fmt: skip
+                         help="measure nothing: join two profiles of one device into data.pt; those of B win")  # fmt: skip
     instead.add_argument("--import-nccl-tests", type=Path, nargs="+", default=[], metavar="LOG",
                          help="measure nothing: join the collectives of logs of nccl-tests to data.pt")  # fmt: skip
     p.add_argument("--profile", metavar="NAME|FILE",
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--nccl-test", choices=sorted(OPS), help="which test the logs are of, where neither they nor their names say"
     )
-    p.add_argument("--quick", action="store_true", help="tiny sizes only, to see that all of it runs; no basis for predictions")
+    p.add_argument("--quick", action="store_true", help="tiny sizes only, to see that all of it runs; not for predictions")
     p.add_argument("--no-pictures", action="store_true", help="do not fit the measurements and draw the fits")
     return p
 
@@ -83,7 +83,7 @@ def merge(first: Path, second: Path, output: Path) -> None:
     joined = merged(read_profile(first), read_profile(second))
     write_profile(output / OWN_PROFILE, joined)
     rows = sum(len(table) for table in joined.tables.values())
-    print(f"{rows} rows of {joined.device.name} in {output / OWN_PROFILE}")
+    print(f"{rows} measurements of {joined.device.name} in {output / OWN_PROFILE}")
 
 
 def instead_of_measuring(args: argparse.Namespace) -> None:
@@ -105,11 +105,13 @@ def draw(output: Path) -> None:
     try:
         scores = accuracy.measure(profile.name, profile)
         pictures = accuracy.draw(scores, output / "pics", output / ".cache")
-    except (InputError, ValueError, ArithmeticError, LookupError) as error:  # a law that too few rows cannot carry
-        console.print(f"no pictures: too few rows to fit ({type(error).__name__}: {error}); measure longer with --resume")
+    except (InputError, ValueError, ArithmeticError, LookupError) as error:  # too few measurements for a fit
+        console.print(
+            f"no pictures: too few measurements to fit ({type(error).__name__}: {error}); measure longer with --resume"
+        )
         return
     if scores.scores:
-        console.print(accuracy.score_table(f"{profile.device.name}: error on held-out rows", scores.scores))
+        console.print(accuracy.score_table(f"{profile.device.name}: error on held-out measurements", scores.scores))
     for op, why in scores.missing.items():
         console.print(f"{op}: no score, {why}")
     console.print(f"{len(pictures)} pictures in {output / 'pics'}", soft_wrap=True)

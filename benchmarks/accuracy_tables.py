@@ -16,8 +16,8 @@ from solver.report.terminal import seconds
 from solver.report.validate import (
     Prediction,
     confusion,
+    constant_mfu_scores,
     memory_scores,
-    null_scores,
     regret,
     time_scores,
     timed,
@@ -59,8 +59,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int
 
 def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> str:
     """Step-time errors per group beside those of one MFU per hardware, and the regret of trusting the order."""
-    nulls, regrets = null_scores(predictions), regret(predictions)
-    head = ["group", "runs", "n", "one MFU: median", "median", "90th percentile", "mean (signed)", "in 90% interval", "skill",
+    nulls, regrets = constant_mfu_scores(predictions), regret(predictions)
+    head = ["group", "runs", "n", "constant-MFU baseline: median",
+            "median", "90th percentile", "mean (signed)", "in 90% interval", "skill",
             "regret: mean", "worst", "families"]  # fmt: skip
     rows = []
     for name, s in time_scores(predictions).items():
@@ -86,19 +87,19 @@ def memory_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -
 def fits_table(predictions: Sequence[Prediction]) -> str:
     """Fits or does not: the four counts, the share told right and both kinds of error. Empty where nothing was asked."""
     n = confusion(predictions)
-    fit, out = (n[f"{real}, said fits"] + n[f"{real}, said does not"] for real in ("fits", "does not"))
+    fit, out = (n[f"{real}, predicted fit"] + n[f"{real}, predicted OOM"] for real in ("fit", "OOM"))
     if not fit or not out:
         return ""
-    right = (n["fits, said fits"] + n["does not, said does not"]) / (fit + out)
+    right = (n["fit, predicted fit"] + n["OOM, predicted OOM"]) / (fit + out)
     rows = [
-        ["fitted", f"{n['fits, said fits']}", f"{n['fits, said does not']}"],
-        ["ran out of memory", f"{n['does not, said fits']}", f"{n['does not, said does not']}"],
+        ["fitted", f"{n['fit, predicted fit']}", f"{n['fit, predicted OOM']}"],
+        ["OOM", f"{n['OOM, predicted fit']}", f"{n['OOM, predicted OOM']}"],
     ]
     counts = table(["run", "predicted: fits", "predicted: does not fit"], rows)
     return counts + (
-        f"\nTold right: {right:.1%}. "
-        f"False alarms (fitted, predicted not to): {n['fits, said does not'] / fit:.1%} of {fit} runs.\n"
-        f"Missed (ran out of memory, predicted to fit): {n['does not, said fits'] / out:.1%} of {out} runs.\n"
+        f"\nClassified correctly: {right:.1%}. "
+        f"False alarms (fitted, predicted not to): {n['fit, predicted OOM'] / fit:.1%} of {fit} runs.\n"
+        f"Missed (OOM, predicted to fit): {n['OOM, predicted fit'] / out:.1%} of {out} runs.\n"
     )
 
 

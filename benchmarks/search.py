@@ -35,7 +35,7 @@ def measure(world_size: int, tokens: int) -> dict[str, float | str]:
     result = search(problem, tokens // problem.run.seq_len)
     return {
         "world_size": world_size,
-        "layouts_priced": result.layouts_priced,
+        "layouts_priced": result.layouts_estimated,
         "feasible": result.feasible,
         "seconds": result.seconds,
         "layouts_per_second": result.layouts_per_second,
@@ -98,7 +98,7 @@ def show(rows: list[dict[str, float]], wall: list[float]) -> None:
     table = Table(title="Search of InternLM2-7B on H100, one core", title_justify="left")
     for name in (
         "GPUs",
-        "layouts priced",
+        "layouts estimated",
         "feasible",
         "seconds",
         "layouts/s",

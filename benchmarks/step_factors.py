@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from predictor.cost_model import CostModel
-from predictor.kernels.sustained import STEP_FACTORS
-from predictor.kernels.sustained import step_factors as kept_factors
+from predictor.kernels.derating import STEP_FACTORS
+from predictor.kernels.derating import step_factors as kept_factors
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profiles import shipped_profiles
@@ -69,7 +69,7 @@ def scaled(models: CostModels, factors: Mapping[str, float]) -> CostModels:
 
     def model(hardware: str, network_bandwidth: float | None) -> CostModel | None:
         found = models(hardware, network_bandwidth)
-        return found and replace(found, sustained_scale=found.sustained_scale * factors.get(hardware, 1.0))
+        return found and replace(found, derating=found.derating * factors.get(hardware, 1.0))
 
     return model
 
@@ -162,7 +162,7 @@ def as_json(fits: Sequence[DeviceFit]) -> str:
         }
         for fit in fits
     }
-    about = "Factors on the times of products and attention, fitted to training steps by benchmarks/step_factors.py"
+    about = "Factors on the times of GEMMs and attention, fitted to training steps by benchmarks/step_factors.py"
     return json.dumps({"about": about, "profiles": entries}, indent=1) + "\n"
 
 

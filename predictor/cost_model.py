@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Estimate
-from predictor.kernels.flash_attn import FlashAttnLaw
-from predictor.kernels.grouped_linear import GroupedLinearLaw
-from predictor.kernels.linear import LinearLaw
+from predictor.kernels.derating import derating_of
+from predictor.kernels.flash_attn import FlashAttnModel
+from predictor.kernels.grouped_linear import GroupedLinearModel
+from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
-from predictor.kernels.memory_bound import MemoryBoundLaw
-from predictor.kernels.sustained import scale_of
-from predictor.network.arrival import AWAITED, MOST_RANKS, arrival_seconds
-from predictor.network.collective import CollectiveLaw
+from predictor.kernels.memory_bound import MemoryBoundModel
+from predictor.network.collective import CollectiveModel
 from predictor.network.overlap import contention
+from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES, rank_skew_seconds
 from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile.profile import Device, Profile
@@ -44,20 +44,20 @@ class CostModel:
     profiled. attention_scale: how much slower the framework's attention kernel is than the device's best generation.
     shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks work across the node at once.
     contention: seconds by which a second of a hidden collective delays the compute beside it (predictor.network.overlap).
-    arrival: seconds that a collective waits in a training step for each further rank of a node (predictor.network.arrival).
+    arrival: seconds that a collective waits in a training step for each further rank of a node (predictor.network.rank_skew).
     measured: attention calls timed on the device itself, under the load of a training run: sustained_scale is in them.
     """
 
     device: Device
-    linears: LinearLaw
-    grouped: GroupedLinearLaw
-    attention: FlashAttnLaw
-    kernels: MemoryBoundLaw
-    collectives: CollectiveLaw
+    linears: LinearModel
+    grouped: GroupedLinearModel
+    attention: FlashAttnModel
+    kernels: MemoryBoundModel
+    collectives: CollectiveModel
     network_bandwidth: float
     contention: float
-    arrival: float = 0.0
-    sustained_scale: float = 1.0
+    rank_skew: float = 0.0
+    derating: float = 1.0
     attention_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
@@ -66,7 +66,7 @@ class CostModel:
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16"
     ) -> Estimate:
         """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.kernels.linear."""
-        return self._sustained(self.linears.predict(m, n, k, batch, layout, dtype, accumulate))
+        return self._derated(self.linears.predict(m, n, k, batch, layout, dtype, accumulate))
 
     def flash_attn(
         self,
@@ -82,7 +82,7 @@ class CostModel:
     ) -> Estimate:
         """Fused attention, forward or backward: as measured where it was, else by the law."""
         shape = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
-        best = self._sustained(self.attention.predict(*shape))
+        best = self._derated(self.attention.predict(*shape))
         if self.measured is not None:
             best = self.measured.instead_of(best, *shape)
         return best._replace(seconds=best.seconds * self.attention_scale)
@@ -99,8 +99,8 @@ class CostModel:
         """
         alone = self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
         seconds = alone.seconds
-        if op in AWAITED:
-            seconds = seconds + self.arrival * (np.minimum(intra, MOST_RANKS) - 1)
+        if op in SKEWED_COLLECTIVES:
+            seconds = seconds + self.rank_skew * (np.minimum(intra, MOST_RANKS) - 1)
         for (shared, ranks), rate in self.shared_links.items():
             if shared == op:
                 together = (np.asarray(strided) > 0) & (np.asarray(intra) == ranks)
@@ -131,66 +131,68 @@ class CostModel:
         steps = range(version, self.device.flash_version) if version else ()
         return replace(self, attention_scale=float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps])))
 
-    def _sustained(self, estimate: Estimate) -> Estimate:
-        return estimate._replace(seconds=estimate.seconds * self.sustained_scale)
+    def _derated(self, estimate: Estimate) -> Estimate:
+        return estimate._replace(seconds=estimate.seconds * self.derating)
 
 
-_LAWS: dict[str, Any] = {
-    "linears": LinearLaw, "grouped": GroupedLinearLaw, "attention": FlashAttnLaw, "kernels": MemoryBoundLaw,
-    "collectives": CollectiveLaw,
+_MODELS: dict[str, Any] = {
+    "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,
+    "collectives": CollectiveModel,
 }  # fmt: skip
 
 
-def fit_laws(profile: Profile) -> dict[str, Any]:
+def fit_all(profile: Profile) -> dict[str, Any]:
     """Fit every law on the profile's tables (seconds of work)."""
-    linears = LinearLaw.fit(profile.table("linear"), profile.device)
+    linears = LinearModel.fit(profile.table("linear"), profile.device)
     return {
         "linears": linears,
-        "grouped": GroupedLinearLaw.fit(profile.table("grouped_linear"), linears, linears.lab_scale(profile)),
-        "attention": FlashAttnLaw.fit(profile.table("flash_attn"), profile.device),
-        "kernels": MemoryBoundLaw.fit(profile.table("memory_bound"), profile.device, _meta_laws(profile).get("memory_bound")),
-        "collectives": CollectiveLaw.fit(profile),
+        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), linears, linears.lab_scale(profile)),
+        "attention": FlashAttnModel.fit(profile.table("flash_attn"), profile.device),
+        "kernels": MemoryBoundModel.fit(
+            profile.table("memory_bound"), profile.device, _meta_constants(profile).get("memory_bound")
+        ),
+        "collectives": CollectiveModel.fit(profile),
     }
 
 
-def _meta_laws(profile: Profile) -> Mapping[str, Any]:
-    laws: Mapping[str, Any] = profile.meta.get("laws") or {}
-    return laws
+def _meta_constants(profile: Profile) -> Mapping[str, Any]:
+    stated: Mapping[str, Any] = profile.meta.get("laws") or {}
+    return stated
 
 
 def cost_model(
     profile: Profile,
     network_bandwidth: float | None = None,
     cache_dir: Path | None = None,
-    sustained_scale: float | None = None,
+    derating: float | None = None,
 ) -> CostModel:
     """The cost model of a profile; laws come from ``cache_dir`` where they were fitted before, and go there.
 
     sustained_scale: another than the profile's own.
     """
-    laws = _read_cache(profile, cache_dir) if cache_dir else None
-    if laws is None:
-        laws = fit_laws(profile)
+    fits = _read_cache(profile, cache_dir) if cache_dir else None
+    if fits is None:
+        fits = fit_all(profile)
         if cache_dir:
-            _write_cache(profile, laws, cache_dir)
+            _write_cache(profile, fits, cache_dir)
     return CostModel(
         device=profile.device,
         network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
         contention=contention(profile.device, profile.table("overlap")),
-        arrival=arrival_seconds(profile),
-        sustained_scale=sustained_scale or scale_of(profile, laws["linears"]),
-        shared_links=_shared_links(_meta_laws(profile).get("intra_node") or {}),
-        **laws,
+        rank_skew=rank_skew_seconds(profile),
+        derating=derating or derating_of(profile, fits["linears"]),
+        shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
+        **fits,
     )
 
 
 def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]:
     """Buffer bytes/s of strided groups, from the profile's ``bandwidth_all_groups`` (bytes sent a second)."""
     return {
-        (op, int(ranks)): float(law["bandwidth_all_groups"]) / float(law["traffic"])
+        (op, int(ranks)): float(fit["bandwidth_all_groups"]) / float(fit["traffic"])
         for op, by_ranks in intra_node.items()
-        for ranks, law in by_ranks.items()
-        if "bandwidth_all_groups" in law and "traffic" in law
+        for ranks, fit in by_ranks.items()
+        if "bandwidth_all_groups" in fit and "traffic" in fit
     }
 
 
@@ -211,18 +213,18 @@ def _cache_path(profile: Profile, cache_dir: Path) -> Path:
 def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
     try:
         with np.load(_cache_path(profile, cache_dir), allow_pickle=False) as arrays:
-            split: dict[str, dict[str, np.ndarray]] = {law: {} for law in _LAWS}
+            split: dict[str, dict[str, np.ndarray]] = {fit: {} for fit in _MODELS}
             for name in arrays.files:
-                law, _, key = name.partition("/")
-                split[law][key] = arrays[name]
-            return {law: kind.from_arrays(split[law]) for law, kind in _LAWS.items()}
+                fit, _, key = name.partition("/")
+                split[fit][key] = arrays[name]
+            return {fit: kind.from_arrays(split[fit]) for fit, kind in _MODELS.items()}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
         return None  # absent or damaged: fit again, which rewrites it
 
 
-def _write_cache(profile: Profile, laws: Mapping[str, Any], cache_dir: Path) -> None:
+def _write_cache(profile: Profile, fits: Mapping[str, Any], cache_dir: Path) -> None:
     """Atomically, and never failing the job: a read-only folder only means that the next start fits again."""
-    arrays = {f"{law}/{key}": array for law, fitted in laws.items() for key, array in fitted.to_arrays().items()}
+    arrays = {f"{fit}/{key}": array for fit, fitted in fits.items() for key, array in fitted.to_arrays().items()}
     try:
         with replacing(_cache_path(profile, cache_dir)) as file:
             np.savez(file, **arrays)

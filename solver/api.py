@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import cost_model
 from profiler.errors import InputError
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Profile
@@ -25,7 +25,7 @@ from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.strategy import Strategy, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
-from solver.step.solutions import Solutions, price_layouts
+from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.timed_attention import with_timed_attention
 
 #: Fitted laws live here; deleting the folder costs the next start some seconds and changes nothing else.
@@ -95,11 +95,11 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
                 f"{config.name}: a global batch of {global_batch_size} sequences is no multiple of dp {dp} * micro batch {size}"
             )
         given["num_micro_batches"] = global_batch_size // (dp * size)
-    copies = dp * given.get("cp", 1)
+    replicas = dp * given.get("cp", 1)
     if given.get("tp_mode") == "isp":
-        copies = max(copies * given.get("tp", 1) // given.get("wp", 1), 1)
+        replicas = max(replicas * given.get("tp", 1) // given.get("wp", 1), 1)
     if given.get("zero_shard_size", -1) < 1:  # InternEvo's -1: all ranks that share parameters
-        given["zero_shard_size"] = copies
+        given["zero_shard_size"] = replicas
     try:
         strategy = problem.run.replace(**{**given, "dp": dp})
         check_layout(problem.model, problem.cluster, strategy)
@@ -124,11 +124,11 @@ def time_attention(
     return with_timed_attention(problem, profile, splits, folder or PROF_DATA / FOLDER, timing)
 
 
-def price(problem: Problem, strategies: list[Strategy]) -> Solutions:
+def estimate(problem: Problem, strategies: list[Strategy]) -> Solutions:
     """Price explicit layouts of one problem. Raises InputError for one that no framework could run."""
     for strategy in strategies:
         check_layout(problem.model, problem.cluster, strategy)
-    return price_layouts(problem, Layouts.of(strategies))
+    return estimate_layouts(problem, Layouts.of(strategies))
 
 
-__all__ = ["CostModel", "configured_strategy", "load_problem", "price", "time_attention"]
+__all__ = ["configured_strategy", "estimate", "load_problem", "time_attention"]

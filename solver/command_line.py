@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel, cost_model
-from predictor.kernels.sustained import step_factors
+from predictor.kernels.derating import step_factors
 from profiler.errors import InputError
 from profiler.profile.attention_times import FOLDER, TIMING_SECONDS
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
-from solver.api import CACHE, configured_strategy, load_problem, price, time_attention
+from solver.api import CACHE, configured_strategy, estimate, load_problem, time_attention
 from solver.formats.cases import read_cases
 from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
@@ -49,24 +49,24 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--run_all_solu", action="store_true", help="price every layout instead of the config's own")
+    p.add_argument("--run_all_solu", action="store_true", help="estimate every layout instead of the config's own")
     p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
     p.add_argument("--model_size", default="7", help="which shipped config where --config is not given (default 7)")
     p.add_argument("--world_size", type=int, default=DEFAULT_WORLD_SIZE, help=f"GPUs (default {DEFAULT_WORLD_SIZE})")
-    p.add_argument("--global_batch_size", type=int, help=f"tokens a step (default {DEFAULT_TOKENS}, or the config's own batch "
-                   "where its own layout is priced)")  # fmt: skip
+    p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
+                   "batch where its own layout is estimated)")  # fmt: skip
     p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
     p.add_argument("--profile", help=f"a shipped profile: {', '.join(shipped_profiles())}")
-    p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs a node, network, memory")
+    p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs per node, network, memory")
     p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
-    p.add_argument("--framework", help="whose habits and defaults hold (default internevo-2024)")
-    p.add_argument("--memory_limit_gib", type=float, help="memory a GPU may use (default: the cluster's)")
+    p.add_argument("--framework", help="the framework and release that will run it (default internevo-2024)")
+    p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
     p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
     p.add_argument("--json", type=Path, metavar="OUT", help="write every number, in SI units")
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
-    p.add_argument("--plot", type=Path, metavar="OUT", help="draw the Pareto front of tokens/GPU/s against memory")
+    p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
     p.add_argument("--validate", type=Path, metavar="FILE.jsonl", help="predict measured runs and print the errors")
     return p
 
@@ -101,7 +101,7 @@ def _check(args: argparse.Namespace) -> None:
         if ignored:
             raise InputError(f"--{ignored[0]} says nothing to --validate: each case names its own hardware, model and layout")
     if args.plot and not args.run_all_solu:
-        raise InputError("--plot draws the front of a search; give --run_all_solu too")
+        raise InputError("--plot draws the Pareto-optimal layouts of a search; give --run_all_solu too")
     if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
         raise InputError(f"--plot {args.plot}: the file must end in .png, .jpg, .pdf or .svg")
 
@@ -123,7 +123,7 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         batch = None if args.global_batch_size is None else _sequences(args.global_batch_size, length)
         strategies = [configured_strategy(problem, config, batch)]
         problem, told = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
-        solutions = price(problem, strategies)
+        solutions = estimate(problem, strategies)
         show_single(console, solutions, said, told)
         if args.json:
             write_json(args.json, problem_dict(solutions, said) | {"best": [solution_dict(solutions, 0)]})
@@ -132,7 +132,7 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
         return
     sequences = _sequences(args.global_batch_size or DEFAULT_TOKENS, length)
     problem, told = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
-    with _progress("pricing layouts") as report:
+    with _progress("estimating layouts") as report:
         result = search(problem, sequences, args.top, report)
     show_search(console, result, said, told)
     _write_search(args, result, said, console)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import toy
 
-from profiler.measure import attempt, hardware
+from profiler.measure import hardware, try_kernel
 from profiler.measure.timing import Measurement
 from profiler.profile.profile import GIB, Device, Profile, Table
 from solver.search.space import enumerate_splits
@@ -51,7 +51,7 @@ def counted_timings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(device.type)
         return Measurement((1e-3 * len(calls), 1.2e-3 * len(calls)))
 
-    monkeypatch.setattr(attempt, "measure", measure)
+    monkeypatch.setattr(try_kernel, "measure", measure)
     return calls
 
 
@@ -64,7 +64,7 @@ def calls_of(problem: Problem) -> dict[str, np.ndarray]:
 
 
 def counts(said: str) -> tuple[int, int, int]:
-    """(measured, of them now, by the law) as the sentence tells."""
-    found = re.match(r"attention: (\d+) shapes? timed on this machine \((\d+) of them now\), (\d+) by the law", said)
+    """(measured, of them now, by the fit) as the sentence tells."""
+    found = re.match(r"attention: (\d+) shapes? timed on this machine \((\d+) of them now\), (\d+) by the fit", said)
     assert found, said
     return int(found[1]), int(found[2]), int(found[3])

@@ -22,7 +22,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy, TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
-from solver.step.solutions import Solutions, price_layouts
+from solver.step.solutions import Solutions, estimate_layouts
 
 FLOP, BYTE, LINK, NETWORK = 1e-15, 1e-12, 1e-11, 2e-11
 CONTENTION = 0.1
@@ -70,10 +70,10 @@ class _Collective:
 
 def toy_cost(**changes: Any) -> CostModel:
     """The real CostModel over hand-made laws."""
-    laws: Any = {"linears": _Linear(), "grouped": None, "attention": _Attention(), "kernels": _Kernel(),
+    fits: Any = {"linears": _Linear(), "grouped": None, "attention": _Attention(), "kernels": _Kernel(),
                  "collectives": _Collective()}  # fmt: skip
     return CostModel(
-        **{"device": DEVICE, "network_bandwidth": DEVICE.network_bandwidth, "contention": CONTENTION, **laws, **changes}
+        **{"device": DEVICE, "network_bandwidth": DEVICE.network_bandwidth, "contention": CONTENTION, **fits, **changes}
     )
 
 
@@ -124,9 +124,9 @@ def column(layouts: Layouts, name: str) -> np.ndarray:
     return getattr(layouts.splits, name)[layouts.row]
 
 
-def priced(asked: Problem, strategies: list[Strategy]) -> Solutions:
+def estimated(asked: Problem, strategies: list[Strategy]) -> Solutions:
     """Explicit strategies, priced."""
-    return price_layouts(asked, Layouts.of(strategies))
+    return estimate_layouts(asked, Layouts.of(strategies))
 
 
 def tiny(
@@ -134,7 +134,7 @@ def tiny(
 ) -> Solutions:
     """One layout of TINY under a framework, sequences of 32 tokens."""
     asked = problem(model, world_size, toy_cost(), 32, framework=framework, **(run or {}))
-    return priced(asked, [asked.run.replace(**layout)])
+    return estimated(asked, [asked.run.replace(**layout)])
 
 
 def part(solutions: Solutions, name: str) -> np.ndarray:

@@ -49,14 +49,14 @@ _TESTS: Mapping[str, Callable[[Profile], list[Score]]] = {
 }
 _HEAD = (
     "op",
-    "rows held out",
+    "held out",
     "split",
-    "rows",
+    "measurements",
     "MAPE",
     "90th pct",
     "bias",
     "in 90% interval",
-    "by FLOPs or bytes alone",
+    "by FLOPs or bytes only",
 )
 
 
@@ -106,9 +106,9 @@ def measure(label: str, profile: Profile, step: Callable[[str], None] = lambda s
 def draw(accuracy: Accuracy, folder: Path, cache_dir: Path | None = None) -> list[Path]:
     """Write ``cal/*.jpg`` and ``comm/*.jpg`` of one profile under ``folder``; returns their paths."""
     model = cost_model(accuracy.profile, cache_dir=cache_dir)
-    laws = {"linears": model.linears, "attention": model.attention, "kernels": model.kernels}
+    fits = {"linears": model.linears, "attention": model.attention, "kernels": model.kernels}
     try:
-        kernels = pictures_kernels.draw(accuracy.profile, laws, folder / "cal", accuracy.scores)
+        kernels = pictures_kernels.draw(accuracy.profile, fits, folder / "cal", accuracy.scores)
         return kernels + pictures_comm.draw(accuracy.profile, model.collectives, folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot write pictures there: {error.strerror or error}") from None
@@ -154,15 +154,15 @@ def _too_few(profile: Profile, op: str) -> str:
     """Why ``op`` has no score, in a sentence."""
     if op == "collectives":
         points = sum(len(profile.table(name)) for name in (*COLLECTIVES, "p2p"))
-        return f"among {points} rows no curve in one node has {LEAST_POINTS} sizes, too few to hold some of them out"
+        return f"among {points} measurements no curve in one node has {LEAST_POINTS} sizes, too few to hold some of them out"
     rows = {
         "linear": lambda: linear_rows(profile),
         "flash_attn": lambda: main_rows(profile.table("flash_attn")),
         "memory_bound": lambda: profile.table("memory_bound"),
     }[op]()
     if len(rows) >= LEAST_ROWS:
-        return f"of its {len(rows)} rows fewer than {LEAST_ROWS} can be held out while enough are left to fit"
-    what = " ".join(word for word in (formats(rows), "" if op == "memory_bound" else "forward", "rows") if word)
+        return f"of its {len(rows)} measurements fewer than {LEAST_ROWS} can be held out while enough are left to fit"
+    what = " ".join(word for word in (formats(rows), "" if op == "memory_bound" else "forward", "measurements") if word)
     return f"{len(rows)} {what} are too few: errors on fewer than {LEAST_ROWS} tell nothing"
 
 
@@ -178,14 +178,14 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
     p = argparse.ArgumentParser(
         prog="python -m predictor.accuracy",
-        description="How far the laws of a profile are off on measurements that they have not seen.",
+        description="How far the fits of a profile are off on measurements that they have not seen.",
     )
     choices = f"{', '.join(shipped_profiles())}, {ALL} of them, or a file (default: the one predictions use)"
     p.add_argument("--profile", nargs="+", default=[], metavar="NAME|PATH", action="extend", help=choices)
     p.add_argument("--pics", type=Path, default=PROF_DATA / "pics", metavar="DIR", help="folder of the pictures")
     p.add_argument("--no-pictures", action="store_true", help="print the scores only")
     p.add_argument("--network-logs", type=Path, metavar="DIR",
-                   help="folder of <device>_nccl.parquet files: test the laws between nodes too")  # fmt: skip
+                   help="folder of <device>_nccl.parquet files: test the fits between nodes too")  # fmt: skip
     p.add_argument("--json", type=Path, metavar="OUT", help="write every score")
     return p
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from predictor.accuracy.score import Score, score
 from predictor.estimate import Estimate
-from predictor.kernels.flash_attn import FlashAttnLaw, is_serving, main_rows, shape_of
-from predictor.kernels.linear import FAMILIES, LinearLaw, own_forward_rows
-from predictor.kernels.memory_bound import MemoryBoundLaw
+from predictor.kernels.flash_attn import FlashAttnModel, is_serving, main_rows, shape_of
+from predictor.kernels.linear import FAMILIES, LinearModel, own_forward_rows
+from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.residual import ROWS_FOR_TREES
 from profiler.profile.profile import Profile, Table
 
@@ -69,8 +69,8 @@ def linear_family(profile: Profile) -> str:
     Only arithmetics that the device has a peak for count: no law is fitted for others.
     """
     table = profile.table("linear")
-    priced = dict.fromkeys(["bf16", *(FAMILIES.get(name, name) for name in profile.device.peak_flops)])
-    return max(priced, key=lambda family: len(_forward_of(table, family)))
+    estimated = dict.fromkeys(["bf16", *(FAMILIES.get(name, name) for name in profile.device.peak_flops)])
+    return max(estimated, key=lambda family: len(_forward_of(table, family)))
 
 
 def linear_rows(profile: Profile) -> Table:
@@ -95,7 +95,7 @@ def linear_scores(profile: Profile) -> list[Score]:
     training_like = (rows["m"] >= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512)
 
     def predict(fitted: Table, asked: Table) -> Estimate:
-        return LinearLaw.fit(fitted, profile.device).predict(asked["m"], asked["n"], asked["k"], dtype=family)
+        return LinearModel.fit(fitted, profile.device).predict(asked["m"], asked["n"], asked["k"], dtype=family)
 
     return run_trials("linear", rows, flops, _linear_trials(rows, flops, training_like), predict)
 
@@ -112,7 +112,7 @@ def flash_attn_scores(profile: Profile) -> list[Score]:
     serving = bool(is_serving(rows["source"]).mean() > 0.5)
 
     def predict(fitted: Table, asked: Table) -> Estimate:
-        return FlashAttnLaw.fit(fitted, profile.device).predict(*shape_of(asked), serving=serving)
+        return FlashAttnModel.fit(fitted, profile.device).predict(*shape_of(asked), serving=serving)
 
     return run_trials("flash_attn", rows, flops, _attn_trials(rows, flops), predict)
 
@@ -127,8 +127,8 @@ def memory_bound_scores(profile: Profile) -> list[Score]:
     if not len(rows):
         return []
 
-    def fit(fitted: Table) -> MemoryBoundLaw:
-        return MemoryBoundLaw.fit(fitted, profile.device)
+    def fit(fitted: Table) -> MemoryBoundModel:
+        return MemoryBoundModel.fit(fitted, profile.device)
 
     def predict(fitted: Table, asked: Table) -> Estimate:
         return by_kind(fit(fitted), asked)
@@ -143,17 +143,17 @@ def caveat(rows: int, scores: Sequence[Score]) -> str:
     if not left < ROWS_FOR_TREES <= rows or all(s.split != _IN_FOLDS for s in scores):
         return ""
     return (
-        f"in {_IN_FOLDS} {left} rows are left to fit, too few for the correction learnt from all {rows}: "
-        "these errors are of the physics alone"
+        f"in {_IN_FOLDS} {left} measurements are left to fit, too few for the correction learnt from all {rows}: "
+        "these errors are of the physical model without it"
     )
 
 
-def by_kind(law: MemoryBoundLaw, rows: Table) -> Estimate:
+def by_kind(fit: MemoryBoundModel, rows: Table) -> Estimate:
     """What ``law`` says of memory_bound rows of any kinds, shape [rows]."""
     seconds, std, basis = np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), dtype=np.int8)
     for kind in np.unique(rows["kind"]):
         of_kind = rows["kind"] == kind
-        seconds[of_kind], std[of_kind], basis[of_kind] = law.predict(str(kind), rows["bytes"][of_kind])
+        seconds[of_kind], std[of_kind], basis[of_kind] = fit.predict(str(kind), rows["bytes"][of_kind])
     return Estimate(seconds, std, basis)
 
 
@@ -253,7 +253,7 @@ def _memory_trials(rows: Table, kinds_without: Callable[[np.ndarray], Iterable[s
     fifth, folds = random_fifth(len(rows)), five_folds(rows["kind"])
     split = folds if (fitted & ~kept(fifth)).any() else enough(fifth, folds, everything)
     scored = kept(folds) if split is folds else everything
-    yield Trial("all kinds" if scored.all() else "kinds with rows to spare", scored, split)
+    yield Trial("all kinds" if scored.all() else "kinds with measurements to spare", scored, split)
     size = rows["bytes"].astype(np.float64)
     yield Trial("all kinds", everything, Split("largest fifth by bytes", (size >= np.quantile(size, 0.8),)))
 

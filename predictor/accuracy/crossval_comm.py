@@ -15,7 +15,7 @@ from predictor.accuracy.score import Score, score
 from predictor.network.collective_points import Points, measured_points
 from predictor.network.curves import Curves
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
-from predictor.network.law import NetworkParameters
+from predictor.network.physics import NetworkParameters
 from profiler.profile.profile import Profile
 
 _LARGE = 64 * 2.0**20  # bytes: "largest sizes" are fitted below, tested from here on
@@ -43,17 +43,17 @@ def collective_scores(profile: Profile) -> list[Score]:
 def network_scores(folder: str | Path) -> list[Score]:
     """Scores of all_reduce over nodes from 1 MiB, each number of nodes predicted from the others of its network.
 
-    ``folder`` holds the collected files that predictor.network.ship reads. A network of one scale is predicted by the
+    ``folder`` holds the collected files that predictor.network.fit_published reads. A network of one scale is predicted by the
     law of the network it is held near, without its own rows; then there is no naive prediction (NaN).
     """
-    from predictor.network.ship import NETWORKS, fixed_parameters, read_rows
+    from predictor.network.fit_published import NETWORKS, fixed_parameters, read_rows
 
-    laws: dict[str, NetworkParameters] = {"": NetworkParameters()}
+    fits: dict[str, NetworkParameters] = {"": NetworkParameters()}
     scores = []
     for network in NETWORKS:
         rows, _ = read_rows(Path(folder), network)
-        prior, fixed = laws[network.prior], fixed_parameters(network)
-        laws[network.name] = fit_network(rows, prior, fixed)
+        prior, fixed = fits[network.prior], fixed_parameters(network)
+        fits[network.name] = fit_network(rows, prior, fixed)
         held_out = leave_one_scale_out(rows, prior, fixed)
         scores += _network_scores(network.name, rows, held_out)
     return scores
@@ -118,7 +118,7 @@ def _held_out(points: Points, seen: np.ndarray) -> HeldOut:
     asked = np.log(size[~seen])
     only = np.zeros(len(asked), dtype=np.int64)
     naive = size[~seen] / np.interp(size[~seen], size[seen], size[seen] / seconds[seen])
-    return seconds[~seen], curve.seconds(only, asked), curve.doubt(only, asked)[0], naive
+    return seconds[~seen], curve.seconds(only, asked), curve.uncertainty(only, asked)[0], naive
 
 
 def _pooled(op: str, split: str, parts: list[HeldOut]) -> Score:

@@ -25,7 +25,7 @@ from predictor.accuracy.pictures_scatter import draw_all_rows
 from predictor.accuracy.score import Score
 from predictor.estimate import Estimate
 from predictor.kernels.attn_physics import AttnPhysics
-from predictor.kernels.flash_attn import FlashAttnLaw, is_serving, shape_of
+from predictor.kernels.flash_attn import FlashAttnModel, is_serving, shape_of
 from profiler.profile.profile import Table
 
 if TYPE_CHECKING:
@@ -38,30 +38,30 @@ _BLOCK = 128  # kernels work in blocks of so many queries: lengths between cost 
 
 
 def draw_attention(
-    law: FlashAttnLaw, rows: Table, table: Table, device: str, scores: Sequence[Score], path: Path
+    fit: FlashAttnModel, rows: Table, table: Table, device: str, scores: Sequence[Score], path: Path
 ) -> Path:  # fmt: skip
     """Write the picture; returns ``path``. rows: the forward rows of the main kernel; table: all rows of attention."""
     serving = bool(is_serving(rows["source"]).mean() > 0.5)
     kernel = str(rows["kernel"][0]).replace("_", " ") or "kernel not named"
-    title = f"Fused attention ({formats(rows)}, forward; {kernel}) on {device}{few(len(rows), law.physics == AttnPhysics())}"
+    title = f"Fused attention ({formats(rows)}, forward; {kernel}) on {device}{few(len(rows), fit.physics == AttnPhysics())}"
     figure = new_figure(title, said_of(scores, "FLOPs", caveat(len(rows), scores)), SIZE)
     if series := head_series(rows):
-        _draw_series(figure, law, series, table, serving)
+        _draw_series(figure, fit, series, table, serving)
     else:
-        flops, found = shape_of(rows).flops, law.predict(*shape_of(rows), serving=serving)
-        draw_all_rows(figure, "useful FLOPs of one call", flops, rows["seconds"], found, law.machine.peak)
+        flops, found = shape_of(rows).flops, fit.predict(*shape_of(rows), serving=serving)
+        draw_all_rows(figure, "useful FLOPs of one call", flops, rows["seconds"], found, fit.machine.peak)
     return save(figure, path)
 
 
-def _draw_series(figure: Figure, law: FlashAttnLaw, series: Sequence[Table], table: Table, serving: bool) -> None:
+def _draw_series(figure: Figure, fit: FlashAttnModel, series: Sequence[Table], table: Table, serving: bool) -> None:
     rate, training = figure.subplots(1, 2)
-    unit, scale = rate_unit(law.machine.peak)
+    unit, scale = rate_unit(fit.machine.peak)
     for i, chosen in enumerate(series):
         batch, heads, kv_heads, dim, v_dim = (
             int(chosen[c][0]) for c in ("batch", "heads", "kv_heads", "head_dim", "v_head_dim")
         )
         seq = _lengths_between(chosen["seq_q"])
-        found = law.predict(batch, seq, seq, heads, kv_heads or heads, dim, v_dim or dim, True, serving=serving)
+        found = fit.predict(batch, seq, seq, heads, kv_heads or heads, dim, v_dim or dim, True, serving=serving)
         flops = _causal_flops(batch, seq, heads, dim, v_dim or dim)
         label = f"{heads} head{'s' * (heads > 1)}, {kv_heads or heads} KV, dim {dim}"
         _rate_curve(rate, flops, flops / scale, found, COLOURS[i], label)
@@ -72,7 +72,7 @@ def _draw_series(figure: Figure, law: FlashAttnLaw, series: Sequence[Table], tab
     rate.set_ylabel(f"achieved {unit}")
     flops_axis(rate, f"useful FLOPs of one call (causal, batch {batch})")
     rate.set_title("as measured: with the copy into a serving cache" if serving else "as measured", fontsize=10)
-    _draw_training(training, law, table, serving)
+    _draw_training(training, fit, table, serving)
     for axes in (rate, training):
         axes.set_ylim(bottom=0)
         axes.grid(True, which="major", alpha=0.25)
@@ -80,13 +80,13 @@ def _draw_series(figure: Figure, law: FlashAttnLaw, series: Sequence[Table], tab
         axes.set_ylim(top=axes.get_ylim()[1] * 1.2)
 
 
-def _draw_training(axes: Axes, law: FlashAttnLaw, table: Table, serving: bool) -> None:
+def _draw_training(axes: Axes, fit: FlashAttnModel, table: Table, serving: bool) -> None:
     """A training call of 16k tokens, 16 heads of 128, causal, over the sequence length; published kernels as marks."""
-    unit, scale = rate_unit(law.machine.peak)
+    unit, scale = rate_unit(fit.machine.peak)
     seq = _lengths_between(np.array([512, _TOKENS]))
     batch = _TOKENS / seq
     for colour, backward in zip(COLOURS, (False, True), strict=False):
-        found = law.predict(batch, seq, seq, 16, 16, 128, 128, True, backward)
+        found = fit.predict(batch, seq, seq, 16, 16, 128, 128, True, backward)
         flops = _causal_flops(batch, seq, 16, 128, 128) * (2.5 if backward else 1.0)
         _rate_curve(axes, seq, flops / scale, found, colour, "backward" if backward else "forward")
     same = (table["causal"] == 1) & (table["head_dim"] == 128) & (table["heads"] == 16)

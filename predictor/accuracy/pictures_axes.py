@@ -40,14 +40,14 @@ def said_of(scores: Sequence[Score], alone: str, caveat: str = "") -> str:
     caveat: a clause of what the errors cannot show, put on a line of its own.
     """
     if not scores:
-        return "held-out errors: none, too few rows were measured to spare some"
+        return "held-out errors: none, too few measurements to spare some"
     regimes = dict.fromkeys(s.regime for s in scores)
     parts = [
         f"{regime}: " + ", ".join(f"{s.split} {s.mape:.1%} ({s.naive_mape:.1%})" for s in scores if s.regime == regime)
         for regime in regimes
     ]
     lines = [
-        f"mean error on held-out rows (in brackets by {alone} alone): {parts[0]}",
+        f"mean error on held-out measurements (in brackets: by {alone} only): {parts[0]}",
         *parts[1:],
         *([caveat] if caveat else []),
     ]
@@ -56,7 +56,7 @@ def said_of(scores: Sequence[Score], alone: str, caveat: str = "") -> str:
 
 def few(rows: int, assumed: bool) -> str:
     """What a title adds where a law's constants are ``assumed``, not fitted; "" where they are fitted."""
-    return f"\nonly {rows} rows, too few to fit: usual constants, scaled to these rows" if assumed else ""
+    return f"\nonly {rows} measurements, too few to fit: usual constants, scaled to these" if assumed else ""
 
 
 def rate_unit(peak: float) -> tuple[str, float]:

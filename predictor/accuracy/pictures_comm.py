@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor.estimate import Basis
-from predictor.network.collective import CollectiveLaw
+from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS, preferred, sent_share
 from profiler.files import replacing
 from profiler.profile.profile import Profile, Table
@@ -33,7 +33,7 @@ _TITLES = {
 Conversion = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def draw(profile: Profile, law: CollectiveLaw, out_dir: Path) -> list[Path]:
+def draw(profile: Profile, fit: CollectiveModel, out_dir: Path) -> list[Path]:
     """Write ``comm/{op}_intra_{ranks}_inter_{nodes}.jpg`` for every measured group and some predicted ones.
 
     Returns the paths in the order written. One figure serves all pictures: making one costs more than drawing in it.
@@ -48,7 +48,7 @@ def draw(profile: Profile, law: CollectiveLaw, out_dir: Path) -> list[Path]:
     paths = []
     for op, intra, inter in _groups(profile):
         figure.clear()
-        _draw_group(figure, profile, law, op, intra, inter)
+        _draw_group(figure, profile, fit, op, intra, inter)
         path = folder / f"{op}_intra_{intra}_inter_{inter}.jpg"
         with replacing(path) as file:
             figure.savefig(file, format="jpg", dpi=90, pil_kwargs={"quality": 88})
@@ -68,10 +68,10 @@ def _groups(profile: Profile) -> list[tuple[str, int, int]]:
     return groups
 
 
-def _draw_group(figure: Figure, profile: Profile, law: CollectiveLaw, op: str, intra: int, inter: int) -> None:
+def _draw_group(figure: Figure, profile: Profile, fit: CollectiveModel, op: str, intra: int, inter: int) -> None:
     table = profile.table(op)
     rows = table.where((table["intra"] == intra) & (table["inter"] == inter) & (table["bytes"] > 0))
-    estimate = law.predict(op, _SIZES, intra, inter)
+    estimate = fit.predict(op, _SIZES, intra, inter)
     share = float(sent_share(op, intra * inter))
     left, right = figure.subplots(1, 2)
     band = np.exp(_Z90 * estimate.relative_std)
@@ -84,14 +84,14 @@ def _draw_group(figure: Figure, profile: Profile, law: CollectiveLaw, op: str, i
         axes.fill_between(_SIZES, value / band, value * band, color=_CURVE, alpha=0.15, lw=0, label="90% interval")
         _curve(axes, value, estimate.basis, len(rows))
         if len(rows):
-            _points(axes, rows, convert, _origin(law, op, preferred(rows)))
+            _points(axes, rows, convert, _origin(fit, op, preferred(rows)))
         _bytes_axis(axes)
     left.set(yscale="log", ylabel="time (microseconds)")
     right.set(ylabel="bus bandwidth (GB/s)", ylim=(0, None))
     left.legend(loc="upper left", fontsize=8, frameon=False)
     ranks = f"{intra} rank{'s' * (intra > 1)}"
     group = f"{ranks} in one node" if inter == 1 else f"{inter} nodes x {ranks}"
-    network = "" if inter == 1 else f", {law.bandwidths[1] * 8e-9:.0f} Gbit/s per rank between nodes"
+    network = "" if inter == 1 else f", {fit.bandwidths[1] * 8e-9:.0f} Gbit/s per rank between nodes"
     figure.suptitle(f"{_TITLES[op]}, {group}{network} - {profile.device.name}", fontsize=11)
 
 
@@ -99,14 +99,14 @@ def _curve(axes: Axes, value: np.ndarray, basis: np.ndarray, rows: int) -> None:
     """The law over _SIZES, solid where its rows carry it, dashed where it goes beyond them."""
     if not rows:
         words = {Basis.ROOFLINE: "nominal rate and usual efficiency", Basis.EXTRAPOLATED: "extrapolated"}
-        label = f"prediction, nothing measured ({words.get(Basis(int(np.median(basis))), 'network law')})"
+        label = f"prediction, nothing measured ({words.get(Basis(int(np.median(basis))), 'network fit')})"
         axes.plot(_SIZES, value, color=_CURVE, lw=1.6, label=label)
         return
     beyond = basis >= Basis.EXTRAPOLATED
     joined = np.convolve(beyond, [1, 1, 1], mode="same") > 0  # one point more, so that the dashes meet the line
     assumed = (basis == Basis.ROOFLINE).any()
-    dashed = "usual efficiency: too few rows to fit a law" if assumed else "extrapolated by the law"
-    for shown, style, label in ((~beyond, "-", "law"), (joined & beyond.any(), "--", dashed)):
+    dashed = "usual efficiency: too few measurements to fit" if assumed else "fit, extrapolated"
+    for shown, style, label in ((~beyond, "-", "fit"), (joined & beyond.any(), "--", dashed)):
         if shown.any():
             axes.plot(_SIZES, np.where(shown, value, np.nan), color=_CURVE, lw=1.6, ls=style, label=label)
 
@@ -114,19 +114,19 @@ def _curve(axes: Axes, value: np.ndarray, basis: np.ndarray, rows: int) -> None:
 def _points(axes: Axes, rows: Table, convert: Conversion, origin: str) -> None:
     """Rows that the law goes through above, other types and releases below."""
     fitted = preferred(rows)
-    for table, color, size, label in ((rows, _OTHER, 10, "other rows"), (fitted, _FITTED, 16, origin)):
+    for table, color, size, label in ((rows, _OTHER, 10, "other measurements"), (fitted, _FITTED, 16, origin)):
         if table is fitted or len(rows) > len(fitted):
             size_bytes = table["bytes"].astype(np.float64)
             axes.scatter(size_bytes, convert(size_bytes, table["seconds"]), s=size, color=color, lw=0, label=label, zorder=3)
 
 
-def _origin(law: CollectiveLaw, op: str, rows: Table) -> str:
+def _origin(fit: CollectiveModel, op: str, rows: Table) -> str:
     """Where the points come from; a profile may hold rows of a network far slower than that of its law."""
     envs = [str(e) for e in np.unique(rows["env"]) if e]
     words = f"{', '.join(np.unique(rows['dtype']))}; {', '.join(envs[-3:]) or 'this machine'}"
-    expected = law.predict(op, rows["bytes"], rows["intra"], rows["inter"]).seconds
+    expected = fit.predict(op, rows["bytes"], rows["intra"], rows["inter"]).seconds
     slower = np.median(rows["seconds"] / expected) > _OTHER_NETWORK
-    network = "on a slower network\nthan the law is for " if slower else ""
+    network = "on a slower network\nthan the fit is for " if slower else ""
     return f"measured {network}({words})"
 
 

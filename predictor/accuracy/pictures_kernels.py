@@ -39,7 +39,7 @@ from predictor.accuracy.pictures_scatter import draw_all_rows
 from predictor.accuracy.score import Score
 from predictor.kernels.flash_attn import main_rows
 from predictor.kernels.gemm_physics import GemmPhysics
-from predictor.kernels.linear import LinearLaw
+from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Profile, Table
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEAST_SIZES = 6  # weights measured at fewer m make no curve
-_WORK = "FLOPs of one product (2 m n k)"
+_WORK = "FLOPs of one GEMM (2 m n k)"
 
 
-def draw(profile: Profile, laws: Mapping[str, Any], out_dir: Path, scores: Sequence[Score] | None = None) -> list[Path]:
+def draw(profile: Profile, fits: Mapping[str, Any], out_dir: Path, scores: Sequence[Score] | None = None) -> list[Path]:
     """Write linear.jpg, flash_attn.jpg and memory_bound.jpg to ``out_dir``; a law without measured rows has no picture.
 
     laws: holds the fitted ``linears``, ``attention`` and ``kernels``. scores: held-out errors to name; measured here if not
@@ -64,42 +64,42 @@ def draw(profile: Profile, laws: Mapping[str, Any], out_dir: Path, scores: Seque
 
     written, device = [], profile.device.name
     if len(rows := linear_rows(profile)):
-        written.append(_draw_linear(profile, laws["linears"], rows, known("linear"), out_dir / "linear.jpg"))
+        written.append(_draw_linear(profile, fits["linears"], rows, known("linear"), out_dir / "linear.jpg"))
     attention = profile.table("flash_attn")
     if len(rows := main_rows(attention)):
         path = out_dir / "flash_attn.jpg"
-        written.append(draw_attention(laws["attention"], rows, attention, device, known("flash_attn"), path))
+        written.append(draw_attention(fits["attention"], rows, attention, device, known("flash_attn"), path))
     kernels = profile.table("memory_bound")
     if len(rows := kernels.where(kernels["bytes"] > 0)):
         path = out_dir / "memory_bound.jpg"
-        written.append(draw_memory_bound(laws["kernels"], rows, device, known("memory_bound"), path))
+        written.append(draw_memory_bound(fits["kernels"], rows, device, known("memory_bound"), path))
     return written
 
 
-def _draw_linear(profile: Profile, law: LinearLaw, rows: Table, scores: Sequence[Score], path: Path) -> Path:
+def _draw_linear(profile: Profile, fit: LinearModel, rows: Table, scores: Sequence[Score], path: Path) -> Path:
     family = linear_family(profile)
-    part = law.parts[family]
+    part = fit.parts[family]
     title = f"Matrix multiplication ({formats(rows)}, forward) on {profile.device.name}"
     title += few(len(rows), part.physics == GemmPhysics())
     figure = new_figure(title, said_of(scores, "FLOPs", caveat(len(rows), scores)), SIZE)
     if weights := weight_shapes(rows):
-        _draw_weights(figure, law, rows, weights, family)
+        _draw_weights(figure, fit, rows, weights, family)
     else:
         flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
-        found = law.predict(rows["m"], rows["n"], rows["k"], dtype=family)
+        found = fit.predict(rows["m"], rows["n"], rows["k"], dtype=family)
         draw_all_rows(figure, _WORK, flops, rows["seconds"], found, part.machine.peak)
     return save(figure, path)
 
 
-def _draw_weights(figure: Figure, law: LinearLaw, rows: Table, weights: Sequence[tuple[int, int]], family: str) -> None:
+def _draw_weights(figure: Figure, fit: LinearModel, rows: Table, weights: Sequence[tuple[int, int]], family: str) -> None:
     """Rate (left) and time (right) of a few weight shapes over the FLOPs of m rows."""
     rate, time = figure.subplots(1, 2)
-    peak = law.parts[family].machine.peak
+    peak = fit.parts[family].machine.peak
     unit, scale = rate_unit(peak)
     for i, (n, k) in enumerate(weights):
         chosen = rows.where((rows["n"] == n) & (rows["k"] == k))
         m = _sizes_between(chosen["m"])
-        found, per_row = law.predict(m, n, k, dtype=family), 2.0 * n * k
+        found, per_row = fit.predict(m, n, k, dtype=family), 2.0 * n * k
         flops, measured = per_row * m, per_row * chosen["m"]
         factor, colour = interval_factor(found), COLOURS[i]
         for axes, fitted, points in (

@@ -12,7 +12,7 @@ from predictor.accuracy.crossval import formats
 from predictor.accuracy.pictures_axes import COLOURS, interval_factor, new_figure, said_of, save
 from predictor.accuracy.score import Score
 from predictor.estimate import Basis
-from predictor.kernels.memory_bound import MemoryBoundLaw
+from predictor.kernels.memory_bound import MemoryBoundModel
 from profiler.profile.profile import Table
 
 if TYPE_CHECKING:
@@ -22,14 +22,16 @@ _MOST, _COLUMNS = 12, (4, 3)
 _TICKS = {2.0**e: label for e, label in zip(range(10, 41, 5), ["1K", "32K", "1M", "32M", "1G", "32G", "1T"], strict=True)}
 
 
-def draw_memory_bound(law: MemoryBoundLaw, rows: Table, device: str, scores: Sequence[Score], path: Path) -> Path:
+def draw_memory_bound(fit: MemoryBoundModel, rows: Table, device: str, scores: Sequence[Score], path: Path) -> Path:
     """Write a panel for each kind of ``rows``, the twelve with most rows where there are more; returns ``path``."""
     rows = rows.where(rows["bytes"] > 0)
     kinds, counts = np.unique(rows["kind"], return_counts=True)
     shown = sorted(str(kind) for kind in kinds[np.argsort(-counts, kind="stable")[:_MOST]])
     columns = min(len(shown), min(_COLUMNS, key=lambda across: -len(shown) % across))  # the fewest empty places
     down = -(-len(shown) // columns)
-    left_out = f"; {len(kinds) - len(shown)} kinds of as many or fewer rows are not shown" if len(kinds) > len(shown) else ""
+    left_out = (
+        f"; {len(kinds) - len(shown)} kinds of as many or fewer measurements are not shown" if len(kinds) > len(shown) else ""
+    )
     formats_said = f" ({formats(rows)})" if formats(rows) else ""
     errors = said_of(scores, "bytes").replace("alone): ", "alone):\n")  # in one line it would be wider than three panels
     title = f"Memory-bound kernels{formats_said} on {device}\n{errors}"
@@ -38,7 +40,7 @@ def draw_memory_bound(law: MemoryBoundLaw, rows: Table, device: str, scores: Seq
     figure = new_figure(title, caption, (width, 2.6 * down + 1.3))
     panels = figure.subplots(down, columns, sharex=True, sharey=True, squeeze=False)
     for kind, axes in zip(shown, panels.flat, strict=False):
-        _panel(axes, law, kind, rows.where(rows["kind"] == kind))
+        _panel(axes, fit, kind, rows.where(rows["kind"] == kind))
     for axes in panels.flat[len(shown) :]:
         axes.set_axis_off()
     # a panel above an empty place is the lowest of its column
@@ -54,27 +56,27 @@ def draw_memory_bound(law: MemoryBoundLaw, rows: Table, device: str, scores: Seq
     return save(figure, path)
 
 
-def _panel(axes: Axes, law: MemoryBoundLaw, kind: str, rows: Table) -> None:
+def _panel(axes: Axes, fit: MemoryBoundModel, kind: str, rows: Table) -> None:
     low, high = float(rows["bytes"].min()), float(rows["bytes"].max())
     size = np.geomspace(low / 1.5, high * 1.5, 80)
-    found = law.predict(kind, size)
+    found = fit.predict(kind, size)
     factor = interval_factor(found)
     axes.fill_between(size, found.seconds / factor, found.seconds * factor, color=COLOURS[0], alpha=0.15, lw=0)
     axes.plot(size, found.seconds, color=COLOURS[0], lw=1.3)
     axes.scatter(rows["bytes"], rows["seconds"], s=10, color=COLOURS[1], lw=0, alpha=0.8, zorder=3)
     axes.set(xscale="log", yscale="log")
     axes.grid(True, which="major", alpha=0.25)
-    axes.set_title(panel_title(law, kind, len(rows)), fontsize=9)
+    axes.set_title(panel_title(fit, kind, len(rows)), fontsize=9)
 
 
-def panel_title(law: MemoryBoundLaw, kind: str, rows: int) -> str:
+def panel_title(fit: MemoryBoundModel, kind: str, rows: int) -> str:
     """The kind, and its law in figures: "norm\\n3.1 µs + bytes / 1,340 GB/s"; it says so where rows were too few to fit."""
-    one, two = law.predict(kind, np.array([1e12, 2e12])).seconds
-    launch = max(float(law.predict(kind, 1.0).seconds - (two - one) / 1e12), 0.0)
+    one, two = fit.predict(kind, np.array([1e12, 2e12])).seconds
+    launch = max(float(fit.predict(kind, 1.0).seconds - (two - one) / 1e12), 0.0)
     said = f"{_short(launch * 1e6)} µs + bytes / {_short(1e3 / (two - one))} GB/s"
-    fitted = law.predict(kind, 1.0).basis < Basis.ROOFLINE
+    fitted = fit.predict(kind, 1.0).basis < Basis.ROOFLINE
     name = kind.replace("_", " ")
-    return f"{name}\n{said}" if fitted else f"{name}: {rows} rows, too few to fit\nassumed {said}"
+    return f"{name}\n{said}" if fitted else f"{name}: {rows} measurements, too few to fit\nassumed {said}"
 
 
 def _short(value: float) -> str:

@@ -35,7 +35,7 @@ def draw_all_rows(figure: Figure, work: str, flops: np.ndarray, seconds: np.ndar
     left.legend(fontsize=8, frameon=False, loc="upper right", ncols=2)
     _ratios(right, flops, found.seconds / seconds, found.relative_std, size)
     right.set_ylabel("predicted / measured time")
-    right.set_title("the rows that the law was fitted on", fontsize=10)
+    right.set_title("the measurements that were fitted", fontsize=10)
     left.set_title("every measured shape; grey: from measured to predicted", fontsize=10)
     for axes in (left, right):
         flops_axis(axes, work)

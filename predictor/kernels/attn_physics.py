@@ -98,24 +98,24 @@ class AttnTimes(NamedTuple):
     cache: np.ndarray
 
 
-def attn_times(law: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> AttnTimes:
+def attn_times(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> AttnTimes:
     """Forward seconds: launch + p-norm(spread blocks, longest block, bytes) * throttle.
 
     Never falls when batch, heads, sequence or dims grow (with seq_kv >= seq_q where causal).
     """
     dims = shape.head_dim + shape.v_head_dim
-    per_key = 2.0 * QUERY_TILE * (dims + law.softmax) / (law.efficiency * machine.peak / machine.sms)
+    per_key = 2.0 * QUERY_TILE * (dims + physics.softmax) / (physics.efficiency * machine.peak / machine.sms)
     waves = shape.blocks / machine.sms
-    paid = waves + law.balance * (np.ceil(waves) - waves)
-    spread = paid * (shape.keys_per_query + law.prologue) * per_key
-    longest = (shape.seq_kv + law.prologue) * per_key
-    memory = machine.element * shape.elements / (law.bandwidth * machine.bandwidth)
+    paid = waves + physics.balance * (np.ceil(waves) - waves)
+    spread = paid * (shape.keys_per_query + physics.prologue) * per_key
+    longest = (shape.seq_kv + physics.prologue) * per_key
+    memory = machine.element * shape.elements / (physics.bandwidth * machine.bandwidth)
     high = np.maximum(np.maximum(spread, longest), memory)
-    powers = sum((part / high) ** law.sharpness for part in (spread, longest, memory))
-    busy = high * powers ** (1 / law.sharpness)
-    busy = busy * (1 + law.throttle * busy / (busy + law.throttle_seconds))
+    powers = sum((part / high) ** physics.sharpness for part in (spread, longest, memory))
+    busy = high * powers ** (1 / physics.sharpness)
+    busy = busy * (1 + physics.throttle * busy / (busy + physics.throttle_seconds))
     copied = 2 * machine.element * shape.batch * shape.seq_kv * shape.kv_heads * dims  # read once, written once
-    return AttnTimes(law.launch + busy, spread, longest, memory, law.cache * copied / machine.bandwidth)
+    return AttnTimes(physics.launch + busy, spread, longest, memory, physics.cache * copied / machine.bandwidth)
 
 
 def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray, serving: bool) -> AttnPhysics:
@@ -133,16 +133,16 @@ def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray
     low, high = np.log(astuple(LOWER)), np.log(astuple(UPPER))
     start = np.log(astuple(AttnPhysics(cache=0.5 if serving else LOWER.cache)))
 
-    def law(x: np.ndarray) -> AttnPhysics:
+    def physics(x: np.ndarray) -> AttnPhysics:
         values = start.copy()
         values[fitted] = x
         return AttnPhysics(*(float(v) for v in np.exp(values)))
 
     def error(x: np.ndarray) -> np.ndarray:
-        times = attn_times(law(x), machine, part)
+        times = attn_times(physics(x), machine, part)
         found: np.ndarray = np.log(times.seconds + times.cache) - target
         return found
 
     first = np.clip(start, low + 1e-6, high - 1e-6)[fitted]
     bounds = (low[fitted], high[fitted])
-    return law(least_squares(error, first, bounds=bounds, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60).x)
+    return physics(least_squares(error, first, bounds=bounds, loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60).x)

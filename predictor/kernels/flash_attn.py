@@ -21,17 +21,17 @@ SERVING_SOURCES = ("aic", "ai-dynamo")
 SAME_KERNEL = {"sglang_flash_attention": "fa2", "sglang_fa3": "fa3"}
 #: Backward over forward where it was not measured: 2.5 by FLOPs; measured 2.9 from 4k tokens on (2.6-3.1 for
 #: FlashAttention 2, 2.8-3.1 for 3), 3.2 at 1k and below, 3.5 (3.3-3.85) for the 192/128 head dims of MLA.
-BACKWARD_LONG, BACKWARD_SHORT, BACKWARD_MLA, BACKWARD_DOUBT = 2.9, 3.2, 3.5, 0.10
+BACKWARD_LONG, BACKWARD_SHORT, BACKWARD_MLA, BACKWARD_UNCERTAINTY = 2.9, 3.2, 3.5, 0.10
 _LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
 #: Serving tables say little of training kernels at short sequences: without the cache copy the law is 0-5% off
 #: published training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this doubt.
-SHORT_DOUBT = 0.06
-_PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_DOUBT = 10, 30, 0.30
+SHORT_UNCERTAINTY = 0.06
+_PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_UNCERTAINTY = 10, 30, 0.30
 _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}
 
 
 @dataclass(frozen=True)
-class FlashAttnLaw:
+class FlashAttnModel:
     """How long 16-bit attention takes on one device. Fit with ``fit``; ask with ``predict``.
 
     backward: learnt correction of the default ratio of backward to forward time; None where it was not measured.
@@ -44,7 +44,7 @@ class FlashAttnLaw:
     known: np.ndarray
 
     @classmethod
-    def fit(cls, table: Table, device: Device) -> FlashAttnLaw:
+    def fit(cls, table: Table, device: Device) -> FlashAttnModel:
         """Fit the most often measured forward kernel; backward rows fit the ratio to it.
 
         16-bit rows count, or the fp32 rows of a device that was measured in fp32 alone (a CPU).
@@ -65,8 +65,8 @@ class FlashAttnLaw:
         groups = np.unique(np.stack([shape.seq_q, shape.heads]), axis=1, return_inverse=True)[1].ravel()
         features = _features(physics, machine, shape)
         residual = fit_residual(features, _coordinates(shape), log_bare, np.log(seconds) - log_bare, groups, _TREES)
-        law = cls(physics, machine, residual, None, np.unique(_keys(shape)))
-        return cls(physics, machine, residual, _fit_backward(table, rows, law), law.known)
+        fit = cls(physics, machine, residual, None, np.unique(_keys(shape)))
+        return cls(physics, machine, residual, _fit_backward(table, rows, fit), fit.known)
 
     def predict(
         self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
@@ -102,21 +102,21 @@ class FlashAttnLaw:
         times = attn_times(self.physics, self.machine, shape)
         bare = times.seconds + times.cache * serving
         if self.residual is None:
-            return bare, np.full(bare.shape, _ROOFLINE_DOUBT), np.full(bare.shape, np.int8(Basis.ROOFLINE))
+            return bare, np.full(bare.shape, _ROOFLINE_UNCERTAINTY), np.full(bare.shape, np.int8(Basis.ROOFLINE))
         features = _features(self.physics, self.machine, shape)
         log_bare = np.log(times.seconds + times.cache)
         correction, std, basis = self.residual.correct(features, _coordinates(shape), log_bare)
         basis = np.where(np.isin(_keys(shape), self.known), np.int8(Basis.MEASURED), basis)
         if self.physics.cache > 0.01 and not serving:  # a training kernel told from serving rows: not measured itself
             octaves = np.log2(np.maximum(2 * _SHORT_TOKENS / shape.seq_q, 1.0))
-            std = np.hypot(std, SHORT_DOUBT * np.minimum(octaves, 6.0))
+            std = np.hypot(std, SHORT_UNCERTAINTY * np.minimum(octaves, 6.0))
             basis = np.maximum(basis, np.int8(Basis.INTERPOLATED))
         return bare * np.exp(correction), std, basis
 
     def _backward_ratio(self, shape: AttnShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ratio = default_backward_ratio(shape)
         if self.backward is None:
-            return ratio, np.full(ratio.shape, BACKWARD_DOUBT), np.full(ratio.shape, np.int8(Basis.INTERPOLATED))
+            return ratio, np.full(ratio.shape, BACKWARD_UNCERTAINTY), np.full(ratio.shape, np.int8(Basis.INTERPOLATED))
         features = _features(self.physics, self.machine, shape)
         log_bare = np.log(attn_times(self.physics, self.machine, shape).seconds)
         correction, std, basis = self.backward.correct(features, _coordinates(shape), log_bare)
@@ -143,7 +143,7 @@ class FlashAttnLaw:
         return out
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> FlashAttnLaw:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> FlashAttnModel:
         """The inverse of ``to_arrays``."""
         residual, backward = (
             Residual.from_arrays(arrays, f"{name}/") if f"{name}/scalars" in arrays else None
@@ -226,13 +226,13 @@ def _keys(shape: AttnShape) -> np.ndarray:
     return key
 
 
-def _fit_backward(table: Table, main: Table, law: FlashAttnLaw) -> Residual | None:
+def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | None:
     """Correction of the default ratio, from backward rows paired with forward times of the same kernel and shape.
 
     forward_backward rows count with the forward time taken off. Few rows give one factor, drawn to the default.
     """
     rows = table.where(np.isin(table["pass"], ("backward", "forward_backward")))
-    reference = _forward_seconds(rows, table.where(table["pass"] == "forward"), str(main["kernel"][0]), law)
+    reference = _forward_seconds(rows, table.where(table["pass"] == "forward"), str(main["kernel"][0]), fit)
     seconds = rows["seconds"] - np.where(rows["pass"] == "forward_backward", reference, 0.0)
     usable = np.isfinite(reference) & (seconds > 0)
     rows, seconds, reference = rows.where(usable), seconds[usable], reference[usable]
@@ -240,19 +240,19 @@ def _fit_backward(table: Table, main: Table, law: FlashAttnLaw) -> Residual | No
         return None
     shape = shape_of(rows)
     off_default = np.log(seconds / reference / default_backward_ratio(shape))
-    log_bare = np.log(attn_times(law.physics, law.machine, shape).seconds)
-    features = _features(law.physics, law.machine, shape)
+    log_bare = np.log(attn_times(fit.physics, fit.machine, shape).seconds)
+    features = _features(fit.physics, fit.machine, shape)
     learnt = fit_residual(features, _coordinates(shape), log_bare, off_default, np.arange(len(rows)), _TREES)
     weight = len(rows) / (len(rows) + _PRIOR_ROWS)
-    doubt = np.hypot(weight * learnt.size_doubt, (1 - weight) * BACKWARD_DOUBT)
-    return learnt if learnt.trees is not None else replace(learnt, shift=weight * learnt.shift, size_doubt=doubt)
+    uncertainty = np.hypot(weight * learnt.size_uncertainty, (1 - weight) * BACKWARD_UNCERTAINTY)
+    return learnt if learnt.trees is not None else replace(learnt, shift=weight * learnt.shift, size_uncertainty=uncertainty)
 
 
-def _forward_seconds(rows: Table, forward: Table, main_kernel: str, law: FlashAttnLaw) -> np.ndarray:
+def _forward_seconds(rows: Table, forward: Table, main_kernel: str, fit: FlashAttnModel) -> np.ndarray:
     """Forward seconds of every row's shape: measured with the same kernel, else by the law of that kernel, else NaN."""
     shape = shape_of(rows)
     same = np.array([k in (main_kernel, SAME_KERNEL.get(main_kernel)) for k in rows["kernel"]], dtype=bool)
-    reference = np.where(same, law.predict(*shape).seconds, np.nan)
+    reference = np.where(same, fit.predict(*shape).seconds, np.nan)
     keys, forward_keys = _keys(shape), _keys(shape_of(forward))
     for kernel in np.unique(rows["kernel"]):
         mine, theirs = np.flatnonzero(rows["kernel"] == kernel), forward["kernel"] == kernel

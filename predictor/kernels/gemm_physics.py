@@ -59,32 +59,34 @@ class GemmTimes(NamedTuple):
     tile: np.ndarray
 
 
-def gemm_times(law: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> GemmTimes:
+def gemm_times(
+    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+) -> GemmTimes:
     """Time of ``batch`` products [m, k] x [k, n]; all arguments float64 of shape [rows].
 
     launch + ((compute^p + memory^p)^(1/p)) * throttle; compute is the least over tile shapes and k-splits of
     waves * tile time; never falls when m, n, k or batch grow.
     """
-    compute, tile = _compute_seconds(law, machine, m, n, k, batch)
-    memory = batch * (machine.element * (m + n) * k + machine.out * m * n) / (law.bandwidth * machine.bandwidth)
+    compute, tile = _compute_seconds(physics, machine, m, n, k, batch)
+    memory = batch * (machine.element * (m + n) * k + machine.out * m * n) / (physics.bandwidth * machine.bandwidth)
     high, low = np.maximum(compute, memory), np.minimum(compute, memory)
-    busy = high * (1 + (low / high) ** law.sharpness) ** (1 / law.sharpness)
-    busy = busy * (1 + law.throttle * busy / (busy + law.throttle_seconds))
-    return GemmTimes(law.launch + busy, compute, memory, tile)
+    busy = high * (1 + (low / high) ** physics.sharpness) ** (1 / physics.sharpness)
+    busy = busy * (1 + physics.throttle * busy / (busy + physics.throttle_seconds))
+    return GemmTimes(physics.launch + busy, compute, memory, tile)
 
 
 def _compute_seconds(
-    law: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     best, chosen = np.full(len(m), np.inf), np.zeros(len(m), dtype=np.int8)
     for index, (tm, tn) in enumerate(TILES):
         intensity = tm * tn / (tm + tn)
-        rate = law.efficiency * machine.peak / machine.sms * intensity / (intensity + law.intensity_half)
+        rate = physics.efficiency * machine.peak / machine.sms * intensity / (intensity + physics.intensity_half)
         tiles = batch * np.ceil(m / tm) * np.ceil(n / tn)
         for split in SPLITS:
             waves = tiles * split / machine.sms
-            paid = np.maximum(1.0, waves + law.wave * (np.ceil(waves) - waves))
-            seconds = paid * (2.0 * tm * tn * (k / split + law.prologue * (1 + 0.5 * (split > 1)))) / rate
+            paid = np.maximum(1.0, waves + physics.wave * (np.ceil(waves) - waves))
+            seconds = paid * (2.0 * tm * tn * (k / split + physics.prologue * (1 + 0.5 * (split > 1)))) / rate
             chosen = np.where(seconds < best, np.int8(index), chosen)
             best = np.minimum(best, seconds)
     return best, chosen

@@ -41,7 +41,7 @@ LAYOUT_PRIOR = {
     (Layout.NN, True): (1.02, 0.05), (Layout.NT, False): (1.03, 0.05), (Layout.NT, True): (1.06, 0.05),
 }  # fmt: skip
 _PRIOR_ROWS = 10  # a prior weighs as much as this many measured rows
-_ROOFLINE_DOUBT = 0.25
+_ROOFLINE_UNCERTAINTY = 0.25
 _TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
 _FEATURE_TILES = ((128, 128), (128, 256), (256, 128), (64, 256), (256, 64), (64, 64))
 _ROWS_FOR_PHYSICS, _LONG_KERNEL = 30, 1e-4
@@ -56,17 +56,17 @@ class _Part:
     residual: Residual | None
     known: np.ndarray
     layout_factor: np.ndarray  # [3 layouts, 2 accumulate] relative to forward
-    layout_doubt: np.ndarray
+    layout_uncertainty: np.ndarray
 
 
 @dataclass(frozen=True)
-class LinearLaw:
+class LinearModel:
     """How long GEMMs take on one device. Fit with ``fit``; ask with ``predict``."""
 
     parts: Mapping[str, _Part]
 
     @classmethod
-    def fit(cls, table: Table, device: Device) -> LinearLaw:
+    def fit(cls, table: Table, device: Device) -> LinearModel:
         """Fit every arithmetic the device has a peak for; those without rows get the physics' prior (roofline)."""
         family = np.array([FAMILIES.get(d, d) for d in table["dtype"]], dtype=np.str_)
         names = dict.fromkeys(FAMILIES.get(name, name) for name in device.peak_flops)
@@ -94,9 +94,9 @@ class LinearLaw:
         seconds, std, basis = _predict_forward(part, *size)
         layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
         seconds = seconds * part.layout_factor[layouts, adds]
-        layout_doubt = part.layout_doubt[layouts, adds]
-        std = np.hypot(std, layout_doubt)
-        measured = np.isin(_keys(*size), part.known) & (layout_doubt == 0) & (basis < Basis.ROOFLINE)
+        layout_uncertainty = part.layout_uncertainty[layouts, adds]
+        std = np.hypot(std, layout_uncertainty)
+        measured = np.isin(_keys(*size), part.known) & (layout_uncertainty == 0) & (basis < Basis.ROOFLINE)
         basis = np.where(measured, np.int8(Basis.MEASURED), basis)
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
 
@@ -131,12 +131,12 @@ class LinearLaw:
             out[f"{name}/physics"] = np.array(astuple(part.physics))
             out[f"{name}/machine"] = np.array(part.machine)
             out[f"{name}/known"] = part.known
-            out[f"{name}/layout_factor"], out[f"{name}/layout_doubt"] = part.layout_factor, part.layout_doubt
+            out[f"{name}/layout_factor"], out[f"{name}/layout_doubt"] = part.layout_factor, part.layout_uncertainty
             out.update(part.residual.to_arrays(f"{name}/residual/") if part.residual is not None else {})
         return out
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LinearLaw:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LinearModel:
         """The inverse of ``to_arrays``."""
         parts = {}
         for name in [key.split("/")[0] for key in arrays if key.endswith("/physics")]:
@@ -180,7 +180,7 @@ def _predict_forward(
     bare = gemm_times(part.physics, part.machine, m, n, k, batch)
     if part.residual is None:
         shape = bare.seconds.shape
-        return bare.seconds, np.full(shape, _ROOFLINE_DOUBT), np.full(shape, np.int8(Basis.ROOFLINE))
+        return bare.seconds, np.full(shape, _ROOFLINE_UNCERTAINTY), np.full(shape, np.int8(Basis.ROOFLINE))
     log_bare = np.log(bare.seconds)
     features = _features(part.physics, part.machine, m, n, k, batch)
     correction, std, basis = part.residual.correct(features, _coordinates(m, n, k, batch), log_bare)
@@ -256,9 +256,9 @@ def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
     The median over rows of log(measured / predicted) less the same source's forward median, so that a lab's own
     scale cancels; drawn to the prior where rows are few.
     """
-    factor, doubt = part.layout_factor.copy(), part.layout_doubt.copy()
+    factor, uncertainty = part.layout_factor.copy(), part.layout_uncertainty.copy()
     if not len(table):
-        return factor, doubt
+        return factor, uncertainty
     ratio = np.log(table["seconds"] / _predict_forward(part, *_sizes(table))[0])
     for source in np.unique(table["source"]):
         rows = table["source"] == source
@@ -271,13 +271,13 @@ def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
             if len(chosen):
                 weight = len(chosen) / (len(chosen) + _PRIOR_ROWS)
                 factor[layout, add] *= np.exp(weight * (np.median(chosen) - np.log(factor[layout, add])))
-                doubt[layout, add] *= 1 - weight
-    return factor, doubt
+                uncertainty[layout, add] *= 1 - weight
+    return factor, uncertainty
 
 
-def _ratio(law: LinearLaw, rows: Table, dtype: str) -> np.ndarray:
+def _ratio(fit: LinearModel, rows: Table, dtype: str) -> np.ndarray:
     """Measured over predicted, and measured seconds, of rows of one dtype; shape [2, rows]."""
     layout = np.array([Layout[name].value if name else 0 for name in rows["layout"]], dtype=np.int8)
     m, n, k, batch = _sizes(rows)
-    found = law.predict(m, n, k, batch, layout, dtype, rows["accumulate"] > 0)
+    found = fit.predict(m, n, k, batch, layout, dtype, rows["accumulate"] > 0)
     return np.stack([rows["seconds"] / found.seconds, rows["seconds"]])

@@ -13,7 +13,7 @@ from predictor.estimate import Basis, Estimate
 #: What tells one call from another, in the order of CostModel.flash_attn's arguments.
 SHAPE = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward")
 #: Standard deviation of log(time) that the best median keeps: clocks and memory layout of another process.
-LEAST_DOUBT = 0.02
+LEAST_UNCERTAINTY = 0.02
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,20 @@ class MeasuredAttention:
         spread = np.nan_to_num(np.array([row["spread"] for row in rows], dtype=np.float64))
         order = np.argsort(keys)
         seconds = np.array([row["seconds"] for row in rows], dtype=np.float64)
-        return cls(keys[order], seconds[order], np.maximum(spread / 2, LEAST_DOUBT)[order])
+        return cls(keys[order], seconds[order], np.maximum(spread / 2, LEAST_UNCERTAINTY)[order])
 
-    def instead_of(self, law: Estimate, *shape: Any) -> Estimate:
+    def instead_of(self, fit: Estimate, *shape: Any) -> Estimate:
         """``law`` with the measured time, doubt and basis wherever the call was measured; ``shape`` as SHAPE, broadcast."""
         arrays = np.broadcast_arrays(*(np.asarray(column, dtype=np.int64) for column in shape))
         asked = call_keys(*arrays)
         if not len(self.keys):
-            return law
+            return fit
         at = np.minimum(np.searchsorted(self.keys, asked), len(self.keys) - 1)
         known = self.keys[at] == asked
         return Estimate(
-            np.where(known, self.seconds[at], law.seconds),
-            np.where(known, self.relative_std[at], law.relative_std),
-            np.where(known, np.int8(Basis.MEASURED), law.basis).astype(np.int8),
+            np.where(known, self.seconds[at], fit.seconds),
+            np.where(known, self.relative_std[at], fit.relative_std),
+            np.where(known, np.int8(Basis.MEASURED), fit.basis).astype(np.int8),
         )
 
 

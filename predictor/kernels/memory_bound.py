@@ -15,7 +15,7 @@ from profiler.profile.profile import Device, Table
 #: The share is what copy-like kernels reach (quantise 0.84 and add 0.88 of HBM where measured, less for fused work).
 DEFAULT = (3e-6, 0.75, 0.30)
 #: Doubt of a law given in words (a published efficiency) instead of rows.
-GIVEN_DOUBT = 0.25
+GIVEN_UNCERTAINTY = 0.25
 #: Shares of HBM bandwidth measured on A100 and H100 (vLLM's kernels), for devices where the kind was not.
 KIND_SHARE = {"norm": 0.40, "gated_act": 0.55, "rope": 0.48, "residual": 0.90, "embedding": 0.17, "quantize": 0.85}
 #: Where the chain of kernels of an eager framework was not measured: the kinds whose laws its kernels follow, and the bytes
@@ -37,34 +37,34 @@ EAGER_BYTES = {
 }  # fmt: skip
 #: Plain streams: the kinds whose median share stands in for a kind never measured on this device.
 COPY_LIKE = ("residual", "gated_act", "quantize", "copy")
-_LEAST_DOUBT, _ROWS_FOR_FIT, _DOUBT_PER_OCTAVE = 0.03, 8, 0.05
+_LEAST_UNCERTAINTY, _ROWS_FOR_FIT, _UNCERTAINTY_PER_OCTAVE = 0.03, 8, 0.05
 #: A launch shorter than 0.5 us or longer than 50 us is a fault of the table; no stream from HBM passes 0.93 of peak.
 _LOW, _HIGH = np.log([5e-7, 0.02]), np.log([5e-5, 0.93])
 
 
 @dataclass(frozen=True)
-class MemoryBoundLaw:
+class MemoryBoundModel:
     """One row per kind, shape [kinds]: launch (s), fraction of ``bandwidth`` (bytes/s), doubt, fitted bytes range."""
 
     bandwidth: float
     kinds: tuple[str, ...]
     launch: np.ndarray
     fraction: np.ndarray
-    doubt: np.ndarray
+    uncertainty: np.ndarray
     smallest: np.ndarray
     largest: np.ndarray
 
     @classmethod
-    def fit(cls, table: Table, device: Device, laws: Mapping[str, Any] | None = None) -> MemoryBoundLaw:
+    def fit(cls, table: Table, device: Device, stated: Mapping[str, Any] | None = None) -> MemoryBoundModel:
         """Fit each kind with at least eight rows.
 
-        laws: kind -> {"latency_s": seconds, "bandwidth": bytes/s} for kinds known only from a published efficiency
+        stated: kind -> {"latency_s": seconds, "bandwidth": bytes/s} for kinds known only from a published efficiency
         (a profile's ``meta["laws"]["memory_bound"]``); rows of the same kind win over it.
         """
         fits: dict[str, tuple[float, ...]] = {}
-        for kind, law in (laws or {}).items():
-            fraction = min(float(law["bandwidth"]) / device.memory_bandwidth, 1.0)
-            fits[kind] = (float(law["latency_s"]), fraction, GIVEN_DOUBT, 0.0, 0.0)
+        for kind, constants in (stated or {}).items():
+            fraction = min(float(constants["bandwidth"]) / device.memory_bandwidth, 1.0)
+            fits[kind] = (float(constants["latency_s"]), fraction, GIVEN_UNCERTAINTY, 0.0, 0.0)
         for kind in np.unique(table["kind"]):
             rows = table.where((table["kind"] == kind) & (table["bytes"] > 0))
             if len(rows) >= _ROWS_FOR_FIT:
@@ -82,19 +82,19 @@ class MemoryBoundLaw:
             longest = max(parts, key=lambda part: float(np.max(part.seconds, initial=0.0)))
             return longest._replace(seconds=sum((part.seconds for part in parts), np.zeros(np.shape(size))))
         size = np.maximum(np.asarray(size, dtype=np.float64), 1.0)
-        launch, fraction, doubt, low, high = self._constants(kind)
+        launch, fraction, uncertainty, low, high = self._constants(kind)
         seconds = launch + size / (fraction * self.bandwidth)
         if high == 0:
-            return Estimate(seconds, np.full(size.shape, doubt), np.full(size.shape, np.int8(Basis.ROOFLINE)))
+            return Estimate(seconds, np.full(size.shape, uncertainty), np.full(size.shape, np.int8(Basis.ROOFLINE)))
         octaves = np.log2(np.maximum(size / high, 1.0)) + np.log2(np.maximum(low / size, 1.0))
-        std = np.hypot(doubt, np.minimum(_DOUBT_PER_OCTAVE * octaves, 0.3))
+        std = np.hypot(uncertainty, np.minimum(_UNCERTAINTY_PER_OCTAVE * octaves, 0.3))
         basis = np.where(octaves > 0, np.int8(Basis.EXTRAPOLATED), np.int8(Basis.INTERPOLATED))
         return Estimate(seconds, std, basis)
 
     def _constants(self, kind: str) -> tuple[float, ...]:
         if kind in self.kinds:
             i = self.kinds.index(kind)
-            return tuple(float(c[i]) for c in (self.launch, self.fraction, self.doubt, self.smallest, self.largest))
+            return tuple(float(c[i]) for c in (self.launch, self.fraction, self.uncertainty, self.smallest, self.largest))
         if kind in KIND_SHARE:
             return DEFAULT[0], KIND_SHARE[kind], DEFAULT[2], 0.0, 0.0
         like = [i for i, name in enumerate(self.kinds) if name in COPY_LIKE]
@@ -106,11 +106,11 @@ class MemoryBoundLaw:
         """Flat plain arrays, for an npz file."""
         return {
             "bandwidth": np.array(self.bandwidth), "kinds": np.array(self.kinds, dtype=np.str_), "launch": self.launch,
-            "fraction": self.fraction, "doubt": self.doubt, "smallest": self.smallest, "largest": self.largest,
+            "fraction": self.fraction, "doubt": self.uncertainty, "smallest": self.smallest, "largest": self.largest,
         }  # fmt: skip
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MemoryBoundLaw:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MemoryBoundModel:
         """The inverse of ``to_arrays``."""
         columns = (np.asarray(arrays[n]) for n in ("launch", "fraction", "doubt", "smallest", "largest"))
         return cls(float(arrays["bandwidth"]), tuple(str(k) for k in arrays["kinds"]), *columns)
@@ -129,5 +129,5 @@ def _fit_kind(size: np.ndarray, seconds: np.ndarray, bandwidth: float) -> tuple[
 
     start = np.clip(np.log([DEFAULT[0], DEFAULT[1]]), _LOW, _HIGH)
     x = least_squares(error, start, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.1).x
-    doubt = max(float(np.quantile(np.abs(error(x)), 0.9)) / 1.645, _LEAST_DOUBT)
-    return float(np.exp(x[0])), float(np.exp(x[1])), doubt, float(size.min()), float(size.max())
+    uncertainty = max(float(np.quantile(np.abs(error(x)), 0.9)) / 1.645, _LEAST_UNCERTAINTY)
+    return float(np.exp(x[0])), float(np.exp(x[1])), uncertainty, float(size.min()), float(size.max())

@@ -19,11 +19,11 @@ from predictor.kernels.trees import Trees
 ROWS_FOR_TREES = 150
 #: Octaves (factors of two in a shape) over which the correction fades, and what each adds to the standard deviation
 #: of log time: laws fitted without the largest fifth of a table erred there by 1-6% (4-12% in the worst tenth).
-FADE_OCTAVES, DOUBT_PER_OCTAVE = 3.0, 0.06
+FADE_OCTAVES, UNCERTAINTY_PER_OCTAVE = 3.0, 0.06
 #: No kernel time repeats better than this from one machine to the next of the same kind.
-LEAST_DOUBT = 0.01
+LEAST_UNCERTAINTY = 0.01
 #: Beyond a factor e either way an interval says no more than "unknown".
-MOST_DOUBT = 1.0
+MOST_UNCERTAINTY = 1.0
 _CENTRES = 256
 _FOLDS = 3
 _NORMAL_90 = 1.645  # half width of a 90% interval of a normal distribution, in standard deviations
@@ -44,7 +44,7 @@ class Residual:
     low: np.ndarray
     high: np.ndarray
     size_edges: np.ndarray
-    size_doubt: np.ndarray
+    size_uncertainty: np.ndarray
 
     def distance(self, coordinates: np.ndarray) -> np.ndarray:
         """Octaves from the measured shapes (0 inside them); ``coordinates`` is log2, shape [rows, d]."""
@@ -62,8 +62,8 @@ class Residual:
         distance = self.distance(coordinates)
         learnt = self.trees.predict(features) - self.shift if self.trees is not None else 0.0
         correction = self.shift + learnt * np.exp(-((distance / FADE_OCTAVES) ** 2))
-        held_out = np.interp(log_bare, self.size_edges, self.size_doubt)
-        std = np.minimum(np.hypot(held_out, DOUBT_PER_OCTAVE * distance), MOST_DOUBT)
+        held_out = np.interp(log_bare, self.size_edges, self.size_uncertainty)
+        std = np.minimum(np.hypot(held_out, UNCERTAINTY_PER_OCTAVE * distance), MOST_UNCERTAINTY)
         basis = np.where(distance > 0, np.int8(Basis.EXTRAPOLATED), np.int8(Basis.INTERPOLATED))
         return correction, std, basis
 
@@ -72,7 +72,7 @@ class Residual:
         return {
             **trees, f"{prefix}scalars": np.array([self.shift, self.radius]), f"{prefix}centres": self.centres,
             f"{prefix}low": self.low, f"{prefix}high": self.high,
-            f"{prefix}size_edges": self.size_edges, f"{prefix}size_doubt": self.size_doubt,
+            f"{prefix}size_edges": self.size_edges, f"{prefix}size_doubt": self.size_uncertainty,
         }  # fmt: skip
 
     @classmethod
@@ -125,10 +125,10 @@ def _fit(
         else:
             held_out[test] = log_residual[test] - shift
     centres, radius = _cover(coordinates)
-    edges, doubt = _doubt_by_size(log_bare, held_out)
+    edges, uncertainty = _uncertainty_by_size(log_bare, held_out)
     model = _boost(features, log_residual, trees, weights) if enough else None
     fitted = Trees.from_hist_gradient_boosting(model) if model is not None else None
-    return Residual(fitted, shift, centres, radius, coordinates.min(axis=0), coordinates.max(axis=0), edges, doubt)
+    return Residual(fitted, shift, centres, radius, coordinates.min(axis=0), coordinates.max(axis=0), edges, uncertainty)
 
 
 def _boost(features: np.ndarray, target: np.ndarray, settings: Mapping[str, Any], weights: np.ndarray) -> Any:
@@ -149,10 +149,10 @@ def _cover(points: np.ndarray) -> tuple[np.ndarray, float]:
     return points[chosen], float(distance.max())
 
 
-def _doubt_by_size(log_bare: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _uncertainty_by_size(log_bare: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Doubt in bins of equal row counts over the bare time: the 90% quantile of |held-out| as standard deviations."""
     bins = int(np.clip(len(held_out) // 100, 1, 12))
     parts = np.array_split(np.argsort(log_bare, kind="stable"), bins)
     edges = np.array([np.median(log_bare[p]) for p in parts])
-    doubt = np.array([np.quantile(np.abs(held_out[p]), 0.9) for p in parts]) / _NORMAL_90
-    return edges + np.arange(bins) * 1e-9, np.maximum(doubt, LEAST_DOUBT)
+    uncertainty = np.array([np.quantile(np.abs(held_out[p]), 0.9) for p in parts]) / _NORMAL_90
+    return edges + np.arange(bins) * 1e-9, np.maximum(uncertainty, LEAST_UNCERTAINTY)

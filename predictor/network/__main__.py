@@ -1,6 +1,6 @@
-"""``python -m predictor.network``: the command in predictor.network.ship."""
+"""``python -m predictor.network``: the command in predictor.network.fit_published."""
 
-from predictor.network.ship import main
+from predictor.network.fit_published import main
 
 if __name__ == "__main__":
     main()

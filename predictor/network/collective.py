@@ -21,7 +21,7 @@ from predictor.network.collective_points import (
     stated_points,
 )
 from predictor.network.curves import Curves
-from predictor.network.law import Groups, NetworkParameters, network_seconds
+from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
 
@@ -34,7 +34,7 @@ _PER_DOUBLING = 0.03  # more nodes than the law was fitted on
 
 
 @dataclass(frozen=True)
-class CollectiveLaw:
+class CollectiveModel:
     """Prices collectives of a profile's device; built by ``fit``.
 
     curves: one per (op, ranks in one node). op, ranks, basis: which op (index into OPS), group size and Basis each
@@ -53,7 +53,7 @@ class CollectiveLaw:
     bandwidths: np.ndarray
 
     @classmethod
-    def fit(cls, profile: Profile, network_bandwidth: float | None = None) -> CollectiveLaw:
+    def fit(cls, profile: Profile, network_bandwidth: float | None = None) -> CollectiveModel:
         """The law of ``profile``; ``network_bandwidth`` (bytes/s per GPU between nodes) replaces the device's."""
         measured = measured_points(profile)
         stated = stated_points(profile.meta.get("laws", {}).get("intra_node", {}))
@@ -63,7 +63,7 @@ class CollectiveLaw:
                 entries.append((index, ranks, basis, points))
         device = profile.device
         rate = device.network_bandwidth if network_bandwidth is None else network_bandwidth
-        law = cls(
+        fit = cls(
             curves=Curves.fit([entry[3] for entry in entries]),
             op=np.array([entry[0] for entry in entries], dtype=np.int64),
             ranks=np.array([entry[1] for entry in entries], dtype=np.float64),
@@ -73,9 +73,9 @@ class CollectiveLaw:
             network_nodes=0.0,
             bandwidths=np.array([_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", rate)]),
         )
-        return law.with_network(profile)
+        return fit.with_network(profile)
 
-    def with_network(self, profile: Profile) -> CollectiveLaw:
+    def with_network(self, profile: Profile) -> CollectiveModel:
         """This law with the network law that the profile states, else with one fitted to its own rows over nodes.
 
         A stated law was fitted on more networks than the rows of one profile. Rows of fewer than two kinds of group
@@ -90,10 +90,10 @@ class CollectiveLaw:
         if len(rows) < 20 or len(np.unique(np.stack([rows.at.intra, rows.at.inter]), axis=1).T) < 2:
             return self
         std = held_out_std(rows, leave_one_scale_out(rows, self.network))
-        law = replace(self, network=fit_network(rows, self.network), network_nodes=float(rows.at.inter.max()))
-        return replace(law, network_std=_std_by_op(std))
+        fit = replace(self, network=fit_network(rows, self.network), network_nodes=float(rows.at.inter.max()))
+        return replace(fit, network_std=_std_by_op(std))
 
-    def _with_stated(self, entry: Mapping[str, Any]) -> CollectiveLaw:
+    def _with_stated(self, entry: Mapping[str, Any]) -> CollectiveModel:
         return replace(
             self,
             network=NetworkParameters.from_dict(entry["parameters"]),
@@ -127,7 +127,7 @@ class CollectiveLaw:
         if len(far):
             groups = self.groups(op, size[far], k[far], nodes[far], rate[far], seconds[far])
             seconds[far] = network_seconds(op, groups, self.network)
-            std[far], basis[far] = self._network_doubt(op, nodes[far])
+            std[far], basis[far] = self._network_uncertainty(op, nodes[far])
         nothing = (k * nodes <= 1) | (size <= 0)
         seconds[nothing], std[nothing], basis[nothing] = 0.0, 0.0, Basis.MEASURED
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
@@ -159,7 +159,7 @@ class CollectiveLaw:
         if len(between):
             upper = self.curves.seconds(high[between], log_bytes[between])
             seconds[between] *= (upper / seconds[between]) ** weight[between]
-        std, exact, outside = self.curves.doubt(high, log_bytes)
+        std, exact, outside = self.curves.uncertainty(high, log_bytes)
         seconds, beyond = self._other_ranks(op, seconds, k, high, measured)
         std = np.sqrt(std**2 + np.where(low != high, _BETWEEN_RANKS, _BEYOND_RANKS * beyond) ** 2)
         basis = np.where(exact & (low == high), Basis.MEASURED, Basis.INTERPOLATED)
@@ -188,7 +188,7 @@ class CollectiveLaw:
         other = start * growth + (seconds - start) * share
         return np.where(doublings > 0, other, seconds), doublings
 
-    def _network_doubt(self, op: str, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _network_uncertainty(self, op: str, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self.network_nodes:
             return np.full(len(nodes), _NETWORK_DEFAULT), np.full(len(nodes), Basis.ROOFLINE, dtype=np.int8)
         beyond = np.maximum(np.log2(nodes / self.network_nodes), 0.0)
@@ -202,7 +202,7 @@ class CollectiveLaw:
         return {**self.curves.to_arrays("curve_"), **plain, "network": network}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> CollectiveLaw:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> CollectiveModel:
         names = [f.name for f in fields(NetworkParameters)]
         network = NetworkParameters(**dict(zip(names, map(float, arrays["network"]), strict=True)))
         plain: dict[str, Any] = {name: np.asarray(arrays[name]) for name in _PLAIN}
@@ -232,13 +232,13 @@ def _op_points(op: str, profile: Profile, measured: PointsByGroup, stated: Point
 
 
 def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
-    """The entry of a network law file (see predictor.network.ship) that stands for the clusters of profile ``name``."""
+    """The entry of prof_data/network_fits.json that stands for the clusters of profile ``name``."""
     try:
         entry: Mapping[str, Any] = stated["networks"][stated.get("devices", {}).get(name, stated["default"])]
         for key in ("parameters", "relative_std", "most_nodes"):
             entry[key]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"the inter_node law of profile {name} is incomplete, it lacks {error}") from None
+        raise InputError(f"the inter_node constants of profile {name} is incomplete, it lacks {error}") from None
     return entry
 
 

@@ -95,7 +95,7 @@ def borrowed_points(op: str, measured: Mapping[tuple[str, int], Points]) -> dict
     return {}
 
 
-def stated_points(laws: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
+def stated_points(stated: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
     """Points by (op, ranks) of constants that a profile states of its node, fitted by others to rows it cannot show.
 
     laws: {op: {ranks: {"bandwidth": bytes/s, "traffic": bytes sent per byte of the buffer, "latency": seconds}}} for
@@ -103,12 +103,12 @@ def stated_points(laws: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
     """
     points: dict[tuple[str, int], Points] = {}
     for op in OPS:
-        for ranks, law in dict(laws.get(op, {})).items():
-            if "latency" not in law:
+        for ranks, constants in dict(stated.get(op, {})).items():
+            if "latency" not in constants:
                 continue
-            latency, rate = float(law["latency"]), float(law["bandwidth"]) / float(law["traffic"])
+            latency, rate = float(constants["latency"]), float(constants["bandwidth"]) / float(constants["traffic"])
             if not (latency > 0 and 0 < rate < np.inf):
-                raise InputError(f"the profile's intra_node law of {op} among {ranks} ranks must be positive and finite")
+                raise InputError(f"the profile's intra_node constants of {op} among {ranks} ranks must be positive and finite")
             points[op, int(ranks)] = (_SIZES, latency + _SIZES / rate)
     return points
 

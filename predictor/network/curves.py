@@ -55,7 +55,7 @@ class Curves:
         seconds: np.ndarray = np.exp(self.cubic[self.first[curve], 3])
         return seconds
 
-    def doubt(self, curve: np.ndarray, log_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def uncertainty(self, curve: np.ndarray, log_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Standard deviation of log time, whether ``log_bytes`` is a measured size, and whether it is out of range."""
         low, high = self.x[self.first[curve]], self.x[self.first[curve + 1] - 1]
         at = np.clip(log_bytes, low, high)

@@ -14,7 +14,7 @@ import numpy as np
 
 from predictor.estimate import Estimate
 from predictor.network.collective_points import OPS
-from predictor.network.law import Groups, NetworkParameters, network_seconds
+from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.profile.profile import Profile
 
 _RING_TREE = (
@@ -34,7 +34,7 @@ _Z90 = 1.645
 _STARTS = (1.0, 0.3, 3.0)  # the search starts from the prior's latencies, and from shorter and longer ones
 
 
-class OneNodeLaw(Protocol):
+class OneNodeModel(Protocol):
     """What fitting needs of the law inside a node (collective.CollectiveLaw, which in turn needs this fit)."""
 
     @property
@@ -65,7 +65,7 @@ class NetworkRows:
 _GROUP_ARRAYS = ("size", "intra", "inter", "bandwidth", "inside", "inside_ring")
 
 
-def network_rows(law: OneNodeLaw, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
+def network_rows(fit: OneNodeModel, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
     """Rows from columns op, bytes, intra, inter, seconds and ring_only; ``law`` prices the part inside a node.
 
     ``bandwidth``: nominal bytes/s per GPU between the nodes that were measured.
@@ -75,15 +75,15 @@ def network_rows(law: OneNodeLaw, columns: Mapping[str, Any], bandwidth: float) 
     inside, ring = np.zeros(len(op)), np.zeros(len(op))
     for name in np.unique(op):
         rows = op == name
-        one_node = law.predict(str(name), size[rows], k[rows], 1).seconds
-        at = law.groups(str(name), size[rows], k[rows], nodes[rows], np.full(rows.sum(), bandwidth), one_node)
+        one_node = fit.predict(str(name), size[rows], k[rows], 1).seconds
+        at = fit.groups(str(name), size[rows], k[rows], nodes[rows], np.full(rows.sum(), bandwidth), one_node)
         inside[rows], ring[rows] = at.inside, at.inside_ring
-    at = Groups(size, k, nodes, np.full(len(op), bandwidth), float(law.bandwidths[0]), inside, ring)
+    at = Groups(size, k, nodes, np.full(len(op), bandwidth), float(fit.bandwidths[0]), inside, ring)
     ring_only = np.broadcast_to(np.asarray(columns.get("ring_only", False), dtype=bool), (len(op),)).copy()
     return NetworkRows(op, np.asarray(columns["seconds"], dtype=np.float64), at, ring_only)
 
 
-def profile_rows(law: OneNodeLaw, profile: Profile) -> NetworkRows:
+def profile_rows(fit: OneNodeModel, profile: Profile) -> NetworkRows:
     """The profile's own rows over several nodes, of which messages of one rank per node for p2p."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in ("op", "bytes", "intra", "inter", "seconds")}
     for op in OPS:
@@ -93,29 +93,29 @@ def profile_rows(law: OneNodeLaw, profile: Profile) -> NetworkRows:
         for name in ("bytes", "intra", "inter", "seconds"):
             parts[name].append(table[name])
     columns = {name: np.concatenate(part) for name, part in parts.items()}
-    return network_rows(law, columns, profile.device.network_bandwidth)
+    return network_rows(fit, columns, profile.device.network_bandwidth)
 
 
-def predict_rows(rows: NetworkRows, law: NetworkParameters) -> np.ndarray:
+def predict_rows(rows: NetworkRows, fit: NetworkParameters) -> np.ndarray:
     """Seconds of every row by the network law."""
     seconds = np.empty(len(rows))
     for op in np.unique(rows.op):
         for ring_only in (False, True):
             mask = (rows.op == op) & (rows.ring_only == ring_only)
             if mask.any():
-                seconds[mask] = network_seconds(str(op), rows.where(mask).at, law, ring_only)
+                seconds[mask] = network_seconds(str(op), rows.where(mask).at, fit, ring_only)
     return seconds
 
 
 def fit_network(rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None) -> NetworkParameters:
     """The parameters that fit ``rows``; those that no row tells of stay at ``prior``, ``fixed`` ones as given."""
-    law = replace(prior, **dict(fixed or {}))
+    fit = replace(prior, **dict(fixed or {}))
     for ops, names in _FAMILIES:
         family = rows.where(np.isin(rows.op, ops))
         free = [name for name in names if name not in (fixed or {})]
         if len(family):
-            law = _fit_family(family, law, free)
-    return law
+            fit = _fit_family(family, fit, free)
+    return fit
 
 
 def _fit_family(rows: NetworkRows, prior: NetworkParameters, names: Sequence[str]) -> NetworkParameters:
@@ -126,16 +126,16 @@ def _fit_family(rows: NetworkRows, prior: NetworkParameters, names: Sequence[str
     latency = np.array([not _is_share(name) for name in names])
     measured, weight = np.log(rows.seconds), _weights(rows)
 
-    def law_of(v: np.ndarray) -> NetworkParameters:
+    def fit_of(v: np.ndarray) -> NetworkParameters:
         return replace(prior, **dict(zip(names, map(float, np.exp(v)), strict=True)))
 
     def residual(v: np.ndarray) -> np.ndarray:
-        error = np.log(predict_rows(rows, law_of(v))) - measured
+        error = np.log(predict_rows(rows, fit_of(v))) - measured
         return np.concatenate([weight * error, (v - centre) / _PRIOR_FACTOR])
 
     starts = [np.clip(centre + np.log(factor) * latency, *bounds) for factor in _STARTS]
     fits = [least_squares(residual, start, bounds=bounds, loss="soft_l1", max_nfev=60) for start in starts]
-    return law_of(min(fits, key=lambda fit: fit.cost).x)
+    return fit_of(min(fits, key=lambda fit: fit.cost).x)
 
 
 def _is_share(name: str) -> bool:

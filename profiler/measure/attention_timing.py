@@ -18,14 +18,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from profiler.errors import InputError
-from profiler.measure.attempt import attempt
 from profiler.measure.hardware import attention_kernels, cache_bytes, preheat
 from profiler.measure.kernels import DTYPES, Arena, workload
 from profiler.measure.session import Session
 from profiler.measure.timing import Measurement
+from profiler.measure.try_kernel import try_kernel
 from profiler.profile.attention_times import Call, source
+from profiler.profile.local_device import Gpu, LocalDevice, is_device
 from profiler.profile.plan import Item
-from profiler.profile.present import Gpu, Target, is_device
 from profiler.profile.profile import GIB
 from profiler.profile.recorder import NOT_RUN, Recorder
 
@@ -51,7 +51,7 @@ def timing_alone(folder: Path, console: Console) -> Iterator[None]:
         yield
 
 
-def time_calls(recorder: Recorder, target: Target, calls: Sequence[Call], console: Console, seconds: float) -> None:
+def time_calls(recorder: Recorder, target: LocalDevice, calls: Sequence[Call], console: Console, seconds: float) -> None:
     """Time ``calls`` into ``recorder`` for about ``seconds``, those worth most first; those that would take longer are left.
 
     What was timed is written every few seconds and at the end, however it comes. Raises InputError, before anything is
@@ -90,10 +90,10 @@ def _said_in_a_sentence() -> Iterator[None]:
         yield
     except RuntimeError as error:
         said = str(error).partition("\n")[0]
-        raise InputError(f"timing attention failed ({said}); the rest is the law's") from None
+        raise InputError(f"timing attention failed ({said}); the rest is estimated by the fit") from None
 
 
-def _open_device(target: Target) -> torch.device:
+def _open_device(target: LocalDevice) -> torch.device:
     """The device to time on, once more made sure of: now by what PyTorch itself sees."""
     if target.torch != str(torch.__version__):
         raise InputError(f"PyTorch is {torch.__version__} by its own word and {target.torch} by its files")
@@ -109,13 +109,15 @@ def _open_device(target: Target) -> torch.device:
         raise InputError(f"the first GPU that PyTorch sees is {seen.name} with {seen.multi_processor_count} multiprocessors")
     free, whole = torch.cuda.mem_get_info(device)
     if free < _FREE * whole:
-        raise InputError(f"the GPU is in use ({(whole - free) / GIB:.1f} GiB of its memory are taken): nothing is timed beside")
+        raise InputError(
+            f"the GPU is in use ({(whole - free) / GIB:.1f} GiB of its memory are taken): nothing is timed while others run"
+        )
     if attention_kernels(device)[0] != target.kernel:
         raise InputError(f"PyTorch runs attention by {attention_kernels(device)[0]} on this GPU, not by {target.kernel}")
     return device
 
 
-def _most_bytes(target: Target, device: torch.device) -> float:
+def _most_bytes(target: LocalDevice, device: torch.device) -> float:
     """Operands of one row: outputs, gradients and a workspace fit beside them."""
     if device.type == "cuda":
         return target.device.memory_bytes / 8
@@ -147,9 +149,9 @@ def _progress(console: Console, total: int) -> Iterator[Any]:
         yield lambda: bar.advance(task)
 
 
-def _outcome(item: Item, arena: Arena, seconds: float, target: Target) -> dict[str, Any] | None:
+def _outcome(item: Item, arena: Arena, seconds: float, target: LocalDevice) -> dict[str, Any] | None:
     """The row's times; None where it does not fit in memory, a reason where no kernel takes the shape."""
-    found = attempt(lambda: workload(item, arena), arena, seconds)
+    found = try_kernel(lambda: workload(item, arena), arena, seconds)
     if not isinstance(found, Measurement):
         return found if found is None else {NOT_RUN: found}
     # as a file holds them, so that this run and the next use the same numbers

@@ -16,8 +16,8 @@ import torch
 from profiler.measure.session import Session
 from profiler.measure.timing import Work, measure
 from profiler.profile.devices import DEVICES
+from profiler.profile.local_device import datasheet_key
 from profiler.profile.plan import GIB, KIB, Limits
-from profiler.profile.present import datasheet_key
 from profiler.profile.profile import Device
 
 CPU_CACHE_BYTES = 32 * 2**20  #: operands are rotated beyond so much: no smaller than the L3 share of a core

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from profiler.measure.collectives import Group, collective_work
 from profiler.measure.hardware import cache_bytes
 from profiler.measure.kernels import Arena, workload
-from profiler.measure.phases import Bench, measure_groups
 from profiler.measure.session import Session
+from profiler.measure.sweeps import Bench, measure_groups
 from profiler.measure.timing import Work
 from profiler.profile.plan import KIB, Item, Limits
 from profiler.profile.recorder import NOT_RUN

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
+from profiler.profile.local_device import LocalDevice
 from profiler.profile.plan import Item
-from profiler.profile.present import Target
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder, Row, rows_of
 from profiler.profile.store import read_profile
@@ -41,17 +41,17 @@ class Call:
         return self.uses * self.expected / self.cost()
 
 
-def cache_path(target: Target, folder: Path) -> Path:
+def cache_path(target: LocalDevice, folder: Path) -> Path:
     """The file in ``folder`` with the times of ``target``."""
     return folder / f"{re.sub(r'[^a-z0-9.]+', '_', ' '.join(target.key.values()).lower())}.pt"
 
 
-def source(target: Target) -> str:
+def source(target: LocalDevice) -> str:
     """What rows measured with this release call their source."""
     return f"measured, torch {target.torch}"
 
 
-def open_cache(target: Target, path: Path, replaces: bool) -> tuple[Recorder, str]:
+def open_cache(target: LocalDevice, path: Path, replaces: bool) -> tuple[Recorder, str]:
     """(the times kept at ``path``, a sentence where the file cannot be used).
 
     A file that is damaged, or that holds something else, counts as empty. replaces: it is also renamed to ``*.unused``, so
@@ -73,7 +73,7 @@ def open_cache(target: Target, path: Path, replaces: bool) -> tuple[Recorder, st
     return recorder, ""
 
 
-def _check(found: Profile, target: Target, path: Path) -> None:
+def _check(found: Profile, target: LocalDevice, path: Path) -> None:
     table, meta = found.table(OP), found.meta
     kept = meta.get(_TARGET)
     if kept != target.key or set(found.tables) - {OP}:
@@ -84,7 +84,7 @@ def _check(found: Profile, target: Target, path: Path) -> None:
         raise InputError(f"{path}: its rows do not fit its heading; remove it")
 
 
-def known_rows(recorder: Recorder, target: Target, profile: Profile) -> dict[Item, Row]:
+def known_rows(recorder: Recorder, target: LocalDevice, profile: Profile) -> dict[Item, Row]:
     """The cached times, and what the profile itself measured with the same kernel and release (beside its other ranks)."""
     table = profile.table(OP)
     same = (table["dtype"] == target.dtype) & (table["kernel"] == target.kernel) & (table["source"] == source(target))
@@ -92,7 +92,7 @@ def known_rows(recorder: Recorder, target: Target, profile: Profile) -> dict[Ite
     return {**recorder.rows, **own}
 
 
-def attention_item(target: Target, shape: dict[str, int]) -> Item | None:
+def attention_item(target: LocalDevice, shape: dict[str, int]) -> Item | None:
     """The row of one call by ``target``; None for a call that its kernel would time wrongly.
 
     shape: batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward. A causal call must have as many

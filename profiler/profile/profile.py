@@ -82,7 +82,7 @@ class Table:
         full = {name: _column(name, columns.get(name), rows) for name in known}
         seconds = full["seconds"]
         if rows and not (np.isfinite(seconds).all() and (seconds > 0).all()):
-            raise InputError(f"table {op} holds times that are not positive and finite; drop those rows")
+            raise InputError(f"table {op} holds times that are not positive and finite; drop those measurements")
         return cls(full)
 
 

@@ -121,7 +121,7 @@ def _simumax_rows(files: Collection) -> Columns:
     return constant(rows, inter=1, env="nccl-tests", source=f"{SIMUMAX}:nccl-tests log of an H100 node")
 
 
-def intra_node_law(files: Collection, prefix: str) -> dict[str, dict[int, dict[str, float]]]:
+def intra_node_constants(files: Collection, prefix: str) -> dict[str, dict[int, dict[str, float]]]:
     """SimuMax's fitted constants of one node: {op: {ranks: {bandwidth, traffic, latency}}}.
 
     seconds = latency + traffic * bytes / bandwidth, with bytes by the profile's convention. In SimuMax's terms
@@ -133,13 +133,13 @@ def intra_node_law(files: Collection, prefix: str) -> dict[str, dict[int, dict[s
     sizes = ("nominal_gib_per_s", "efficiency", "size_scale", "size_offset")
     numbers = (*sizes, "latency_us", "fixed_latency_us", "op_value_given")
     raw = files.rows(f"simumax_{prefix}_network.csv", words, numbers)
-    law: dict[str, dict[int, dict[str, float]]] = {}
+    constants: dict[str, dict[int, dict[str, float]]] = {}
     for i in range(count(raw)):
         row = {name: column[i] for name, column in raw.items()}
         for ranks in _ranks(str(row["network"])) if row["op_value_given"] and row["op"] != "p2p" else ():
-            law.setdefault(str(row["op"]), {})[ranks] = _constants(row, ranks)
-    _add_crowded(raw, law)
-    return law
+            constants.setdefault(str(row["op"]), {})[ranks] = _constants(row, ranks)
+    _add_crowded(raw, constants)
+    return constants
 
 
 def _ranks(network: str) -> tuple[int, ...]:
@@ -158,10 +158,10 @@ def _constants(row: dict[str, Any], ranks: int) -> dict[str, float]:
     }
 
 
-def _add_crowded(raw: Columns, law: dict[str, dict[int, dict[str, float]]]) -> None:
+def _add_crowded(raw: Columns, constants: dict[str, dict[int, dict[str, float]]]) -> None:
     for op, text in zip(raw["op"], raw["dp_fixed_bw_gib_per_s_by_n"], strict=True):
         for ranks, gib in _by_ranks(text).items():
-            law.setdefault(str(op), {}).setdefault(ranks, {})["bandwidth_all_groups"] = gib * GIB
+            constants.setdefault(str(op), {}).setdefault(ranks, {})["bandwidth_all_groups"] = gib * GIB
 
 
 def _by_ranks(cell: str) -> dict[int, float]:
@@ -181,20 +181,20 @@ _COUNTED: dict[str, tuple[str, int, str]] = {
 }
 
 
-def memory_bound_law(files: Collection, prefix: str) -> dict[str, dict[str, float | str]]:
+def memory_bound_constants(files: Collection, prefix: str) -> dict[str, dict[str, float | str]]:
     """SimuMax's effective bandwidths: {kind: {bandwidth, latency_s, bytes}}; seconds = latency_s + bytes / bandwidth.
 
     ``bytes`` says in words how the bytes are counted, which is not always the ideal fused count of the tables.
     """
     numbers = ("nominal_gib_per_s", "efficiency", "latency_us_added_per_call")
     raw = files.rows(f"simumax_{prefix}_membound.csv", ("op",), numbers)
-    law: dict[str, dict[str, float | str]] = {}
+    constants: dict[str, dict[str, float | str]] = {}
     for i, op in enumerate(raw["op"]):
         if str(op) in _COUNTED:
             kind, launches, counted = _COUNTED[str(op)]
-            law[kind] = {
+            constants[kind] = {
                 "bandwidth": float(raw["nominal_gib_per_s"][i] * raw["efficiency"][i]) * GIB,
                 "latency_s": float(raw["latency_us_added_per_call"][i]) * 1e-6 * launches,
                 "bytes": counted,
             }
-    return law
+    return constants

@@ -24,12 +24,12 @@ from profiler.errors import InputError
 from profiler.profile.devices import device
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import write_profile
-from profiler.published.comm import LICENCES, collectives, intra_node_law, memory_bound_law, repository
+from profiler.published.comm import LICENCES, collectives, intra_node_constants, memory_bound_constants, repository
 from profiler.published.notes import PROFILE_NOTES, SAME_CHIP_SCALE, SUSTAINED, sources_page
 from profiler.published.rows import Collection, Columns, Ledger, count
 from profiler.published.tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
 
-NETWORK_LAW = "network_law.json"
+NETWORK_FITS = "network_fits.json"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def build(name: str, files: Collection, ledger: Ledger, network_law: dict[str, Any] | None = None) -> Profile:
+def build(name: str, files: Collection, ledger: Ledger, network_fits: dict[str, Any] | None = None) -> Profile:
     """The profile ``name`` from the collected files; rows left out are counted in ``ledger``."""
     recipe, part = RECIPES[name], device(name)
     measured_on = device(recipe.measured_on) if recipe.measured_on else part
@@ -76,7 +76,7 @@ def build(name: str, files: Collection, ledger: Ledger, network_law: dict[str, A
     if recipe.measured_on:
         tables = _with_other_memory(tables, measured_on, part, ledger)
     checked = {op: Table.from_columns(op, rows) for op, rows in tables.items() if rows and count(rows)}
-    return Profile(name, part, checked, _meta(name, files, recipe, checked, network_law))
+    return Profile(name, part, checked, _meta(name, files, recipe, checked, network_fits))
 
 
 def _with_other_memory(tables: dict[str, Columns], source: Device, part: Device, ledger: Ledger) -> dict[str, Columns]:
@@ -101,15 +101,14 @@ def _with_other_memory(tables: dict[str, Columns], source: Device, part: Device,
 
 
 def _meta(
-    name: str, files: Collection, recipe: Recipe, tables: dict[str, Table], network_law: dict[str, Any] | None
+    name: str, files: Collection, recipe: Recipe, tables: dict[str, Table], network_fits: dict[str, Any] | None
 ) -> dict[str, Any]:
-    laws: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     if recipe.simumax:
-        laws = {
-            "intra_node": intra_node_law(files, recipe.simumax), "memory_bound": memory_bound_law(files, recipe.simumax)
-        }  # fmt: skip
-    if network_law:
-        laws["inter_node"] = network_law
+        stated["intra_node"] = intra_node_constants(files, recipe.simumax)
+        stated["memory_bound"] = memory_bound_constants(files, recipe.simumax)
+    if network_fits:
+        stated["inter_node"] = network_fits
     repositories = sorted({repository(str(s)) for table in tables.values() for s in np.unique(table["source"])})
     return {
         "backend": "nccl",
@@ -119,32 +118,32 @@ def _meta(
         "notes": list(PROFILE_NOTES[name]),
         "sustained": {"short_loop": True, "note": SUSTAINED},
         **({"sustained_scale": SAME_CHIP_SCALE[name]} if name in SAME_CHIP_SCALE else {}),
-        "laws": {law: content for law, content in laws.items() if content},
+        "laws": {kind: content for kind, content in stated.items() if content},
     }
 
 
-def read_network_law(folder: Path) -> dict[str, Any] | None:
+def read_network_fits(folder: Path) -> dict[str, Any] | None:
     """The law fitted between nodes, if an earlier command left one in the output folder."""
-    path = folder / NETWORK_LAW
+    path = folder / NETWORK_FITS
     if not path.exists():
         return None
     try:
-        law = json.loads(path.read_text(encoding="utf-8"))
+        fit = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"{path}: not JSON ({error})") from None
-    if not isinstance(law, dict):
+    if not isinstance(fit, dict):
         raise InputError(f"{path}: must hold one JSON object")
-    return law
+    return fit
 
 
 def import_all(folder: str | Path, output: str | Path, console: Console) -> None:
     """Write every profile and SOURCES.md into ``output``."""
     files, output = Collection(folder), Path(output)
-    law = read_network_law(output)
+    fit = read_network_fits(output)
     built: list[tuple[Profile, Ledger]] = []
     for name in track(RECIPES, description="Importing", console=console):
         ledger = Ledger()
-        built.append((build(name, files, ledger, law), ledger))
+        built.append((build(name, files, ledger, fit), ledger))
     if not any(profile.tables for profile, _ in built):
         raise InputError(f"{files.folder}: holds none of the expected files, such as {sorted(files.missing)[0]}")
     for profile, _ in built:

@@ -44,13 +44,13 @@ def _usable(logs: Sequence[Log], profile: Profile | None) -> tuple[dict[str, Tab
             possible = _possible(op, table, profile.device) if profile else np.ones(len(table), dtype=bool)
             if not possible.all():
                 notes.append(
-                    f"{log.name}: {(~possible).sum()} rows of {op} left out: their curve outruns the links, so it shows "
-                    "copies inside one GPU"
+                    f"{log.name}: {(~possible).sum()} measurements of {op} left out: their curve is faster than the links, so "
+                    "it shows copies inside one GPU"
                 )
             if possible.any():
                 parts.setdefault(op, []).append(table.where(possible))
     if not parts:
-        raise InputError(f"the logs hold no row that can be used{': ' if notes else ''}{'; '.join(notes)}")
+        raise InputError(f"the logs hold no measurement that can be used{': ' if notes else ''}{'; '.join(notes)}")
     return {op: joined(op, tables) for op, tables in parts.items()}, notes
 
 
@@ -90,14 +90,14 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
     """
     logs = [read_log(path, test) for path in paths]
     tables, notes = _usable(logs, profile)
-    laws = dict(profile.meta.get("laws") or {})
+    stated = dict(profile.meta.get("laws") or {})
     own_network = _tells_network(tables.values())
-    if own_network and laws.pop("inter_node", None):
-        notes.append(f"the law between nodes is fitted to the logs, in the place of that of {profile.name}")
+    if own_network and stated.pop("inter_node", None):
+        notes.append(f"the network between nodes is fitted to the logs and replaces that of {profile.name}")
     elif any((table["inter"] > 1).any() for table in tables.values()):
         notes.append(
-            f"rows over nodes are fewer than {NETWORK_ROWS} or of one kind of group: the law between nodes stays that of "
-            f"{profile.name}"
+            f"measurements between nodes are fewer than {NETWORK_ROWS} or of one kind of group: the network between nodes "
+            f"stays that of {profile.name}"
         )
     merged, replaced = dict(profile.tables), {}
     for op in (*COLLECTIVES, "p2p"):
@@ -115,7 +115,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
         "kernels": f"of profile {profile.name}",
         "notes": notes,
     }
-    return Profile(profile.name, profile.device, merged, {**profile.meta, "laws": laws, "nccl_tests": said})
+    return Profile(profile.name, profile.device, merged, {**profile.meta, "laws": stated, "nccl_tests": said})
 
 
 def _tells_network(tables: Iterable[Table]) -> bool:
@@ -143,7 +143,7 @@ def import_into(output: Path, paths: Sequence[Path], named: str | None = None, t
     said = profile.meta["nccl_tests"]
     return [
         *(
-            f"{op}: {rows} rows from logs, in the place of {said['replaced'][op]} of {base.name}"
+            f"{op}: {rows} measurements from logs, replacing {said['replaced'][op]} of {base.name}"
             for op, rows in said["rows"].items()
         ),
         *(f"note: {note}" for note in said["notes"]),

@@ -201,7 +201,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Layout, argparse.Namespace]:
     parser.add_argument("--sequence_parallel", action="store_true", help="split activations between tensor-parallel parts")
     parser.add_argument("--zero", type=int, choices=(0, 1, 3), default=0, help="DDP, ZeroRedundancyOptimizer or FSDP2")
     parser.add_argument("--recompute", choices=("none", "full"), default="none")
-    parser.add_argument("--dtype", choices=sorted(PRECISIONS), default="bf16", help="of activations and products")
+    parser.add_argument("--dtype", choices=sorted(PRECISIONS), default="bf16", help="of activations and GEMMs")
     parser.add_argument("--steps", type=int, default=8, help="of which three are warm-up (default: %(default)s)")
     parser.add_argument("--hardware", default="data", help="profile that this machine is (default: its own, data)")
     parser.add_argument("--output", type=Path, help="JSON-lines file to append the case to (default: print it)")
@@ -218,7 +218,7 @@ def _write(case: dict[str, Any], output: Path | None) -> None:
     else:
         append_line(output, json.dumps(case))
         took = case["measured"].get("step_s")
-        print(f"{case['id']}: {f'{took:.4g} s a step' if took else 'out of memory'}; appended to {output}")
+        print(f"{case['id']}: {f'{took:.4g} s per step' if took else 'out of memory'}; appended to {output}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

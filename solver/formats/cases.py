@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.case_words import our_words
+from solver.formats.synonyms import normalized_run
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, model_from_config, unknown_model_keys
 from solver.spec.strategy import Strategy
@@ -79,9 +79,9 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     model, strategy, skipped = None, None, None
     try:
         model = _model(sections["model"], assumptions)
-        skipped = _inexpressible(model, sections["run"])
+        skipped = _not_modelled(model, sections["run"])
         if not skipped:
-            strategy = _strategy(our_words(sections["run"], str(plain["hardware"]), assumptions), model, assumptions)
+            strategy = _strategy(normalized_run(sections["run"], str(plain["hardware"]), assumptions), model, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
@@ -124,7 +124,7 @@ def _model(config: dict[str, Any], assumptions: list[str]) -> ModelSpec:
     return model_from_config({key: value for key, value in config.items() if key not in unread}, "model")
 
 
-def _inexpressible(model: ModelSpec, run: Mapping[str, Any]) -> str | None:
+def _not_modelled(model: ModelSpec, run: Mapping[str, Any]) -> str | None:
     if model.is_mixture_of_experts or run.get("ep", 1) != 1:
         return "mixture-of-experts layers are not described yet"
     if model.has_latent_attention:

@@ -124,7 +124,7 @@ def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
     unknown = [key for key in plain if key not in _CASE_KEYS]
     if unknown:
         raise InputError(
-            f"{path}: unknown key {unknown[0]!r}{closest(unknown[0], _CASE_KEYS)}; beside a model there may be "
+            f"{path}: unknown key {unknown[0]!r}{closest(unknown[0], _CASE_KEYS)}; besides a model there may be "
             f"{', '.join(_CASE_KEYS)}"
         )
     described, layout = plain["model"], plain.get("layout", {})

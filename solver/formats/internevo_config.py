@@ -170,7 +170,7 @@ class _Layout:
     def _pipeline(self, pipeline: SectionReader) -> None:
         """Chunks per rank mean interleaving, which InternEvo does only where there are stages."""
         if pipeline.flag("use_zeropp", False):
-            raise pipeline.wrong("use_zeropp", "False, because that schedule is not priced")
+            raise pipeline.wrong("use_zeropp", "False, because that schedule is not modelled")
         pp = pipeline.whole("size", 1)
         self._put("pp", pp, "size" in pipeline)
         bubble = pipeline.flag("zero_bubble", False) and "mode" not in pipeline
@@ -178,7 +178,7 @@ class _Layout:
         chunks = self._model.whole("num_chunks", 1) if pp > 1 else 1
         if chunks > 1:
             if schedule != "1f1b":
-                raise self._model.wrong("num_chunks", "1 beside a zero-bubble schedule")
+                raise self._model.wrong("num_chunks", "1 with a zero-bubble schedule")
             schedule = "interleaved"
             self._put("p2p_overlap", pipeline.flag("interleaved_overlap", False), "interleaved_overlap" in pipeline)
         if pp * chunks > self._layers:
@@ -202,7 +202,7 @@ class _Layout:
             raise newer.wrong("enable", "False; fully sharded data parallelism is read from zero1=dict(fsdp=True)")
         size, fsdp = zero1.whole("size", ALL_RANKS, least=None), zero1.flag("fsdp", False)
         if fsdp and (self._layout["tp_mode"] == "isp" or self._layout["pp"] > 1):
-            raise zero1.wrong("fsdp", "False beside the tensor mode isp or a pipeline, which InternEvo cannot combine")
+            raise zero1.wrong("fsdp", "False with the tensor mode isp or a pipeline, which InternEvo cannot combine")
         self._put("zero", 3 if fsdp else 0 if size == 1 else 1, "size" in zero1)
         self._put("zero_shard_size", size if size > 0 else ALL_RANKS, "size" in zero1)
 

@@ -133,8 +133,8 @@ def _kv_gather(shapes: Shapes) -> list[Op]:
     whole = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * shapes.element * shapes.keys.cp
     dims = message(whole, shapes.groups.cp)
     return [
-        Op("kv.gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
-        Op("kv.scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
+        Op("kv.all_gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
+        Op("kv.reduce_scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
     ]
 
 

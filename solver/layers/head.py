@@ -41,9 +41,9 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
     beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
     wgrad, dgrad = (("vocab.weight_grad",), ("vocab.input_grad",)) if beside else ((), ())
     return [
-        tp_collective(shapes, "vocab.gather", "head", "all_gather", FORWARD, sequence),
+        tp_collective(shapes, "vocab.all_gather", "head", "all_gather", FORWARD, sequence),
         *linear(shapes, "vocab", "head", shapes.vocab, shapes.model.hidden_size, tokens=shapes.tokens, quantised=False),
-        tp_collective(shapes, "vocab.reduce", "head", "reduce_scatter", INPUT_GRAD, sequence, wgrad),
+        tp_collective(shapes, "vocab.reduce_scatter", "head", "reduce_scatter", INPUT_GRAD, sequence, wgrad),
         tp_collective(shapes, "vocab.all_reduce", "head", "all_reduce", INPUT_GRAD, mtp, wgrad),
         tp_collective(shapes, "vocab.regather", "head", "all_gather", INPUT_GRAD, shapes.keeps_shard | isp, dgrad),
     ]
@@ -66,7 +66,7 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
         exchange = [tp_collective(shapes, f"loss.{p}", "loss", "all_reduce", FORWARD, everywhere, size=size) for p in parts]
     else:
         sent = logits * shapes.element
-        exchange = [tp_collective(shapes, "logits.gather", "loss", "all_gather", FORWARD, everywhere, size=sent)]
+        exchange = [tp_collective(shapes, "logits.all_gather", "loss", "all_gather", FORWARD, everywhere, size=sent)]
     twice, fused = 2 * shapes.element, shapes.run.cross_entropy_fusion or _compiled(shapes)
     return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, twice, twice, (), fused=fused), *exchange]
 

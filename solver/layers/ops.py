@@ -81,15 +81,15 @@ def tp_collective(
     op: str,
     phase: str,
     where: Array,
-    hides_under: tuple[str, ...] = (),
-    tail: Array = 0.0,
+    overlaps_with: tuple[str, ...] = (),
+    exposed_share: Array = 0.0,
     size: Array | None = None,
 ) -> Op:
     """A collective over the tensor-parallel group on the whole (micro batch, sequence, hidden) activation, where asked."""
     whole = shapes.tokens * shapes.model.hidden_size * shapes.element if size is None else size
     return Op(
         name, module, op, phase, message(whole, shapes.groups.tp), stream="tp",
-        count=np.where(where & (shapes.keys.tp > 1), 1.0, 0.0), hides_under=hides_under, tail=tail,
+        count=np.where(where & (shapes.keys.tp > 1), 1.0, 0.0), overlaps_with=overlaps_with, exposed_share=exposed_share,
         recomputed_by=WHOLE_LAYER if phase == FORWARD else (),
     )  # fmt: skip
 
@@ -115,13 +115,15 @@ def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Ar
     def under(phase: str, hides: bool) -> tuple[str, ...]:
         return tuple(f"{linear_name}.{phase}" for linear_name in widths) if hides else ()
 
-    def collective(what: str, op: str, phase: str, where: Array, hides_under: tuple[str, ...], tail: Array = 0.0) -> Op:
-        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, hides_under, tail)
+    def collective(
+        what: str, op: str, phase: str, where: Array, overlaps_with: tuple[str, ...], exposed_share: Array = 0.0
+    ) -> Op:
+        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, exposed_share)
 
     return [
-        collective("gather", "all_gather", FORWARD, split, under("forward", overlap), 1 / shapes.keys.tp),
+        collective("all_gather", "all_gather", FORWARD, split, under("forward", overlap), 1 / shapes.keys.tp),
         *(op for linear_name, n in widths.items() for op in linear(shapes, linear_name, module, n, k)),
-        collective("reduce", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", beside)),
+        collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", beside)),
         collective("all_reduce", "all_reduce", INPUT_GRAD, everywhere, under("weight_grad", beside)),
         collective("regather", "all_gather", INPUT_GRAD, shapes.keeps_shard, under("input_grad", beside)),
     ]
@@ -132,10 +134,10 @@ def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> li
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     forward = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
     backward = (f"{name}.input_grad",) if shapes.run.tp_comm_overlap else ()
-    tail = 1 / shapes.keys.tp
+    exposed_share = 1 / shapes.keys.tp
     return [
         *linear(shapes, name, module, n, k),
-        tp_collective(shapes, f"{name}.reduce", module, "reduce_scatter", FORWARD, split, forward, tail),
+        tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward, exposed_share),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", FORWARD, everywhere),
-        tp_collective(shapes, f"{name}.gather", module, "all_gather", INPUT_GRAD, split, backward, tail),
+        tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward, exposed_share),
     ]

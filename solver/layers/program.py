@@ -39,8 +39,8 @@ class Op:
     dims: Mapping[str, Array]
     stream: str = COMPUTE
     count: Array = 1.0
-    hides_under: tuple[str, ...] = ()
-    tail: Array = 0.0
+    overlaps_with: tuple[str, ...] = ()
+    exposed_share: Array = 0.0
     recomputed_by: tuple[Recompute, ...] = ()
     memory_kind: str = ""  #: memory_bound: norm, rope, gated_act, residual, ...
     dtype: str = "bf16"

@@ -12,7 +12,7 @@ from solver.layers.shapes import Shapes
 from solver.spec.strategy import Recompute
 
 #: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.
-BEHIND_LAST_SAVED = ("w2", "w2.reduce", "w2.all_reduce", "residual2")
+AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
 #: What selective recomputation by op keeps beside products: the layer's input, and what fused attention leaves.
 _KEPT = ("layer_input", "context", "log_sum_exp")
 
@@ -21,10 +21,10 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """``ops`` of a layer, marked with the recompute levels under which they run again in ``shapes.framework``."""
     again, framework = list(ops), shapes.framework
     if framework.recomputation.selective_by_op:
-        kept = {op.name for op in _products(ops)[::2]}
+        kept = {op.name for op in _gemms(ops)[::2]}
         again = [_by_op(op, kept) for op in again]
     if framework.recomputation.stops_early:
-        again = [replace(op, recomputed_by=()) if op.name in BEHIND_LAST_SAVED else op for op in again]
+        again = [replace(op, recomputed_by=()) if op.name in AFTER_LAST_SAVED else op for op in again]
     return again
 
 
@@ -33,12 +33,12 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
-    outputs = sum(op.dims["m"] * op.dims["n"] for op in _products(ops)[::2]) * shapes.element
+    outputs = sum(op.dims["m"] * op.dims["n"] for op in _gemms(ops)[::2]) * shapes.element
     scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
     return [*rest, Saved("products", outputs + scattered, dropped_by=(Recompute.NONE, Recompute.FULL))]
 
 
-def _products(ops: Sequence[Op]) -> list[Op]:
+def _gemms(ops: Sequence[Op]) -> list[Op]:
     """The products with weights of a layer's forward pass, in order."""
     return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
 

@@ -12,7 +12,7 @@ from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND
 from solver.spec.strategy import Recompute
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
-from solver.step.terms import price_synchronisation
+from solver.step.terms import estimate_synchronisation
 from solver.step.time import PARTS
 
 #: Standard deviation of log(step time) that no single kernel explains: two labs measuring one GPU differ by 3-9 percent, one
@@ -124,7 +124,7 @@ def _slowest_stage(solutions: Solutions, index: int) -> _Stage:
 
 
 def _kind(part: Part, row: int, key: int) -> str:
-    op = part.priced.ops[row]
+    op = part.estimates.ops[row]
     if op.kind in (LINEAR, FLASH_ATTN, MEMORY_BOUND):
         return op.kind
     return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
@@ -136,26 +136,26 @@ _STREAM_PARTS = {"compute": "compute", "tp": "tp_exposed", "cp": "cp_exposed", "
 def _part_lines(part: Part, key: int, times: float) -> list[Line]:
     return [
         Line(op.label, op.module, _STREAM_PARTS[op.stream], _kind(part, i, key), float(part.exposed[i, key]) * times,
-             float(part.priced.relative_std[i, key]), Basis(int(part.priced.basis[i, key])))
-        for i, op in enumerate(part.priced.ops)
+             float(part.estimates.relative_std[i, key]), Basis(int(part.estimates.basis[i, key])))
+        for i, op in enumerate(part.estimates.ops)
     ]  # fmt: skip
 
 
 def _recompute_lines(part: Part, key: int, times: float, level: Recompute) -> list[Line]:
     return [
         Line(f"{op.name}.recompute", op.module, "recompute", _kind(part, i, key), float(part.exposed[i, key]) * times,
-             float(part.priced.relative_std[i, key]), Basis(int(part.priced.basis[i, key])))
-        for i, op in enumerate(part.priced.ops)
+             float(part.estimates.relative_std[i, key]), Basis(int(part.estimates.basis[i, key])))
+        for i, op in enumerate(part.estimates.ops)
         if op.phase == FORWARD and level in op.recomputed_by
     ]  # fmt: skip
 
 
 #: Which once-per-step ops stand behind each part of the step.
 _STEP_PARTS = {
-    "fsdp_exposed": ("layer.gather", "layer.scatter", "root.gather", "root.scatter"),
+    "fsdp_exposed": ("layer.all_gather", "layer.reduce_scatter", "root.all_gather", "root.reduce_scatter"),
     "gradient_accumulation": ("accumulation",),
-    "gradient_sync": ("gradients.all_reduce", "gradients.scatter"),
-    "parameter_gather": ("parameters.gather",),
+    "gradient_sync": ("gradients.all_reduce", "gradients.reduce_scatter"),
+    "parameter_gather": ("parameters.all_gather",),
     "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding"),
 }
 
@@ -163,7 +163,7 @@ _STEP_PARTS = {
 def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list[Line]:
     """Once-per-step parts; their doubt and basis are those of the messages behind them, weighted by seconds."""
     chosen = np.array([row])
-    sync = price_synchronisation(
+    sync = estimate_synchronisation(
         solutions.problem, solutions.table, solutions.terms.key[chosen], solutions.terms.splits.take(chosen)
     )
     total = (sync.seconds * sync.counts())[:, 0]

@@ -66,7 +66,7 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "cluster": vars(problem.cluster),
         "profile": profile,
         "run": {key: getattr(problem.run, key) for key in constants},
-        "sustained_scale": problem.cost.sustained_scale,
+        "sustained_scale": problem.cost.derating,
     }
 
 
@@ -75,7 +75,7 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
     return {
         **problem_dict(result.best, profile),
         "search": {
-            "layouts_priced": result.layouts_priced,
+            "layouts_priced": result.layouts_estimated,
             "feasible": result.feasible,
             "seconds": result.seconds,
             "layouts_per_second": result.layouts_per_second,

@@ -21,7 +21,7 @@ def draw_pareto(result: SearchResult, path: Path) -> None:
     memory, tgs = front.memory.device / GIB, front.tgs
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     axes.step(memory, tgs, where="post", color="tab:blue", alpha=0.5)
-    axes.plot(memory, tgs, "o", color="tab:blue", ms=4, label=f"{len(front)} layouts that none beats in both")
+    axes.plot(memory, tgs, "o", color="tab:blue", ms=4, label=f"{len(front)} Pareto-optimal layouts")
     axes.axvline(problem.cluster.memory_bytes / GIB, color="tab:red", ls="--", label="memory of one GPU")
     named = sorted({0, len(front) // 3, 2 * len(front) // 3, len(front) - 1})
     for index in named:

@@ -18,43 +18,57 @@ from solver.step.solutions import Solutions
 _PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
     "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
-    "fsdp_exposed": "exposed ZeRO-3 gathers and scatters", "pp_transfer": "transfers between stages",
+    "fsdp_exposed": "exposed ZeRO-3 all-gather and reduce-scatter", "pp_transfer": "pipeline send/recv",
     "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
     "gradient_sync": "exposed gradient synchronisation",
-    "parameter_gather": "exposed parameter gathering", "optimizer": "optimizer and gradient norm",
+    "parameter_gather": "exposed parameter all-gather", "optimizer": "optimizer and gradient norm",
 }  # fmt: skip
 
+_LEGEND = Text(
+    "TGS: tokens per GPU per second; GiB: peak memory per GPU; zero1/16: ZeRO-1, states sharded over 16 ranks; "
+    "8 x 1: 8 micro batches of 1 sequence. More in docs/glossary.md",
+    style="dim",
+)
+_VALIDATION_LEGEND = Text(
+    "error: predicted / measured - 1; mean (signed) below 0: predicted too fast; regret: measured time of the layout ranked "
+    "first over the measured best, minus 1. More in docs/glossary.md",
+    style="dim",
+)
 
-def show_search(console: Console, result: SearchResult, profile: str, told: str = "") -> None:
-    """The whole report of a search. told: what there is to say of kernels timed for it, lines of text."""
-    console.print(_heading(result.best, profile, told))
+
+def show_search(console: Console, result: SearchResult, profile: str, notes: str = "") -> None:
+    """The whole report of a search. notes: lines about kernels timed for it."""
+    console.print(_heading(result.best, profile, notes))
     console.print(_verdict(result.best))
     console.print(solutions_table("Best layouts", [(result.best, i) for i in range(len(result.best))]))
     modes = [(found, 0) for found in result.best_of_mode.values()]
     console.print(solutions_table("Best of each tensor-parallel mode", modes))
+    console.print(_LEGEND)
     console.print(breakdown(result.best, 0))
     console.print(_searched(result))
 
 
-def show_single(console: Console, solutions: Solutions, profile: str, told: str = "") -> None:
-    """The report of one explicit layout; ``told`` as for a search."""
-    console.print(_heading(solutions, profile, told))
+def show_single(console: Console, solutions: Solutions, profile: str, notes: str = "") -> None:
+    """The report of one explicit layout; ``notes`` as for a search."""
+    console.print(_heading(solutions, profile, notes))
     console.print(_verdict(solutions))
     console.print(solutions_table("The config's layout", [(solutions, 0)]))
+    console.print(_LEGEND)
     console.print(breakdown(solutions, 0))
 
 
-def _heading(solutions: Solutions, profile: str, told: str) -> Text:
+def _heading(solutions: Solutions, profile: str, notes: str) -> Text:
     p = solutions.problem
-    gbit = p.cluster.network_bandwidth * 8 / 1e9
-    return Text(
-        f"{p.model.name}: {p.model.parameters / 1e9:.2f} B parameters, {p.run.seq_len} tokens a sequence, "
-        f"{solutions.tokens[0]:,.0f} tokens a step, {p.run.precision}, {p.run.framework}\n"
-        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} a node, {gbit:.0f} Gbit/s each between nodes, "
-        f"{p.cluster.memory_bytes / GIB:.1f} GiB each\n{profile}; sustained scale {p.cost.sustained_scale:.2f}"
-        + f"\n{told}"
-        * bool(told)
-    )
+    lines = [
+        f"{p.model.name}: {p.model.parameters / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
+        f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, {p.run.framework}",
+        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, "
+        f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
+        f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
+        f"{profile}; sustained-clock derating {p.cost.derating:.2f}",
+        *([notes] if notes else []),
+    ]
+    return Text("\n".join(lines))
 
 
 def _verdict(solutions: Solutions) -> Text:
@@ -62,8 +76,8 @@ def _verdict(solutions: Solutions) -> Text:
     low, high = why.interval
     fits = solutions.memory.device[0] <= solutions.problem.cluster.memory_bytes
     text = (
-        f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% sure: {seconds(low)} to "
-        f"{seconds(high)}), MFU {solutions.mfu[0]:.1%}, {solutions.memory.device[0] / GIB:.1f} GiB a GPU"
+        f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {seconds(low)} "
+        f"to {seconds(high)}), MFU {solutions.mfu[0]:.1%}, {solutions.memory.device[0] / GIB:.1f} GiB per GPU"
     )
     return Text(text + ("" if fits else ": DOES NOT FIT"), style="bold" if fits else "bold red")
 
@@ -96,13 +110,13 @@ def describe(solutions: Solutions, index: int) -> str:
     """A layout in a line: mode and sizes that are not 1."""
     s = solutions.layouts.strategy(index, solutions.problem.run)
     sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "pp", "vpp", "dp") if getattr(s, name) > 1]
-    recompute = s.recompute if s.recompute_layers < 0 else f"{s.recompute} of {s.recompute_layers} layers a stage"
+    recompute = s.recompute if s.recompute_layers < 0 else f"{s.recompute} of {s.recompute_layers} layers per stage"
     zero = f"zero{s.zero}/{s.zero_shard_size}" if s.zero else "zero0"
     return f"{s.tp_mode} {' '.join(sizes)}, {zero}, {s.num_micro_batches} x {s.micro_batch_size}, recompute {recompute}"
 
 
 def breakdown(solutions: Solutions, index: int) -> Group:
-    """Where the step's time and memory go, and what the time rests on."""
+    """Where the step's time and memory go, and how much of the time is measured, interpolated or extrapolated."""
     why = explain(solutions, index)
     table = Table(title=f"Why: {describe(solutions, index)}", title_justify="left")
     table.add_column("part of the step")
@@ -113,13 +127,15 @@ def breakdown(solutions: Solutions, index: int) -> Group:
             table.add_row(_PART_NAMES[part], seconds(value), f"{value / why.seconds:.1%}")
         if part == "recompute":
             for module, spent in sorted(why.by_module().items(), key=lambda item: -item[1]):
-                table.add_row(f"  of both: {module}", seconds(spent), f"{spent / why.seconds:.1%}", style="dim")
+                table.add_row(
+                    f"  compute and recomputation of {module}", seconds(spent), f"{spent / why.seconds:.1%}", style="dim"
+                )
     return Group(table, _basis(why), _memory(solutions, index))
 
 
 def _basis(why: Explanation) -> Text:
     shares = ", ".join(f"{share:.0%} {basis}" for basis, share in why.by_basis().items() if share >= 0.005)
-    return Text(f"time rests on estimates that are: {shares}; one standard deviation {why.relative_std:.1%}")
+    return Text(f"share of the time by what its estimates rest on: {shares}; one standard deviation {why.relative_std:.1%}")
 
 
 def _memory(solutions: Solutions, index: int) -> Text:
@@ -136,7 +152,7 @@ def _memory(solutions: Solutions, index: int) -> Text:
 def _searched(result: SearchResult) -> Text:
     out = "; ".join(f"{n:,} {reason}" for reason, n in result.rejected.most_common() if n)
     return Text(
-        f"searched {result.layouts_priced:,} layouts in {result.seconds:.2f} s ({result.layouts_per_second:,.0f}/s), "
+        f"searched {result.layouts_estimated:,} layouts in {result.seconds:.2f} s ({result.layouts_per_second:,.0f}/s), "
         f"{result.feasible:,} are feasible. Left out: {out}."
     )
 
@@ -154,10 +170,11 @@ def show_validation(
     console.print(_scores("Step time: predicted / measured - 1", times, coverage=True))
     if memory:
         console.print(_scores("Peak memory: predicted / measured - 1", memory, coverage=False))
+    console.print(_VALIDATION_LEGEND)
     if any(fits.values()):
-        right = fits["fits, said fits"] + fits["does not, said does not"]
+        right = fits["fit, predicted fit"] + fits["OOM, predicted OOM"]
         listed = ", ".join(f"{n} {name}" for name, n in fits.items())
-        console.print(Text(f"fits or not: {right / sum(fits.values()):.1%} right ({listed})"))
+        console.print(Text(f"fits or not: {right / sum(fits.values()):.1%} classified correctly ({listed})"))
     for source, r in regrets.items():
         console.print(Text(f"regret {source}: mean {r.mean:.1%}, worst {r.worst:.1%} over {r.families} families"))
     table = Table(title="Worst cases", title_justify="left")

@@ -18,7 +18,7 @@ from solver.spec.cluster import cluster_of
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import problem_of
-from solver.step.solutions import Solutions, price_layouts
+from solver.step.solutions import Solutions, estimate_layouts
 
 #: hardware name -> a function of the network bandwidth per accelerator to its cost model; None where no profile is known.
 CostModels = Callable[[str, float | None], CostModel | None]
@@ -81,7 +81,7 @@ def predict_cases(
             continue
         try:
             problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
-            solutions = price_layouts(problem, Layouts.of([case.strategy for _, case in members if case.strategy]))
+            solutions = estimate_layouts(problem, Layouts.of([case.strategy for _, case in members if case.strategy]))
         except InputError as error:  # what this device cannot run, say fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue
@@ -136,7 +136,7 @@ def flops_per_gpu(case: Case) -> float:
     return run.tokens * case.model.flops_per_token(run.seq_len) * again / run.world_size
 
 
-def null_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
+def constant_mfu_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
     """Errors of knowing one FLOP rate (one MFU) per hardware: the median over these very cases, the judged one included."""
     members = timed(predictions)
     rates: dict[str, list[float]] = defaultdict(list)
@@ -173,12 +173,12 @@ def confusion(predictions: Sequence[Prediction]) -> dict[str, int]:
     """fits / does not fit, as measured against as predicted, over sources that report runs out of memory."""
     sources = {p.case.source for p in predictions if p.case.measured.get("out_of_memory")}
     pairs = {source.removesuffix("OOM") for source in sources} | sources
-    table = {"fits, said fits": 0, "fits, said does not": 0, "does not, said fits": 0, "does not, said does not": 0}
+    table = {"fit, predicted fit": 0, "fit, predicted OOM": 0, "OOM, predicted fit": 0, "OOM, predicted OOM": 0}
     for p in predictions:
         if p.fits is None or p.case.source not in pairs:
             continue
-        real = "does not" if p.case.measured.get("out_of_memory") else "fits"
-        table[f"{real}, said {'fits' if p.fits else 'does not'}"] += 1
+        real = "OOM" if p.case.measured.get("out_of_memory") else "fit"
+        table[f"{real}, predicted {'fit' if p.fits else 'OOM'}"] += 1
     return table
 
 

@@ -140,10 +140,10 @@ def _start_times(
         now = clock[s]
         while i < stop[s]:
             if wanted[i] >= 0:
-                arrival = end[wanted[i]]
-                if arrival < 0:
+                rank_skew = end[wanted[i]]
+                if rank_skew < 0:
                     break
-                now = max(now, arrival + delay[i])
+                now = max(now, rank_skew + delay[i])
             start[i] = now
             now += spent[i]
             end[numbers[i]] = now

@@ -35,7 +35,7 @@ def stage_layers(layers: int, pp: Any, first: int = 0, last: int = 0) -> StageLa
     return StageLayers(*(np.where(single, layers, n) for n in (n_first, n_middle, n_last)))
 
 
-def listed_stage_layers(layers: int, pp: Any) -> StageLayers:
+def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
     """Layers dealt as items of a list: the embedding, the layers, the final norm and the head; what does not divide goes to the
     first stages, one each (AA-Scaling's and DeepSpeed's uniform partition)."""
     pp = np.asarray(pp, dtype=np.int64)
@@ -46,7 +46,7 @@ def listed_stage_layers(layers: int, pp: Any) -> StageLayers:
     return StageLayers(*(np.where(pp == 1, layers, n) for n in (first, middle, last)))
 
 
-def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, postponable: Any) -> Any:
+def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, deferrable: Any) -> Any:
     """Seconds from the first forward to the last backward of a step.
 
     total: forward plus backward of one micro batch summed over all stages. slowest: of the slowest stage.
@@ -59,7 +59,7 @@ def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total
     bubble = (total - slowest) / vpp
     if schedule.startswith("zb"):
         filled = 3 if schedule == "zb-2p" else 2
-        bubble = np.maximum(bubble - (pp - 1) * filled * postponable, 0.0)
+        bubble = np.maximum(bubble - (pp - 1) * filled * deferrable, 0.0)
     return micro_batches * slowest + bubble
 
 

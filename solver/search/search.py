@@ -15,7 +15,7 @@ from solver.search.space import cross, enumerate_splits
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, layer_table
-from solver.step.solutions import Solutions, price_layouts
+from solver.step.solutions import Solutions, estimate_layouts
 
 CHUNK_SPLITS = 16384  #: splits priced at once; with some 13 to 18 times as many layouts they take about 150 MB
 OUT_OF_MEMORY = "does not fit in memory"
@@ -32,14 +32,14 @@ class SearchResult:
     best: Solutions
     best_of_mode: dict[str, Solutions]
     pareto: Solutions
-    layouts_priced: int
+    layouts_estimated: int
     feasible: int
     seconds: float
     rejected: Counter[str]
 
     @property
     def layouts_per_second(self) -> float:
-        return self.layouts_priced / self.seconds
+        return self.layouts_estimated / self.seconds
 
 
 @dataclass
@@ -89,15 +89,15 @@ def search(
     space = enumerate_splits(problem, global_batch_size)
     table = layer_table(problem, space.splits.layer_keys()[0])
     best, modes = _Best(top), {mode: _Best(1) for mode in TpMode}
-    front = _Front()
-    priced = feasible = 0
+    front = _ParetoFront()
+    estimated = feasible = 0
     least = np.inf
     for begin in range(0, len(space.splits), CHUNK_SPLITS):
         part = slice(begin, begin + CHUNK_SPLITS)
-        solutions = price_layouts(problem, cross(problem, space.splits.take(part)), table)
+        solutions = estimate_layouts(problem, cross(problem, space.splits.take(part)), table)
         seconds, memory = solutions.times.seconds, solutions.memory.device
         fits = np.flatnonzero(memory <= problem.cluster.memory_bytes)
-        priced, feasible, least = priced + len(solutions), feasible + len(fits), min(least, memory.min())
+        estimated, feasible, least = estimated + len(solutions), feasible + len(fits), min(least, memory.min())
         best.offer(solutions.layouts, fits, seconds, memory)
         mode_of = solutions.layouts.splits.mode[solutions.layouts.row[fits]]
         for mode, kept in modes.items():
@@ -106,26 +106,26 @@ def search(
         if progress:
             progress(min(begin + CHUNK_SPLITS, len(space.splits)), len(space.splits))
     if not feasible:
-        raise InputError(_nothing_fits(problem, priced, least))
-    rejected = Counter({**space.rejected, OUT_OF_MEMORY: priced - feasible})
+        raise InputError(_nothing_fits(problem, estimated, least))
+    rejected = Counter({**space.rejected, OUT_OF_MEMORY: estimated - feasible})
     elapsed = time.perf_counter() - start
-    found = {mode.name.lower(): price_layouts(problem, kept.parts[0], table) for mode, kept in modes.items() if kept.parts}
+    found = {mode.name.lower(): estimate_layouts(problem, kept.parts[0], table) for mode, kept in modes.items() if kept.parts}
     return SearchResult(
-        problem, price_layouts(problem, best.parts[0], table), found, price_layouts(problem, front.layouts(), table),
-        priced, feasible, elapsed, rejected,
+        problem, estimate_layouts(problem, best.parts[0], table), found, estimate_layouts(problem, front.layouts(), table),
+        estimated, feasible, elapsed, rejected,
     )  # fmt: skip
 
 
-def _nothing_fits(problem: Problem, priced: int, least: float) -> str:
+def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:
     return (
-        f"{problem.model.name} fits on {problem.run.world_size} accelerators in none of {priced} layouts: the leanest "
+        f"{problem.model.name} fits on {problem.run.world_size} accelerators in none of {estimated} layouts: the leanest "
         f"needs {least / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} GiB each; use more accelerators "
         "or more memory"
     )
 
 
 @dataclass
-class _Front:
+class _ParetoFront:
     """The running Pareto front of (seconds, memory): after a sort by time, only new minima of memory stay."""
 
     parts: list[Layouts] = field(default_factory=list)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from profiler.errors import InputError
-from solver.spec.feasibility import check_world, heads_divide, heads_exchange, sequence_divides
+from solver.spec.feasibility import check_world, heads_divide, heads_divide_by_cp, sequence_divides
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Recompute, TpMode
 from solver.step.layouts import Layouts, Splits
@@ -60,7 +60,7 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
             if not sequence_divides(seq_len, int(cp), 1):
                 rejected["the sequence is too short for cp"] += 1
                 continue
-            if not heads_exchange(model, cp_comm, int(tp), int(cp)):
+            if not heads_divide_by_cp(model, cp_comm, int(tp), int(cp)):
                 rejected["attention heads do not divide by tp * cp"] += 1
                 continue
             for pp in divisors(world // tp // cp):
@@ -109,8 +109,8 @@ def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple
 
 
 def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:
-    copies = tp * cp * dp // wp if mode == TpMode.ISP else cp * dp
-    return [(int(mode), wp, int(shard)) for shard in divisors(copies)]
+    replicas = tp * cp * dp // wp if mode == TpMode.ISP else cp * dp
+    return [(int(mode), wp, int(shard)) for shard in divisors(replicas)]
 
 
 def _batches(model: ModelSpec, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, int, int]]:

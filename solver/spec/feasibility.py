@@ -15,7 +15,7 @@ MIN_LOCAL_TOKENS = 128
 def check_world(world: int, node: int) -> None:
     """Raises InputError unless ``world`` accelerators fill nodes of ``node`` (or a divisor of one)."""
     if world > MAX_WORLD_SIZE:
-        raise InputError(f"world_size is {world}; this program prices up to {MAX_WORLD_SIZE} accelerators")
+        raise InputError(f"world_size is {world}; this program estimates up to {MAX_WORLD_SIZE} accelerators")
     if (node % world if world < node else world % node) != 0:
         raise InputError(
             f"world_size {world} does not fill nodes of {node} accelerators evenly; use a divisor or a multiple of {node}, "
@@ -36,7 +36,7 @@ def sequence_divides(seq_len: int, cp: int, split: int) -> bool:
     return seq_len % (chunks * split) == 0 and long_enough
 
 
-def heads_exchange(model: ModelSpec, cp_comm: str, tp: int, cp: int) -> bool:
+def heads_divide_by_cp(model: ModelSpec, cp_comm: str, tp: int, cp: int) -> bool:
     """All-to-all context parallelism deals a tensor rank's query heads once more among cp ranks."""
     return cp_comm != "a2a" or model.num_attention_heads // tp % cp == 0
 
@@ -44,14 +44,14 @@ def heads_exchange(model: ModelSpec, cp_comm: str, tp: int, cp: int) -> bool:
 def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     """Raises InputError with the first rule that an explicit layout breaks."""
     check_world(s.world_size, cluster.gpus_per_node)
-    copies = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
+    replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
     split = 1 if s.tp_mode == "mtp" else s.tp
     layers = model.num_hidden_layers
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
         (sequence_divides(s.seq_len, s.cp, split), f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"),
-        (heads_exchange(model, s.cp_comm, s.tp, s.cp), f"cp {s.cp} by all-to-all does not divide the heads of tp {s.tp}"),
+        (heads_divide_by_cp(model, s.cp_comm, s.tp, s.cp), f"cp {s.cp} by all-to-all does not divide the heads of tp {s.tp}"),
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
         (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
@@ -63,8 +63,8 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
         (s.tp * s.cp * s.dp % s.wp == 0, f"wp {s.wp} does not divide the {s.tp * s.cp * s.dp} ranks of a stage"),
         (
-            copies > 0 and copies % s.zero_shard_size == 0,
-            f"zero_shard_size {s.zero_shard_size} does not divide the {copies} ranks that share parameters",
+            replicas > 0 and replicas % s.zero_shard_size == 0,
+            f"zero_shard_size {s.zero_shard_size} does not divide the {replicas} ranks that share parameters",
         ),
     )
     for holds, broken in rules:

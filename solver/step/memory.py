@@ -12,7 +12,7 @@ from solver.spec.precision import HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts
 from solver.step.problem import LayerTable, Problem
-from solver.step.step_ops import copies, shared_by
+from solver.step.step_ops import parameter_groups, shard_ranks
 from solver.step.terms import SplitTerms
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -52,7 +52,7 @@ def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> Stage
     ZeRO-2 the gradients too, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
     splits, key, sizes = terms.splits, terms.key, problem.element_bytes
-    groups = copies(problem, table, key, splits)
+    groups = parameter_groups(problem, table, key, splits)
     embedding, head = table.embedding.parameters[key], table.head.parameters[key]
     both = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     single = splits.pp == 1
@@ -62,12 +62,12 @@ def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> Stage
         out[1] += HALF * table.layer.sharded[key] * problem.framework.memory.dummy_gradients
         held = (layers * table.layer.sharded[key], layers * table.layer.unsharded[key] + np.where(single, both, end))
         for elements, group in zip(held, groups, strict=True):
-            share = shared_by(group, splits.zero_shard_size)
+            share = shard_ranks(group, splits.zero_shard_size)
             for zero in range(4):
-                dealt = elements / share
+                partitioned = elements / share
                 out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
-                out[1, zero] += sizes.gradient * (elements if zero < 2 else dealt)
-                out[2, zero] += (sizes.sharded if zero == 3 else sizes.states) * (elements if zero == 0 else dealt)
+                out[1, zero] += sizes.gradient * (elements if zero < 2 else partitioned)
+                out[2, zero] += (sizes.sharded if zero == 3 else sizes.states) * (elements if zero == 0 else partitioned)
         return out
 
     stages = terms.stages

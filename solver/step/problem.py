@@ -18,7 +18,7 @@ from solver.spec.precision import ElementBytes, element_bytes
 from solver.spec.strategy import Recompute, Strategy
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
-from solver.step.pricing import LayerTimes, PricedOps, layer_times, price
+from solver.step.op_estimates import LayerTimes, OpEstimates, estimate_ops, layer_times
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
 class Part:
     """The layer, the embedding or the head: its priced program and what is read off it. Arrays over layer keys."""
 
-    priced: PricedOps
+    estimates: OpEstimates
     exposed: np.ndarray  #: seconds that each op adds to its pass, shape [ops, keys]
     times: LayerTimes
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
@@ -84,14 +84,14 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     parts = []
     for build in (layer_program, embedding_program, head_program):
         program = build(keys, problem.model, problem.run, problem.cluster)
-        priced = price(program.ops, len(keys), problem.cost)
+        estimates = estimate_ops(program.ops, len(keys), problem.cost)
         host = 0.0 if problem.run.compile else problem.framework.kernels.launch_seconds
-        exposed = priced.exposed()
+        exposed = estimates.exposed()
         parts.append(
             Part(
-                priced=priced,
+                estimates=estimates,
                 exposed=exposed,
-                times=layer_times(priced, exposed, host),
+                times=layer_times(estimates, exposed, host),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
                 sharded=program.weight_elements(wp_sharded=True),

@@ -10,7 +10,7 @@ from predictor.kernels.linear import FAMILIES
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
-from solver.step.step_ops import copies
+from solver.step.step_ops import parameter_groups
 from solver.step.terms import SplitTerms, split_terms
 from solver.step.time import StepTimes, step_times
 
@@ -48,7 +48,7 @@ class Solutions:
         return self.tgs * self.problem.model.flops_per_token(run.seq_len) / peak
 
 
-def price_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None) -> Solutions:
+def estimate_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None) -> Solutions:
     """Price every layout. ``table`` may be given where one that holds all their layers was made before."""
     if table is None:
         keys, key = layouts.splits.layer_keys()
@@ -56,6 +56,6 @@ def price_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None =
     else:
         key = table.rows_of(layouts.splits)
     terms = split_terms(problem, table, key, layouts.splits)
-    parameters = sum(group.elements for group in copies(problem, table, key, layouts.splits))
+    parameters = sum(group.elements for group in parameter_groups(problem, table, key, layouts.splits))
     times = step_times(problem, terms, layouts, np.asarray(parameters))
     return Solutions(problem, table, terms, layouts, times, peak_memory(problem, table, terms, layouts))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import MEMORY_BOUND, Op, message
-from solver.schedule.stages import StageLayers, listed_stage_layers, stage_layers
+from solver.schedule.stages import StageLayers, stage_layers, stage_layers_counting_ends
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
 from solver.spec.strategy import TpMode
@@ -20,7 +20,7 @@ from solver.step.problem import LayerTable, Problem
 
 
 @dataclass(frozen=True)
-class Copies:
+class ParameterGroup:
     """Parameters that the same group of ranks holds: elements on one rank (shape [splits]) and that group's shape."""
 
     elements: np.ndarray
@@ -28,7 +28,9 @@ class Copies:
     stride: np.ndarray
 
 
-def copies(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> tuple[Copies, Copies]:
+def parameter_groups(
+    problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits
+) -> tuple[ParameterGroup, ParameterGroup]:
     """Parameters of the fullest stage that wp splits, and the others (norms, biases, the larger of embedding and head)."""
     stages = stages_of(problem, splits.pp)
     most = np.maximum(stages.middle, np.maximum(stages.first, stages.last))
@@ -39,8 +41,8 @@ def copies(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits)
     replicas = splits.dp * splits.cp
     sharded_size = np.where(isp, np.maximum(replicas * splits.tp // splits.wp, 1), replicas)
     return (
-        Copies(most * table.layer.sharded[key], sharded_size, np.where(isp, splits.wp, splits.tp)),
-        Copies(most * table.layer.unsharded[key] + ends, replicas, splits.tp),
+        ParameterGroup(most * table.layer.sharded[key], sharded_size, np.where(isp, splits.wp, splits.tp)),
+        ParameterGroup(most * table.layer.unsharded[key] + ends, replicas, splits.tp),
     )
 
 
@@ -49,13 +51,13 @@ def stages_of(problem: Problem, pp: np.ndarray) -> StageLayers:
     run, layers = problem.run, problem.model.num_hidden_layers
     fixed = run.num_layers_in_first_pipeline_stage, run.num_layers_in_last_pipeline_stage
     return (
-        listed_stage_layers(layers, pp)
+        stage_layers_counting_ends(layers, pp)
         if problem.framework.pipeline.counts_embedding_and_head and fixed == (0, 0)
         else stage_layers(layers, pp, *fixed)
     )
 
 
-def shared_by(group: Copies, zero_shard_size: np.ndarray) -> np.ndarray:
+def shard_ranks(group: ParameterGroup, zero_shard_size: np.ndarray) -> np.ndarray:
     """Ranks of ``group`` among which ZeRO deals one copy: the asked size where the group has as many ranks."""
     return np.minimum(zero_shard_size, group.size)
 
@@ -68,12 +70,14 @@ def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np
     return np.maximum(elements / bucket, 1.0)
 
 
-def dealt_elements(problem: Problem, splits: Splits, groups: tuple[Copies, Copies]) -> tuple[np.ndarray, np.ndarray]:
+def partitioned_elements(
+    problem: Problem, splits: Splits, groups: tuple[ParameterGroup, ParameterGroup]
+) -> tuple[np.ndarray, np.ndarray]:
     """Parameters of each group that the fullest ZeRO rank updates; shape [splits].
 
     Where whole tensors are dealt, one rank has the vocabulary's matrix (in the second group), the largest of most models.
     """
-    linears, others = (group.elements / shared_by(group, splits.zero_shard_size) for group in groups)
+    linears, others = (group.elements / shard_ranks(group, splits.zero_shard_size) for group in groups)
     if problem.framework.data_parallel.partitions_whole_tensors:
         matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
         others = np.maximum(others, np.minimum(matrix - linears, groups[1].elements))
@@ -83,25 +87,27 @@ def dealt_elements(problem: Problem, splits: Splits, groups: tuple[Copies, Copie
 def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
     """Every message and kernel that some ZeRO stage needs once per step (or, under FSDP, per layer); arrays over splits.
 
-    gradients.all_reduce: whole gradients over all copies. gradients.scatter: reduce-scatter inside the shard group and
-    all-reduce of the shards across groups (hybrid sharding). parameters.gather: 16-bit parameters inside the shard group.
+    gradients.all_reduce: whole gradients over all copies. gradients.reduce_scatter: reduce-scatter inside the shard group and
+    all-reduce of the shards across groups (hybrid sharding). parameters.all_gather: 16-bit parameters inside the shard group.
     """
     sizes, framework, sync = problem.element_bytes, problem.framework, problem.framework.data_parallel
     grad = sizes.gradient
     ops: list[Op] = []
-    groups = copies(problem, table, key, splits)
-    for group, dealt in zip(groups, dealt_elements(problem, splits, groups), strict=True):
-        shard, count = shared_by(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
+    groups = parameter_groups(problem, table, key, splits)
+    for group, partitioned in zip(groups, partitioned_elements(problem, splits, groups), strict=True):
+        shard, count = shard_ranks(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
         ops += _group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
         ops += _copies("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
         scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own, else those into buckets
-        ops += _copies("gradients.scatter", group.elements * scattered, group)
-        ops += _gather("parameters.gather", sync.param_collective, group.elements * sizes.weight, group, shard, count, problem)
+        ops += _copies("gradients.reduce_scatter", group.elements * scattered, group)
+        ops += _gather(
+            "parameters.all_gather", sync.param_collective, group.elements * sizes.weight, group, shard, count, problem
+        )
         # the new gradient is read, the buffer read and written; Megatron's and FSDP's GEMMs or shards need no such pass
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, memory_kind="residual",
                       count=float(not sync.fused_gradient_accumulation)))  # fmt: skip
-        for name, owned in (("whole", group.elements), ("shard", dealt)):
+        for name, owned in (("whole", group.elements), ("shard", partitioned)):
             adam = {"bytes": owned * sync.optimizer_bytes_per_parameter}
             passes = {"bytes": owned * grad * sync.gradient_passes}
             ops.append(Op(f"optimizer.{name}", "optimizer", MEMORY_BOUND, "step", adam, memory_kind="adam"))
@@ -119,20 +125,20 @@ def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
     if problem.model.tie_word_embeddings:
         root = root / 2
     ops: list[Op] = []
-    sharded, others = copies(problem, table, key, splits)
+    sharded, others = parameter_groups(problem, table, key, splits)
     for name, elements, group in (
         ("layer", table.layer.parameters[key], sharded),
         ("root", root, others),
     ):
-        shard = shared_by(group, splits.zero_shard_size)
-        ops += _gather(f"{name}.gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)
+        shard = shard_ranks(group, splits.zero_shard_size)
+        ops += _gather(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)
         ops += _group_ops(problem, name, elements * sizes.gradient, group, shard, 1.0, whole=False)
-        ops += _copies(f"{name}.gather", elements * sizes.activation * sync.all_gather_copies, group)
-        ops += _copies(f"{name}.scatter", elements * sizes.gradient * sync.reduce_scatter_copies, group)
+        ops += _copies(f"{name}.all_gather", elements * sizes.activation * sync.all_gather_copies, group)
+        ops += _copies(f"{name}.reduce_scatter", elements * sizes.gradient * sync.reduce_scatter_copies, group)
     return ops
 
 
-def transfer_ops(problem: Problem, splits: Splits) -> list[Op]:
+def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     """One activation (or its gradient) to the neighbouring stage: every tensor rank sends its share.
 
     Where the ranks hold the whole activation (MTP) each still sends only its part, and the receivers gather the parts inside
@@ -146,8 +152,8 @@ def transfer_ops(problem: Problem, splits: Splits) -> list[Op]:
     apart = problem.framework.pipeline.scatter_gather or splits.mode != TpMode.MTP
     gathers = np.where((splits.mode == TpMode.MTP) & (splits.tp > 1) & apart, 1.0, 0.0)
     return [
-        Op("transfer", "pipeline", "p2p", "step", message(whole // np.where(apart, splits.tp, 1), place), "pp"),
-        Op("transfer", "pipeline", "all_gather", "step", message(whole, tensor), "pp", count=gathers),
+        Op("send_recv", "pipeline", "p2p", "step", message(whole // np.where(apart, splits.tp, 1), place), "pp"),
+        Op("send_recv", "pipeline", "all_gather", "step", message(whole, tensor), "pp", count=gathers),
     ]
 
 
@@ -168,7 +174,7 @@ def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.n
 
 
 def _group_ops(
-    problem: Problem, name: str, size: np.ndarray, group: Copies, shard: np.ndarray, count: np.ndarray | float,
+    problem: Problem, name: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float,
     whole: bool = True,
 ) -> list[Op]:  # fmt: skip
     """Gradients of ``size`` bytes over a group: all-reduced whole, or scattered inside shard groups and summed across."""
@@ -176,8 +182,8 @@ def _group_ops(
     inside = placement(shard, group.stride, node)
     across = placement(np.maximum(group.size // shard, 1), group.stride * shard, node)
     ops = [
-        _message(f"{name}.scatter", "reduce_scatter", size, inside, count),
-        _message(f"{name}.scatter", "all_reduce", size / shard, across, count),
+        _message(f"{name}.reduce_scatter", "reduce_scatter", size, inside, count),
+        _message(f"{name}.reduce_scatter", "all_reduce", size / shard, across, count),
     ]
     if whole:
         everyone = placement(group.size, group.stride, node)
@@ -185,7 +191,7 @@ def _group_ops(
     return ops
 
 
-def _copies(name: str, size: np.ndarray, group: Copies) -> list[Op]:
+def _copies(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
     """Copies of ``size`` bytes, read and written, that go with a message of this name; none where nothing is sent or copied."""
     if not np.any(size):
         return []
@@ -194,7 +200,7 @@ def _copies(name: str, size: np.ndarray, group: Copies) -> list[Op]:
 
 
 def _gather(
-    name: str, how: str, size: np.ndarray, group: Copies, shard: np.ndarray, count: np.ndarray | float, problem: Problem
+    name: str, how: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float, problem: Problem
 ) -> list[Op]:
     """Parameters of ``size`` bytes inside the shard group: gathered at once, or each rank broadcasts its part in turn.
 

@@ -9,15 +9,15 @@ import numpy as np
 from solver.schedule.stages import StageLayers
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
-from solver.step.pricing import PricedOps, price
+from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.problem import LayerTable, Problem
-from solver.step.side_work import SideWork, side_work
-from solver.step.step_ops import fsdp_ops, stages_of, synchronisation_ops, tied_embedding_op, transfer_ops
+from solver.step.side_stream import SideStreamWork, side_stream_work
+from solver.step.step_ops import fsdp_ops, send_recv_ops, stages_of, synchronisation_ops, tied_embedding_op
 
 
 @dataclass(frozen=True)
 class SplitTerms:
-    """Float64 arrays; S splits, streams as in solver.step.pricing.STREAMS, levels as in Recompute. Seconds per micro batch
+    """Float64 arrays; S splits, streams as in solver.step.op_estimates.STREAMS, levels as in Recompute. Seconds per micro batch
     for layer, embedding and head; seconds per step for the synchronisation.
     """
 
@@ -31,12 +31,12 @@ class SplitTerms:
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
     head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework leaves the head alone
-    transfer: np.ndarray  #: [S] one activation between neighbouring stages
-    all_reduce: SideWork  #: [S] of gradients over all copies
-    scatter: SideWork  #: [S] of gradients inside shard groups and across
-    gather: SideWork  #: [S] of parameters inside shard groups
-    layer_gather: SideWork  #: [S] FSDP: parameters of one layer
-    layer_scatter: SideWork
+    send_recv: np.ndarray  #: [S] one activation between neighbouring stages
+    all_reduce: SideStreamWork  #: [S] of gradients over all copies
+    reduce_scatter: SideStreamWork  #: [S] of gradients inside shard groups and across
+    all_gather: SideStreamWork  #: [S] of parameters inside shard groups
+    layer_all_gather: SideStreamWork  #: [S] FSDP: parameters of one layer
+    layer_reduce_scatter: SideStreamWork
     root: np.ndarray  #: [S] FSDP: gather and scatter of embedding and head
     accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a kernel of its own does it
     optimizer_whole: np.ndarray
@@ -50,33 +50,33 @@ def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
     return distinct((s.mode, s.tp, s.wp, s.cp, s.pp, s.dp, s.zero_shard_size))
 
 
-def price_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> PricedOps:
+def estimate_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> OpEstimates:
     """The once-per-step ops of ``splits``, priced; shape [ops, splits]."""
     ops = [
         *synchronisation_ops(problem, table, key, splits),
         *fsdp_ops(problem, table, key, splits),
         tied_embedding_op(problem, table, key, splits),
     ]
-    return price(ops, len(splits), problem.cost)
+    return estimate_ops(ops, len(splits), problem.cost)
 
 
-def price_transfer(problem: Problem, splits: Splits) -> PricedOps:
-    return price(transfer_ops(problem, splits), len(splits), problem.cost)
+def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:
+    return estimate_ops(send_recv_ops(problem, splits), len(splits), problem.cost)
 
 
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
     """Gather the priced layers for ``splits`` (``key``: each split's row in ``table``) and price their messages."""
     first, group = synchronisation_groups(splits)
-    sync = price_synchronisation(problem, table, key[first], splits.take(first))
+    sync = estimate_synchronisation(problem, table, key[first], splits.take(first))
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.micro_batch_size))
-    transfer = price_transfer(problem, splits.take(pairs)).row("transfer")[pair]
+    send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
     layer, embedding, head = table.layer.times, table.embedding.times, table.head.times
 
     def once(*names: str) -> np.ndarray:
         return sum((sync.row(name) for name in names), np.zeros(len(first)))[group]
 
-    def side(name: str) -> SideWork:
-        return side_work(sync, name).take(group)
+    def side(name: str) -> SideStreamWork:
+        return side_stream_work(sync, name).take(group)
 
     return SplitTerms(
         splits=splits, key=key, stages=stages_of(problem, splits.pp),
@@ -84,9 +84,12 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         recompute=layer.recompute.sum(axis=1)[:, key], weight_grad=layer.weight_grad[key],
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,
-        transfer=np.where(splits.pp > 1, transfer, 0.0),
-        all_reduce=side("gradients.all_reduce"), scatter=side("gradients.scatter"), gather=side("parameters.gather"),
-        layer_gather=side("layer.gather"), layer_scatter=side("layer.scatter"), root=once("root.gather", "root.scatter"),
+        send_recv=np.where(splits.pp > 1, send_recv, 0.0),
+        all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
+        all_gather=side("parameters.all_gather"),
+        layer_all_gather=side("layer.all_gather"),
+        layer_reduce_scatter=side("layer.reduce_scatter"),
+        root=once("root.all_gather", "root.reduce_scatter"),
         accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding"),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from solver.schedule.stages import pipeline_seconds
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
-from solver.step.side_work import SideWork
+from solver.step.side_stream import SideStreamWork
 from solver.step.step_ops import buckets
 from solver.step.terms import SplitTerms
 
@@ -45,43 +45,43 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     row, run, model = layouts.row, problem.run, problem.model
     pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
     forward, backward = terms.forward.sum(axis=0)[row], terms.backward.sum(axis=0)[row]
-    again = terms.recompute[layouts.recompute, row]
-    covered = np.where(layouts.recompute_layers < 0, model.num_hidden_layers, layouts.recompute_layers)
+    recompute = terms.recompute[layouts.recompute, row]
+    recomputed_layers = np.where(layouts.recompute_layers < 0, model.num_hidden_layers, layouts.recompute_layers)
     fsdp, root = _fsdp(terms, layouts, forward, backward)
-    fsdp_again, _ = _fsdp(terms, layouts, forward, backward + again)
+    fsdp_recomputing, _ = _fsdp(terms, layouts, forward, backward + recompute)
     layer = forward + backward + fsdp
     # a recomputed layer runs its forward pass again, under which more of its gathers hide
-    recomputed_layer = again + fsdp_again - fsdp
+    recomputed_layer = recompute + fsdp_recomputing - fsdp
     # Megatron's interleaved schedule sends beside the next chunk's compute: only the first and last way through is seen
     overlapped = (vpp > 1) & run.p2p_overlap
-    transfer = np.where(overlapped, 0.0, problem.framework.pipeline.blocking_sends * vpp * terms.transfer[row])
+    send_recv = np.where(overlapped, 0.0, problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row])
 
-    head_again = np.where(covered > 0, terms.head_recompute[layouts.recompute, row], 0.0)
-    embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_again
-    pace = _slowest_stage(terms, row, (embedding, head), layer, recomputed_layer, covered)
-    count, slowest = pace.layers, pace.seconds + transfer + root
+    head_recompute = np.where(recomputed_layers > 0, terms.head_recompute[layouts.recompute, row], 0.0)
+    embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute
+    bottleneck = _slowest_stage(terms, row, (embedding, head), layer, recomputed_layer, recomputed_layers)
+    count, slowest = bottleneck.layers, bottleneck.seconds + send_recv + root
     total = (
-        model.num_hidden_layers * layer + np.minimum(covered * pp, model.num_hidden_layers) * recomputed_layer
-        + embedding + head + root + transfer * pp
+        model.num_hidden_layers * layer + np.minimum(recomputed_layers * pp, model.num_hidden_layers) * recomputed_layer
+        + embedding + head + root + send_recv * pp
     )  # fmt: skip
     pipeline = pipeline_seconds(run.schedule, m, pp, vpp, total, slowest, count * terms.weight_grad[row])
-    pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.transfer[row]
+    pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
-    recomputed = np.minimum(covered, count) * again + pace.has_head * head_again
-    fsdp_stage = count * fsdp + np.minimum(covered, count) * (fsdp_again - fsdp)
+    recomputed = np.minimum(recomputed_layers, count) * recompute + bottleneck.has_head * head_recompute
+    fsdp_stage = count * fsdp + np.minimum(recomputed_layers, count) * (fsdp_recomputing - fsdp)
     sync, gather = _synchronisation(problem, terms, layouts, count * backward + recomputed, count * forward, table_parameters)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    streams = [m * seconds for seconds in _by_stream(terms, row, pace)]
+    streams = [m * seconds for seconds in _by_stream(terms, row, bottleneck)]
     parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * transfer, pipeline - m * slowest,
+        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * send_recv, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
     ])  # fmt: skip
-    stage = SlowestStage(count, np.minimum(covered, count), pace.has_embedding, pace.has_head)
+    stage = SlowestStage(count, np.minimum(recomputed_layers, count), bottleneck.has_embedding, bottleneck.has_head)
     return StepTimes(pipeline + accumulation + sync + gather + optimizer, parts, stage)
 
 
-class _Pace(NamedTuple):
+class _Bottleneck(NamedTuple):
     """Seconds of one micro batch on the slowest stage, and what that stage holds (ends as 0 or 1); arrays over layouts."""
 
     seconds: np.ndarray
@@ -90,11 +90,11 @@ class _Pace(NamedTuple):
     has_head: np.ndarray
 
 
-def _by_stream(terms: SplitTerms, row: np.ndarray, pace: _Pace) -> list[np.ndarray]:
+def _by_stream(terms: SplitTerms, row: np.ndarray, bottleneck: _Bottleneck) -> list[np.ndarray]:
     """Seconds of one micro batch on the slowest stage, forward and backward, of each stream."""
     return [
-        pace.layers * (terms.forward[s] + terms.backward[s])[row]
-        + pace.has_embedding * terms.embedding[s][row] + pace.has_head * terms.head[s][row]
+        bottleneck.layers * (terms.forward[s] + terms.backward[s])[row]
+        + bottleneck.has_embedding * terms.embedding[s][row] + bottleneck.has_head * terms.head[s][row]
         for s in range(len(terms.forward))
     ]  # fmt: skip
 
@@ -105,8 +105,8 @@ def _slowest_stage(
     ends: tuple[np.ndarray, np.ndarray],
     layer: np.ndarray,
     recomputed_layer: np.ndarray,
-    covered: np.ndarray,
-) -> _Pace:
+    recomputed_layers: np.ndarray,
+) -> _Bottleneck:
     """The slowest of the first stage (with the embedding), the fullest middle one and the last (with the head).
 
     ends: seconds of embedding and head. covered: layers of a stage that are recomputed, each ``recomputed_layer`` longer.
@@ -114,12 +114,12 @@ def _slowest_stage(
     first, middle, last = terms.stages.first[row], terms.stages.middle[row], terms.stages.last[row]
     single = terms.splits.pp[row] == 1
     embedding, head = ends
-    at_first = first * layer + np.minimum(covered, first) * recomputed_layer + embedding + np.where(single, head, 0.0)
-    at_middle = np.where(single, 0.0, middle * layer + np.minimum(covered, middle) * recomputed_layer)
-    at_last = np.where(single, 0.0, last * layer + np.minimum(covered, last) * recomputed_layer + head)
+    at_first = first * layer + np.minimum(recomputed_layers, first) * recomputed_layer + embedding + np.where(single, head, 0.0)
+    at_middle = np.where(single, 0.0, middle * layer + np.minimum(recomputed_layers, middle) * recomputed_layer)
+    at_last = np.where(single, 0.0, last * layer + np.minimum(recomputed_layers, last) * recomputed_layer + head)
     is_first = (at_first >= at_middle) & (at_first >= at_last)
     is_last = (at_last > at_first) & (at_last >= at_middle)
-    return _Pace(
+    return _Bottleneck(
         seconds=np.where(is_first, at_first, np.where(is_last, at_last, at_middle)),
         layers=np.where(is_first, first, np.where(is_last, last, middle)),
         has_embedding=is_first * 1.0,
@@ -137,8 +137,8 @@ def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np
     chosen = np.flatnonzero(layouts.zero == 3)
     if len(chosen):
         row = layouts.row[chosen]
-        gather, scatter = terms.layer_gather.take(row), terms.layer_scatter.take(row)
-        layer[chosen] = gather.beside(forward[chosen]) + (gather + scatter).beside(backward[chosen])
+        gather, scatter = terms.layer_all_gather.take(row), terms.layer_reduce_scatter.take(row)
+        layer[chosen] = gather.overlapped_with(forward[chosen]) + (gather + scatter).overlapped_with(backward[chosen])
         root[chosen] = terms.root[row] + gather.communication  # nothing runs before the first layer's gather
     return layer, root
 
@@ -161,12 +161,12 @@ def _synchronisation(
     framework = problem.framework
     whole = (zero == 0) | ((zero == 1) & (framework.data_parallel.grad_collective == "all_reduce"))
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
-    reduce = SideWork.either(whole, terms.all_reduce.take(row), terms.scatter.take(row)) * times
-    gather = terms.gather.take(row)
+    reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
+    gather = terms.all_gather.take(row)
     if run.overlap_grad_reduce:
         last_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
-        sync = reduce.beside(backward * times, last_bucket[row] / times)
+        sync = reduce.overlapped_with(backward * times, last_bucket[row] / times)
     else:
-        sync = reduce.alone
-    gathered = gather.beside(forward) if run.overlap_param_gather else gather.alone
+        sync = reduce.exposed
+    gathered = gather.overlapped_with(forward) if run.overlap_param_gather else gather.exposed
     return sync * (zero < 3), gathered * ((zero == 1) | (zero == 2))

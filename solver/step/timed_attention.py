@@ -11,8 +11,8 @@ import numpy as np
 from predictor.kernels.measured_attention import SHAPE, MeasuredAttention
 from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, known_rows, open_cache
+from profiler.profile.local_device import LocalDevice, find_local_device
 from profiler.profile.plan import Item
-from profiler.profile.present import Target, find_target
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import Recorder, Row
 from solver.layers.decoder import layer_program
@@ -72,9 +72,9 @@ def with_timed_attention(
     ``seconds`` and kept there; the rest is the law's. Elsewhere the problem comes back as it is, and ``splits`` is not
     asked. timing: False uses what was timed before and times nothing.
     """
-    target, why = find_target(profile)
+    target, why = find_local_device(profile)
     if target is None:
-        return problem, f"attention: by the law, as {why}" if why else ""
+        return problem, f"attention: by the fit, as {why}" if why else ""
     made = attention_calls(problem, splits())
     if not len(made):
         return problem, ""
@@ -95,8 +95,8 @@ def with_timed_attention(
     return replace(problem, cost=cost), "\n".join(filter(None, (said, trouble)))
 
 
-def _timeable(problem: Problem, target: Target, made: AttentionCalls) -> list[Call]:
-    """Those calls that can be timed rightly, with their seconds by the law of the device's best kernel."""
+def _timeable(problem: Problem, target: LocalDevice, made: AttentionCalls) -> list[Call]:
+    """Those calls that can be timed rightly, with their seconds by the fit of the device's best kernel."""
     expected = problem.cost.flash_attn(**made.columns).seconds / problem.cost.attention_scale
     items = (attention_item(target, shape) for shape in made.shapes())
     found = zip(items, expected.tolist(), made.uses.tolist(), strict=True)
@@ -109,7 +109,7 @@ def _missing(calls: Sequence[Call], rows: Mapping[Item, Row], recorder: Recorder
     return [call for call in calls if call.item not in rows and call.item.label not in settled]
 
 
-def _time(calls: Sequence[Call], profile: Profile, target: Target, path: Path, seconds: float) -> None:
+def _time(calls: Sequence[Call], profile: Profile, target: LocalDevice, path: Path, seconds: float) -> None:
     """Time what is missing in the file at ``path`` into it, while no other run is timing."""
     from rich.console import Console
 
@@ -126,5 +126,5 @@ def _time(calls: Sequence[Call], profile: Profile, target: Target, path: Path, s
 def _sentence(used: int, now: int, missing: int, never: int) -> str:
     """used: calls with a measured time, ``now`` of them new. missing: not timed yet. never: not to be timed here."""
     reasons = [f"{missing} not timed yet"] * (missing > 0) + [f"{never} too large or without a kernel"] * (never > 0)
-    law = f"{missing + never} by the law" + (f" ({', '.join(reasons)})" if reasons else "")
-    return f"attention: {used} shape{'s' * (used != 1)} timed on this machine ({now} of them now), {law}"
+    fit = f"{missing + never} by the fit" + (f" ({', '.join(reasons)})" if reasons else "")
+    return f"attention: {used} shape{'s' * (used != 1)} timed on this machine ({now} of them now), {fit}"

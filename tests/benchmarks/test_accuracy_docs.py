@@ -19,7 +19,7 @@ from profiler.profile.profile import GIB
 from profiler.profile.profiles import shipped_profiles
 from solver.formats.cases import Case, read_cases
 from solver.report.explain import Explanation
-from solver.report.validate import Prediction, flops_per_gpu, null_scores, timed
+from solver.report.validate import Prediction, constant_mfu_scores, flops_per_gpu, timed
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
@@ -128,14 +128,14 @@ def test_flops_by_hand() -> None:
 def test_one_mfu_by_hand() -> None:
     # work 1, 1 and 4/3 in 1, 2 and 4 s: rates 1, 1/2 and 1/3; the median, 1/2, predicts 2, 2 and 8/3 s
     full = RUN.replace(recompute="full")
-    score = null_scores([made("x-1", 1.0), made("x-2", 2.0), made("y-1", 4.0, run=full)])
+    score = constant_mfu_scores([made("x-1", 1.0), made("x-2", 2.0), made("y-1", 4.0, run=full)])
     assert (score["x"].n, score["x"].median, score["x"].bias) == (2, pytest.approx(0.5), pytest.approx(0.5))
     assert (score["y"].median, score["y"].bias) == (pytest.approx(1 / 3), pytest.approx(-1 / 3))
     assert (score["all"].n, score["all"].median) == (3, pytest.approx(1 / 3))
 
 
 def test_one_mfu_is_of_its_hardware() -> None:
-    score = null_scores([made("x-1", 1.0), made("x-2", 7.0, hardware="b")])
+    score = constant_mfu_scores([made("x-1", 1.0), made("x-2", 7.0, hardware="b")])
     assert score["x"].p90 == pytest.approx(0), "one case alone is its own median"
 
 
@@ -172,8 +172,8 @@ def test_fits_table() -> None:
     fitted = [weighed(f"x-{i}", device) for i, device in enumerate((5.0, 6.0, 10.0, 11.0))]
     failed = [weighed(f"xOOM-{i}", device, out_of_memory=True) for i, device in enumerate((9.0, 12.0))]
     text = accuracy_tables.fits_table(fitted + failed)
-    assert cells(text)["fitted"] == ["3", "1"] and cells(text)["ran out of memory"] == ["1", "1"]
-    assert "Told right: 66.7%" in text and "25.0% of 4 runs" in text and "50.0% of 2 runs" in text
+    assert cells(text)["fitted"] == ["3", "1"] and cells(text)["OOM"] == ["1", "1"]
+    assert "Classified correctly: 66.7%" in text and "25.0% of 4 runs" in text and "50.0% of 2 runs" in text
     assert accuracy_tables.fits_table(fitted) == "", "nobody reported a failure"
 
 

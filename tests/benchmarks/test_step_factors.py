@@ -11,7 +11,7 @@ import pytest
 import step_factors
 
 from predictor.cost_model import CostModel
-from predictor.kernels.sustained import STEP_FACTORS, step_factor
+from predictor.kernels.derating import STEP_FACTORS, step_factor
 from profiler.errors import InputError
 from profiler.profile.profiles import find_profile
 from solver.formats.cases import Case, read_cases

@@ -239,7 +239,7 @@ def test_validate(tmp_path: Path) -> None:
 def test_validate_of_runs_without_times(tmp_path: Path) -> None:
     out = {**CASE, "id": "dry-1", "measured": {"out_of_memory": True}}
     said = works("--validate", write_cases(tmp_path / "cases.jsonl", out), "--json", tmp_path / "out.json")
-    assert "1 cases, 1 predicted" in said and "fits or not: 0.0% right" in said
+    assert "1 cases, 1 predicted" in said and "fits or not: 0.0% classified correctly" in said
 
 
 def test_a_case_that_cannot_be_is_skipped_with_its_reason(tmp_path: Path) -> None:

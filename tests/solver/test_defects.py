@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy import TINY, all_layouts, column, layer_keys, part, priced, problem, run_of, toy_cost
+from toy import TINY, all_layouts, column, estimated, layer_keys, part, problem, run_of, toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
@@ -62,14 +62,14 @@ def test_01_the_best_is_not_the_worst(h100_model: CostModel) -> None:
 def test_02_weight_groups_cost_without_tensor_parallelism(h100_model: CostModel, tp: int) -> None:
     asked = problem(INTERNLM2, 64, h100_model)
     layout = asked.run.replace(dp=64 // tp, tp=tp, tp_mode="isp", zero=0, num_micro_batches=4)
-    found = priced(asked, [layout.replace(wp=wp) for wp in (1, 8, 64)])
+    found = estimated(asked, [layout.replace(wp=wp) for wp in (1, 8, 64)])
     exposed = part(found, "wp_exposed")
     assert exposed[0] == 0 and 0 < exposed[1] < exposed[2]
 
 
 def test_02_sharding_over_all_ranks_is_not_sharding_over_eight(h100_model: CostModel) -> None:
     asked = problem(INTERNLM2, 64, h100_model)
-    found = priced(asked, [asked.run.replace(zero=1, zero_shard_size=z) for z in (8, 64)])
+    found = estimated(asked, [asked.run.replace(zero=1, zero_shard_size=z) for z in (8, 64)])
     assert found.times.seconds[0] != found.times.seconds[1]
     assert found.memory.allocated[0] > found.memory.allocated[1]
 
@@ -77,7 +77,7 @@ def test_02_sharding_over_all_ranks_is_not_sharding_over_eight(h100_model: CostM
 def test_03_bandwidths_are_those_of_the_machine(h100_model: CostModel, a100_model: CostModel) -> None:
     layout = run_of(64).replace(dp=64, zero=1, zero_shard_size=64)
     steps = {
-        (name, gbit): priced(problem(INTERNLM2, 64, cost.with_network(gbit * 1e9 / 8)), [layout]).times.seconds[0]
+        (name, gbit): estimated(problem(INTERNLM2, 64, cost.with_network(gbit * 1e9 / 8)), [layout]).times.seconds[0]
         for name, cost in (("h100", h100_model), ("a100", a100_model))
         for gbit in (25, 400)
     }
@@ -109,7 +109,7 @@ def test_06_grouped_queries_are_cheaper() -> None:
     assert full.layer_linear_parameters / grouped.layer_linear_parameters == pytest.approx(1.115, abs=1e-3)
     sent = [sum(d["bytes"] for d in dims("isp", 4, "all2all", model).values()) for model in (grouped, full)]
     assert sent[1] / sent[0] == 128 / 80, "q, k, v and context: 1.6 times"
-    asked = [priced(problem(model, 8, toy_cost()), [run_of(8)]) for model in (grouped, full)]
+    asked = [estimated(problem(model, 8, toy_cost()), [run_of(8)]) for model in (grouped, full)]
     activations = [s.memory.parts[MEMORY_PARTS.index("activations"), 0] for s in asked]
     assert activations[0] < activations[1] and asked[0].times.seconds[0] < asked[1].times.seconds[0]
 
@@ -118,7 +118,7 @@ def test_07_embedding_head_loss_norms_and_optimizer_take_time(h100_model: CostMo
     from solver.report.explain import explain
 
     asked = problem(INTERNLM2, 8, h100_model)
-    why = explain(priced(asked, [asked.run.replace(zero=1, zero_shard_size=8)]), 0)
+    why = explain(estimated(asked, [asked.run.replace(zero=1, zero_shard_size=8)]), 0)
     spent = why.by_module()
     assert all(spent[module] > 0 for module in ("embedding", "head", "loss", "norm", "residual", "mlp", "attention"))
     # the head is 92,544 * 4,096 of 6.98e9 + 0.38e9 weights in products: 5.2% of them
@@ -132,7 +132,7 @@ def test_07_embedding_head_loss_norms_and_optimizer_take_time(h100_model: CostMo
 def test_08_gradient_synchronisation_is_not_free_at_scale(h100_model: CostModel) -> None:
     def tgs(world: int, shard: int) -> tuple[float, float]:
         asked = problem(INTERNLM2, world, h100_model)
-        found = priced(asked, [asked.run.replace(zero=1, zero_shard_size=shard, num_micro_batches=2)])
+        found = estimated(asked, [asked.run.replace(zero=1, zero_shard_size=shard, num_micro_batches=2)])
         return float(found.tgs[0]), float(part(found, "gradient_sync")[0])
 
     small, sharded, whole = tgs(8, 8), tgs(1024, 8), tgs(1024, 1024)
@@ -165,12 +165,12 @@ def test_10_all_to_all_between_nodes_sends_what_leaves_the_node(h100_model: Cost
 
 def test_11_activations_follow_the_width_and_peak_on_the_right_stage() -> None:
     def activations(model: ModelSpec) -> float:
-        return float(priced(problem(model, 1, toy_cost()), [run_of(1)]).memory.parts[MEMORY_PARTS.index("activations"), 0])
+        return float(estimated(problem(model, 1, toy_cost()), [run_of(1)]).memory.parts[MEMORY_PARTS.index("activations"), 0])
 
     wider = activations(INTERNLM2.replace(intermediate_size=2 * 14336)) - activations(INTERNLM2)
     assert wider == 32 * 4096 * 3 * 14336 * 2, "gate, up and their product, two bytes each"
     asked = problem(INTERNLM2, 4, toy_cost())
-    found = priced(asked, [run_of(4).replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
+    found = estimated(asked, [run_of(4).replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
     loss = found.memory.parts[MEMORY_PARTS.index("loss"), 0]
     assert not found.memory.on_last_stage[0] and loss == 0, "the logits are not on the first stage"
     assert found.memory.device[0] > 1.03 * found.memory.allocated[0] + RUNTIME_BYTES, "allocator and runtime are counted"
@@ -179,7 +179,7 @@ def test_11_activations_follow_the_width_and_peak_on_the_right_stage() -> None:
 def test_12_large_micro_batches_are_priced_not_clamped(h100_model: CostModel) -> None:
     asked = problem(INTERNLM2, 8, h100_model)
     sizes = [1, 4, 16, 64, 256, 1024]
-    found = priced(asked, [asked.run.replace(zero=1, zero_shard_size=8, micro_batch_size=b) for b in sizes])
+    found = estimated(asked, [asked.run.replace(zero=1, zero_shard_size=8, micro_batch_size=b) for b in sizes])
     assert np.isfinite(found.times.seconds).all() and (np.diff(found.times.seconds) > 0).all()
     # far outside what was measured a token costs what it does at the edge: neither infinite nor free
     assert found.tgs[1:].max() / found.tgs[1:].min() < 1.1
@@ -215,11 +215,11 @@ def test_15_latency_counts_and_passes_overlap_apart(h100_model: CostModel) -> No
     small, none = (float(h100_model.collective("all_gather", size, 8, 4).seconds) for size in (1024, 1))
     assert small > 1e-6 and small == pytest.approx(none, rel=0.5), "a small message costs its latency"
     asked = problem(INTERNLM2, 64, h100_model)
-    found = priced(asked, [asked.run.replace(tp_mode="isp", wp=64, zero=0)])
+    found = estimated(asked, [asked.run.replace(tp_mode="isp", wp=64, zero=0)])
     key, times = found.terms.key[0], found.table.layer.times
     assert times.forward[3, key] > 0 and times.backward[3, key] > 0, "forward's gathers hide under forward, not under all"
     exposed = run_of(64, overlap_weight_gather=False).replace(tp_mode="isp", wp=64, zero=0)
-    without = priced(problem(INTERNLM2, 64, h100_model, overlap_weight_gather=False), [exposed])
+    without = estimated(problem(INTERNLM2, 64, h100_model, overlap_weight_gather=False), [exposed])
     assert part(without, "wp_exposed")[0] > part(found, "wp_exposed")[0]
 
 
@@ -236,7 +236,9 @@ def test_16_groups_lie_where_their_stride_puts_them(size: int, stride: int, node
 def test_16_the_node_size_is_no_constant(h100_model: CostModel) -> None:
     layout = run_of(16).replace(dp=1, tp=16, tp_mode="msp")
     kv = INTERNLM2.replace(num_key_value_heads=16)
-    small, large = (priced(problem(kv, 16, h100_model, cluster=Cluster("x", node, 5e10, 80e9)), [layout]) for node in (8, 16))
+    small, large = (
+        estimated(problem(kv, 16, h100_model, cluster=Cluster("x", node, 5e10, 80e9)), [layout]) for node in (8, 16)
+    )
     assert part(small, "tp_exposed")[0] > 1.3 * part(large, "tp_exposed")[0]
 
 
@@ -286,7 +288,7 @@ def test_20_a_single_layout_of_every_shipped_config_and_mode(
     changed.write_text(text)
     run = load_run_config(changed)
     asked = load_problem(run, 128, profile="h100_sxm")
-    found = priced(asked, [configured_strategy(asked, run)])
+    found = estimated(asked, [configured_strategy(asked, run)])
     assert 100 < found.tgs[0] < 20_000
     assert list(tmp_path.iterdir()) == [changed], "nothing is written that nobody asked for"
 
@@ -305,7 +307,7 @@ def test_22_nothing_is_remembered_between_problems(h100_model: CostModel) -> Non
     asked = problem(INTERNLM2, 8, h100_model)
     first = search(asked, 16, top=3)
     search(problem(INTERNLM2.replace(num_hidden_layers=8), 16, h100_model, framework="megatron-lm"), 64)
-    priced(problem(TINY, 1, toy_cost()), [run_of(1)])
+    estimated(problem(TINY, 1, toy_cost()), [run_of(1)])
     with pytest.raises(InputError):
         search(problem(INTERNLM2, 8, h100_model, cluster=Cluster("x", 8, 5e10, 1e9)), 16)
     again = search(asked, 16, top=3)

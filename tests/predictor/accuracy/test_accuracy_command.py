@@ -77,7 +77,7 @@ def test_json_holds_finite_scores_of_what_can_be_held_out(run: Path) -> None:
 def test_too_few_rows_are_named_in_a_sentence(run: Path, profile_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = json.loads((run / "out.json").read_text(encoding="utf-8"))["profiles"]["small"]["not_scored"]
     assert set(missing) == {"linear", "flash_attn", "memory_bound"}
-    assert missing["linear"].startswith("12 bf16 forward rows are too few")
+    assert missing["linear"].startswith("12 bf16 forward measurements are too few")
     assert main(["--profile", str(profile_file), "--no-pictures"]) == 0
     printed = capsys.readouterr().out
     assert missing["linear"] in printed
@@ -101,7 +101,7 @@ def test_several_profiles_share_one_table_each(profile_file: Path, tmp_path: Pat
     printed = capsys.readouterr().out
     assert "small: some GPU" in printed
     assert "other: some GPU" in printed
-    assert "among 0 rows no curve in one node has 8 sizes" in printed
+    assert "among 0 measurements no curve in one node has 8 sizes" in printed
 
 
 @pytest.mark.parametrize(
@@ -243,10 +243,10 @@ def test_every_kind_stays_in_the_fit() -> None:
     assert [(s.regime, s.split, s.rows) for s in exact] == [("all kinds", "five folds", 165)]
     assert exact[0].mape < 0.01  # each row by its own kind's law, whose form it has
     some = memory_bound_scores(Profile("p", CPU, {"memory_bound": streams({f"kind {i}": 9 if i else 60 for i in range(3)})}))
-    assert [(s.regime, s.rows) for s in some] == [("kinds with rows to spare", 60)]
+    assert [(s.regime, s.rows) for s in some] == [("kinds with measurements to spare", 60)]
     none = Profile("p", CPU, {"memory_bound": streams({f"kind {i}": 9 for i in range(9)})})
     assert memory_bound_scores(none) == []
-    assert measure("p", none).missing["memory_bound"].startswith("of its 81 rows fewer than 50 can be held out")
+    assert measure("p", none).missing["memory_bound"].startswith("of its 81 measurements fewer than 50 can be held out")
 
 
 def attention(lengths: list[int], rows: int) -> Table:
@@ -268,7 +268,7 @@ def test_short_attention_is_scored_where_long_is_rare() -> None:
 
 def test_folds_that_leave_too_few_rows_to_learn_from_are_named() -> None:
     score = memory_bound_scores(Profile("p", CPU, {"memory_bound": repeated(100)}))[0]
-    assert "in five folds 132 rows are left" in caveat(165, [score])
+    assert "in five folds 132 measurements are left" in caveat(165, [score])
     assert caveat(149, [score]) == ""  # the law of all rows learns nothing either
     assert caveat(188, [score]) == ""  # 150 rows are left
     assert caveat(165, []) == ""

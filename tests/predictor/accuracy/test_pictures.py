@@ -15,10 +15,10 @@ from predictor.accuracy.crossval import formats
 from predictor.accuracy.pictures_axes import flops_axis, new_figure, rate_unit, said_of
 from predictor.accuracy.pictures_scatter import band_over, draw_all_rows
 from predictor.accuracy.score import Score
-from predictor.cost_model import fit_laws
+from predictor.cost_model import fit_all
 from predictor.estimate import Estimate
-from predictor.kernels.memory_bound import MemoryBoundLaw
-from predictor.network.collective import CollectiveLaw
+from predictor.kernels.memory_bound import MemoryBoundModel
+from predictor.network.collective import CollectiveModel
 from profiler.profile.profile import Device, Profile, Table
 
 DEVICE = Device("some CPU", {"bf16": 2e11, "fp32": 1e11}, 1e10, 3e10, 1, 2, 4e9, 4e9)
@@ -62,8 +62,8 @@ def profile() -> Profile:
 
 
 @pytest.fixture(scope="module")
-def laws(profile: Profile) -> dict[str, Any]:
-    return fit_laws(profile)
+def fits(profile: Profile) -> dict[str, Any]:
+    return fit_all(profile)
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_a_small_fp32_profile_is_drawn(
-    profile: Profile, laws: dict[str, Any], figures: dict[str, Any], tmp_path: Path
+    profile: Profile, fits: dict[str, Any], figures: dict[str, Any], tmp_path: Path
 ) -> None:  # fmt: skip
     from PIL import Image
 
-    paths = pictures_kernels.draw(profile, laws, tmp_path, [])
+    paths = pictures_kernels.draw(profile, fits, tmp_path, [])
     assert [path.name for path in paths] == ["linear.jpg", "flash_attn.jpg", "memory_bound.jpg"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)  # no temporary is left
     for path in paths:
@@ -95,11 +95,11 @@ def test_a_small_fp32_profile_is_drawn(
     linear, attention = figures["linear.jpg"], figures["flash_attn.jpg"]
     assert linear.get_suptitle() == "Matrix multiplication (fp32, forward) on some CPU"
     assert "16-bit" not in attention.get_suptitle() and "(fp32, forward; k)" in attention.get_suptitle()
-    assert "only 15 rows, too few to fit" in attention.get_suptitle()  # thirty make a law
+    assert "only 15 measurements, too few to fit" in attention.get_suptitle()  # thirty make a law
     assert linear.axes[0].get_ylabel() == "achieved GFLOP/s"
     assert linear.axes[0].get_lines()[0].get_ydata()[0] == 100.0  # the peak of fp32, not of bf16
     assert len(linear.axes[1].collections[-1].get_offsets()) == 60
-    assert "none, too few rows" in linear.get_supxlabel()
+    assert "none, too few measurements" in linear.get_supxlabel()
 
 
 def test_every_row_is_shown_measured_and_predicted() -> None:
@@ -131,11 +131,11 @@ def test_curves_where_shapes_repeat(profile: Profile) -> None:
 
 
 def test_memory_bound_panels_say_launch_and_rate(
-    profile: Profile, laws: dict[str, Any], figures: dict[str, Any], tmp_path: Path
+    profile: Profile, fits: dict[str, Any], figures: dict[str, Any], tmp_path: Path
 ) -> None:  # fmt: skip
-    law, rows = laws["kernels"], profile.table("memory_bound")
+    fit, rows = fits["kernels"], profile.table("memory_bound")
     score = Score("memory_bound", "all kinds", "five folds", 130, 0.123, 0.3, 0.0, 0.9, 0.4)
-    pictures_memory.draw_memory_bound(law, rows, "some CPU", [score], tmp_path / "memory_bound.jpg")
+    pictures_memory.draw_memory_bound(fit, rows, "some CPU", [score], tmp_path / "memory_bound.jpg")
     figure = figures["memory_bound.jpg"]
     titles = [axes.get_title() for axes in figure.axes]
     assert len(titles) == 12 and titles[0] == "kind 0\n4 µs + bytes / 15 GB/s"
@@ -146,34 +146,34 @@ def test_memory_bound_panels_say_launch_and_rate(
 
 
 def test_a_kind_with_too_few_rows_says_so() -> None:
-    law = MemoryBoundLaw.fit(streams(), DEVICE)
-    assert pictures_memory.panel_title(law, "norm", 5) == "norm: 5 rows, too few to fit\nassumed 3 µs + bytes / 12 GB/s"
+    fit = MemoryBoundModel.fit(streams(), DEVICE)
+    assert pictures_memory.panel_title(fit, "norm", 5) == "norm: 5 measurements, too few to fit\nassumed 3 µs + bytes / 12 GB/s"
 
 
-def test_collectives_beyond_the_measured_sizes_are_dashed(profile: Profile, laws: dict[str, Any]) -> None:
-    def drawn(table: Table, law: CollectiveLaw, inter: int) -> Any:
+def test_collectives_beyond_the_measured_sizes_are_dashed(profile: Profile, fits: dict[str, Any]) -> None:
+    def drawn(table: Table, fit: CollectiveModel, inter: int) -> Any:
         figure = new_figure("", "", (11, 4.4))
-        pictures_comm._draw_group(figure, Profile("p", DEVICE, {"all_reduce": table}), law, "all_reduce", 2, inter)
+        pictures_comm._draw_group(figure, Profile("p", DEVICE, {"all_reduce": table}), fit, "all_reduce", 2, inter)
         return figure
 
-    law = laws["collectives"]
-    figure = drawn(profile.table("all_reduce"), law, 1)
+    fit = fits["collectives"]
+    figure = drawn(profile.table("all_reduce"), fit, 1)
     solid, dashed = figure.axes[0].get_lines()
     sizes, shown = np.asarray(solid.get_xdata()), np.isfinite(solid.get_ydata())
     assert (sizes[shown].min(), sizes[shown].max()) == (2.0**10, 4.0**14)  # what was measured
     assert sizes[np.isfinite(dashed.get_ydata())].min() == 4.0**14
-    assert (solid.get_label(), dashed.get_label()) == ("law", "extrapolated by the law")
+    assert (solid.get_label(), dashed.get_label()) == ("fit", "fit, extrapolated")
     assert "2 ranks in one node" in figure.get_suptitle() and "GPU" not in figure.get_suptitle()
     over = messages("all_reduce")
-    figure = drawn(Table({**over.columns, "inter": np.full(len(over), 2)}), law, 2)
-    assert figure.axes[0].get_lines()[0].get_label() == "usual efficiency: too few rows to fit a law"
+    figure = drawn(Table({**over.columns, "inter": np.full(len(over), 2)}), fit, 2)
+    assert figure.axes[0].get_lines()[0].get_label() == "usual efficiency: too few measurements to fit"
 
 
 def test_a_fast_memory_is_written_out() -> None:
     size = np.geomspace(2**16, 2**32, 20)
     columns = {"kind": "norm", "bytes": size.astype(np.int64), "seconds": 2e-6 + size / 1.9874e12}
-    law = MemoryBoundLaw.fit(Table.from_columns("memory_bound", columns), replace(DEVICE, memory_bandwidth=3e12))
-    assert pictures_memory.panel_title(law, "norm", 20) == "norm\n2 µs + bytes / 1,990 GB/s"
+    fit = MemoryBoundModel.fit(Table.from_columns("memory_bound", columns), replace(DEVICE, memory_bandwidth=3e12))
+    assert pictures_memory.panel_title(fit, "norm", 20) == "norm\n2 µs + bytes / 1,990 GB/s"
 
 
 def test_an_axis_of_flops_shows_two_powers_of_ten() -> None:
@@ -189,4 +189,4 @@ def test_units_and_captions() -> None:
     assert rate_unit(9.9e14) == ("TFLOP/s", 1e12) and rate_unit(1e11) == ("GFLOP/s", 1e9)
     errors = SimpleNamespace(mape=0.018, naive_mape=0.057)
     scores: Any = [SimpleNamespace(regime=r, split=s, **vars(errors)) for r, s in (("a", "x"), ("a", "y"), ("b", "x"))]
-    assert said_of(scores, "FLOPs", "but").endswith("alone): a: x 1.8% (5.7%), y 1.8% (5.7%)\nb: x 1.8% (5.7%)\nbut")
+    assert said_of(scores, "FLOPs", "but").endswith("only): a: x 1.8% (5.7%), y 1.8% (5.7%)\nb: x 1.8% (5.7%)\nbut")

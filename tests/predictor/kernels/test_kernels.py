@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from predictor.accuracy.crossval import naive_seconds
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
-from predictor.kernels.flash_attn import FlashAttnLaw, default_backward_ratio
+from predictor.kernels.flash_attn import FlashAttnModel, default_backward_ratio
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
-from predictor.kernels.grouped_linear import GroupedLinearLaw
-from predictor.kernels.linear import Layout, LinearLaw, own_forward_rows
-from predictor.kernels.memory_bound import MemoryBoundLaw
+from predictor.kernels.grouped_linear import GroupedLinearModel
+from predictor.kernels.linear import Layout, LinearModel, own_forward_rows
+from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.trees import Trees
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
@@ -53,19 +53,19 @@ def held_out(linear_rows: Table) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def linear(linear_rows: Table, held_out: np.ndarray, profile: Profile) -> LinearLaw:
-    return LinearLaw.fit(linear_rows.where(~held_out), profile.device)
+def linear(linear_rows: Table, held_out: np.ndarray, profile: Profile) -> LinearModel:
+    return LinearModel.fit(linear_rows.where(~held_out), profile.device)
 
 
 @pytest.fixture(scope="module")
-def attention(profile: Profile) -> FlashAttnLaw:
+def attention(profile: Profile) -> FlashAttnModel:
     table = profile.table("flash_attn")
-    return FlashAttnLaw.fit(_thinned(table, 3000), profile.device)
+    return FlashAttnModel.fit(_thinned(table, 3000), profile.device)
 
 
 @given(st.lists(st.tuples(SIZE, SIZE, SIZE, SIZE), min_size=1, max_size=20))
 @settings(max_examples=30, deadline=None)
-def test_linear_is_positive_and_finite_everywhere(linear: LinearLaw, shapes: list[tuple[int, int, int, int]]) -> None:
+def test_linear_is_positive_and_finite_everywhere(linear: LinearModel, shapes: list[tuple[int, int, int, int]]) -> None:
     m, n, k, batch = np.array(shapes).T
     for dtype in ("bf16", "fp8"):
         found = linear.predict(m, n, k, batch, layout=Layout.NT, dtype=dtype, accumulate=True)
@@ -75,7 +75,7 @@ def test_linear_is_positive_and_finite_everywhere(linear: LinearLaw, shapes: lis
 
 @given(st.lists(st.tuples(*[SIZE] * 7, st.booleans(), st.booleans()), min_size=1, max_size=20))
 @settings(max_examples=30, deadline=None)
-def test_attention_is_positive_and_finite_everywhere(attention: FlashAttnLaw, shapes: list[tuple[int, ...]]) -> None:
+def test_attention_is_positive_and_finite_everywhere(attention: FlashAttnModel, shapes: list[tuple[int, ...]]) -> None:
     found = attention.predict(*np.array(shapes).T)
     assert np.isfinite(found.seconds).all() and (found.seconds > 0).all()
     assert np.isfinite(found.relative_std).all() and (found.relative_std > 0).all()
@@ -84,13 +84,13 @@ def test_attention_is_positive_and_finite_everywhere(attention: FlashAttnLaw, sh
 @given(st.tuples(SIZE, SIZE, SIZE), st.integers(0, 2), st.integers(1, 2**20))
 @settings(max_examples=100, deadline=None)
 def test_bare_gemm_physics_never_falls(shape: tuple[int, int, int], grown: int, by: int) -> None:
-    machine, law = Machine(1e15, 3e12, 132, 2.0, 2.0), GemmPhysics()
+    machine, fit = Machine(1e15, 3e12, 132, 2.0, 2.0), GemmPhysics()
     small = [np.array([float(s)]) for s in (*shape, 1)]
     large = [a + by if i == grown else a for i, a in enumerate(small)]
     tiles_more = [a * 256 if i == grown else a for i, a in enumerate(small)]  # less may lie inside one tile
-    before = gemm_times(law, machine, *small).seconds
-    assert gemm_times(law, machine, *large).seconds >= before * (1 - 1e-12)
-    assert gemm_times(law, machine, *tiles_more).seconds > before
+    before = gemm_times(fit, machine, *small).seconds
+    assert gemm_times(fit, machine, *large).seconds >= before * (1 - 1e-12)
+    assert gemm_times(fit, machine, *tiles_more).seconds > before
 
 
 @given(
@@ -101,17 +101,17 @@ def test_bare_gemm_physics_never_falls(shape: tuple[int, int, int], grown: int, 
 @settings(max_examples=100, deadline=None)
 def test_bare_attention_physics_never_falls(shape: tuple[int, ...], grown: int, causal: bool) -> None:
     batch, seq, more, heads, group = shape
-    machine, law = AttnMachine(1e15, 3e12, 132), AttnPhysics()
+    machine, fit = AttnMachine(1e15, 3e12, 132), AttnPhysics()
 
     def seconds(batch: float, seq: float, more: float, heads: float) -> float:
         call = (batch, seq, seq + more, heads, max(heads // group, 1), 128, 128, causal)
-        return float(attn_times(law, machine, AttnShape._make(np.array([float(x)]) for x in call)).seconds[0])
+        return float(attn_times(fit, machine, AttnShape._make(np.array([float(x)]) for x in call)).seconds[0])
 
     sizes = [batch, seq, more, heads]
     assert seconds(*(s + (i == grown) for i, s in enumerate(sizes))) >= seconds(*sizes) * (1 - 1e-9)
 
 
-def test_doubling_a_product_costs(linear: LinearLaw) -> None:
+def test_doubling_a_product_costs(linear: LinearModel) -> None:
     """Tile and kernel steps are real: the fitted time may dip, but twice a large product never pays off.
 
     Below 50 microseconds idle multiprocessors take much of the doubled work for nothing.
@@ -125,7 +125,7 @@ def test_doubling_a_product_costs(linear: LinearLaw) -> None:
         assert (seconds > 1.5 * once)[once > 50e-6].all()
 
 
-def test_doubling_attention_costs(attention: FlashAttnLaw) -> None:
+def test_doubling_attention_costs(attention: FlashAttnModel) -> None:
     rng = np.random.default_rng(3)
     batch, seq, heads = rng.integers(1, 9, 3000), 256 * rng.integers(4, 64, 3000), 2 ** rng.integers(2, 7, 3000)
     for backward in (False, True):
@@ -136,7 +136,7 @@ def test_doubling_attention_costs(attention: FlashAttnLaw) -> None:
         assert (many > 1.5 * once)[once > 400e-6].all()
 
 
-def test_linear_beats_flops_alone_on_held_out_rows(linear: LinearLaw, linear_rows: Table, held_out: np.ndarray) -> None:
+def test_linear_beats_flops_alone_on_held_out_rows(linear: LinearModel, linear_rows: Table, held_out: np.ndarray) -> None:
     large = (linear_rows["m"] >= 1024) & (linear_rows["n"] >= 512) & (linear_rows["k"] >= 512)
     asked = linear_rows.where(held_out & large)
     found = linear.predict(asked["m"], asked["n"], asked["k"])
@@ -150,7 +150,7 @@ def test_linear_beats_flops_alone_on_held_out_rows(linear: LinearLaw, linear_row
     assert 0.85 <= inside.mean() <= 0.985
 
 
-def test_attention_matches_published_training_kernels(profile: Profile, attention: FlashAttnLaw) -> None:
+def test_attention_matches_published_training_kernels(profile: Profile, attention: FlashAttnModel) -> None:
     """The law sees serving kernels only; without their cache copy it must meet FlashAttention 3 as published."""
     scale, rows = attention.kernel_scale(profile.table("flash_attn"))["fa3"]
     assert rows >= 30 and 0.9 < scale < 1.1
@@ -166,14 +166,14 @@ def test_serving_copy_is_told_from_kv_heads() -> None:
     columns = {name: column.astype(np.int64) for name, column in shape._asdict().items()}
     words = {"pass": "forward", "dtype": "bf16", "source": "ai-dynamo/serving", "kernel": "fa"}
     table = Table.from_columns("flash_attn", {**columns, **words, "seconds": times.seconds + times.cache})
-    law = FlashAttnLaw.fit(table, DEVICE)
-    training, serving = law.predict(*shape), law.predict(*shape, serving=True)
+    fit = FlashAttnModel.fit(table, DEVICE)
+    training, serving = fit.predict(*shape), fit.predict(*shape, serving=True)
     assert np.abs(training.seconds / times.seconds - 1).max() < 0.1
     assert np.abs(serving.seconds / (times.seconds + times.cache) - 1).max() < 0.05
     assert (training.basis > Basis.MEASURED).all() and (serving.basis == Basis.MEASURED).all()
 
 
-def test_backward_defaults_and_causal_area(attention: FlashAttnLaw) -> None:
+def test_backward_defaults_and_causal_area(attention: FlashAttnModel) -> None:
     def shape(seq: int, v_head_dim: int) -> AttnShape:
         head_dim = 128 if v_head_dim == 128 and seq else 192
         return AttnShape._make(np.array([float(x)]) for x in (1, seq, seq, 32, 8, head_dim, v_head_dim, 1))
@@ -186,21 +186,21 @@ def test_backward_defaults_and_causal_area(attention: FlashAttnLaw) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "attention", "memory_bound", "grouped"])
-def test_arrays_round_trip(name: str, linear: LinearLaw, attention: FlashAttnLaw, profile: Profile) -> None:
+def test_arrays_round_trip(name: str, linear: LinearModel, attention: FlashAttnModel, profile: Profile) -> None:
     rng = np.random.default_rng(4)
     a, b, c = (rng.integers(1, 20000, 200) for _ in range(3))
-    memory = MemoryBoundLaw.fit(profile.table("memory_bound"), profile.device)
-    grouped = GroupedLinearLaw.fit(profile.table("grouped_linear"), linear)
+    memory = MemoryBoundModel.fit(profile.table("memory_bound"), profile.device)
+    grouped = GroupedLinearModel.fit(profile.table("grouped_linear"), linear)
     cases: dict[str, tuple[Any, Callable[[Any], Estimate]]] = {
         "linear": (linear, lambda x: x.predict(a, b, c, layout=Layout.NN)),
         "attention": (attention, lambda x: x.predict(1, a, a, 32, 8, 128, 128, True, b > 9000)),
         "memory_bound": (memory, lambda x: x.predict("norm", a * b)),
         "grouped": (grouped, lambda x: x.predict(8, a, b, c, 2)),
     }
-    law, ask = cases[name]
-    arrays = law.to_arrays()
+    fit, ask = cases[name]
+    arrays = fit.to_arrays()
     assert all(isinstance(array, np.ndarray) and array.dtype != object for array in arrays.values())
-    for before, after in zip(ask(law), ask(type(law).from_arrays(arrays)), strict=True):
+    for before, after in zip(ask(fit), ask(type(fit).from_arrays(arrays)), strict=True):
         assert np.array_equal(before, after)
 
 
@@ -213,7 +213,7 @@ def test_trees_equal_scikit_learn() -> None:
     assert np.abs(Trees.from_hist_gradient_boosting(model).predict(x) - model.predict(x)).max() < 1e-9
 
 
-def test_basis_and_doubt_tell_how_far_the_data_is(linear: LinearLaw, linear_rows: Table, held_out: np.ndarray) -> None:
+def test_basis_and_doubt_tell_how_far_the_data_is(linear: LinearModel, linear_rows: Table, held_out: np.ndarray) -> None:
     row = int(np.flatnonzero(~held_out & (linear_rows["m"] >= 1024))[0])
     measured = linear.predict(linear_rows["m"][row], linear_rows["n"][row], linear_rows["k"][row])
     assert measured.basis == Basis.MEASURED
@@ -237,31 +237,31 @@ def test_layouts_and_labs_are_told_apart() -> None:
     source = np.where(own, "here", "MooreThreads/SimuMax:x")
     columns = {"m": m, "n": n, "k": k, "batch": 1, "layout": layout, "accumulate": layout == "NT", "dtype": "bf16"}
     table = Table.from_columns("linear", {**columns, "seconds": seconds, "source": source})
-    law = LinearLaw.fit(table, DEVICE)
-    forward, weight = law.predict(4096, 4096, 4096, layout=[Layout.TN, Layout.NT], accumulate=[False, True]).seconds
+    fit = LinearModel.fit(table, DEVICE)
+    forward, weight = fit.predict(4096, 4096, 4096, layout=[Layout.TN, Layout.NT], accumulate=[False, True]).seconds
     assert 1.07 < weight / forward < 1.11
-    scales = law.lab_scale(Profile("test", DEVICE, {"linear": table}))
+    scales = fit.lab_scale(Profile("test", DEVICE, {"linear": table}))
     assert list(scales) == ["MooreThreads/SimuMax:x"] and abs(scales["MooreThreads/SimuMax:x"][0] - 1.3) < 0.05
 
 
-def test_grouped_products_respect_the_peak(linear: LinearLaw) -> None:
-    law = GroupedLinearLaw.fit(Table.from_columns("grouped_linear", {}), linear)
-    passes = law.predict(8, 2048, 4096, 2048, [0, 1, 2]).seconds
+def test_grouped_products_respect_the_peak(linear: LinearModel) -> None:
+    fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear)
+    passes = fit.predict(8, 2048, 4096, 2048, [0, 1, 2]).seconds
     assert passes[0] < passes[2] and (passes > 2 * 8 * 2048 * 4096 * 2048 / 989e12).all()
-    assert (law.predict(16, 2048, 4096, 2048, 0).seconds > 1.6 * passes[0]).all()
+    assert (fit.predict(16, 2048, 4096, 2048, 0).seconds > 1.6 * passes[0]).all()
 
 
 @given(st.lists(SIZE, min_size=2, max_size=50), st.sampled_from(["norm", "residual", "rope", "quantize", "adam"]))
 @settings(max_examples=30, deadline=None)
 def test_memory_bound_grows_and_never_beats_memory(profile: Profile, sizes: list[int], kind: str) -> None:
-    law = MemoryBoundLaw.fit(_thinned(profile.table("memory_bound"), 300), profile.device)
+    fit = MemoryBoundModel.fit(_thinned(profile.table("memory_bound"), 300), profile.device)
     size = np.sort(np.array(sizes))
-    found = law.predict(kind, size)
+    found = fit.predict(kind, size)
     assert (np.diff(found.seconds) >= 0).all()
     assert (found.seconds > size / profile.device.memory_bandwidth).all()
 
 
-def test_pricing_thousands_of_shapes_is_quick(linear: LinearLaw, attention: FlashAttnLaw) -> None:
+def test_pricing_thousands_of_shapes_is_quick(linear: LinearModel, attention: FlashAttnModel) -> None:
     rng = np.random.default_rng(7)
     a, b, c = (rng.integers(1, 30000, 3000) for _ in range(3))
     asks: tuple[Callable[[], Estimate], ...] = (

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from predictor.accuracy.crossval_comm import collective_scores
 from predictor.accuracy.pictures_comm import draw
 from predictor.estimate import Basis
-from predictor.network.collective import CollectiveLaw
+from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS, group_points, inside_bound, measured_points
 from predictor.network.curves import Curves
 from predictor.network.fit import fit_network, network_rows, predict_rows
-from predictor.network.law import NetworkParameters
+from predictor.network.physics import NetworkParameters
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import read_profile
@@ -33,7 +33,7 @@ GBIT = 1e9 / 8
 
 def shipped(name: str) -> Profile:
     profile = read_profile(PROF_DATA / f"{name}.pt")
-    network = json.loads((PROF_DATA / "network_law.json").read_text(encoding="utf-8"))
+    network = json.loads((PROF_DATA / "network_fits.json").read_text(encoding="utf-8"))
     return dataclasses.replace(profile, meta={**profile.meta, "laws": {**profile.meta["laws"], "inter_node": network}})
 
 
@@ -43,13 +43,13 @@ def h100() -> Profile:
 
 
 @pytest.fixture(scope="module")
-def law(h100: Profile) -> CollectiveLaw:
-    return CollectiveLaw.fit(h100)
+def fit(h100: Profile) -> CollectiveModel:
+    return CollectiveModel.fit(h100)
 
 
 @pytest.fixture(scope="module", params=["h100_sxm", "a100_sxm_80gb", "a100_pcie_80gb", "b200_sxm", "bare"])
-def any_law(request: pytest.FixtureRequest) -> CollectiveLaw:
-    return CollectiveLaw.fit(bare() if request.param == "bare" else shipped(request.param))
+def any_fit(request: pytest.FixtureRequest) -> CollectiveModel:
+    return CollectiveModel.fit(bare() if request.param == "bare" else shipped(request.param))
 
 
 def bare(tables: dict[str, Table] | None = None) -> Profile:
@@ -61,8 +61,8 @@ def bare(tables: dict[str, Table] | None = None) -> Profile:
 @pytest.mark.parametrize("op", OPS)
 @given(intra=RANKS, inter=NODES, gbit=st.sampled_from([50, 100, 200, 400, 800]))
 @settings(max_examples=40, deadline=None)
-def test_more_bytes_never_take_less_time(any_law: CollectiveLaw, op: str, intra: int, inter: int, gbit: int) -> None:
-    seconds = any_law.predict(op, SIZES, intra, inter, gbit * GBIT).seconds
+def test_more_bytes_never_take_less_time(any_fit: CollectiveModel, op: str, intra: int, inter: int, gbit: int) -> None:
+    seconds = any_fit.predict(op, SIZES, intra, inter, gbit * GBIT).seconds
     assert np.isfinite(seconds).all()
     assert (seconds > 0).all() if intra * inter > 1 else (seconds == 0).all()
     assert (np.diff(seconds) >= -1e-12 * seconds[1:]).all()
@@ -71,41 +71,41 @@ def test_more_bytes_never_take_less_time(any_law: CollectiveLaw, op: str, intra:
 @pytest.mark.parametrize("op", OPS)
 @given(intra=RANKS, size=st.floats(min_value=1, max_value=TERABYTE))
 @settings(max_examples=40, deadline=None)
-def test_more_nodes_are_never_faster(any_law: CollectiveLaw, op: str, intra: int, size: float) -> None:
+def test_more_nodes_are_never_faster(any_fit: CollectiveModel, op: str, intra: int, size: float) -> None:
     nodes = np.unique(np.geomspace(1, 131072 // intra, 60).round())
-    seconds = any_law.predict(op, size, intra, nodes).seconds
+    seconds = any_fit.predict(op, size, intra, nodes).seconds
     assert (np.diff(seconds) >= -1e-12 * seconds[1:]).all()
 
 
 @pytest.mark.parametrize("op", OPS)
 @given(intra=RANKS, inter=NODES, size=st.floats(min_value=1, max_value=TERABYTE))
 @settings(max_examples=30, deadline=None)
-def test_a_faster_network_is_never_slower(any_law: CollectiveLaw, op: str, intra: int, inter: int, size: float) -> None:
-    seconds = any_law.predict(op, size, intra, inter, np.geomspace(1, 3200, 40) * GBIT).seconds
+def test_a_faster_network_is_never_slower(any_fit: CollectiveModel, op: str, intra: int, inter: int, size: float) -> None:
+    seconds = any_fit.predict(op, size, intra, inter, np.geomspace(1, 3200, 40) * GBIT).seconds
     assert (np.diff(seconds) <= 1e-12 * seconds[1:]).all()
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_no_faster_than_its_part_inside_the_node(any_law: CollectiveLaw, op: str) -> None:
-    one, many = (any_law.predict(op, SIZES[:, None], np.arange(1, 9), nodes).seconds for nodes in (1, 4))
+def test_no_faster_than_its_part_inside_the_node(any_fit: CollectiveModel, op: str) -> None:
+    one, many = (any_fit.predict(op, SIZES[:, None], np.arange(1, 9), nodes).seconds for nodes in (1, 4))
     assert (many >= one).all()
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_no_jump_at_the_edges_of_the_measured_range(law: CollectiveLaw, op: str) -> None:
-    for curve in np.flatnonzero(law.op == OPS.index(op)):
-        knots = law.curves.x[law.curves.first[curve] : law.curves.first[curve + 1]]
+def test_no_jump_at_the_edges_of_the_measured_range(fit: CollectiveModel, op: str) -> None:
+    for curve in np.flatnonzero(fit.op == OPS.index(op)):
+        knots = fit.curves.x[fit.curves.first[curve] : fit.curves.first[curve + 1]]
         for edge in np.exp(knots[[0, -1]]):
             around = edge * np.array([0.99, 0.995, 0.9999, 1.0, 1.0001, 1.005, 1.01])
-            seconds = law.predict(op, around, law.ranks[curve], 1).seconds
+            seconds = fit.predict(op, around, fit.ranks[curve], 1).seconds
             assert np.abs(np.diff(np.log(seconds))).max() < 0.01
 
 
-def test_curves_pass_through_the_measured_points(h100: Profile, law: CollectiveLaw) -> None:
+def test_curves_pass_through_the_measured_points(h100: Profile, fit: CollectiveModel) -> None:
     for (op, ranks), (size, seconds) in measured_points(h100).items():
         if op == "p2p" and ranks > 2:
             continue  # two neighbours are the p2p curve, whatever the group
-        estimate = law.predict(op, size, ranks, 1)
+        estimate = fit.predict(op, size, ranks, 1)
         error = np.abs(estimate.seconds / seconds - 1)
         rising = np.all(np.diff(seconds) >= 0)
         assert error.max() < (1e-6 if rising else 0.5)
@@ -113,52 +113,52 @@ def test_curves_pass_through_the_measured_points(h100: Profile, law: CollectiveL
         assert (estimate.basis == Basis.MEASURED).all()
 
 
-def test_basis_and_doubt_grow_with_the_distance_from_data(law: CollectiveLaw) -> None:
+def test_basis_and_doubt_grow_with_the_distance_from_data(fit: CollectiveModel) -> None:
     sizes = np.array([2.0**20, 1.4 * 2.0**20, 2.0**31, 2.0**36])
-    estimate = law.predict("all_reduce", sizes, 8, 1)
+    estimate = fit.predict("all_reduce", sizes, 8, 1)
     assert estimate.basis.tolist() == [Basis.MEASURED, Basis.INTERPOLATED, Basis.EXTRAPOLATED, Basis.EXTRAPOLATED]
     assert (np.diff(estimate.relative_std[[0, 2, 3]]) > 0).all()
-    assert law.predict("all_reduce", 2.0**20, 6, 1).basis == Basis.INTERPOLATED
-    assert law.predict("all_reduce", 2.0**20, 72, 1).basis == Basis.EXTRAPOLATED
-    assert law.predict("broadcast", 2.0**20, 8, 1).basis == Basis.EXTRAPOLATED
-    near, far = law.predict("all_reduce", 2.0**30, 8, np.array([16, 4096])).relative_std
+    assert fit.predict("all_reduce", 2.0**20, 6, 1).basis == Basis.INTERPOLATED
+    assert fit.predict("all_reduce", 2.0**20, 72, 1).basis == Basis.EXTRAPOLATED
+    assert fit.predict("broadcast", 2.0**20, 8, 1).basis == Basis.EXTRAPOLATED
+    near, far = fit.predict("all_reduce", 2.0**30, 8, np.array([16, 4096])).relative_std
     assert far > near
-    assert CollectiveLaw.fit(bare()).predict("all_reduce", 2.0**20, 8, np.array([1, 4])).basis.tolist() == [3, 3]
+    assert CollectiveModel.fit(bare()).predict("all_reduce", 2.0**20, 8, np.array([1, 4])).basis.tolist() == [3, 3]
 
 
-def test_groups_between_measured_ones_lie_between_them(law: CollectiveLaw) -> None:
-    seconds = law.predict("all_gather", SIZES[:, None], np.array([4, 5, 6, 7, 8]), 1).seconds
+def test_groups_between_measured_ones_lie_between_them(fit: CollectiveModel) -> None:
+    seconds = fit.predict("all_gather", SIZES[:, None], np.array([4, 5, 6, 7, 8]), 1).seconds
     low, high = np.minimum(seconds[:, 0], seconds[:, -1]), np.maximum(seconds[:, 0], seconds[:, -1])
     assert ((seconds >= low[:, None] * (1 - 1e-9)) & (seconds <= high[:, None] * (1 + 1e-9))).all()
 
 
-def test_one_rank_and_no_bytes_take_no_time(law: CollectiveLaw) -> None:
+def test_one_rank_and_no_bytes_take_no_time(fit: CollectiveModel) -> None:
     for op in OPS:
-        assert law.predict(op, TERABYTE, 1, 1).seconds == 0
-        assert law.predict(op, 0, 8, 4).seconds == 0
+        assert fit.predict(op, TERABYTE, 1, 1).seconds == 0
+        assert fit.predict(op, 0, 8, 4).seconds == 0
 
 
-def test_arrays_broadcast_and_large_batches_are_fast(law: CollectiveLaw) -> None:
+def test_arrays_broadcast_and_large_batches_are_fast(fit: CollectiveModel) -> None:
     rng = np.random.default_rng(0)
-    estimate = law.predict("all_gather", rng.uniform(1, 1e9, (1000, 1)), rng.integers(1, 9, 200), 4)
+    estimate = fit.predict("all_gather", rng.uniform(1, 1e9, (1000, 1)), rng.integers(1, 9, 200), 4)
     assert estimate.seconds.shape == estimate.relative_std.shape == estimate.basis.shape == (1000, 200)
-    assert law.predict("p2p", 1e6, 1, 2).seconds.shape == ()
+    assert fit.predict("p2p", 1e6, 1, 2).seconds.shape == ()
 
 
-def test_round_trip_through_arrays(law: CollectiveLaw, tmp_path: Path) -> None:
-    np.savez(tmp_path / "law.npz", allow_pickle=False, **law.to_arrays())
+def test_round_trip_through_arrays(fit: CollectiveModel, tmp_path: Path) -> None:
+    np.savez(tmp_path / "law.npz", allow_pickle=False, **fit.to_arrays())
     with np.load(tmp_path / "law.npz", allow_pickle=False) as arrays:
-        again = CollectiveLaw.from_arrays(arrays)
+        again = CollectiveModel.from_arrays(arrays)
     for op in OPS:
-        for before, after in zip(law.predict(op, SIZES, 6, 3), again.predict(op, SIZES, 6, 3), strict=True):
+        for before, after in zip(fit.predict(op, SIZES, 6, 3), again.predict(op, SIZES, 6, 3), strict=True):
             np.testing.assert_array_equal(before, after)
 
 
-def test_borrowed_ops_move_the_same_bytes(law: CollectiveLaw) -> None:
+def test_borrowed_ops_move_the_same_bytes(fit: CollectiveModel) -> None:
     """A broadcast sends the whole buffer over every link, an all_gather all but one's own share."""
     size = 2.0**28
-    gather = law.predict("all_gather", size, 8, 1).seconds
-    broadcast = law.predict("broadcast", size * 7 / 8, 8, 1).seconds
+    gather = fit.predict("all_gather", size, 8, 1).seconds
+    broadcast = fit.predict("broadcast", size * 7 / 8, 8, 1).seconds
     assert broadcast == pytest.approx(gather)
 
 
@@ -166,39 +166,39 @@ def test_stated_constants_of_a_node_are_used() -> None:
     """The PCIe part has no rows: 8 ranks at SimuMax's 13.45 GB/s send 7/4 of an all_reduce buffer."""
     profile = shipped("a100_pcie_80gb")
     constants = profile.meta["laws"]["intra_node"]["all_reduce"][8]
-    estimate = CollectiveLaw.fit(profile).predict("all_reduce", 2.0**30, 8, 1)
+    estimate = CollectiveModel.fit(profile).predict("all_reduce", 2.0**30, 8, 1)
     assert estimate.seconds == pytest.approx(constants["latency"] + 1.75 * 2.0**30 / constants["bandwidth"])
     assert estimate.basis == Basis.EXTRAPOLATED
 
 
-def test_large_messages_between_nodes_run_at_the_network_rate(law: CollectiveLaw) -> None:
+def test_large_messages_between_nodes_run_at_the_network_rate(fit: CollectiveModel) -> None:
     """One GPU per node, 50 GB/s: an all_gather of 16 GiB over 10 nodes was measured at 48 GB/s bus bandwidth."""
     size = 2.0**34
-    gather = law.predict("all_gather", size, 1, 10, 50e9).seconds
+    gather = fit.predict("all_gather", size, 1, 10, 50e9).seconds
     assert 0.9 * size / gather / 50e9 == pytest.approx(0.96, abs=0.05)
-    slow, fast = law.predict("all_reduce", size, 8, 16, np.array([100, 400]) * GBIT).seconds
+    slow, fast = fit.predict("all_reduce", size, 8, 16, np.array([100, 400]) * GBIT).seconds
     assert slow / fast == pytest.approx(4, rel=0.2)
 
 
-def test_latency_over_nodes_grows_with_log_for_trees_and_linearly_for_rings(law: CollectiveLaw) -> None:
+def test_latency_over_nodes_grows_with_log_for_trees_and_linearly_for_rings(fit: CollectiveModel) -> None:
     nodes = np.array([8, 64, 512])
-    tree = law.predict("all_reduce", 1024, 8, nodes).seconds
-    ring = law.predict("all_gather", 1024, 8, nodes).seconds
+    tree = fit.predict("all_reduce", 1024, 8, nodes).seconds
+    ring = fit.predict("all_gather", 1024, 8, nodes).seconds
     assert tree[2] - tree[1] == pytest.approx(tree[1] - tree[0], rel=0.01)
     assert ring[2] / ring[1] == pytest.approx(8, rel=0.15)
 
 
 def test_own_rows_over_nodes_refit_the_network_law() -> None:
-    """Rows made by the law with other parameters, in a profile that states no network law, are recovered."""
+    """Rows made by the fit with other parameters, in a profile that states no network law, are recovered."""
     truth = NetworkParameters(start=5e-6, tree_hop=12e-6, ring_step=4e-6, link_efficiency=0.7, all2all_efficiency=0.5)
-    plain = CollectiveLaw.fit(bare())
+    plain = CollectiveModel.fit(bare())
     made = dataclasses.replace(plain, network=truth)
     tables = {}
     for op in ("all_reduce", "all_gather", "all2all"):
         intra, inter, size = (a.ravel() for a in np.meshgrid([1, 8], [2, 4, 8], 2.0 ** np.arange(10, 33)))
         seconds = made.predict(op, size, intra, inter).seconds
         tables[op] = Table.from_columns(op, {"intra": intra, "inter": inter, "bytes": size, "seconds": seconds})
-    fitted = CollectiveLaw.fit(bare(tables))
+    fitted = CollectiveModel.fit(bare(tables))
     for op, table in tables.items():
         asked = fitted.predict(op, table["bytes"], table["intra"], table["inter"])
         assert np.abs(asked.seconds / table["seconds"] - 1).mean() < 0.03
@@ -206,7 +206,7 @@ def test_own_rows_over_nodes_refit_the_network_law() -> None:
     assert fitted.predict("all_reduce", 2.0**20, 8, 64).basis == Basis.EXTRAPOLATED
 
 
-def test_fit_keeps_what_no_row_tells(law: CollectiveLaw) -> None:
+def test_fit_keeps_what_no_row_tells(fit: CollectiveModel) -> None:
     columns = {
         "op": ["p2p"] * 3,
         "bytes": [1e6, 1e8, 1e9],
@@ -214,22 +214,22 @@ def test_fit_keeps_what_no_row_tells(law: CollectiveLaw) -> None:
         "inter": [2] * 3,
         "seconds": [4.8e-5, 3e-3, 0.03],
     }
-    rows = network_rows(law, columns, 50e9)
+    rows = network_rows(fit, columns, 50e9)
     fitted = fit_network(rows, NetworkParameters())
     assert fitted.tree_hop == NetworkParameters().tree_hop
     assert np.abs(predict_rows(rows, fitted) / rows.seconds - 1).max() < 0.15
 
 
-def test_errors_are_sentences(law: CollectiveLaw) -> None:
+def test_errors_are_sentences(fit: CollectiveModel) -> None:
     for arguments in (
         ("gossip", 1, 1, 1), ("all_reduce", -1, 2, 1), ("all_reduce", np.nan, 2, 1), ("all_reduce", 1, 0, 1),
         ("all_reduce", 1, 2, 2, 0.0),
     ):  # fmt: skip
         with pytest.raises(InputError, match=r"\w+ \w+"):
-            law.predict(*arguments)
+            fit.predict(*arguments)
     broken = dataclasses.replace(bare(), meta={"laws": {"inter_node": {"default": "x", "networks": {}}}})
-    with pytest.raises(InputError, match="inter_node law"):
-        CollectiveLaw.fit(broken)
+    with pytest.raises(InputError, match="inter_node constants"):
+        CollectiveModel.fit(broken)
 
 
 def test_curve_never_falls_even_where_the_measurement_does() -> None:
@@ -263,7 +263,7 @@ def test_held_out_errors_inside_a_node(name: str) -> None:
 
 def test_held_out_errors_over_nodes() -> None:
     """As recorded by the command that fitted the shipped law: mean over the left-out scales of H100 on InfiniBand."""
-    network = json.loads((PROF_DATA / "network_law.json").read_text(encoding="utf-8"))
+    network = json.loads((PROF_DATA / "network_fits.json").read_text(encoding="utf-8"))
     errors = network["networks"][network["default"]]["left_out_scale_error"]["all_reduce, 1 MiB up, by nodes"]
     assert set(errors) == {"2", "4", "8", "10", "128"}
     assert np.mean(list(errors.values())) < 0.13
@@ -275,6 +275,6 @@ def test_pictures_are_written(tmp_path: Path) -> None:
     table = Table.from_columns("all_reduce", {"intra": 2, "inter": 1, "bytes": size, "seconds": 1e-5 + size / 1e11})
     profile = bare({"all_reduce": table})
     profile = dataclasses.replace(profile, device=dataclasses.replace(profile.device, gpus_per_node=2))
-    paths = draw(profile, CollectiveLaw.fit(profile), tmp_path)
+    paths = draw(profile, CollectiveModel.fit(profile), tmp_path)
     assert tmp_path / "comm" / "all_reduce_intra_2_inter_1.jpg" in paths
     assert all(path.stat().st_size > 5000 for path in paths)

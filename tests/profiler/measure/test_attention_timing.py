@@ -21,10 +21,10 @@ from timing_toy import BATCH, asked_of, calls_of, counted_timings, counts, cpu_d
 from predictor.estimate import Basis
 from predictor.kernels.measured_attention import SHAPE
 from profiler.measure.kernels import Arena, workload
-from profiler.profile import present
+from profiler.profile import local_device as present
 from profiler.profile.attention_times import attention_item
 from profiler.profile.devices import DEVICES
-from profiler.profile.present import Target, find_target
+from profiler.profile.local_device import LocalDevice, find_local_device
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import rows_of
 from profiler.profile.store import read_profile, write_profile
@@ -56,7 +56,7 @@ def torch_threads() -> Iterator[None]:
 
 
 def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
-    problem = asked_of(profile.device, sustained_scale=3.0)
+    problem = asked_of(profile.device, derating=3.0)
     columns = calls_of(problem)
     n = len(columns["batch"])
     assert n > 20 and {0, 1} == set(columns["causal"]) and (columns["seq_q"] != columns["seq_kv"]).any()
@@ -66,7 +66,7 @@ def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, t
     assert counts(said) == (n, 0, 0) and len(timed) == n, "nothing is timed twice"
     kept = read_profile(next(tmp_path.glob("*.pt")))
     shapes = [dict(zip(columns, call, strict=True)) for call in zip(*(c.tolist() for c in columns.values()), strict=True)]
-    target = find_target(profile)[0]
+    target = find_local_device(profile)[0]
     assert target is not None and (target.dtype, target.kernel, target.threads) == ("fp32", "torch_flash", 1)
     rows = rows_of(kept)
     cached = np.array([rows[item]["seconds"] for s in shapes if (item := attention_item(target, s)) is not None])
@@ -77,16 +77,16 @@ def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, t
         np.testing.assert_allclose(estimate.relative_std, 0.2 / 2.2 / 2, rtol=1e-5)  # half of the rows' spread
     slower = replace(again.cost, attention_scale=1.5).flash_attn(**columns).seconds
     np.testing.assert_allclose(slower, cached * 1.5)  # the framework's generation counts, the sustained scale is in the times
-    law = problem.cost.flash_attn(**columns).seconds
-    assert not np.isclose(law, cached).any()
+    fit = problem.cost.flash_attn(**columns).seconds
+    assert not np.isclose(fit, cached).any()
 
 
 def test_a_search_rests_on_the_times(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
     problem = asked_of(profile.device)
     known, _ = prepare(problem, profile, tmp_path)
-    by_law, measured = search(problem, BATCH), search(known, BATCH)
-    assert measured.best.times.seconds[0] > 2 * by_law.best.times.seconds[0]  # milliseconds a call instead of nanoseconds
-    row = measured.best.table.layer.priced
+    by_fit, measured = search(problem, BATCH), search(known, BATCH)
+    assert measured.best.times.seconds[0] > 2 * by_fit.best.times.seconds[0]  # milliseconds a call instead of nanoseconds
+    row = measured.best.table.layer.estimates
     attention = [i for i, op in enumerate(row.ops) if op.label == "attention.forward"]
     slow = 1e-3 * len(timed) * 1.1
     assert attention and row.seconds[attention[0]].min() >= 1e-3 and row.seconds[attention[0]].max() <= slow
@@ -165,10 +165,10 @@ def test_fewer_cores_than_the_profile_computes_with(tmp_path: Path, monkeypatch:
     cores = os.cpu_count() or 1
     device = cpu_device(cpu_device().name.replace("(1 of", f"({cores} of"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores - 1)))
-    target, why = find_target(cpu_profile(device))
+    target, why = find_local_device(cpu_profile(device))
     assert target is None and f"{cores - 1} of the {cores} cores" in why
     problem = asked_of(device)
-    assert prepare(problem, cpu_profile(device), tmp_path) == (problem, f"attention: by the law, as {why}")
+    assert prepare(problem, cpu_profile(device), tmp_path) == (problem, f"attention: by the fit, as {why}")
 
 
 def test_without_torch(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_without_torch(profile: Profile, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_calls_that_would_be_timed_wrongly_are_the_laws() -> None:
-    target = Target(cpu_device(), "fp32", "torch_flash", "2.13", 1)
+    target = LocalDevice(cpu_device(), "fp32", "torch_flash", "2.13", 1)
     shape = dict(zip(SHAPE, (1, 64, 64, 4, 2, 16, 16, 1, 0), strict=True))
     assert attention_item(target, shape) is not None
     assert attention_item(target, {**shape, "seq_kv": 128}) is None, "a mask of other alignment"
@@ -197,7 +197,7 @@ def test_the_kernel_runs_the_shape_that_is_asked(causal: int, keys: int, which: 
         return real(q, k, v, is_causal=is_causal, enable_gqa=enable_gqa)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
-    target = Target(cpu_device(), "fp32", "torch_flash", "2.13", 1)
+    target = LocalDevice(cpu_device(), "fp32", "torch_flash", "2.13", 1)
     shape = dict(zip(SHAPE, (3, 64, keys, 4, 2, 16, 16, causal, which == "backward"), strict=True))
     item = attention_item(target, shape)
     assert item is not None

@@ -14,14 +14,14 @@ import torch
 from timing_toy import asked_of, calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare
 
 from predictor.estimate import Basis, Estimate
-from predictor.kernels.measured_attention import LEAST_DOUBT, SHAPE, MeasuredAttention
-from profiler.measure import attempt, attention_timing
+from predictor.kernels.measured_attention import LEAST_UNCERTAINTY, SHAPE, MeasuredAttention
+from profiler.measure import attention_timing, try_kernel
 from profiler.measure.attention_timing import time_calls, timing_alone
 from profiler.measure.timing import Measurement
-from profiler.profile import present
+from profiler.profile import local_device as present
 from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, open_cache
+from profiler.profile.local_device import LocalDevice, find_local_device
 from profiler.profile.plan import Item
-from profiler.profile.present import Target, find_target
 from profiler.profile.profile import Profile, Table
 from profiler.profile.store import read_profile, write_profile
 
@@ -40,7 +40,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def call(seq: int, expected: float, uses: float = 1.0) -> Call:
-    target = Target(cpu_device(), "fp32", "torch_flash", str(torch.__version__), 1)
+    target = LocalDevice(cpu_device(), "fp32", "torch_flash", str(torch.__version__), 1)
     item = attention_item(target, dict(zip(SHAPE, (1, seq, seq, 2, 2, 16, 16, 1, 0), strict=True)))
     assert item is not None
     return Call(item, expected, uses)
@@ -50,7 +50,7 @@ def run_calls(profile: Profile, folder: Path, calls: list[Call], seconds: float)
     """The sequence lengths that were timed, in order."""
     from rich.console import Console
 
-    target = find_target(profile)[0]
+    target = find_local_device(profile)[0]
     assert target is not None
     recorder, _ = open_cache(target, folder / "x.pt", replaces=True)
     time_calls(recorder, target, calls, Console(stderr=True), seconds)
@@ -70,7 +70,7 @@ def test_a_law_that_is_too_fast_does_not_break_the_budget(
     calls = [call(16, 2e-5, uses=1e9), call(32, 1e-2, uses=1e6), call(48, 1.0), call(64, 1e-5)]
     for slowness, timed in ((1.0, [16, 32, 48, 64]), (100.0, [16, 32, 64])):
         times = iter([5e-4, 1e-2 * slowness, 1.0, 1.0])
-        monkeypatch.setattr(attempt, "measure", lambda *_, times=times: Measurement((next(times),) * 2))
+        monkeypatch.setattr(try_kernel, "measure", lambda *_, times=times: Measurement((next(times),) * 2))
         assert run_calls(profile, tmp_path / str(slowness), calls, 10.0) == timed
 
 
@@ -80,9 +80,9 @@ def test_what_the_budget_leaves_is_the_laws_and_comes_next_time(profile: Profile
     n = len(columns["batch"])
     known, said = prepare(problem, profile, tmp_path, seconds=0.0)
     assert counts(said) == (0, 0, n) and f"{n} not timed yet" in said and not timed
-    law = problem.cost.flash_attn(**columns)
-    for ours, laws in zip(known.cost.flash_attn(**columns), law, strict=True):
-        np.testing.assert_array_equal(ours, laws)
+    fit = problem.cost.flash_attn(**columns)
+    for ours, fits in zip(known.cost.flash_attn(**columns), fit, strict=True):
+        np.testing.assert_array_equal(ours, fits)
     _, said = prepare(problem, profile, tmp_path)
     assert counts(said) == (n, n, 0)
     assert TIMING_SECONDS == 60.0
@@ -105,7 +105,7 @@ def test_a_shape_without_memory_or_kernel_is_remembered(
             raise RuntimeError("No available kernel. Aborting execution.")
         return Measurement((1e-3, 1e-3))
 
-    monkeypatch.setattr(attempt, "measure", measure)
+    monkeypatch.setattr(try_kernel, "measure", measure)
     for now in (n - 3, 0):
         _, said = prepare(problem, profile, tmp_path)
         assert counts(said) == (n - 3, now, 3) and "3 too large or without a kernel" in said
@@ -128,7 +128,7 @@ def test_what_was_timed_is_kept_when_it_is_broken_off(
             raise error("the device fell off the bus\nand more")
         return Measurement((1e-3, 1e-3))
 
-    monkeypatch.setattr(attempt, "measure", measure)
+    monkeypatch.setattr(try_kernel, "measure", measure)
     if error is KeyboardInterrupt:
         with pytest.raises(KeyboardInterrupt):
             prepare(problem, profile, tmp_path)
@@ -143,7 +143,9 @@ def test_what_was_timed_is_kept_when_it_is_broken_off(
 # the cache
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no archive", "another kernel", "a whole profile", "wild notes", "other rows"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "no archive", "another kernel", "a whole profile", "wild notes", "other measurements"]
+)
 def test_a_cache_that_is_not_one_is_set_aside(damage: str, profile: Profile, tmp_path: Path, timed: list[str]) -> None:
     problem = asked_of(profile.device)
     n = len(calls_of(problem)["batch"])
@@ -176,7 +178,7 @@ def test_a_cache_that_is_not_one_is_set_aside(damage: str, profile: Profile, tmp
 
 
 def test_what_decides_a_time_decides_the_file() -> None:
-    target = Target(cpu_device(), "fp32", "torch_flash", "2.13.0+cpu", 1)
+    target = LocalDevice(cpu_device(), "fp32", "torch_flash", "2.13.0+cpu", 1)
     others = [replace(target, torch="2.14.0+cpu"), replace(target, dtype="bf16"), replace(target, kernel="torch_cudnn"),
               replace(target, device=cpu_device("AMD K6 (1 of 1 cores a rank)"))]  # fmt: skip
     paths = {cache_path(t, Path("x")) for t in [target, *others]}
@@ -221,19 +223,19 @@ def test_many_shapes_are_found_among_many() -> None:
     measured = MeasuredAttention.of(rows[::2] + rows[1::4])
     asked = sizes[::-1].T.reshape(len(SHAPE), 5, -1) if len(sizes) % 5 == 0 else sizes[::-1].T[:, None]
     shape = asked.shape[1:]
-    law = Estimate(np.full(shape, 0.5), np.full(shape, 0.7), np.full(shape, Basis.EXTRAPOLATED, dtype=np.int8))
-    found = measured.instead_of(law, *asked)
+    fit = Estimate(np.full(shape, 0.5), np.full(shape, 0.7), np.full(shape, Basis.EXTRAPOLATED, dtype=np.int8))
+    found = measured.instead_of(fit, *asked)
     at = np.arange(len(sizes))[::-1]
     known = (at % 2 == 0) | (at % 4 == 1)
     np.testing.assert_array_equal(found.seconds.ravel(), np.where(known, at + 1.0, 0.5))
-    np.testing.assert_array_equal(found.relative_std.ravel(), np.where(known, np.where(at % 2, LEAST_DOUBT, 0.15), 0.7))
+    np.testing.assert_array_equal(found.relative_std.ravel(), np.where(known, np.where(at % 2, LEAST_UNCERTAINTY, 0.15), 0.7))
     np.testing.assert_array_equal(found.basis.ravel(), np.where(known, Basis.MEASURED, Basis.EXTRAPOLATED))
-    assert MeasuredAttention.of([]).instead_of(law, *asked) is law
+    assert MeasuredAttention.of([]).instead_of(fit, *asked) is fit
 
 
 def test_items_name_every_column() -> None:
     """A shape from the solver and the same one from a measuring plan are one row."""
-    target = Target(cpu_device(), "bf16", "torch_flash", "2.13", 1)
+    target = LocalDevice(cpu_device(), "bf16", "torch_flash", "2.13", 1)
     ours = attention_item(target, dict(zip(SHAPE, (2, 64, 64, 4, 2, 16, 16, 1, 1), strict=True)))
     columns: dict[str, int | str] = {"batch": 2, "seq_q": 64, "seq_kv": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
                                      "v_head_dim": 16, "causal": 1, "pass": "backward", "kernel": "torch_flash",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gen_profiler_data import main
-from predictor.network.collective import CollectiveLaw
+from predictor.network.collective import CollectiveModel
 from profiler.errors import InputError
 from profiler.profile.profiles import PROF_DATA
 from profiler.profile.store import read_profile, write_profile
@@ -131,9 +131,9 @@ def test_copies_inside_one_gpu_are_left_out(tmp_path: Path) -> None:
     real = new_log("broadcast", 1, 2, row(8589934592, 4294967296, "bfloat16", "none", 0, 24000.0, 24000.0))
     paths = [write(tmp_path, "p2p.log", fast), write(tmp_path, "broadcast.log", real)]
     joined = with_logs(profile, paths)
-    assert "1 rows of p2p left out" in joined.meta["nccl_tests"]["notes"][0]
+    assert "1 measurements of p2p left out" in joined.meta["nccl_tests"]["notes"][0]
     assert len(joined.table("p2p")) == len(profile.table("p2p")) and len(joined.table("broadcast")) == 1
-    with pytest.raises(InputError, match="no row that can be used"):
+    with pytest.raises(InputError, match="no measurement that can be used"):
         import_logs(paths[:1], profile)
 
 
@@ -233,7 +233,7 @@ def test_a_crashed_run_keeps_its_whole_rows(tmp_path: Path, torn: str) -> None:
 def test_a_run_that_crashed_before_its_first_row_is_refused(tmp_path: Path) -> None:
     text = new_log("all_reduce", 1, 4, "")
     log = write(tmp_path, "x.log", text[: text.index("# Out of bounds")])
-    with pytest.raises(InputError, match="no row that can be used: .* holds no measured size"):
+    with pytest.raises(InputError, match="no measurement that can be used: .* holds no measured size"):
         import_logs([log])
 
 
@@ -327,7 +327,7 @@ def test_own_network(tmp_path: Path, kinds: int) -> None:
     assert (joined.table("p2p")["inter"] > 1).any() == stays
     assert f"{'stays that of' if stays else 'fitted to the logs'}" in joined.meta["nccl_tests"]["notes"][0]
     if not stays:
-        law = CollectiveLaw.fit(joined)
+        fit = CollectiveModel.fit(joined)
         sizes_in = np.array([2.0**24, 2.0**28, 2.0**32])
-        predicted = law.predict("all_reduce", sizes_in, 8, 4).seconds
+        predicted = fit.predict("all_reduce", sizes_in, 8, 4).seconds
         np.testing.assert_allclose(predicted, 40e-6 + sizes_in / 1.9e11, rtol=0.35)

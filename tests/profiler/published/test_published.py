@@ -78,7 +78,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
     _nccl(pd).to_parquet(folder / "h100_sxm_nccl.parquet")
     _kernels(pd).to_parquet(folder / "membound_vidur.parquet")
     _network(pd).to_csv(folder / "simumax_a100_pcie_network.csv", index=False)
-    (output / "network_law.json").write_text(json.dumps({"efficiency": 0.9}))
+    (output / "network_fits.json").write_text(json.dumps({"efficiency": 0.9}))
     import_all(folder, output, Console(file=io.StringIO()))
     assert "h100_sxm" in (output / "SOURCES.md").read_text()
     return {name: read_profile(output / f"{name}.pt") for name in RECIPES}
@@ -125,13 +125,13 @@ def test_smaller_a100_is_slower_by_its_memory(imported: dict[str, Profile]) -> N
 
 
 def test_laws_reproduce_the_published_formula(imported: dict[str, Profile]) -> None:
-    law = imported["a100_pcie_80gb"].meta["laws"]["intra_node"]
-    assert set(law) == {"all_reduce", "all_gather"}, "no template constants, no copies inside one GPU"
-    reduce = law["all_reduce"][4]
+    fit = imported["a100_pcie_80gb"].meta["laws"]["intra_node"]
+    assert set(fit) == {"all_reduce", "all_gather"}, "no template constants, no copies inside one GPU"
+    reduce = fit["all_reduce"][4]
     size, ranks = 2**26, 4
     theirs = size * 2 * (ranks - 1) / ranks / (30 * 0.5 * 2**30) + 1e-6 * (10 * (ranks - 1) * 2 + 3)
     assert reduce["latency"] + reduce["traffic"] * size / reduce["bandwidth"] == pytest.approx(theirs)
-    assert law["all_gather"][2] == {"bandwidth_all_groups": 4 * 2**30}
+    assert fit["all_gather"][2] == {"bandwidth_all_groups": 4 * 2**30}
     assert all(p.meta["laws"]["inter_node"] == {"efficiency": 0.9} for p in imported.values())
 
 

@@ -17,7 +17,7 @@ from solver.spec.strategy import Recompute
 def rerun(framework: str, level: Recompute, **layout: int) -> set[str]:
     """Names of the ops of TINY's layer that run again."""
     found = tiny(framework, **layout)
-    ops = found.table.layer.priced.ops
+    ops = found.table.layer.estimates.ops
     return {op.name for op in ops if op.phase == FORWARD and level in op.recomputed_by and np.any(np.asarray(op.count) > 0)}
 
 
@@ -36,7 +36,7 @@ def test_torch_stops_before_the_last_product() -> None:
 def test_recomputation_ends_with_the_last_tensor_needed() -> None:
     def again(framework: str) -> float:
         layer = tiny(framework).table.layer
-        rows = [i for i, op in enumerate(layer.priced.ops) if op.phase == FORWARD and Recompute.FULL in op.recomputed_by]
+        rows = [i for i, op in enumerate(layer.estimates.ops) if op.phase == FORWARD and Recompute.FULL in op.recomputed_by]
         return float(layer.exposed[rows].sum())
 
     # "generic" and "fsdp" differ in gate and up, one product or two, which take as long here; then the down projection of 32
@@ -47,7 +47,7 @@ def test_recomputation_ends_with_the_last_tensor_needed() -> None:
 
 def test_selection_by_op_runs_every_second_product_again() -> None:
     again = rerun("torchtitan", Recompute.SELECTIVE)
-    products = {op.name for op in tiny("torchtitan").table.layer.priced.ops if op.kind == LINEAR}
+    products = {op.name for op in tiny("torchtitan").table.layer.estimates.ops if op.kind == LINEAR}
     assert again & products == {"wk", "wo", "w3"}
     assert again - products == {"norm1", "rope", "residual1", "norm2", "activation"}  # attention's output is kept
     assert rerun("megatron-core", Recompute.SELECTIVE) == {"attention"}
@@ -65,7 +65,7 @@ def test_what_selection_by_op_keeps_by_hand() -> None:
 def test_flash_attention_in_sequence_first_code_copies_batches() -> None:
     def copied(micro_batch_size: int) -> float:
         ops = [
-            op for op in tiny("aleph alpha", micro_batch_size=micro_batch_size).table.layer.priced.ops if op.name == "layout"
+            op for op in tiny("aleph alpha", micro_batch_size=micro_batch_size).table.layer.estimates.ops if op.name == "layout"
         ]
         return float(sum(np.ravel(op.dims["bytes"] * op.count)[0] for op in ops))
 

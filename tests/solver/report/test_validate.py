@@ -164,7 +164,7 @@ def test_fitting_or_not_by_hand() -> None:
         case(id="quiet-1"),
     ]  # fmt: skip
     assert confusion(predicted(*cases)) == {
-        "fits, said fits": 1, "fits, said does not": 1, "does not, said fits": 1, "does not, said does not": 1,
+        "fit, predicted fit": 1, "fit, predicted OOM": 1, "OOM, predicted fit": 1, "OOM, predicted OOM": 1,
     }  # fmt: skip
 
 

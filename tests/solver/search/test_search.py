@@ -22,7 +22,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
-from solver.step.solutions import Solutions, price_layouts
+from solver.step.solutions import Solutions, estimate_layouts
 
 MODEL = ModelSpec(
     name="1B", hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
@@ -43,7 +43,7 @@ def table(layouts: Layouts) -> np.ndarray:
 
 def brute_force(asked: Problem, batch: int) -> tuple[Solutions, np.ndarray]:
     """Every layout priced in one call, and which of them fit."""
-    found = price_layouts(asked, all_layouts(asked, batch))
+    found = estimate_layouts(asked, all_layouts(asked, batch))
     return found, found.memory.device <= asked.cluster.memory_bytes
 
 
@@ -77,8 +77,8 @@ def test_sizes_multiply_up_and_nothing_comes_twice(world: int, batch: int) -> No
     assert (MODEL.num_attention_heads % c["tp"] == 0).all() and (c["pp"] <= MODEL.num_hidden_layers).all()
     isp = c["mode"] == TpMode.ISP
     assert (c["wp"][~isp] == 1).all() and (c["tp"] * c["cp"] * c["dp"] % c["wp"] == 0).all()
-    copies = np.where(isp, c["tp"] * c["cp"] * c["dp"] // c["wp"], c["cp"] * c["dp"])
-    assert (copies % c["zero_shard_size"] == 0).all()
+    replicas = np.where(isp, c["tp"] * c["cp"] * c["dp"] // c["wp"], c["cp"] * c["dp"])
+    assert (replicas % c["zero_shard_size"] == 0).all()
     assert ((layouts.zero == 0) == (c["zero_shard_size"] == 1))[layouts.zero < 3].all()
     interleaved = c["vpp"] > 1
     assert (c["num_micro_batches"][interleaved] % c["pp"][interleaved] == 0).all()
@@ -92,7 +92,7 @@ def test_every_layout_is_a_strategy_that_prices_the_same() -> None:
     strategies = [chosen.strategy(i, asked.run) for i in range(len(chosen))]
     rebuilt = Layouts.of(strategies)
     np.testing.assert_array_equal(table(rebuilt), table(chosen))
-    first, second = price_layouts(asked, chosen), price_layouts(asked, rebuilt)
+    first, second = estimate_layouts(asked, chosen), estimate_layouts(asked, rebuilt)
     np.testing.assert_allclose(first.times.seconds, second.times.seconds, rtol=1e-12)
 
 
@@ -166,9 +166,9 @@ def test_best_is_the_argmin_of_everything(result: SearchResult, everything: tupl
 
 def test_counts_are_those_of_everything(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
     found, fits = everything
-    assert (result.layouts_priced, result.feasible) == (len(found), fits.sum())
+    assert (result.layouts_estimated, result.feasible) == (len(found), fits.sum())
     assert result.rejected[OUT_OF_MEMORY] == (~fits).sum()
-    assert result.layouts_per_second == pytest.approx(result.layouts_priced / result.seconds)
+    assert result.layouts_per_second == pytest.approx(result.layouts_estimated / result.seconds)
 
 
 def test_best_of_each_mode_is_its_best(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
@@ -214,8 +214,8 @@ def test_the_chunk_size_does_not_matter(
     np.testing.assert_allclose(again.pareto.memory.device, reference.pareto.memory.device, rtol=1e-12)
     for mode, found in reference.best_of_mode.items():
         assert again.best_of_mode[mode].times.seconds[0] == pytest.approx(found.times.seconds[0], rel=1e-12)
-    assert (again.layouts_priced, again.feasible, again.rejected) == (
-        reference.layouts_priced, reference.feasible, reference.rejected,
+    assert (again.layouts_estimated, again.feasible, again.rejected) == (
+        reference.layouts_estimated, reference.feasible, reference.rejected,
     )  # fmt: skip
 
 
@@ -266,7 +266,7 @@ def test_small_random_models(
         return
     result = search(asked, sequences, top=3)
     np.testing.assert_allclose(result.best.times.seconds, np.sort(found.times.seconds[fits])[:3], rtol=1e-12)
-    assert (result.layouts_priced, result.feasible) == (len(found), fits.sum())
+    assert (result.layouts_estimated, result.feasible) == (len(found), fits.sum())
     for name, best in result.best_of_mode.items():
         mine = fits & (column(found.layouts, "mode") == TpMode[name.upper()])
         assert best.times.seconds[0] == pytest.approx(found.times.seconds[mine].min(), rel=1e-12)
@@ -308,5 +308,5 @@ def test_what_fits_nowhere_says_how_much_it_needs() -> None:
 
 def test_a_large_world_is_quick(h100_model: CostModel) -> None:
     result = search(problem(MODEL, 128, h100_model), 1024)
-    assert result.layouts_priced > 100_000
+    assert result.layouts_estimated > 100_000
     assert result.layouts_per_second > 100_000  # a tenth of what one core of the build machine does

@@ -11,7 +11,7 @@ import pytest
 from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, problem, tiny, toy_cost
 
 from solver.report.explain import explain
-from solver.schedule.stages import listed_stage_layers
+from solver.schedule.stages import stage_layers_counting_ends
 from solver.spec.framework import Framework
 from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework, release_for_search
 from solver.spec.strategy import Recompute, Strategy, TpMode
@@ -26,7 +26,7 @@ PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, 
      (60, 16, 3, 4, 1)],
 )  # fmt: skip
 def test_embedding_norm_and_head_count_as_items(layers: int, pp: int, first: int, middle: int, last: int) -> None:
-    found = listed_stage_layers(layers, np.array([pp]))
+    found = stage_layers_counting_ends(layers, np.array([pp]))
     assert (int(found.first[0]), int(found.middle[0]), int(found.last[0])) == (first, middle, last)
 
 
@@ -61,7 +61,7 @@ def test_full_recomputation_includes_the_head_where_every_item_is_checkpointed()
     with_head, without = tiny("aleph alpha", recompute="full"), tiny("megatron-lm", recompute="full")
     layers = [2 * float(s.table.layer.times.recompute[2].sum()) for s in (with_head, without)]
     head = with_head.table.head
-    full = [i for i, op in enumerate(head.priced.ops) if Recompute.FULL in op.recomputed_by]
+    full = [i for i, op in enumerate(head.estimates.ops) if Recompute.FULL in op.recomputed_by]
     assert head.exposed[full].sum() == pytest.approx(again, rel=1e-12)
     assert part(with_head, "recompute")[0] == pytest.approx(layers[0] + head.times.recompute[2].sum(), rel=1e-12)
     assert part(without, "recompute")[0] == pytest.approx(layers[1], rel=1e-12)
@@ -72,13 +72,13 @@ def test_some_rank_updates_the_largest_whole_tensor() -> None:
     found = tiny("internevo", 8, run={"overlap_grad_reduce": False}, zero=1, zero_shard_size=8)
     assert PARAMETERS == 106_816
     assert part(found, "optimizer")[0] == pytest.approx(16_384 * 132 * BYTE + 4 * LINK, rel=1e-12)
-    dealt = tiny("megatron-core", 8, zero=1, zero_shard_size=8, run={"grad_dtype": "fp32"})
-    assert part(dealt, "optimizer")[0] == pytest.approx(PARAMETERS / 8 * (30 + 8) * BYTE + 4 * LINK, rel=1e-12)
+    partitioned = tiny("megatron-core", 8, zero=1, zero_shard_size=8, run={"grad_dtype": "fp32"})
+    assert part(partitioned, "optimizer")[0] == pytest.approx(PARAMETERS / 8 * (30 + 8) * BYTE + 4 * LINK, rel=1e-12)
 
 
 def test_norms_on_fp32_copies_move_more_bytes() -> None:
     def norms(framework: str) -> float:
-        ops = tiny(framework).table.layer.priced.ops
+        ops = tiny(framework).table.layer.estimates.ops
         return float(sum(np.ravel(op.dims["bytes"])[0] for op in ops if op.module == "norm"))
 
     assert norms("internevo") == 2 * 2048 * (12 + 37)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, priced, problem, run_of, toy_cost
+from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, estimated, problem, run_of, toy_cost
 
 from predictor.cost_model import CostModel
-from predictor.kernels.memory_bound import EAGER_BYTES, MemoryBoundLaw
+from predictor.kernels.memory_bound import EAGER_BYTES, MemoryBoundModel
 from predictor.network.overlap import contention
 from profiler.profile.profile import Table
 from solver.spec.frameworks import framework_of
@@ -33,7 +33,7 @@ def test_bytes_of_every_mixture() -> None:
 def tiny(world_size: int = 1, layout: Mapping[str, Any] | None = None, **constants: Any) -> Solutions:
     run = {"framework": "pytorch", "grad_dtype": "fp32", **constants}
     asked = problem(TINY, world_size, toy_cost(), 32, **run)
-    return priced(asked, [asked.run.replace(zero=0, **(layout or {}))])
+    return estimated(asked, [asked.run.replace(zero=0, **(layout or {}))])
 
 
 def test_fp32_weights_and_states_are_16_bytes_a_parameter() -> None:
@@ -50,16 +50,16 @@ def test_fp32_activations_take_twice_the_bytes_and_time_of_bf16() -> None:
     kept = [s.table.layer.saved[0, 0] for s in (wide, half)]
     # the log-sum-exp of attention (4 heads * 32 tokens) is fp32 in both
     assert kept[0] - 512 == 2 * (kept[1] - 512)
-    streams = [[op for op in s.table.layer.priced.ops if op.kind == "memory_bound"] for s in (wide, half)]
+    streams = [[op for op in s.table.layer.estimates.ops if op.kind == "memory_bound"] for s in (wide, half)]
     assert [op.dims["bytes"] for op in streams[0]] == [2 * op.dims["bytes"] for op in streams[1]]
-    assert {op.dtype for op in wide.table.layer.priced.ops if op.kind == "linear"} == {"fp32"}
+    assert {op.dtype for op in wide.table.layer.estimates.ops if op.kind == "linear"} == {"fp32"}
 
 
 def test_projections_of_one_input_communicate_once_where_the_framework_knows() -> None:
     # (q, k, v) and (gate, up): two gathers forward, two scatters backward, and those of the two row-split linears
     def messages(framework: str) -> int:
         found = tiny(2, {"tp": 2, "dp": 1, "tp_mode": "msp"}, framework=framework)
-        ops = found.table.layer.priced.ops
+        ops = found.table.layer.estimates.ops
         return int(sum(np.ravel(op.count)[0] for op in ops if op.stream == "tp"))
 
     assert messages("pytorch") == 4 + 4
@@ -68,13 +68,13 @@ def test_projections_of_one_input_communicate_once_where_the_framework_knows() -
 
 def test_eager_chains_move_the_counted_bytes_until_they_are_measured() -> None:
     empty = Table.from_columns("memory_bound", {})
-    law = MemoryBoundLaw.fit(empty, DEVICE)
+    fit = MemoryBoundModel.fit(empty, DEVICE)
     for kind, kernels in EAGER_BYTES.items():
-        chain = sum(float(law.predict(like, 1e9 * times).seconds) for like, times in kernels.items())
-        assert law.predict(kind, 1e9).seconds == pytest.approx(chain, rel=1e-12)
+        chain = sum(float(fit.predict(like, 1e9 * times).seconds) for like, times in kernels.items())
+        assert fit.predict(kind, 1e9).seconds == pytest.approx(chain, rel=1e-12)
     size = np.geomspace(1e5, 1e9, 12)
     rows = Table.from_columns("memory_bound", {"kind": "rope_eager", "bytes": size, "seconds": 1e-6 + size * 1e-11})
-    assert MemoryBoundLaw.fit(rows, DEVICE).predict("rope_eager", 1e8).seconds == pytest.approx(1.001e-3, rel=0.01)
+    assert MemoryBoundModel.fit(rows, DEVICE).predict("rope_eager", 1e8).seconds == pytest.approx(1.001e-3, rel=0.01)
 
 
 def test_contention_is_what_the_overlap_rows_say() -> None:
@@ -95,5 +95,5 @@ def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None
 
 def test_block_scaled_fp8_is_judged_by_the_same_peak(h100_model: CostModel) -> None:
     asked = [problem(TINY, 1, h100_model, 64, precision=name) for name in ("fp8", "mxfp8")]
-    plain, scaled = (priced(each, [each.run]) for each in asked)
+    plain, scaled = (estimated(each, [each.run]) for each in asked)
     assert plain.tgs[0] == scaled.tgs[0] and plain.mfu[0] == scaled.mfu[0] > 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy import TINY, changed, column, priced, problem, run_of, some_layouts, toy_cost
+from toy import TINY, changed, column, estimated, problem, run_of, some_layouts, toy_cost
 
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.model import ModelSpec
 from solver.spec.precision import FP32, HALF
 from solver.step.memory import PARTS
-from solver.step.solutions import Solutions, price_layouts
+from solver.step.solutions import Solutions, estimate_layouts
 
 MODEL = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
@@ -35,17 +35,17 @@ def parts(solutions: Solutions, index: int = 0) -> dict[str, float]:
 def sample() -> Solutions:
     """Random layouts of an 8B model on 64 accelerators; memory needs no fitted machine."""
     asked = problem(MODEL, 64, toy_cost())
-    return price_layouts(asked, some_layouts(asked, 512, 3000, seed=5))
+    return estimate_layouts(asked, some_layouts(asked, 512, 3000, seed=5))
 
 
 def with_zero(solutions: Solutions, zero: int) -> Solutions:
-    return price_layouts(solutions.problem, changed(solutions.layouts, zero=zero))
+    return estimate_layouts(solutions.problem, changed(solutions.layouts, zero=zero))
 
 
 def test_two_stages_by_hand() -> None:
     assert TINY_SAVED == 53_760
     asked = problem(TINY, 2, toy_cost(), **TINY_RUN)
-    found = priced(asked, [asked.run.replace(dp=1, pp=2, zero=0)])
+    found = estimated(asked, [asked.run.replace(dp=1, pp=2, zero=0)])
     # The last stage: one layer, the head of 256 * 64 and its norm; 16-bit weights and gradients, 12 bytes of fp32 states.
     elements = TINY_LAYER + 256 * 64 + 64
     last = {"weights": 2 * elements, "gradients": 2 * elements, "optimizer": 12 * elements, "activations": TINY_SAVED}
@@ -66,7 +66,7 @@ def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
     model = TINY.replace(num_hidden_layers=4)
     asked = problem(model, 4, toy_cost(), **TINY_RUN)
     layout = asked.run.replace(dp=1, pp=4, zero=0)
-    found = priced(asked, [layout.replace(num_micro_batches=m) for m in (1, 2, 3, 4, 8)])
+    found = estimated(asked, [layout.replace(num_micro_batches=m) for m in (1, 2, 3, 4, 8)])
     first = 16 * (TINY_LAYER + 256 * 64) + TINY_SAVED * np.array([1, 2, 3, 4, 4]) + TINY_WORKING
     last = 16 * (TINY_LAYER + 256 * 64 + 64) + TINY_SAVED + 2 * 32 * 64 * 2 + LOGITS * 6
     np.testing.assert_array_equal(found.memory.allocated, np.maximum(first, last))
@@ -77,7 +77,7 @@ def test_recomputation_by_hand() -> None:
     # one device, two layers: full recomputation keeps each layer's input (32 * 64 * 2 bytes) and one layer whole
     asked = problem(TINY, 1, toy_cost(), **TINY_RUN)
     layout = asked.run.replace(zero=0)
-    found = priced(asked, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1)])
+    found = estimated(asked, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1)])
     kept = 32 * 64 * 2
     # never at once: what the loss holds is gone when layers are recomputed
     loss, again = 2 * kept + LOGITS * 6, TINY_SAVED - kept + TINY_WORKING
@@ -90,7 +90,7 @@ def test_recomputation_by_hand() -> None:
 def test_states_by_zero_stage_by_hand() -> None:
     # 7.5 GB of ZeRO's paper: 2 + 2 + 12 bytes a parameter, dealt to 8 ranks from the optimizer on
     asked = problem(TINY, 8, toy_cost(), **TINY_RUN)
-    found = priced(asked, [asked.run.replace(zero=z, zero_shard_size=8) for z in range(4)])
+    found = estimated(asked, [asked.run.replace(zero=z, zero_shard_size=8) for z in range(4)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     state = found.memory.parts[:3] / elements
     np.testing.assert_allclose(state[:, :3].T, [[2, 2, 12], [2, 2, 12 / 8], [2, 2 / 8, 12 / 8]], rtol=1e-12)
@@ -98,13 +98,13 @@ def test_states_by_zero_stage_by_hand() -> None:
     # gathered under ZeRO-3: two layers of 16-bit weights and one layer's gradients
     assert parts(found, 3)["gather_buffers"] == (2 * HALF + HALF) * TINY_LAYER
     fp32 = problem(TINY, 8, toy_cost(), **TINY_RUN, grad_dtype="fp32")
-    assert priced(fp32, [fp32.run.replace(zero=0)]).memory.parts[1, 0] == FP32 * elements
+    assert estimated(fp32, [fp32.run.replace(zero=0)]).memory.parts[1, 0] == FP32 * elements
 
 
 def test_weight_parallel_states_by_hand() -> None:
     # ISP over wp 4 of 8: a quarter of the linears; norms, embedding and head whole; a pool of two blocks' whole weights
     asked = problem(TINY, 8, toy_cost(), **TINY_RUN)
-    found = priced(asked, [asked.run.replace(tp_mode="isp", wp=4, zero=0)])
+    found = estimated(asked, [asked.run.replace(tp_mode="isp", wp=4, zero=0)])
     elements = 2 * (36_864 / 4 + 2 * 64) + 2 * 256 * 64 + 64
     assert found.memory.parts[:3, 0].tolist() == [2 * elements, 2 * elements, 12 * elements]
     assert parts(found)["gather_buffers"] == 2 * 36_864 * HALF
@@ -119,7 +119,9 @@ def test_parts_add_up_and_none_is_negative(sample: Solutions) -> None:
 
 def test_recomputation_saves_memory(sample: Solutions) -> None:
     def allocated(level: int, layers: int = -1) -> np.ndarray:
-        return price_layouts(sample.problem, changed(sample.layouts, recompute=level, recompute_layers=layers)).memory.allocated
+        return estimate_layouts(
+            sample.problem, changed(sample.layouts, recompute=level, recompute_layers=layers)
+        ).memory.allocated
 
     none, selective, full, some = allocated(0), allocated(1), allocated(2), allocated(2, 1)
     assert (full <= selective).all() and (selective <= none).all()
@@ -128,8 +130,10 @@ def test_recomputation_saves_memory(sample: Solutions) -> None:
 
 
 def test_zero_stages_save_memory(sample: Solutions) -> None:
-    dealt = price_layouts(sample.problem, sample.layouts.take(np.flatnonzero(column(sample.layouts, "zero_shard_size") > 1)))
-    stages = [with_zero(dealt, zero) for zero in range(4)]
+    partitioned = estimate_layouts(
+        sample.problem, sample.layouts.take(np.flatnonzero(column(sample.layouts, "zero_shard_size") > 1))
+    )
+    stages = [with_zero(partitioned, zero) for zero in range(4)]
     for before, after in zip(stages[:2], stages[1:3], strict=True):
         assert (after.memory.allocated < before.memory.allocated).all()
     state = [solutions.memory.parts[:3].sum(axis=0) for solutions in stages]
@@ -140,9 +144,9 @@ def test_zero_stages_save_memory(sample: Solutions) -> None:
 
 
 def test_larger_shards_hold_less(sample: Solutions) -> None:
-    one = price_layouts(sample.problem, changed(sample.layouts, zero=1))
+    one = estimate_layouts(sample.problem, changed(sample.layouts, zero=1))
     layouts = one.layouts.take(np.flatnonzero(column(one.layouts, "dp") % 4 == 0))
-    two, four = (price_layouts(sample.problem, changed(layouts, zero_shard_size=k)).memory.allocated for k in (2, 4))
+    two, four = (estimate_layouts(sample.problem, changed(layouts, zero_shard_size=k)).memory.allocated for k in (2, 4))
     assert (four < two).all()
 
 
@@ -150,7 +154,7 @@ def test_fewer_micro_batches_than_stages_hold_less(sample: Solutions) -> None:
     piped = changed(sample.layouts.take(np.flatnonzero(column(sample.layouts, "pp") >= 4)), vpp=1)
     pp = column(piped, "pp")
     allocated = [
-        price_layouts(sample.problem, changed(piped, num_micro_batches=m)).memory.allocated for m in (1, 2, pp, 4 * pp)
+        estimate_layouts(sample.problem, changed(piped, num_micro_batches=m)).memory.allocated for m in (1, 2, pp, 4 * pp)
     ]
     one, two, full, more = allocated
     assert (one <= two).all() and (two <= full).all() and (full == more).all()
@@ -161,7 +165,7 @@ def test_the_longest_stage_holds_most_where_layers_do_not_divide() -> None:
     # 5 layers on 4 stages: 1, 2, 1, 1. The second holds 2 layers and 3 micro batches, the first 1 and 4
     model = TINY.replace(num_hidden_layers=5, vocab_size=128)
     asked = problem(model, 4, toy_cost(), **TINY_RUN)
-    found = priced(asked, [asked.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
+    found = estimated(asked, [asked.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
     middle = 16 * 2 * TINY_LAYER + 2 * 3 * TINY_SAVED
     assert found.memory.allocated[0] >= middle
 
@@ -171,7 +175,7 @@ def test_gpipe_holds_all_micro_batches_and_zero_bubble_no_less_than_1f1b() -> No
 
     def activations(schedule: str, m: int) -> float:
         asked = problem(model, 4, toy_cost(), **TINY_RUN, schedule=schedule)
-        found = priced(asked, [asked.run.replace(dp=1, pp=4, zero=0, num_micro_batches=m)])
+        found = estimated(asked, [asked.run.replace(dp=1, pp=4, zero=0, num_micro_batches=m)])
         return parts(found)["activations"] / TINY_SAVED
 
     assert activations("gpipe", 8) == 8 and activations("1f1b", 8) == 4
@@ -182,14 +186,14 @@ def test_interleaving_holds_more() -> None:
     # arXiv 2104.04473: chunks in flight on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1, of 1 / vpp of its layers each
     model = TINY.replace(num_hidden_layers=16)
     asked = problem(model, 4, toy_cost(), **TINY_RUN)
-    found = priced(asked, [asked.run.replace(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
+    found = estimated(asked, [asked.run.replace(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
     held = found.memory.parts[PARTS.index("activations")] / TINY_SAVED
     assert held.tolist() == [4 * 4, 11 * 2, 19 * 1]
 
 
 def test_memory_scales_with_what_is_held() -> None:
     asked = problem(MODEL, 1, toy_cost())
-    found = priced(asked, [run_of(1, zero=0, micro_batch_size=b) for b in (1, 2, 4)])
+    found = estimated(asked, [run_of(1, zero=0, micro_batch_size=b) for b in (1, 2, 4)])
     activations = found.memory.parts[PARTS.index("activations")]
     assert activations.tolist() == [activations[0], 2 * activations[0], 4 * activations[0]]
     # an 8B model trained in 16 bits on one device: 16 bytes a parameter, give or take the vocabulary's padding
@@ -200,11 +204,11 @@ def test_megatrons_dummy_gradients_by_hand() -> None:
     # one 16-bit buffer for each linear of a layer since Transformer Engine 2.11; one for the vocabulary while its backward runs
     names = ("megatron-core 0.12, transformer-engine release_v2.1", "megatron-core 0.14, transformer-engine 2.11.0+c188b5")
     old, new = (problem(TINY, 1, toy_cost(), framework=name, grad_dtype="fp32", **TINY_RUN) for name in names)
-    before, after = (priced(asked, [asked.run.replace(zero=0)]) for asked in (old, new))
+    before, after = (estimated(asked, [asked.run.replace(zero=0)]) for asked in (old, new))
     assert parts(after)["gradients"] - parts(before)["gradients"] == 2 * 36_864
     # fused cross entropy: the 16-bit logits in place, and the dummy of 256 * 64 weights
     fused = problem(TINY, 1, toy_cost(), framework=names[0], grad_dtype="fp32", cross_entropy_fusion=True, **TINY_RUN)
-    found = priced(fused, [fused.run.replace(zero=0)])
+    found = estimated(fused, [fused.run.replace(zero=0)])
     loss = 2 * 32 * 64 * 2 + LOGITS * 2 + 256 * 64 * 2
     held = max(loss, TINY_WORKING)
     assert parts(found)["loss"] + parts(found)["backward_buffers"] == held

@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, part, priced, problem, run_of, some_layouts, toy_cost
+from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, estimated, part, problem, run_of, some_layouts, toy_cost
 
 from predictor.cost_model import CostModel
 from solver.report.explain import explain
@@ -15,7 +15,7 @@ from solver.schedule.event_simulation import simulate
 from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
-from solver.step.solutions import Solutions, price_layouts
+from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.time import PARTS
 
 LLAMA = ModelSpec(
@@ -57,7 +57,7 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
 
     asked = problem(TINY, 2, toy_cost(), **TINY_RUN)
     layout = asked.run.replace(dp=1, pp=2, zero=0, num_micro_batches=3)
-    found = priced(asked, [layout])
+    found = estimated(asked, [layout])
     assert found.times.seconds[0] == pytest.approx(step, rel=1e-12)
     by_part = dict(zip(PARTS, found.times.parts[:, 0], strict=True))
     assert by_part == pytest.approx(
@@ -77,7 +77,7 @@ def test_full_recomputation_by_hand() -> None:
     layer_forward = 2_494_464 * FLOP + 77_824 * BYTE
     asked = problem(TINY, 1, toy_cost(), **TINY_RUN)
     layout = asked.run.replace(zero=0, num_micro_batches=2)
-    found = priced(asked, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1),
+    found = estimated(asked, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1),
                            layout.replace(recompute="selective")])  # fmt: skip
     none, full, half, selective = found.times.seconds
     last_residual = 2048 * 6 * BYTE  # its output is the next layer's kept input; running it again or not is both defensible
@@ -90,7 +90,7 @@ def _layer_streams(mode: str, **constants: object) -> tuple[float, float]:
     """Exposed seconds of one micro batch on the tensor group in one layer: two layers' difference to the ends'."""
     asked = problem(TINY, 2, toy_cost(), **{**TINY_RUN, **constants})
     layout = asked.run.replace(dp=1, tp=2, tp_mode=mode, zero=0)
-    found = priced(asked, [layout])
+    found = estimated(asked, [layout])
     key = found.terms.key[0]
     return float(found.table.layer.times.forward[1, key]), float(found.table.layer.times.backward[1, key])
 
@@ -120,7 +120,7 @@ def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
     parameters = 2 * 36_864 + 256 + 2 * 16_384 + 64
     asked = problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
                     overlap_grad_reduce=overlap, overlap_param_gather=overlap)  # fmt: skip
-    found = priced(asked, [asked.run.replace(zero=1, zero_shard_size=16), asked.run.replace(zero=0)])
+    found = estimated(asked, [asked.run.replace(zero=1, zero_shard_size=16), asked.run.replace(zero=0)])
     scatter, gather = parameters * 4 * NETWORK, parameters * 2 * NETWORK
     if not overlap:
         assert part(found, "gradient_sync") == pytest.approx([scatter, scatter], rel=1e-12)
@@ -141,7 +141,7 @@ def test_zero_2_scatters_every_micro_batch_and_shows_the_last_bucket_once() -> N
     parameters = 2 * 36_864 + 256 + 2 * 16_384 + 64
     scatter = parameters * 4 * NETWORK
     asked = problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True)
-    found = priced(asked, [asked.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    found = estimated(asked, [asked.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
     backward = 2 * float(found.table.layer.times.backward[:, 0].sum())
     assert 4 * backward < 3 * scatter
     # a byte between nodes delays compute by a tenth of what it takes inside one, which is half as long
@@ -158,13 +158,13 @@ def sample(h100_model: CostModel) -> Callable[[str], Solutions]:
     @cache
     def get(framework: str = "internevo") -> Solutions:
         asked = problem(LLAMA, 64, h100_model, framework=framework)
-        return price_layouts(asked, some_layouts(asked, 512, 3000, seed=11))
+        return estimate_layouts(asked, some_layouts(asked, 512, 3000, seed=11))
 
     return get
 
 
 def again(solutions: Solutions, layouts: Layouts, asked: Problem | None = None) -> np.ndarray:
-    return price_layouts(asked or solutions.problem, layouts).times.seconds
+    return estimate_layouts(asked or solutions.problem, layouts).times.seconds
 
 
 @pytest.mark.parametrize("framework", ["internevo", "megatron-lm", "torchtitan"])
@@ -193,11 +193,11 @@ def test_explanations_agree_with_the_score(sample: Callable[[str], Solutions], f
 def test_one_layout_alone_costs_what_it_costs_among_many(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
     for index in range(0, len(found), 50):
-        alone = price_layouts(found.problem, found.layouts.take(np.array([index])))
+        alone = estimate_layouts(found.problem, found.layouts.take(np.array([index])))
         np.testing.assert_allclose(alone.times.parts[:, 0], found.times.parts[:, index], rtol=1e-12)
         np.testing.assert_allclose(alone.memory.parts[:, 0], found.memory.parts[:, index], rtol=1e-12)
         strategy = found.layouts.strategy(index, found.problem.run)
-        assert priced(found.problem, [strategy]).times.seconds[0] == pytest.approx(found.times.seconds[index], rel=1e-12)
+        assert estimated(found.problem, [strategy]).times.seconds[0] == pytest.approx(found.times.seconds[index], rel=1e-12)
 
 
 def test_order_does_not_matter(sample: Callable[[str], Solutions]) -> None:
@@ -210,8 +210,8 @@ def test_split_weights_are_never_free(sample: Callable[[str], Solutions]) -> Non
     found = sample("internevo")
     split = found.layouts.take(np.flatnonzero((column(found.layouts, "wp") > 1) & (found.layouts.zero == 0)))
     assert len(split) > 100
-    whole = price_layouts(found.problem, changed(split, wp=1))
-    costs = price_layouts(found.problem, split)
+    whole = estimate_layouts(found.problem, changed(split, wp=1))
+    costs = estimate_layouts(found.problem, split)
     assert (part(costs, "wp_exposed") > 0).all() and (part(whole, "wp_exposed") == 0).all()
     # every micro batch takes longer; what may be saved is state that is dealt out (optimizer, its gradients) once a step
     once = sum(part(costs, name) for name in STATE_PARTS), sum(part(whole, name) for name in STATE_PARTS)
@@ -223,10 +223,10 @@ def test_split_weights_are_never_free(sample: Callable[[str], Solutions]) -> Non
 def test_zero3_is_never_faster_than_zero1(sample: Callable[[str], Solutions]) -> None:
     # where both reduce-scatter and all-gather, as in Megatron's code (InternEvo broadcasts for ZeRO-1, which may be slower)
     found = sample("generic")
-    dealt = found.layouts.take(np.flatnonzero(found.layouts.zero == 3))
-    assert len(dealt) > 300
-    assert (again(found, dealt) >= again(found, changed(dealt, zero=1)) * (1 - 1e-12)).all()
-    assert (again(found, changed(dealt, zero=2)) >= again(found, changed(dealt, zero=1)) * (1 - 1e-12)).all()
+    partitioned = found.layouts.take(np.flatnonzero(found.layouts.zero == 3))
+    assert len(partitioned) > 300
+    assert (again(found, partitioned) >= again(found, changed(partitioned, zero=1)) * (1 - 1e-12)).all()
+    assert (again(found, changed(partitioned, zero=2)) >= again(found, changed(partitioned, zero=1)) * (1 - 1e-12)).all()
 
 
 @pytest.mark.parametrize("framework", ["internevo", "torchtitan"])
@@ -253,7 +253,7 @@ def test_recomputation_costs_time(sample: Callable[[str], Solutions]) -> None:
 
 def test_more_micro_batches_take_longer_and_fill_the_pipeline(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
-    double = price_layouts(
+    double = estimate_layouts(
         found.problem, changed(found.layouts, num_micro_batches=2 * column(found.layouts, "num_micro_batches"))
     )
     assert (double.times.seconds > found.times.seconds).all()
@@ -285,8 +285,8 @@ def test_nothing_beats_the_datasheet(sample: Callable[[str], Solutions]) -> None
 def test_interleaving_shortens_the_bubble(h100_model: CostModel) -> None:
     asked = problem(LLAMA, 32, h100_model)
     layouts = [run_of(32).replace(dp=8, pp=4, vpp=v, num_micro_batches=16) for v in (1, 2, 4, 8)]
-    bubbles = part(priced(asked, layouts), "bubble")
-    compute = part(priced(asked, layouts), "compute")
+    bubbles = part(estimated(asked, layouts), "bubble")
+    compute = part(estimated(asked, layouts), "compute")
     assert (np.diff(bubbles) < 0).all()
     assert bubbles[1] < 0.6 * bubbles[0] and compute.std() == 0
 
@@ -296,14 +296,14 @@ def test_the_pipeline_is_that_of_the_event_simulation(h100_model: CostModel) -> 
     asked = problem(LLAMA.replace(num_hidden_layers=30), 64, h100_model)
     layouts = some_layouts(asked, 512, 20_000, seed=3)
     keep = (column(layouts, "pp") > 1) & (column(layouts, "vpp") == 1) & (layouts.zero < 3) & (layouts.recompute_layers < 0)
-    found = price_layouts(asked, layouts.take(np.flatnonzero(keep & (column(layouts, "num_micro_batches") <= 32))[:200]))
+    found = estimate_layouts(asked, layouts.take(np.flatnonzero(keep & (column(layouts, "num_micro_batches") <= 32))[:200]))
     even, errors = [], []
     for index, row in enumerate(found.layouts.row):
         key, terms = found.terms.key[row], found.terms
         forward, backward = terms.forward[:, row].sum(), terms.backward[:, row].sum()
         backward += terms.recompute[found.layouts.recompute[index], row]
         layers = _stage_sizes(30, *(int(getattr(terms.stages, n)[row]) for n in ("first", "last")), int(terms.splits.pp[row]))
-        f, b = layers * forward + terms.transfer[row], layers * backward + terms.transfer[row]
+        f, b = layers * forward + terms.send_recv[row], layers * backward + terms.send_recv[row]
         for stage, end in ((0, found.table.embedding.times), (-1, found.table.head.times)):
             f[stage] += end.forward[:, key].sum()
             b[stage] += end.backward[:, key].sum()

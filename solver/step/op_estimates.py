@@ -24,7 +24,7 @@ _MESSAGE = ("bytes", "intra", "inter", "strided")
 
 
 @dataclass(frozen=True)
-class PricedOps:
+class OpEstimates:
     """Ops with their times: float64 arrays of shape [ops, keys] for one run of each op (counts not applied).
 
     contention: seconds by which each second of a collective delays the compute that it hides under.
@@ -58,25 +58,25 @@ class PricedOps:
         rows = {op.label: i for i, op in enumerate(self.ops) if op.stream == COMPUTE}
         used: dict[tuple[str, ...], np.ndarray] = {}
         for i, op in enumerate(self.ops):
-            if op.stream == COMPUTE or not op.hides_under:
+            if op.stream == COMPUTE or not op.overlaps_with:
                 continue
-            if op.hides_under not in used:
-                used[op.hides_under] = sum((total[rows[label]] for label in op.hides_under), np.zeros(total.shape[1]))
-            cover = used[op.hides_under]
-            out[i] = hidden_rest(total[i], cover, self.contention[i], op.tail)
-            used[op.hides_under] = cover - np.minimum(total[i] * (1 - op.tail), cover)
+            if op.overlaps_with not in used:
+                used[op.overlaps_with] = sum((total[rows[label]] for label in op.overlaps_with), np.zeros(total.shape[1]))
+            compute = used[op.overlaps_with]
+            out[i] = exposed_seconds(total[i], compute, self.contention[i], op.exposed_share)
+            used[op.overlaps_with] = compute - np.minimum(total[i] * (1 - op.exposed_share), compute)
         return out
 
 
-def hidden_rest(communication: np.ndarray, cover: np.ndarray, contention: Any, tail: Any = 0.0) -> np.ndarray:
+def exposed_seconds(communication: np.ndarray, compute: np.ndarray, contention: Any, exposed_share: Any = 0.0) -> np.ndarray:
     """What a collective adds beside ``cover`` seconds of compute: the part that outlasts it or cannot be hidden
     (``tail``, a share), and ``contention`` times the hidden part, by which it slows the compute."""
-    hidden = np.minimum(communication * (1 - tail), cover)
+    hidden = np.minimum(communication * (1 - exposed_share), compute)
     rest: np.ndarray = communication - hidden * (1 - contention)
     return rest
 
 
-def price(ops: Sequence[Op], keys: int, cost: CostModel) -> PricedOps:
+def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
     """Ask the cost model for every op, whose dims are arrays of shape [keys]; distinct shapes once."""
     shape = (len(ops), keys)
     seconds, std, basis, contention = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8), np.zeros(shape)
@@ -89,7 +89,7 @@ def price(ops: Sequence[Op], keys: int, cost: CostModel) -> PricedOps:
         ]
         for target, values in zip(targets, _distinct_answers(cost, signature, names, columns), strict=False):
             target[rows] = values.reshape(len(rows), keys)
-    return PricedOps(tuple(ops), seconds, std, basis, contention)
+    return OpEstimates(tuple(ops), seconds, std, basis, contention)
 
 
 def _distinct_answers(
@@ -144,13 +144,13 @@ class LayerTimes:
     weight_grad: np.ndarray
 
 
-def layer_times(priced: PricedOps, exposed: np.ndarray, host_op_seconds: float) -> LayerTimes:
+def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: float) -> LayerTimes:
     """Sum ``exposed`` seconds (of priced.exposed) by pass and stream.
 
     Where the host needs longer to launch a pass's kernels than the device to run them, the rest of the host's time is
     added to compute.
     """
-    ops, keys = priced.ops, exposed.shape[1]
+    ops, keys = estimates.ops, exposed.shape[1]
 
     def total(chosen: list[int]) -> np.ndarray:
         sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])

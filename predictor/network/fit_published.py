@@ -1,4 +1,4 @@
-"""``python -m predictor.network HARDWARE_DIR --output prof_data/network_law.json``: laws of published networks.
+"""``python -m predictor.network HARDWARE_DIR --output prof_data/network_fits.json``: laws of published networks.
 
 HARDWARE_DIR holds ``<device>_nccl.parquet`` files: op, gpus_per_node, nodes, bytes (whole buffer), us, dtype, env,
 source. Some of the logs may be used but not passed on, so the repository ships the fitted parameters and not the rows.
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from predictor.network.collective import CollectiveLaw
+from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
-from predictor.network.law import NetworkParameters
+from predictor.network.physics import NetworkParameters
 from profiler.errors import InputError
 from profiler.profile.devices import device
 from profiler.profile.profile import Profile, Table
@@ -32,7 +32,7 @@ _NAMES = {"alltoall": "all2all", "sendrecv": "p2p"}
 _SMALLEST = 1024  # bytes; below, all sizes take the same time
 _MEGABYTE = 2.0**20
 # Ten nodes that all shift a message at once reach 25 GB/s each where a pair alone reaches 40 (xxrjun's logs).
-_LEAST_DOUBT = {"p2p": 0.25}
+_LEAST_UNCERTAINTY = {"p2p": 0.25}
 _OTHER_CLUSTER = 0.1  # two clusters of the same parts differ by so much: no held-out error of one tells of another
 
 
@@ -80,10 +80,10 @@ def read_rows(folder: Path, network: Network) -> tuple[NetworkRows, list[str]]:
     crossing = (table["op"] != "p2p") | ((table["intra"] == 1) & (table["inter"] == 2))
     chosen = _median({name: column[own & many & crossing] for name, column in table.items()})
     if not len(chosen["op"]):
-        raise InputError(f"{network.files}_nccl.parquet holds no rows of {network.name}")
-    law = CollectiveLaw.fit(_one_node(network, table))
+        raise InputError(f"{network.files}_nccl.parquet holds no measurements of {network.name}")
+    fit = CollectiveModel.fit(_one_node(network, table))
     sources = sorted({re.sub(r"/(runs/|n\d+\.g\d).*", "", str(s)) for s in table["source"][own & many & crossing]})
-    return network_rows(law, chosen, network.bandwidth), sources
+    return network_rows(fit, chosen, network.bandwidth), sources
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -133,18 +133,18 @@ def fixed_parameters(network: Network) -> dict[str, float]:
 def fit_one(rows: NetworkRows, network: Network, prior: NetworkParameters) -> dict[str, Any]:
     """One entry of the file: parameters, and how well they predict the scales that were left out."""
     fixed = fixed_parameters(network)
-    law = fit_network(rows, prior, fixed)
+    fit = fit_network(rows, prior, fixed)
     held_out = leave_one_scale_out(rows, prior, fixed)
     error = np.abs(held_out / rows.seconds - 1)
     large = (rows.op == "all_reduce") & (rows.at.size >= _MEGABYTE)
     scales = {int(n): _round(error[large & (rows.at.inter == n)].mean()) for n in np.unique(rows.at.inter[large])}
     return {
-        "parameters": {name: _round(value) for name, value in law.to_dict().items()},
+        "parameters": {name: _round(value) for name, value in fit.to_dict().items()},
         "network_bandwidth": network.bandwidth,
         "rows": len(rows),
         "most_nodes": int(rows.at.inter.max()),
         "relative_std": {
-            op: _round(max(std, _LEAST_DOUBT.get(op, _OTHER_CLUSTER))) for op, std in held_out_std(rows, held_out).items()
+            op: _round(max(std, _LEAST_UNCERTAINTY.get(op, _OTHER_CLUSTER))) for op, std in held_out_std(rows, held_out).items()
         },
         "left_out_scale_error": {"all_reduce, 1 MiB up, by nodes": scales},
     }
@@ -182,7 +182,7 @@ def fit_all(folder: Path) -> dict[str, Any]:
             entry |= {key: networks[network.prior][key] for key in ("most_nodes", "relative_std")}
         networks[network.name] = {**entry, "device": network.device, "sources": sources}
     return {
-        "about": "Laws of predictor/network/law.py fitted by python -m predictor.network; seconds, bytes/s, shares",
+        "about": "Constants of predictor/network/physics.py fitted by python -m predictor.network; seconds, bytes/s, shares",
         "networks": networks,
         "devices": DEFAULTS,
         "default": INFINIBAND,
@@ -193,13 +193,13 @@ def fit_all(folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m predictor.network", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of <device>_nccl.parquet files")
-    parser.add_argument("--output", type=Path, default=Path("prof_data/network_law.json"))
+    parser.add_argument("--output", type=Path, default=Path("prof_data/network_fits.json"))
     arguments = parser.parse_args()
     try:
-        law = fit_all(arguments.folder)
+        fit = fit_all(arguments.folder)
     except InputError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    arguments.output.write_text(json.dumps(law, indent=1) + "\n", encoding="utf-8")
-    for name, entry in law["networks"].items():
-        print(f"{name}: {entry['rows']} rows; left-out scales {entry['left_out_scale_error']}")
+    arguments.output.write_text(json.dumps(fit, indent=1) + "\n", encoding="utf-8")
+    for name, entry in fit["networks"].items():
+        print(f"{name}: {entry['rows']} measurements; left-out scales {entry['left_out_scale_error']}")

@@ -30,7 +30,7 @@ _DTYPE_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "
 
 
 @dataclass(frozen=True)
-class Target:
+class LocalDevice:
     """All that decides how long attention of one shape takes here. threads: of a CPU's kernels; 0 on a GPU."""
 
     device: Device
@@ -54,7 +54,7 @@ class Gpu(NamedTuple):
     sliced: bool  #: into MIG instances, which programs see instead of the whole
 
 
-def find_target(profile: Profile) -> tuple[Target | None, str]:
+def find_local_device(profile: Profile) -> tuple[LocalDevice | None, str]:
     """(what attention is timed with here, ""); or (None, why not), with no reason where the device is simply elsewhere."""
     cpu = _CPU_NAME.fullmatch(profile.device.name)
     threads, kernel, why = (
@@ -65,7 +65,7 @@ def find_target(profile: Profile) -> tuple[Target | None, str]:
     version = torch_version()
     if not version:
         return None, "PyTorch, which times attention, is not installed"
-    return Target(profile.device, attention_dtype(profile), kernel, version, threads), ""
+    return LocalDevice(profile.device, attention_dtype(profile), kernel, version, threads), ""
 
 
 def attention_dtype(profile: Profile) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import MEMORY_BOUND
-from solver.step.pricing import PricedOps, hidden_rest
+from solver.step.op_estimates import OpEstimates, exposed_seconds
 
 
 @dataclass(frozen=True)
-class SideWork:
+class SideStreamWork:
     """Seconds, float64 arrays of one shape.
 
     communication: of the collectives, alone. contention: by which they delay compute if all of it runs beside them. kernels:
@@ -23,43 +23,43 @@ class SideWork:
     kernels: np.ndarray
 
     @property
-    def alone(self) -> np.ndarray:
+    def exposed(self) -> np.ndarray:
         """With nothing beside it."""
         return self.communication + self.kernels
 
-    def beside(self, cover: np.ndarray, tail: np.ndarray | float = 0.0) -> np.ndarray:
+    def overlapped_with(self, compute: np.ndarray, exposed_share: np.ndarray | float = 0.0) -> np.ndarray:
         """What it adds to ``cover`` seconds of compute; ``tail``: share of the communication that cannot hide."""
         rate = self.contention / np.maximum(self.communication, 1e-30)
-        return hidden_rest(self.communication, cover, rate, tail) + self.kernels
+        return exposed_seconds(self.communication, compute, rate, exposed_share) + self.kernels
 
-    def take(self, index: np.ndarray) -> SideWork:
-        return SideWork(self.communication[index], self.contention[index], self.kernels[index])
+    def take(self, index: np.ndarray) -> SideStreamWork:
+        return SideStreamWork(self.communication[index], self.contention[index], self.kernels[index])
 
-    def __mul__(self, times: np.ndarray) -> SideWork:
+    def __mul__(self, times: np.ndarray) -> SideStreamWork:
         """So often."""
-        return SideWork(self.communication * times, self.contention * times, self.kernels * times)
+        return SideStreamWork(self.communication * times, self.contention * times, self.kernels * times)
 
-    def __add__(self, other: SideWork) -> SideWork:
-        return SideWork(
+    def __add__(self, other: SideStreamWork) -> SideStreamWork:
+        return SideStreamWork(
             self.communication + other.communication, self.contention + other.contention, self.kernels + other.kernels
         )
 
     @staticmethod
-    def either(first: np.ndarray, yes: SideWork, no: SideWork) -> SideWork:
+    def where(first: np.ndarray, yes: SideStreamWork, no: SideStreamWork) -> SideStreamWork:
         """``yes`` where ``first``, else ``no``."""
         pairs = ((yes.communication, no.communication), (yes.contention, no.contention), (yes.kernels, no.kernels))
-        return SideWork(*(np.where(first, a, b) for a, b in pairs))
+        return SideStreamWork(*(np.where(first, a, b) for a, b in pairs))
 
 
-def side_work(priced: PricedOps, name: str) -> SideWork:
+def side_stream_work(estimates: OpEstimates, name: str) -> SideStreamWork:
     """All ops of ``priced`` called ``name``, together; arrays of shape [keys]."""
-    total = priced.seconds * priced.counts()
+    total = estimates.seconds * estimates.counts()
     nothing = np.zeros(total.shape[1])
     parts = [nothing, nothing, nothing]
-    for i, op in enumerate(priced.ops):
+    for i, op in enumerate(estimates.ops):
         if op.name == name and op.kind == MEMORY_BOUND:
             parts[2] = parts[2] + total[i]
         elif op.name == name:
             parts[0] = parts[0] + total[i]
-            parts[1] = parts[1] + total[i] * priced.contention[i]
-    return SideWork(*parts)
+            parts[1] = parts[1] + total[i] * estimates.contention[i]
+    return SideStreamWork(*parts)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from solver.formats.case_words import our_words
 from solver.formats.cases import case_of
+from solver.formats.synonyms import normalized_run
 from solver.spec.frameworks import framework_of
 
 MODEL = {
@@ -20,7 +20,7 @@ MODEL = {
 
 
 def run(hardware: str = "a100_sxm_80gb", **keys: Any) -> dict[str, Any]:
-    return our_words(keys, hardware, [])
+    return normalized_run(keys, hardware, [])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_keys_of_others_and_values_that_are_no_words() -> None:
 )  # fmt: skip
 def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: str) -> None:
     told: list[str] = []
-    ours = our_words({"framework": framework, **keys}, hardware, told)["framework"]
+    ours = normalized_run({"framework": framework, **keys}, hardware, told)["framework"]
     assert ours == (framework if framework == meant else f"{meant}, {framework}")
     assert bool(told) == (framework != meant) and framework_of(ours) == framework_of(meant)
 
@@ -68,7 +68,7 @@ def test_a_case_in_the_words_of_its_source() -> None:
 
 
 def test_the_rest_of_a_name_still_holds() -> None:
-    ours = our_words({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
+    ours = normalized_run({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
     assert (
         framework_of(ours["framework"]).memory.dummy_gradients and framework_of(ours["framework"]).name == "megatron-core-0.12"
     )

@@ -19,13 +19,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from profiler.errors import InputError
 from profiler.measure.attention import package_kernels
-from profiler.measure.exchange import Exchange
 from profiler.measure.grouped import grouped_items, lacking
 from profiler.measure.hardware import attention_kernels, cache_bytes, device_facts, limits, preheat, sensors, versions
 from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
-from profiler.measure.phases import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.session import Session, leave, lost_ranks, named, open_session, watch
+from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
+from profiler.measure.work_queue import WorkQueue
 from profiler.profile.merge import UNITS, check_same_machine, kept_aside
 from profiler.profile.plan import KINDS, Item, Limits, ModelDims, attention_items, linear_items, memory_bound_items
 from profiler.profile.profile import Device, Profile
@@ -176,19 +176,19 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
     phases = [name for name in WEIGHTS if name in plans or session.world > 1]
     end = time.monotonic() + options.budget_seconds
     with _progress(session, end) as report:
-        bench = Bench(session, Exchange(session), recorder, report, done, f"measured, torch {software['torch']}", environment)
-        for i, phase in enumerate(phases):
-            share = WEIGHTS[phase] / sum(WEIGHTS[name] for name in phases[i:])
+        bench = Bench(session, WorkQueue(session), recorder, report, done, f"measured, torch {software['torch']}", environment)
+        for i, sweep in enumerate(phases):
+            share = WEIGHTS[sweep] / sum(WEIGHTS[name] for name in phases[i:])
             seconds = session.agree(max(end - time.monotonic(), 0.0) * share)
-            if phase in ("linear", "flash_attn", "grouped_linear"):
+            if sweep in ("linear", "flash_attn", "grouped_linear"):
                 preheat(session, options.quick)
-            if phase in plans:
-                measure_kernels(bench, phase, plans[phase], seconds, cache_bytes(session.device))
-            elif phase == "overlap":
+            if sweep in plans:
+                measure_kernels(bench, sweep, plans[sweep], seconds, cache_bytes(session.device))
+            elif sweep == "overlap":
                 measure_overlap(bench, size, trained, seconds)
             else:
                 measure_collectives(bench, size, trained, seconds)
-            _note_sensors(recorder, phase)
+            _note_sensors(recorder, sweep)
     if recorder is not None:
         recorder.write()
 
@@ -205,9 +205,9 @@ def _kernel_plans(session: Session, size: Limits, options: Options, dtypes: Sequ
     }
 
 
-def _note_sensors(recorder: Recorder | None, phase: str) -> None:
+def _note_sensors(recorder: Recorder | None, sweep: str) -> None:
     if recorder is not None:
-        recorder.meta["sensors"] = {**recorder.meta["sensors"], f"after {phase}": sensors()}
+        recorder.meta["sensors"] = {**recorder.meta["sensors"], f"after {sweep}": sensors()}
 
 
 @contextlib.contextmanager
@@ -221,13 +221,13 @@ def _progress(session: Session, end: float) -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 
-        def report(phase: str, done: int, total: int) -> None:
+        def report(sweep: str, done: int, total: int) -> None:
             left = f"{max(end - time.monotonic(), 0) / 60:.1f} min"
-            if phase not in tasks:
+            if sweep not in tasks:
                 for task in tasks.values():
                     bar.stop_task(task)
-                tasks[phase] = bar.add_task(phase, total=total, left=left)
-            bar.update(tasks[phase], completed=max(done, bar.tasks[-1].completed), left=left)
+                tasks[sweep] = bar.add_task(sweep, total=total, left=left)
+            bar.update(tasks[sweep], completed=max(done, bar.tasks[-1].completed), left=left)
 
         yield report
 
@@ -240,7 +240,7 @@ def _kept(recorder: Recorder | None) -> str:
         recorder.write()
     except InputError as error:
         return f"; {error}"
-    return f"; {len(recorder.rows)} rows are kept in {recorder.path}, and --resume goes on from there"
+    return f"; {len(recorder.rows)} measurements are kept in {recorder.path}, and --resume goes on from there"
 
 
 def _end(session: Session, recorder: Recorder | None, said: str, status: int) -> None:

@@ -12,26 +12,26 @@ from hypothesis import strategies as st
 from toy import DEVICE, LINK, NETWORK, toy_cost
 
 from predictor.cost_model import CostModel
-from predictor.network.arrival import AWAITED, SECONDS_PER_RANK, arrival_seconds
+from predictor.network.rank_skew import SECONDS_PER_RANK, SKEWED_COLLECTIVES, rank_skew_seconds
 from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
 from solver.spec.frameworks import framework_of
-from solver.step.side_work import SideWork
+from solver.step.side_stream import SideStreamWork
 from solver.step.step_ops import buckets
 
 
-def side(communication: float, contention: float, kernels: float) -> SideWork:
-    return SideWork(*(np.array([x]) for x in (communication, contention, kernels)))
+def side(communication: float, contention: float, kernels: float) -> SideStreamWork:
+    return SideStreamWork(*(np.array([x]) for x in (communication, contention, kernels)))
 
 
 def test_copies_are_never_hidden_and_contention_is_paid_for_what_is() -> None:
     work = side(4.0, 0.4, 2.0)
-    assert work.alone[0] == 6.0
-    assert work.beside(np.array([10.0]))[0] == pytest.approx(2.0 + 0.4, rel=1e-12)
-    assert work.beside(np.array([1.0]))[0] == pytest.approx(2.0 + 3.0 + 0.1, rel=1e-12)
+    assert work.exposed[0] == 6.0
+    assert work.overlapped_with(np.array([10.0]))[0] == pytest.approx(2.0 + 0.4, rel=1e-12)
+    assert work.overlapped_with(np.array([1.0]))[0] == pytest.approx(2.0 + 3.0 + 0.1, rel=1e-12)
     # a quarter cannot hide, whatever the cover
-    assert work.beside(np.array([10.0]), tail=0.25)[0] == pytest.approx(2.0 + 1.0 + 0.3, rel=1e-12)
-    assert (work + side(1.0, 0.1, 0.5)).alone[0] == 7.5
+    assert work.overlapped_with(np.array([10.0]), exposed_share=0.25)[0] == pytest.approx(2.0 + 1.0 + 0.3, rel=1e-12)
+    assert (work + side(1.0, 0.1, 0.5)).exposed[0] == 7.5
 
 
 seconds = st.floats(0.0, 10.0)
@@ -40,8 +40,8 @@ seconds = st.floats(0.0, 10.0)
 @given(seconds, st.floats(0.0, 1.0), seconds, seconds, seconds)
 def test_more_cover_never_costs(communication: float, rate: float, kernels: float, cover: float, more: float) -> None:
     work = side(communication, communication * rate, kernels)
-    less, covered = (work.beside(np.array([c]))[0] for c in (cover, cover + more))
-    assert kernels - 1e-12 <= covered <= less + 1e-12 <= work.alone[0] + 2e-12
+    less, covered = (work.overlapped_with(np.array([c]))[0] for c in (cover, cover + more))
+    assert kernels - 1e-12 <= covered <= less + 1e-12 <= work.exposed[0] + 2e-12
 
 
 def test_a_slow_network_draws_the_same_bytes_out() -> None:
@@ -71,7 +71,7 @@ def test_no_contention_rewards_a_slower_network(size: float, contention: float, 
     for cost in (fast, fast.with_network(DEVICE.network_bandwidth / slower)):
         alone = np.array([cost.collective("all_reduce", size, 8, 4).seconds])
         delay = cost.contention_seconds("all_reduce", size, 4, alone)
-        times.append(SideWork(alone, delay, np.zeros(1)).beside(cover)[0])
+        times.append(SideStreamWork(alone, delay, np.zeros(1)).overlapped_with(cover)[0])
     assert times[1] >= times[0] * (1 - 1e-12)
 
 
@@ -105,8 +105,8 @@ def test_the_arrival_is_what_two_tables_of_one_gpu_differ_by(fitted: Callable[[s
         size = 2.0 ** np.arange(20, 27)
         apart = []
         for op in ("all_reduce", "all_gather", "reduce_scatter"):
-            law = training[op][ranks]
-            step = law["latency"] + size * law["traffic"] / law["bandwidth"]
+            fit = training[op][ranks]
+            step = fit["latency"] + size * fit["traffic"] / fit["bandwidth"]
             apart.append(step - tests.predict(op, size, ranks, 1).seconds)
         assert np.median(apart) / (ranks - 1) == pytest.approx(SECONDS_PER_RANK, rel=0.2)
 
@@ -114,6 +114,6 @@ def test_the_arrival_is_what_two_tables_of_one_gpu_differ_by(fitted: Callable[[s
 @pytest.mark.parametrize(("source", "expected"), [("ai-dynamo/aiconfigurator:x", SECONDS_PER_RANK), ("measured here", 0.0)])
 def test_only_loops_of_tests_lack_the_arrival(source: str, expected: float) -> None:
     columns = {"intra": [2], "inter": [1], "bytes": [1024], "seconds": [1e-5], "source": [source]}
-    for op in AWAITED:
-        assert arrival_seconds(Profile("toy", DEVICE, {op: Table.from_columns(op, columns)}, {})) == expected
-    assert arrival_seconds(Profile("toy", DEVICE, {}, {})) == 0.0
+    for op in SKEWED_COLLECTIVES:
+        assert rank_skew_seconds(Profile("toy", DEVICE, {op: Table.from_columns(op, columns)}, {})) == expected
+    assert rank_skew_seconds(Profile("toy", DEVICE, {}, {})) == 0.0

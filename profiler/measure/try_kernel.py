@@ -13,7 +13,7 @@ from profiler.measure.timing import Measurement, Work, measure
 _NO_KERNEL = ("No available kernel", "FlashAttention only supports", "only supports head dimension")
 
 
-def attempt(make: Callable[[], Work], arena: Arena, seconds: float) -> Measurement | str | None:
+def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float) -> Measurement | str | None:
     """The times of the work that ``make`` prepares in ``arena``, for about ``seconds``.
 
     None where it does not fit in memory; the reason where no kernel takes the shape. Other errors are raised.

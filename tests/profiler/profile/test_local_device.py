@@ -15,7 +15,7 @@ from timing_toy import asked_of, counted_timings, counts, prepare
 from profiler.errors import InputError
 from profiler.measure import attention_timing
 from profiler.profile.devices import DEVICES
-from profiler.profile.present import Gpu, Target, datasheet_key, find_target, is_device
+from profiler.profile.local_device import Gpu, LocalDevice, datasheet_key, find_local_device, is_device
 from profiler.profile.profile import GIB, Profile
 
 
@@ -81,9 +81,9 @@ def test_which_gpus_are_the_profiles(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     h100 = Profile("h100_sxm", DEVICES["h100_sxm"], {})
-    target, said = find_target(h100)
+    target, said = find_local_device(h100)
     if why is None:
-        assert target == Target(h100.device, "bf16", "torch_cudnn", str(torch.__version__), 0)
+        assert target == LocalDevice(h100.device, "bf16", "torch_cudnn", str(torch.__version__), 0)
     else:
         assert target is None and (said == "" if why == "" else why in said)
 
@@ -120,7 +120,7 @@ def test_the_gpu_is_looked_at_again_before_timing(
              "get_device_capability": lambda _: (seen.major, 0)}  # fmt: skip
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    target = Target(DEVICES["h100_sxm"], "bf16", "torch_cudnn", f"{torch.__version__}{release}")
+    target = LocalDevice(DEVICES["h100_sxm"], "bf16", "torch_cudnn", f"{torch.__version__}{release}")
     if said:
         with pytest.raises(InputError, match=re.escape(said)):
             attention_timing._open_device(target)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from profiler.measure.attempt import attempt
 from profiler.measure.collectives import Group, join_group, leave_group, slowest, time_collective
-from profiler.measure.exchange import Exchange
 from profiler.measure.grouped import grouped_work, operator_name
 from profiler.measure.kernels import Arena, workload
 from profiler.measure.session import Session
 from profiler.measure.timing import Measurement
+from profiler.measure.try_kernel import try_kernel
+from profiler.measure.work_queue import WorkQueue
 from profiler.profile.plan import Item, Limits, collective_items, group_shapes
 from profiler.profile.recorder import NOT_RUN, Recorder
 
@@ -31,7 +31,7 @@ class Bench:
     """What the phases share. recorder: None but on rank 0. done: labels of rows not to measure again. source: of every row."""
 
     session: Session
-    exchange: Exchange
+    exchange: WorkQueue
     recorder: Recorder | None
     report: Report
     done: frozenset[str]
@@ -39,13 +39,13 @@ class Bench:
     environment: str  #: of collectives: backend and release
     groups: dict[tuple[int, int], Group] = field(default_factory=dict)  #: open ones by (intra, inter)
 
-    def finished(self, phase: str, number: int, total: int, item: Item, outcome: Mapping[str, Any] | None) -> None:
+    def finished(self, sweep: str, number: int, total: int, item: Item, outcome: Mapping[str, Any] | None) -> None:
         """A row of this rank: recorded, or sent to the rank that records."""
         if self.recorder is None:
-            self.exchange.post([phase, number, outcome])
+            self.exchange.post([sweep, number, outcome])
         else:
             self.recorder.add(item, outcome)
-            self.report(phase, number + 1, total)
+            self.report(sweep, number + 1, total)
 
     def group(self, intra: int, inter: int) -> Group:
         """This rank's group of a shape, opened if need be. Closed, it cannot be opened again: PyTorch would meet the old
@@ -54,15 +54,15 @@ class Bench:
             self.groups[intra, inter] = join_group(self.session, intra, inter)
         return self.groups[intra, inter]
 
-    def collect(self, phase: str, items: Sequence[Item]) -> None:
+    def collect(self, sweep: str, items: Sequence[Item]) -> None:
         """Record what other ranks sent."""
         if self.recorder is not None:
             for sent, number, outcome in self.exchange.collect():
-                if sent == phase:
-                    self.finished(phase, number, len(items), items[number], outcome)
+                if sent == sweep:
+                    self.finished(sweep, number, len(items), items[number], outcome)
 
 
-def measure_kernels(bench: Bench, phase: str, planned: Sequence[Item], seconds: float, cache_bytes: int) -> None:
+def measure_kernels(bench: Bench, sweep: str, planned: Sequence[Item], seconds: float, cache_bytes: int) -> None:
     """Time the planned rows for about ``seconds``; the ranks work at once, so that they share memory and power."""
     items = [item for item in planned if item.label not in bench.done]
     session = bench.session
@@ -70,17 +70,17 @@ def measure_kernels(bench: Bench, phase: str, planned: Sequence[Item], seconds: 
     each = float(np.clip(seconds * session.world / max(len(items), 1), _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS))
     arena = Arena(session.device, cache_bytes)
     try:
-        while time.monotonic() < end and (number := bench.exchange.claim(phase)) < len(items):
+        while time.monotonic() < end and (number := bench.exchange.claim(sweep)) < len(items):
             session.beat()
-            bench.finished(phase, number, len(items), items[number], _kernel_row(bench, items[number], arena, each))
-            bench.collect(phase, items)
+            bench.finished(sweep, number, len(items), items[number], _kernel_row(bench, items[number], arena, each))
+            bench.collect(sweep, items)
     except BaseException:
         with contextlib.suppress(RuntimeError):  # the job ends: what others sent meanwhile is finished too
-            bench.collect(phase, items)
+            bench.collect(sweep, items)
         raise
     session.agree(0.0)  # all have finished
     arena.release()
-    bench.collect(phase, items)
+    bench.collect(sweep, items)
     if bench.recorder is not None:
         bench.recorder.write()
 
@@ -88,7 +88,7 @@ def measure_kernels(bench: Bench, phase: str, planned: Sequence[Item], seconds: 
 def _kernel_row(bench: Bench, item: Item, arena: Arena, seconds: float) -> dict[str, Any] | None:
     """The outcome of one row; None where it did not fit in memory."""
     make = grouped_work if item.op == "grouped_linear" else workload
-    found = attempt(lambda: make(item, arena), arena, seconds)
+    found = try_kernel(lambda: make(item, arena), arena, seconds)
     if not isinstance(found, Measurement):
         return found if found is None else {NOT_RUN: found}
     source = f"{bench.source}, {operator_name(arena.device)}" if item.op == "grouped_linear" else bench.source
@@ -123,7 +123,7 @@ def measure_groups(
 
 
 def _measure_group(
-    bench: Bench, phase: str, group: Group, items: Sequence[Item], row: GroupRow, seconds: float, each: float
+    bench: Bench, sweep: str, group: Group, items: Sequence[Item], row: GroupRow, seconds: float, each: float
 ) -> None:
     end = time.monotonic() + seconds
     for number, item in enumerate(items):
@@ -132,7 +132,7 @@ def _measure_group(
             break
         outcome = row(item, group, each)
         if bench.recorder is not None:
-            bench.finished(phase, number, len(items), item, outcome)
+            bench.finished(sweep, number, len(items), item, outcome)
 
 
 def measure_collectives(bench: Bench, limits: Limits, dtype: str, seconds: float) -> None:

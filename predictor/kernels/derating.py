@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from predictor.kernels.linear import LinearLaw
+from predictor.kernels.linear import LinearModel
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import PROF_DATA
@@ -16,7 +16,7 @@ from profiler.profile.profiles import PROF_DATA
 STEP_FACTORS = PROF_DATA / "step_factors.json"
 
 
-def scale_of(profile: Profile, linears: LinearLaw) -> float:
+def derating_of(profile: Profile, linears: LinearModel) -> float:
     """The profile's own figure where it states one; else how much slower other labs measured the same GEMMs, times the factor
     of real training steps.
 
@@ -48,6 +48,4 @@ def step_factors(path: Path = STEP_FACTORS) -> dict[str, float]:
             raise ValueError(f"{wrong[0]}: factor {factors[wrong[0]]} is not positive")
         return factors
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path}: no table of factors by profile ({error}); write it again by benchmarks/step_factors.py"
-        ) from None
+        raise InputError(f"{path}: no table of factors by profile ({error}); write it again with `make step-factors`") from None

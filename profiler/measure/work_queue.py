@@ -10,7 +10,7 @@ from profiler.measure.session import Session
 
 
 @dataclass(frozen=True)
-class Exchange:
+class WorkQueue:
     """A queue of numbers that ranks claim, and mail from every rank to rank 0."""
 
     session: Session

@@ -25,7 +25,7 @@ _WORDS: Mapping[str, Mapping[str, str]] = {
 _OTHER_KEYS = {"cp_comm_type": "cp_comm", "pipeline_schedule": "schedule", "dtype": "precision"}
 
 
-def our_words(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, Any]:
+def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, Any]:
     """``run`` in this project's words; what a word was taken to mean beyond its spelling is added to ``assumptions``."""
     named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
     ours = {key: _word(key, value) for key, value in named.items()}

@@ -12,13 +12,13 @@ from profiler.profile.profile import Profile
 SECONDS_PER_RANK = 7e-6
 MOST_RANKS = 8  #: so many were measured; more are not known to wait longer
 #: Collectives that start when their input is ready; point-to-point transfers and series of broadcasts are queued ahead.
-AWAITED = ("all_reduce", "all_gather", "reduce_scatter", "all2all")
+SKEWED_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all")
 #: Rows whose source begins so come from loops of nccl-tests or of the same kind.
 _LOOPS = ("ai-dynamo/aiconfigurator", "xxrjun/nccl-tests", "VIA-Research/vTrain", "microsoft/vidur",
           "MooreThreads/SimuMax:nccl-tests", "nccl-tests log")  # fmt: skip
 
 
-def arrival_seconds(profile: Profile) -> float:
+def rank_skew_seconds(profile: Profile) -> float:
     """SECONDS_PER_RANK where the profile's collectives were timed in loops; 0 where it has none or timed them one by one."""
-    sources = np.concatenate([profile.table(op)["source"] for op in AWAITED])
+    sources = np.concatenate([profile.table(op)["source"] for op in SKEWED_COLLECTIVES])
     return SECONDS_PER_RANK if any(str(source).startswith(_LOOPS) for source in np.unique(sources)) else 0.0

@@ -59,7 +59,7 @@ class NetworkParameters:
         chosen = {name: float(value) for name, value in values.items() if name in known}
         bad = [name for name, value in chosen.items() if not (np.isfinite(value) and value >= 0)]
         if bad:
-            raise InputError(f"the network law's {bad[0]} is {chosen[bad[0]]}; it must be finite and not negative")
+            raise InputError(f"the network's constant {bad[0]} is {chosen[bad[0]]}; it must be finite and not negative")
         return cls(**chosen)
 
 
@@ -92,50 +92,50 @@ class Groups:
         ranks: np.ndarray = self.intra * self.inter
         return ranks
 
-    def egress(self, law: NetworkParameters) -> np.ndarray:
+    def egress(self, physics: NetworkParameters) -> np.ndarray:
         """Bytes/s that a node sends: each rank has its own NIC, one ring passes every rank's links."""
-        rate: np.ndarray = np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * law.link_efficiency
+        rate: np.ndarray = np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * physics.link_efficiency
         return rate
 
 
-def network_seconds(op: str, at: Groups, law: NetworkParameters, ring_only: bool = False) -> np.ndarray:
+def network_seconds(op: str, at: Groups, physics: NetworkParameters, ring_only: bool = False) -> np.ndarray:
     """Seconds of ``op`` for each of the groups; ``ring_only`` where the user forbids NCCL the tree."""
     if op == "all2all":
-        return _all2all(at, law)
+        return _all2all(at, physics)
     if op == "p2p":
-        return _p2p(at, law)
-    ring = _ring(op, at, law)
-    return np.minimum(ring, _tree(at, law)) if op == "all_reduce" and not ring_only else ring
+        return _p2p(at, physics)
+    ring = _ring(op, at, physics)
+    return np.minimum(ring, _tree(at, physics)) if op == "all_reduce" and not ring_only else ring
 
 
-def _ring(op: str, at: Groups, law: NetworkParameters) -> np.ndarray:
+def _ring(op: str, at: Groups, physics: NetworkParameters) -> np.ndarray:
     rounds = 2.0 if op == "all_reduce" else 1.0
     steps = rounds * (at.ranks - 1.0)
     share = 1.0 if op == "broadcast" else steps / at.ranks  # of a broadcast nobody holds a part already
-    wire = share * at.size / at.egress(law)
-    quick = law.start + steps * law.ring_step_low_latency + np.maximum(wire / law.low_latency_efficiency, at.inside)
-    latency = law.start + law.simple_start + steps * law.ring_step
-    seconds: np.ndarray = np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), law.ring_sharpness))
+    wire = share * at.size / at.egress(physics)
+    quick = physics.start + steps * physics.ring_step_low_latency + np.maximum(wire / physics.low_latency_efficiency, at.inside)
+    latency = physics.start + physics.simple_start + steps * physics.ring_step
+    seconds: np.ndarray = np.minimum(quick, join(latency, np.maximum(wire, at.inside_ring), physics.ring_sharpness))
     return seconds
 
 
-def _tree(at: Groups, law: NetworkParameters) -> np.ndarray:
+def _tree(at: Groups, physics: NetworkParameters) -> np.ndarray:
     hops = 2.0 * np.log2(at.inter)
-    wire = np.where(at.inter > 2, 2.0, law.two_node_share) * at.size / at.egress(law)
-    quick = hops * law.tree_hop_low_latency + np.maximum(wire / law.low_latency_efficiency, at.inside)
-    bulk = law.simple_start + hops * law.tree_hop + np.maximum(wire / law.tree_efficiency, at.inside)
-    seconds: np.ndarray = law.start + np.minimum(quick, bulk)
+    wire = np.where(at.inter > 2, 2.0, physics.two_node_share) * at.size / at.egress(physics)
+    quick = hops * physics.tree_hop_low_latency + np.maximum(wire / physics.low_latency_efficiency, at.inside)
+    bulk = physics.simple_start + hops * physics.tree_hop + np.maximum(wire / physics.tree_efficiency, at.inside)
+    seconds: np.ndarray = physics.start + np.minimum(quick, bulk)
     return seconds
 
 
-def _all2all(at: Groups, law: NetworkParameters) -> np.ndarray:
+def _all2all(at: Groups, physics: NetworkParameters) -> np.ndarray:
     peers = at.ranks - at.intra
-    wire = at.size * peers / at.ranks / (at.bandwidth * law.all2all_efficiency)
-    seconds: np.ndarray = law.start + peers * law.peer_latency + np.maximum(wire, at.inside)
+    wire = at.size * peers / at.ranks / (at.bandwidth * physics.all2all_efficiency)
+    seconds: np.ndarray = physics.start + peers * physics.peer_latency + np.maximum(wire, at.inside)
     return seconds
 
 
-def _p2p(at: Groups, law: NetworkParameters) -> np.ndarray:
-    wire = at.size / (at.bandwidth * law.p2p_efficiency)
-    seconds: np.ndarray = law.start + law.p2p_latency + np.maximum(wire, at.inside)
+def _p2p(at: Groups, physics: NetworkParameters) -> np.ndarray:
+    wire = at.size / (at.bandwidth * physics.p2p_efficiency)
+    seconds: np.ndarray = physics.start + physics.p2p_latency + np.maximum(wire, at.inside)
     return seconds
