@@ -1,7 +1,7 @@
 """Measure this machine's kernels and collectives: ``torchrun --nproc-per-node=8 gen_profiler_data.py``.
 
-Writes OUTPUT/data.pt, which predictions use from then on, and OUTPUT/pics. Runs on NCCL and CUDA where there are GPUs,
-on gloo and the CPU where there are none, and without torchrun as a single process.
+Writes OUTPUT/data.pt, which predictions use from then on, and OUTPUT/pics. Uses NCCL and CUDA where there are GPUs,
+otherwise gloo and the CPU. Without torchrun it runs as a single process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from solver.formats.config_file import load_run_config
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Return the argument parser of the command."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--output", type=Path, default=PROF_DATA, metavar="DIR", help="folder of data.pt and pics (%(default)s)")
     p.add_argument("--budget", type=float, default=DEFAULT_MINUTES, metavar="MINUTES",
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def model_dims(path: Path) -> ModelDims:
-    """The sizes of a model file that the solver reads."""
+    """Return the sizes of a model file that the solver reads."""
     config = load_run_config(path)
     m = config.model
     return ModelDims(
@@ -60,13 +60,13 @@ def model_dims(path: Path) -> ModelDims:
     )  # fmt: skip
 
 
-#: Options that say how to measure, and those that say how to read logs.
+#: Options for measuring, and options for reading logs.
 _OF_MEASURING = ("config", "resume", "append")
 _OF_LOGS = ("profile", "nccl_test")
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises InputError for options that cannot be followed, alone or together."""
+    """Raise InputError for options that are invalid on their own or together."""
     if not args.budget > 0:
         raise InputError(f"--budget is {args.budget:g} minutes; it must be positive")
     instead = "--merge" if args.merge else "--import-nccl-tests" if args.import_nccl_tests else ""
@@ -87,7 +87,7 @@ def merge(first: Path, second: Path, output: Path) -> None:
 
 
 def instead_of_measuring(args: argparse.Namespace) -> None:
-    """Make data.pt of what others measured."""
+    """Make data.pt from existing profiles or logs."""
     if args.merge:
         merge(args.merge[0], args.merge[1], args.output)
     else:
@@ -95,7 +95,10 @@ def instead_of_measuring(args: argparse.Namespace) -> None:
 
 
 def draw(output: Path) -> None:
-    """Fit what was measured, print how well held-out rows are predicted, and draw it; a sentence where rows are too few."""
+    """Fit the measurements, print the errors on held-out measurements, and draw the fits.
+
+    Prints one sentence instead if there are too few measurements.
+    """
     from rich.console import Console
 
     from predictor.accuracy import command as accuracy
@@ -118,7 +121,7 @@ def draw(output: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     args = parser().parse_args(arguments)
     leads = os.environ.get("RANK", "0") == "0"
     try:
@@ -141,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def end(status: int) -> None:
-    """Leave with ``status``; a rank of a job without destructors, since those of gloo's threads sometimes abort."""
+    """Exit with ``status``; a rank of a job exits without destructors, since those of gloo's threads sometimes abort."""
     if "RANK" in os.environ:
         sys.stdout.flush()
         leave("", status)

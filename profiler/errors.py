@@ -1,9 +1,9 @@
-"""The one error that users are meant to see."""
+"""The only error that users are meant to see."""
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used.
+    """Error for user input that cannot be used.
 
-    The message is one sentence for the user: what is wrong, where, and what would be right.
-    Entry points print it and exit with status 2; it never reaches the user as a traceback.
+    The message is one sentence for the user: what is wrong, where, and what would be right. Entry points print it and exit with
+    status 2; it never reaches the user as a traceback.
     """

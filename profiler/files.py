@@ -1,4 +1,4 @@
-"""Atomic file writing: what is at a path is the old content or the whole new one, never a part."""
+"""Atomic file writing: a path holds either its old content or the complete new content, never a part."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from profiler.errors import InputError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write to; it takes the place of ``path`` when the block ends well, and vanishes if it does not.
+    """Yield a binary file that replaces ``path`` if the block succeeds and is deleted if the block fails.
 
-    Raises InputError where the folder cannot be written to.
+    Raises InputError if the folder cannot be written to.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

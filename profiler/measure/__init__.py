@@ -1,1 +1,1 @@
-"""Measuring this machine: kernels, collectives, and both at once."""
+"""Measure this machine: kernels, collectives, and both overlapped."""

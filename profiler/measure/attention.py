@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-#: Attention of q [batch, heads, seq, dim] over k, v [batch, kv_heads, keys, dim]; the output is shaped as q.
+#: Attention of q [batch, heads, seq, dim] over k, v [batch, kv_heads, keys, dim]; the output has the shape of q.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 BACKENDS = {"torch_flash": SDPBackend.FLASH_ATTENTION, "torch_cudnn": SDPBackend.CUDNN_ATTENTION}
-#: Kernel's name in a profile -> (module, capabilities of devices it is built for; major numbers of CUDA)
+#: Kernel's name in a profile -> (module, capabilities of devices that it is built for; major numbers of CUDA)
 PACKAGES = {"flash_attn_3": ("flash_attn_interface", (9,)), "flash_attn_2": ("flash_attn", (8, 9, 10, 12))}
 
 
 def package_kernels(device: torch.device) -> tuple[str, ...]:
-    """Names of the packaged kernels that are installed and made for ``device``, the newest first."""
+    """Return the packaged kernels that are installed and built for ``device``, newest first."""
     if device.type != "cuda":
         return ()
     major = torch.cuda.get_device_capability(device)[0]
@@ -28,7 +28,7 @@ def package_kernels(device: torch.device) -> tuple[str, ...]:
 
 
 def fused_attention(kernel: str, causal: bool) -> Attention:
-    """The function of a kernel by its name in a profile; autograd goes through it."""
+    """Return the function of a kernel by its name in a profile; it supports autograd."""
     return _packaged(kernel, causal) if kernel in PACKAGES else _of_torch(BACKENDS[kernel], causal)
 
 
@@ -46,7 +46,7 @@ def _packaged(kernel: str, causal: bool) -> Attention:
         raise NotImplementedError(f"{PACKAGES[kernel][0]} cannot be imported")
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        # the packages want [batch, seq, heads, dim]; releases differ in giving the softmax's sums along
+        # the packages expect [batch, seq, heads, dim]; some releases also return the softmax's sums
         found = function(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=causal)
         output: torch.Tensor = found[0] if isinstance(found, tuple) else found
         return output.transpose(1, 2)
@@ -58,6 +58,6 @@ def _packaged(kernel: str, causal: bool) -> Attention:
 def _function(kernel: str) -> Callable[..., Any] | None:
     try:
         function: Callable[..., Any] = importlib.import_module(PACKAGES[kernel][0]).flash_attn_func
-    except (ImportError, OSError, AttributeError):  # absent, or built for another release of PyTorch
+    except (ImportError, OSError, AttributeError):  # not installed, or built for another release of PyTorch
         return None
     return function

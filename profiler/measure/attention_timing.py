@@ -1,4 +1,4 @@
-"""Times attention calls that are missing from the cache, on the device that is here. Imports torch: load it only to time."""
+"""Time attention calls that are missing from the cache, on this machine's device. Imports torch: import it only to time."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ from profiler.profile.plan import Item
 from profiler.profile.profile import GIB
 from profiler.profile.recorder import NOT_RUN, Recorder
 
-_LEAST_SECONDS, _MOST_SECONDS = 0.05, 0.5  #: of one shape
-_LONG_CALL = 1e-3  #: seconds below which a call tells nothing of how long others take: launching it may be most of them
-_FREE = 0.9  #: share of a GPU's memory that must be free: a job that runs beside would be in the times
+_LEAST_SECONDS, _MOST_SECONDS = 0.05, 0.5  #: per shape
+_LONG_CALL = 1e-3  #: shorter calls [s] say nothing about how slow others are: launching may be most of their time
+_FREE = 0.9  #: share of a GPU's memory that must be free: another job on it would affect the times
 
 
 @contextlib.contextmanager
 def timing_alone(folder: Path, console: Console) -> Iterator[None]:
-    """One process times at a time: two at once would slow each other down. Raises InputError where nothing can be kept."""
+    """Hold a lock so that one process times at a time: two at once would slow each other down.
+
+    Raises InputError if nothing can be kept in ``folder``.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "timing.lock").open("w")
@@ -52,10 +55,10 @@ def timing_alone(folder: Path, console: Console) -> Iterator[None]:
 
 
 def time_calls(recorder: Recorder, target: LocalDevice, calls: Sequence[Call], console: Console, seconds: float) -> None:
-    """Time ``calls`` into ``recorder`` for about ``seconds``, those worth most first; those that would take longer are left.
+    """Time ``calls`` into ``recorder`` for about ``seconds``, by decreasing worth; skip calls that would take longer.
 
-    What was timed is written every few seconds and at the end, however it comes. Raises InputError, before anything is
-    timed, where PyTorch here is not that of ``target`` or finds another device.
+    Times are written every few seconds and at the end, also after an error. Raises InputError, before anything is timed, if
+    PyTorch here is not that of ``target`` or finds another device.
     """
     end = time.monotonic() + seconds
     with _said_in_a_sentence():
@@ -85,7 +88,7 @@ def time_calls(recorder: Recorder, target: LocalDevice, calls: Sequence[Call], c
 
 @contextlib.contextmanager
 def _said_in_a_sentence() -> Iterator[None]:
-    """Errors of the device or its driver, for which no row is to blame, as an InputError."""
+    """Turn errors of the device or its driver, which no measurement caused, into an InputError."""
     try:
         yield
     except RuntimeError as error:
@@ -94,7 +97,7 @@ def _said_in_a_sentence() -> Iterator[None]:
 
 
 def _open_device(target: LocalDevice) -> torch.device:
-    """The device to time on, once more made sure of: now by what PyTorch itself sees."""
+    """Return the device to time on, after a second check by what PyTorch itself sees."""
     if target.torch != str(torch.__version__):
         raise InputError(f"PyTorch is {torch.__version__} by its own word and {target.torch} by its files")
     if target.threads:
@@ -118,10 +121,10 @@ def _open_device(target: LocalDevice) -> torch.device:
 
 
 def _most_bytes(target: LocalDevice, device: torch.device) -> float:
-    """Operands of one row: outputs, gradients and a workspace fit beside them."""
+    """Return the most operand bytes of one measurement: outputs, gradients and a workspace must fit too."""
     if device.type == "cuda":
         return target.device.memory_bytes / 8
-    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 8.0, GIB)  # a CPU's memory is others' too
+    return min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 8.0, GIB)  # other processes share a CPU's memory
 
 
 def _operand_bytes(item: Item) -> float:
@@ -132,7 +135,7 @@ def _operand_bytes(item: Item) -> float:
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """A CPU's kernels take as many threads as a rank of the profile had (0: as many as they like)."""
+    """Set a CPU's kernel threads to those of a rank of the profile (``count`` 0: no change)."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -150,10 +153,10 @@ def _progress(console: Console, total: int) -> Iterator[Any]:
 
 
 def _outcome(item: Item, arena: Arena, seconds: float, target: LocalDevice) -> dict[str, Any] | None:
-    """The row's times; None where it does not fit in memory, a reason where no kernel takes the shape."""
+    """Return the times of ``item``; None if it does not fit in memory, a reason if no kernel takes the shape."""
     found = try_kernel(lambda: workload(item, arena), arena, seconds)
     if not isinstance(found, Measurement):
         return found if found is None else {NOT_RUN: found}
-    # as a file holds them, so that this run and the next use the same numbers
+    # rounded as in the file, so that this run and the next use the same numbers
     median, spread = float(np.float32(found.median)), float(np.float32(found.spread))
     return {"seconds": median, "spread": spread, "repeats": found.count, "source": source(target)}

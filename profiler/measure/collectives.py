@@ -1,7 +1,7 @@
 """Collectives, timed in all groups of one shape at once; the slowest rank counts, as in training.
 
-A group of intra x inter ranks is {base + node * ranks_per_node + i}: neighbours in a node, on adjacent nodes. Bytes are
-those of the whole buffer (see profiler.profile.profile). On GPUs the time is the device's, else the wall clock's.
+A group of intra x inter ranks is {base + node * ranks_per_node + i}: neighbours in a node, on adjacent nodes. Bytes are those
+of the whole buffer (see profiler.profile.profile). On GPUs the times are device times, otherwise wall-clock times.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from profiler.profile.plan import Item
 
 @dataclass(frozen=True)
 class Group:
-    """The group of one shape that this rank belongs to; ``handle`` is None on a rank left over."""
+    """The group of one shape that this rank belongs to; ``handle`` is None on a rank without a group."""
 
     ranks: tuple[int, ...]
     handle: Any
 
 
 def groups_of(intra: int, inter: int, ranks_per_node: int, nodes: int) -> list[tuple[int, ...]]:
-    """All disjoint groups of a shape: aligned blocks of ``intra`` ranks on aligned blocks of ``inter`` nodes."""
+    """Return all disjoint groups of a shape: aligned blocks of ``intra`` ranks on aligned blocks of ``inter`` nodes."""
     return [
         tuple((first + node) * ranks_per_node + base + i for node in range(inter) for i in range(intra))
         for first in range(0, nodes - inter + 1, inter)
@@ -45,13 +45,13 @@ def join_group(session: Session, intra: int, inter: int) -> Group:
 
 
 def leave_group(group: Group) -> None:
-    """Free the group's communicator: there are too many shapes to keep all."""
+    """Free the group's communicator: there are too many shapes to keep all of them."""
     if group.handle is not None:
         dist.destroy_process_group(group.handle)
 
 
 def time_collective(session: Session, item: Item, group: Group, seconds: float) -> Measurement | None:
-    """This rank's times; None where the buffers do not fit in some rank's memory. Called by all ranks together."""
+    """Return this rank's times; None if the buffers do not fit in some rank's memory. Called by all ranks together."""
     work: Work | None = None
     try:
         work = collective_work(session, item, group)
@@ -61,24 +61,25 @@ def time_collective(session: Session, item: Item, group: Group, seconds: float) 
     if session.agree(lacking):
         return None
     found = measure(work or _idle, session.device, seconds, session.agree)
-    return found * 0.5 if item.op == "p2p" else found  # there and back
+    return found * 0.5 if item.op == "p2p" else found  # a round trip
 
 
 def slowest(session: Session, found: Measurement, group: Group) -> tuple[float, float]:
-    """Median and spread of the slowest rank of all groups."""
+    """Return the median and spread of the slowest rank of all groups."""
     median = session.agree(found.median if group.handle is not None else 0.0)
     spread = session.agree(found.spread if group.handle is not None and found.median == median else 0.0)
     return median, spread
 
 
 def _idle(_: int) -> None:
-    """What a rank without a group does."""
+    """Do nothing: the work of a rank without a group."""
 
 
 def collective_work(session: Session, item: Item, group: Group) -> Work:
-    """The collective of a row in this rank's group: it returns when done (on a GPU, holds back the stream it is called on).
+    """Return the collective of ``item`` in this rank's group.
 
-    Raises MemoryError or torch.OutOfMemoryError where the buffers do not fit.
+    A call returns when it is done (on a GPU, it blocks the stream it is called on). Raises MemoryError or
+    torch.OutOfMemoryError if the buffers do not fit.
     """
     if group.handle is None:
         return _idle
@@ -96,7 +97,7 @@ def _part(whole: torch.Tensor, group: Group) -> torch.Tensor:
     return torch.zeros(len(whole) // len(group.ranks), dtype=whole.dtype, device=whole.device)
 
 
-# PyTorch 2.13 renamed two calls and warns of the old names; clusters run older releases too
+# PyTorch 2.13 renamed two calls and warns about the old names; clusters run older releases too
 _GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

@@ -1,8 +1,8 @@
-"""Grouped products, the experts of a mixture-of-experts layer: each group multiplies its own tokens by its own weights.
+"""Grouped GEMMs, the experts of a mixture-of-experts layer: each group multiplies its own tokens by its own weights.
 
-PyTorch's operator is timed, as training frameworks call it. On a CPU the operator runs its groups one after the other inside,
-and so does training there; on CUDA it is one kernel from Hopper on, and rows of older GPUs, where it copies the
-sizes to the host and loops, are not taken.
+PyTorch's operator is timed, as training frameworks call it. On a CPU the operator runs its groups one after the other, and so
+does training there. On CUDA it is one kernel from Hopper on; older GPUs, where it copies the sizes to the host and loops, are
+not measured.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from profiler.measure.timing import Work
 from profiler.profile.plan import Item, Limits, ModelDims, low_discrepancy
 
 _OPERATOR: Callable[..., torch.Tensor] | None = getattr(F, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
-_FUSED_ON = (9, 10)  # major numbers of the CUDA capabilities that PyTorch has one kernel for
+_FUSED_ON = (9, 10)  # major numbers of the CUDA capabilities for which PyTorch has one kernel
 _MOST_GROUPS, _FEWEST_TOKENS, _MOST_TOKENS, _SMALLEST, _LARGEST = 64, 16, 8192, 512, 8192
-_SHORTER = 4  # than the longest call of other kernels: many rows must fit into a small share of the budget
-_STEP = 16  # of tokens and dims: the kernels want rows that start at multiples of 16 bytes
+_SHORTER = 4  # times shorter than the longest call of other kernels: many must fit into a small share of the budget
+_STEP = 16  # of tokens and dims: the kernels need rows that start at multiples of 16 bytes
 
 #: (groups, tokens per group, n, k)
 Shape = tuple[int, int, int, int]
 
 
 def lacking(device: torch.device) -> str:
-    """Why no grouped product is measured on ``device``; "" where it is."""
+    """Return why no grouped GEMM is measured on ``device``; "" if it is measured."""
     if _OPERATOR is None:
         return f"torch {torch.__version__} has no grouped_mm; 2.10 and newer have"
     if device.type == "cuda" and (major := torch.cuda.get_device_capability(device)[0]) not in _FUSED_ON:
@@ -38,12 +38,12 @@ def lacking(device: torch.device) -> str:
 
 
 def operator_name(device: torch.device) -> str:
-    """What the time of a grouped row is of, for its source."""
+    """Return the operator that a grouped GEMM was timed with, for its ``source``."""
     return "grouped_mm" if device.type == "cuda" else "grouped_mm that loops over groups"
 
 
 def grouped_items(limits: Limits, models: Sequence[ModelDims], dtype: str) -> list[Item]:
-    """Grouped products in all three passes; experts of the named models, then a log grid."""
+    """Return grouped GEMMs in all three passes: experts of ``models``, then a log grid."""
     shapes = dict.fromkeys(chain(chain.from_iterable(_model_shapes(m) for m in models), _grid_shapes(limits)))
     return [
         Item.of("grouped_linear", {"groups": g, "tokens_per_group": t, "n": n, "k": k, "pass": which, "dtype": dtype})
@@ -68,13 +68,13 @@ def _grid_shapes(limits: Limits) -> Iterator[Shape]:
 
 
 def _stepped(size: float) -> int:
-    """To an eighth of an octave, at least a step, as models' sizes are."""
+    """Round to an eighth of an octave, at least one step, as models' sizes are."""
     step = max(int(2 ** (int(np.log2(size)) - 3)), _STEP)
     return max(int(round(size / step)), 1) * step
 
 
 def _model_shapes(model: ModelDims) -> Iterator[Shape]:
-    """Both products of the experts a rank holds, of the tokens that reach each when routing is even."""
+    """Yield both GEMMs of the experts that a rank holds, with the tokens that each expert gets under even routing."""
     if not model.num_experts:
         return
     up = model.moe_intermediate * (2 if model.gated else 1)
@@ -102,7 +102,7 @@ def _grouped(left: torch.Tensor, right: torch.Tensor, ends: torch.Tensor) -> tor
     return _OPERATOR(left, right, offs=ends)
 
 
-#: pass -> its product of x [tokens, k], dy [tokens, n] and weight [groups, n, k]; ends: int32, where each group's tokens end
+#: pass -> its GEMM of x [tokens, k], dy [tokens, n] and weight [groups, n, k]; ends: int32, where each group's tokens end
 PASSES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "forward": _forward,
     "input_grad": _input_grad,
@@ -111,7 +111,7 @@ PASSES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 
 
 def grouped_work(item: Item, arena: Arena) -> Work:
-    """The work of a grouped_linear row."""
+    """Return the work of a grouped_linear item."""
     groups, each, n, k = (item.number(c) for c in ("groups", "tokens_per_group", "n", "k"))
     which, tokens = str(item.columns["pass"]), groups * each
     second = (tokens, k) if which == "weight_grad" else (groups, n, k)

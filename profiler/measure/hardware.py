@@ -1,4 +1,4 @@
-"""What this machine is: names and sizes that it states, rates that it is measured to reach."""
+"""Facts about this machine: names and sizes that it states, rates that are measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from profiler.profile.local_device import datasheet_key
 from profiler.profile.plan import GIB, KIB, Limits
 from profiler.profile.profile import Device
 
-CPU_CACHE_BYTES = 32 * 2**20  #: operands are rotated beyond so much: no smaller than the L3 share of a core
+CPU_CACHE_BYTES = 32 * 2**20  #: operands rotate through more than this, which is at least the L3 share of a core
 _NVML_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu", "driver_version")
 _PREHEAT_SECONDS = 5.0
 
@@ -32,10 +32,10 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def device_facts(session: Session, quick: bool = False) -> Device:
-    """The device of one rank. On a CPU that is the cores a rank computes with, all ranks measuring at once.
+    """Return the device of one rank. On a CPU that is the cores a rank computes with, while all ranks measure at once.
 
-    A known accelerator keeps its datasheet's peaks; any other gets the rates of the best GEMM and copy measured here.
-    Links are taken for copies through the memory, until the p2p rows tell their rates.
+    A known accelerator keeps its datasheet's peaks; any other gets the rates of the best GEMM and copy measured here. Links are
+    assumed to be copies through memory, until the p2p measurements give their rates.
     """
     device = session.device
     if device.type == "cuda":
@@ -58,7 +58,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def _gemm_rate(device: torch.device, dtype: torch.dtype, quick: bool) -> float:
-    """FLOP/s of the best of some square GEMMs; 0 where the type is not supported."""
+    """Return the FLOP/s of the best of some square GEMMs; 0 where the dtype is not supported."""
     best = 0.0
     for size in ((256,) if quick else (8192, 4096)) if device.type == "cuda" else ((256,) if quick else (1024, 2048)):
         try:
@@ -78,7 +78,7 @@ def _square(a: torch.Tensor) -> Work:
 
 
 def _copy_rate(device: torch.device, quick: bool) -> float:
-    """Bytes/s read plus written by the best copy of a buffer far larger than the cache: a rate of the hardware, as a peak."""
+    """Return bytes/s, read plus written, of the best copy of a buffer far larger than the cache: a hardware peak."""
     source = torch.ones(cache_bytes(device) // 4 * (1 if quick else 4), dtype=torch.float32, device=device)
     target = torch.empty_like(source)
 
@@ -102,25 +102,25 @@ def _cpu_memory() -> float:
 
 
 def limits(session: Session, device: Device, quick: bool) -> Limits:
-    """Sizes to measure. quick: only such as take milliseconds, to see that everything runs."""
-    slowest = min(device.peak_flops.values())  # the types measured on a CPU
+    """Return the sizes to measure. quick: only sizes that take milliseconds, to check that everything runs."""
+    slowest = min(device.peak_flops.values())  # of the dtypes measured on a CPU
     if quick:
         return Limits(32, 128, 64, 256 * KIB, 16 * KIB, 2.0**24, 0.05, slowest, grid_rows=12)
     if session.device.type == "cuda":
-        free = device.memory_bytes / 8  # of one row: sets of operands, outputs and a framework's workspace fit beside it
+        free = device.memory_bytes / 8  # for one measurement: operand sets, outputs and a framework's workspace fit too
         return Limits(256, 65536, 65536, GIB, GIB, free, 0.1, device.peak_flops["bf16"])
     return Limits(64, 4096, 4096, 64 * KIB * KIB, GIB // 4, min(device.memory_bytes / 8, 1.0 * GIB), 1.0, slowest, 8.0)
 
 
 def attention_kernels(device: torch.device) -> tuple[str, ...]:
-    """Fused attention kernels of PyTorch here, the fastest first: cuDNN's on Hopper and newer."""
+    """Return PyTorch's fused attention kernels for ``device``, fastest first: cuDNN's on Hopper and newer."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9:
         return "torch_cudnn", "torch_flash"
     return ("torch_flash",)
 
 
 def preheat(session: Session, quick: bool) -> None:
-    """Bring a GPU to the clocks of sustained load; a power-limited one boosts for its first seconds."""
+    """Bring a GPU to its clocks under sustained load; a power-limited GPU boosts for its first seconds."""
     if session.device.type != "cuda" or quick:
         return
     a = torch.randn(8192, 8192, device=session.device, dtype=torch.bfloat16)
@@ -133,7 +133,7 @@ def preheat(session: Session, quick: bool) -> None:
 
 
 def sensors() -> dict[str, str]:
-    """Clocks, power and temperature of every local GPU where NVIDIA's tool answers: field -> a word a GPU."""
+    """Return clocks, power and temperature of every local GPU if nvidia-smi answers: field -> one word per GPU."""
     if shutil.which("nvidia-smi") is None:
         return {}
     command = ["nvidia-smi", f"--query-gpu={','.join(_NVML_FIELDS)}", "--format=csv,noheader"]
@@ -146,7 +146,7 @@ def sensors() -> dict[str, str]:
 
 
 def versions(session: Session) -> dict[str, Any]:
-    """Software that decides the times."""
+    """Return the software versions that determine the times."""
     found: dict[str, Any] = {"torch": str(torch.__version__), "backend": session.backend}
     if session.device.type == "cuda":
         found["cuda"] = str(torch.version.cuda)

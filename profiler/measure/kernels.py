@@ -1,10 +1,10 @@
-"""The kernels that are measured: each a small function that makes operands and returns the work to be timed.
+"""Kernels to measure: each is a small function that makes operands and returns the work to time.
 
-Bytes of the memory-bound kinds are those of one ideal fused kernel, read plus written (ACCESSES of an element): norm, rope,
-act, softmax, copy, permute and embedding read one and write one, gated_act and residual read two and write one;
-cross_entropy reads and writes a logit in forward and again in backward; adam reads weight, gradient and two moments of fp32
-and writes all but the gradient. These run as one kernel, compiled where need be. The kinds with ``_eager`` in their name are
-the same work as plain PyTorch does it, a chain of kernels, with the bytes of the fused one; ``_grad`` is their backward pass.
+Bytes of the memory-bound kinds are those of one ideal fused kernel, read plus written (ACCESSES per element): norm, rope, act,
+softmax, copy, permute and embedding read one and write one; gated_act and residual read two and write one; cross_entropy reads
+and writes a logit in forward and again in backward; adam reads weight, gradient and two moments in fp32 and writes all but the
+gradient. These run as one kernel, compiled where necessary. Kinds with ``_eager`` in their name are the same work in plain
+PyTorch, a chain of kernels, with the bytes of the fused kernel; ``_grad`` is their backward pass.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from profiler.train.model import loss_of, rotary_table, rotated
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTH = 4096  #: columns of the tensors of memory-bound kernels
-#: Reads and writes of an element by one fused kernel of a kind; 2 for kinds not named.
+#: Reads and writes per element by one fused kernel of a kind; 2 for kinds not named.
 ACCESSES = {
     "gated_act": 3, "residual": 3, "cross_entropy": 4, "adam": 7, "norm_eager_grad": 3, "gated_act_eager": 3,
     "gated_act_eager_grad": 5,
 }  # fmt: skip
 _VOCABULARY, _HEAD_DIM, _MOST_SETS, _MOST_GRAPHS = 32768, 128, 256, 8
-_BLOCK = 2**20  # random numbers, repeated to fill an arena: switching bits cost power as they do in training
+_BLOCK = 2**20  # random numbers, repeated to fill an arena: toggling bits costs power, as in training
 
 
 class Arena:
-    """Memory that operands are cut from, so that consecutive calls never find theirs in the cache."""
+    """Memory that operands are cut from, so that consecutive calls never find their operands in the cache."""
 
     def __init__(self, device: torch.device, cache_bytes: int) -> None:
         self.device, self.cache_bytes = device, cache_bytes
         self._flat: dict[torch.dtype, torch.Tensor] = {}
 
     def sets(self, dtype: torch.dtype, *shapes: Sequence[int]) -> list[list[torch.Tensor]]:
-        """Sets of tensors of ``shapes``; together they are twice the cache (but no more than 256 sets)."""
+        """Return sets of tensors of ``shapes``, together twice as large as the cache (but at most 256 sets)."""
         sizes = [-(-math.prod(shape) // 64) * 64 for shape in shapes]  # aligned to at least 128 bytes
         needed = sum(sizes)
         count = min(max(-(-2 * self.cache_bytes // (needed * dtype.itemsize)), 1), _MOST_SETS)
@@ -59,8 +59,8 @@ class Arena:
         flat = self._flat.get(dtype)
         if flat is None or len(flat) < elements:
             del flat
-            self._flat.pop(dtype, None)  # before the new one is made: both may not fit
-            # room at once for every usual row, so that it need not be made again for each
+            self._flat.pop(dtype, None)  # before the new one is allocated: both may not fit
+            # allocate enough for every usual measurement at once, so that it is not reallocated for each
             blocks = -(-max(elements, 4 * self.cache_bytes // dtype.itemsize) // _BLOCK)
             random = torch.randn(_BLOCK, dtype=torch.float32, device=self.device).to(dtype)
             flat = self._flat[dtype] = random.repeat(blocks)
@@ -73,7 +73,7 @@ class Arena:
 
 
 def workload(item: Item, arena: Arena) -> Work:
-    """The work of a linear, flash_attn or memory_bound row."""
+    """Return the work of a linear, flash_attn or memory_bound item."""
     if item.op == "memory_bound":
         kind, dtype = str(item.columns["kind"]), DTYPES[str(item.columns["dtype"])]
         elements = item.number("bytes") // (ACCESSES.get(kind, 2) * dtype.itemsize)
@@ -94,7 +94,7 @@ def _linear(item: Item, arena: Arena) -> Work:
 
 
 def _accumulating(pairs: list[tuple[torch.Tensor, torch.Tensor]], arena: Arena) -> Work:
-    """Products added to fp32 buffers of their own: sums in the arena would grow beyond what its numbers can be."""
+    """Return GEMMs added to separate fp32 buffers: sums in the arena would grow beyond the range of its dtype."""
     shape = (pairs[0][0].shape[0], pairs[0][1].shape[1])
     count = min(max(arena.cache_bytes // (2 * math.prod(shape)), 1), len(pairs))  # twice the cache
     sums = torch.zeros((count, *shape), dtype=torch.float32, device=arena.device)
@@ -108,8 +108,11 @@ def _accumulating(pairs: list[tuple[torch.Tensor, torch.Tensor]], arena: Arena) 
 
 
 def _attention(item: Item, arena: Arena) -> Work:
-    """Without a mask the keys may be more or fewer than the queries; a causal call has as many (PyTorch aligns others' masks
-    at the first key, training at the last)."""
+    """Return the work of a flash_attn item.
+
+    Without a mask, there may be more or fewer keys than queries. A causal call has as many keys as queries (PyTorch aligns
+    other masks at the first key, training at the last).
+    """
     batch, seq, keys, heads, kv_heads, dim = (
         item.number(c) for c in ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim")
     )
@@ -120,7 +123,7 @@ def _attention(item: Item, arena: Arena) -> Work:
     sets = arena.sets(dtype, *shapes)
     if item.columns["pass"] == "forward":
         return lambda i: _drop(forward(*sets[i % len(sets)][:3]))
-    sets = sets[: max(2 if batch * seq * heads * dim < 2**24 else 1, 1)]  # their graphs hold outputs
+    sets = sets[: max(2 if batch * seq * heads * dim < 2**24 else 1, 1)]  # their autograd graphs hold outputs
     inputs = [[t.detach().requires_grad_() for t in chosen[:3]] for chosen in sets]
     outputs = [forward(*chosen) for chosen in inputs]
 
@@ -132,7 +135,7 @@ def _attention(item: Item, arena: Arena) -> Work:
 
 
 def _drop(_: Any) -> None:
-    """Results are not kept: their memory goes back to the allocator, as in training."""
+    """Drop results: their memory returns to the allocator, as in training."""
 
 
 #: (elements, dtype, arena) -> work
@@ -145,7 +148,7 @@ def _rows(elements: int, width: int = WIDTH) -> tuple[int, int]:
 
 
 def _plain(function: Callable[..., torch.Tensor], operands: int, chain: bool = False) -> Stream:
-    """A stream over ``operands`` equal inputs [rows, WIDTH]; ``chain``: several eager kernels, compiled into one."""
+    """Return a stream over ``operands`` inputs [rows, WIDTH]; ``chain``: several eager kernels, compiled into one."""
 
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
         run = _compiled(function) if chain else function
@@ -156,7 +159,7 @@ def _plain(function: Callable[..., torch.Tensor], operands: int, chain: bool = F
 
 
 def _eager(function: Callable[..., torch.Tensor], operands: int, gradient: bool) -> Stream:
-    """Forward of a chain as autograd records it, or its backward pass; the inputs are [rows, WIDTH]."""
+    """Return a stream: a chain's forward as autograd records it, or its backward pass; the inputs are [rows, WIDTH]."""
 
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
         sets = arena.sets(dtype, *operands * [_rows(elements)])
@@ -166,7 +169,7 @@ def _eager(function: Callable[..., torch.Tensor], operands: int, gradient: bool)
 
 
 def _recorded(function: Callable[..., torch.Tensor], inputs: list[list[torch.Tensor]], gradient: bool) -> Work:
-    """The chain on one of ``inputs`` after the other: forward with autograd on, or backward through graphs made before."""
+    """Return a chain's work on ``inputs`` in turn: forward with autograd on, or backward through graphs made before."""
     if not gradient:
         return lambda i: _drop(function(*inputs[i % len(inputs)]))
     inputs = inputs[:_MOST_GRAPHS]
@@ -204,7 +207,7 @@ def _gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _rope(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
-    """Rotary embedding of [tokens, heads, 128]; the small tables of angles stay in the cache."""
+    """Return rotary embedding of [tokens, heads, 128]; the small tables of angles stay in the cache."""
     sets, rotary = _rope_operands(elements, dtype, arena)
     run = _compiled(rotated)
     return lambda i: _drop(run(sets[i % len(sets)], rotary))
@@ -219,7 +222,7 @@ def _rope_eager(gradient: bool) -> Stream:
 
 
 def _rope_operands(elements: int, dtype: torch.dtype, arena: Arena) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Queries [1, heads, tokens, 128] as a projection leaves them, token by token, and the rotary table."""
+    """Return queries [1, heads, tokens, 128] as a projection lays them out, token by token, and the rotary table."""
     heads = WIDTH // _HEAD_DIM
     tokens = max(elements // (heads * _HEAD_DIM), 1)
     sets = arena.sets(dtype, (1, tokens, heads, _HEAD_DIM))
@@ -227,7 +230,7 @@ def _rope_operands(elements: int, dtype: torch.dtype, arena: Arena) -> tuple[lis
 
 
 def _cross_entropy(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
-    """Forward and backward, compiled."""
+    """Return forward and backward, compiled."""
     logits, target = _logits(elements, dtype, arena)
     run = _compiled(loss_of)
     return lambda i: _drop(torch.autograd.grad(run(logits[i % len(logits)], target), logits[i % len(logits)]))
@@ -248,7 +251,7 @@ def _logits(elements: int, dtype: torch.dtype, arena: Arena) -> tuple[list[torch
 
 
 def _adam(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
-    """PyTorch's fused AdamW on one tensor; the moments come on top of the sets of weights and gradients."""
+    """Return PyTorch's fused AdamW on one tensor; the moments are additional to the sets of weights and gradients."""
     optimizers = []
     for weight, gradient in arena.sets(dtype, (elements,), (elements,))[:64]:
         parameter = torch.nn.Parameter(weight)
@@ -258,7 +261,7 @@ def _adam(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
 
 
 def _gather(rows_of_table: int) -> Stream:
-    """Rows of a table in random order: of a vocabulary's (embedding), or each row once (permute: 0)."""
+    """Return a gather of table rows in random order: of a vocabulary's (embedding), or each row once (permute: 0)."""
 
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
         rows, width = _rows(elements)
@@ -267,7 +270,7 @@ def _gather(rows_of_table: int) -> Stream:
         if not rows_of_table:
             order = torch.randperm(rows, device=arena.device)
             return lambda i: _drop(sets[i % len(sets)][0].index_select(0, order))
-        table = sets[0][0]  # other rows of it in every call
+        table = sets[0][0]  # every call takes other rows of it
         orders = torch.randint(held, (min(2 * held // rows + 1, _MOST_SETS), rows), device=arena.device).unbind()
         return lambda i: _drop(table.index_select(0, orders[i % len(orders)]))
 
@@ -295,5 +298,5 @@ STREAMS: dict[str, Stream] = {
     "embedding": _gather(8192),
     "permute": _gather(0),
 }
-#: Kinds that are one kernel only when compiled; a CPU measures their eager forms alone.
+#: Kinds that are one kernel only when compiled; on a CPU only their eager forms are measured.
 COMPILED_KINDS = ("norm", "gated_act", "rope", "cross_entropy")

@@ -1,12 +1,12 @@
-"""GEMMs and collectives in flight at once: how much each holds the other up.
+"""GEMMs and collectives in flight at once: how much each slows the other down.
 
-GEMMs and messages are repeated until both take about as long alone. Then both run together, on a GPU on two streams, on a
-CPU from two threads. Only the time in which both were in flight counts: what either does before or after it runs at
-the rate it has alone, so
+GEMMs and messages are repeated until both take about as long without overlap. Then both run together, on a GPU on two
+streams, on a CPU in two threads. Only the time in which both were in flight counts. Work before or after it runs at its
+rate without overlap, so
 
-    slowdown = time together / (time alone - (time taken - time together))
+    slowdown = time together / (time without overlap - (time taken - time together))
 
-for each, of all its calls. The alone times are taken again in every round, so that a drift of clocks cancels.
+for each, over all its calls. The times without overlap are measured again in every round, so that clock drift cancels.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from profiler.profile.recorder import NOT_RUN
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
 _SIZES = (16, 4, 64, 256)  # MiB
-_PARTS_OF_LARGEST = (16, 32, 8)  # GEMMs are cubes of these parts of the device's largest
-_LEAST_SECONDS = {"cuda": 1e-3, "cpu": 20e-3}  # of either side, alone
+_PARTS_OF_LARGEST = (16, 32, 8)  # GEMMs are cubes; their sizes are the device's largest divided by these
+_LEAST_SECONDS = {"cuda": 1e-3, "cpu": 20e-3}  # of either side, without overlap
 _MOST_CALLS, _FEWEST_ROUNDS, _MOST_ROUNDS = 2000, 3, 15
-_LEAST_SHARE = 0.3  # of a side's work and time that must lie where both ran, for its slowdown to be told from noise
+_LEAST_SHARE = 0.3  # share of a side's work and time that must lie where both ran, to distinguish its slowdown from noise
 _QUEUE_LEAD_CYCLES = 4_000_000  # about 2 ms: the GPU waits while the host queues both streams
 _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS = 0.2, 3.0
 
@@ -45,7 +45,7 @@ Span = tuple[float, float]  #: start and end, seconds on one clock
 
 @dataclass(frozen=True)
 class Pair:
-    """What runs at once on one rank: so many calls of each take about as long alone."""
+    """What one rank runs at once: ``gemms`` and ``messages`` calls take about equally long without overlap."""
 
     gemm: Work
     message: Work
@@ -55,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Round:
-    """One rank's outcome: seconds of one GEMM beside messages, and both slowdowns; NaN where they hardly met."""
+    """One rank's outcome: seconds of one GEMM during messages, and both slowdowns; NaN where they hardly overlapped."""
 
     seconds: float
     gemm_slowdown: float
@@ -63,7 +63,7 @@ class Round:
 
 
 def overlap_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[Item]:
-    """Every collective at every size beside every GEMM; all pairs of one size before the next size."""
+    """Return every collective at every size with every GEMM; all pairs of one size before the next size."""
     most = limits.message_bytes // 4
     sizes = [size for mib in _SIZES if (size := mib * KIB * KIB) <= most] or [most]
     whole = 4 * intra * inter  # equal parts of whole elements
@@ -76,7 +76,7 @@ def overlap_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[It
 
 
 def measure_overlap(bench: Bench, limits: Limits, dtype: str, seconds: float) -> None:
-    """Time the pairs in the group of a full node, and of the full world where there are several nodes.
+    """Time the pairs in the group of a full node and, where there are several nodes, of the full world.
 
     Leaves these groups open: single collectives are timed in them too.
     """
@@ -93,7 +93,7 @@ def measure_overlap(bench: Bench, limits: Limits, dtype: str, seconds: float) ->
 
 
 def _row(bench: Bench, item: Item, group: Group, arena: Arena, seconds: float) -> dict[str, Any] | None:
-    """The outcome of one row, the slowest rank's; None where it does not fit in some rank's memory."""
+    """Return the outcome of ``item``, from the slowest rank; None if it does not fit in some rank's memory."""
     session = bench.session
     pair = _pair(session, item, group, arena)
     if session.agree(float(pair is None)) or pair is None:
@@ -124,14 +124,14 @@ def _pair(session: Session, item: Item, group: Group, arena: Arena) -> Pair | No
     except (torch.OutOfMemoryError, MemoryError):
         return None
     except RuntimeError as error:
-        if "allocate" in str(error):  # how PyTorch words it on a CPU
+        if "allocate" in str(error):  # PyTorch's OOM message on a CPU
             return None
         raise
 
 
 def _balanced(session: Session, pair: Pair) -> Pair:
-    """The pair with so many calls of each that both take about as long alone. All ranks choose the same."""
-    for _ in range(3):  # the first calls choose algorithms and fault pages in, single ones are slower than many
+    """Return the pair with call numbers at which both take about equally long. All ranks choose the same numbers."""
+    for _ in range(3):  # the first calls choose algorithms and fault pages in, single calls are slower than many
         gemm = session.agree(_length(run(session, pair, pair.gemms, 0)[0])) / pair.gemms
         message = session.agree(_length(run(session, pair, 0, pair.messages)[1])) / pair.messages
         least = max(gemm, message, _LEAST_SECONDS[session.device.type])
@@ -161,19 +161,19 @@ def _length(span: Span) -> float:
 
 
 def slowdown(own: Span, other: Span, alone: float) -> float:
-    """How many times slower the work of ``own`` went while ``other`` was in flight; NaN where that cannot be told.
+    """Return how many times slower the work of ``own`` ran while ``other`` was in flight; NaN if it cannot be determined.
 
-    alone: seconds of the same work undisturbed.
+    alone: seconds of the same work without overlap.
     """
     together = min(own[1], other[1]) - max(own[0], other[0])
-    done = alone - (_length(own) - together)  # of it while both ran, in seconds of undisturbed work
+    done = alone - (_length(own) - together)  # work done while both ran, in seconds without overlap
     told = together > _LEAST_SHARE * _length(own) and done > _LEAST_SHARE * alone
     return together / done if told else float("nan")
 
 
 def run(session: Session, pair: Pair, gemms: int, messages: int) -> tuple[Span, Span]:
-    """Start ``gemms`` GEMMs and ``messages`` collectives at once on all ranks; when each began and ended."""
-    session.agree(0.0)  # all are here
+    """Start ``gemms`` GEMMs and ``messages`` collectives at once on all ranks; return the span of each."""
+    session.agree(0.0)  # wait for all ranks
     if session.device.type == "cuda":
         return _run_on_streams(session, pair, gemms, messages)
     with ThreadPoolExecutor(1) as beside:
@@ -190,13 +190,13 @@ def _clocked(work: Work, calls: int) -> Span:
 
 
 def _run_on_streams(session: Session, pair: Pair, gemms: int, messages: int) -> tuple[Span, Span]:
-    """GEMMs on the current stream, collectives on another, both queued before the GPU may begin."""
+    """Run GEMMs on the current stream and collectives on another, both queued before the GPU may start."""
     compute, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     flag = torch.zeros(1, device=session.device)
     began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     torch.cuda._sleep(_QUEUE_LEAD_CYCLES)  # type: ignore[no-untyped-call]
-    dist.all_reduce(flag)  # the GPUs leave it together, whenever their hosts came
+    dist.all_reduce(flag)  # the GPUs leave it at the same time, whenever their hosts arrived
     began.record(compute)
     side.wait_event(began)
     with torch.cuda.stream(side):
@@ -207,7 +207,7 @@ def _run_on_streams(session: Session, pair: Pair, gemms: int, messages: int) -> 
 
 
 def _queued(work: Work, calls: int, began: torch.cuda.Event) -> Callable[[], Span]:
-    """Queue the calls on the current stream between two events; the span, in seconds since ``began``, once they are done."""
+    """Queue the calls on the current stream between two events; return a function for the span since ``began`` [s]."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     for i in range(calls):

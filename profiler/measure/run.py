@@ -1,4 +1,4 @@
-"""One measuring run: prepare, measure phase by phase within the budget, and keep every row whatever happens."""
+"""One measuring run: prepare, measure sweep by sweep within the budget, and keep every measurement whatever happens."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
 
 DEFAULT_MINUTES = 30.0
-_SAID = "said"  #: key of the job's store: rank 0 ends and says why
-INTERRUPTED = 130  #: exit status after Ctrl-C, as shells have it
-#: Share of the budget: GEMMs are most of a training step, collectives most of what differs between layouts.
+_SAID = "said"  #: key of the job's store: rank 0 ends and states why
+INTERRUPTED = 130  #: exit status after Ctrl-C, as in shells
+#: Share of the budget: GEMMs are most of a training step, collectives most of the difference between layouts.
 WEIGHTS = {
     "linear": 0.3, "flash_attn": 0.15, "memory_bound": 0.15, "grouped_linear": 0.05, "overlap": 0.05, "collectives": 0.3,
 }  # fmt: skip
@@ -44,7 +44,7 @@ WEIGHTS = {
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked for. resume: skip rows that the file holds; append: keep them, measure again and replace."""
+    """User options. resume: skip measurements that the file holds; append: keep them, measure again and replace."""
 
     output: Path
     budget_seconds: float = DEFAULT_MINUTES * 60
@@ -60,7 +60,7 @@ class Options:
 
 
 class StoppedError(BaseException):
-    """A signal asked this process to end. lost: ranks whose processes were gone at that moment."""
+    """A signal requested the end of this process. lost: ranks whose processes were gone at that moment."""
 
     def __init__(self, number: int, lost: list[int]) -> None:
         super().__init__(signal.Signals(number).name)
@@ -68,9 +68,9 @@ class StoppedError(BaseException):
 
 
 def run(options: Options) -> int:
-    """Measure this machine into ``options.path``; returns the exit status. Called by every rank of the job.
+    """Measure this machine into ``options.path``; return the exit status. Called by every rank of the job.
 
-    Raises InputError for options that cannot be followed. A lost rank ends the process with a message naming it.
+    Raises InputError for options that cannot be followed. A lost rank ends the process with a message that names it.
     """
     session = open_session()
     _handle_signals(session)
@@ -85,7 +85,7 @@ def run(options: Options) -> int:
         _stopped(session, recorder, stop)
     except InputError:
         if session.world > 1 and not session.leads:
-            leave("", 2)  # rank 0 says it
+            leave("", 2)  # rank 0 prints it
         if session.world > 1:
             session.store.set(_SAID, "why")
         raise
@@ -105,7 +105,7 @@ def _ignore_signals() -> None:
 def _handle_signals(session: Session) -> None:
     def stop(number: int, _: FrameType | None) -> None:
         _ignore_signals()
-        # torchrun ends the others when one dies: who is gone must be seen before they end too
+        # torchrun ends all ranks when one dies: find the lost ranks before the others end too
         raise StoppedError(number, lost_ranks(session))
 
     signal.signal(signal.SIGINT, stop)
@@ -113,7 +113,7 @@ def _handle_signals(session: Session) -> None:
 
 
 def _prepare(session: Session, device: Device, options: Options) -> tuple[Recorder | None, frozenset[str]]:
-    """Rank 0's recorder, and the labels of rows that no rank should measure again. All ranks raise what rank 0 raises."""
+    """Return rank 0's recorder, and the labels of items not to measure again. All ranks raise what rank 0 raises."""
     recorder, told = None, ("", frozenset[str]())
     if session.leads:
         try:
@@ -135,14 +135,14 @@ def _name(path: Path) -> str:
 def _take_over(recorder: Recorder, options: Options) -> None:
     if not (options.resume or options.append):
         aside = kept_aside(options.path)
-        if aside is not None:  # under its old name too until new rows take that, so that there is always a profile
+        if aside is not None:  # kept under its old name too until it is replaced, so that there is always a profile
             with contextlib.suppress(OSError):
                 os.link(aside, options.path)
     elif options.path.exists():
         old = read_profile(options.path)
         check_same_machine(old, Profile(recorder.name, recorder.device, {}, recorder.meta), ("the old", "this machine's"))
         recorder.take_over(old)
-        if options.resume:  # one set of peaks for all rows: two runs measure them a little differently
+        if options.resume:  # one set of peaks for all measurements: two runs measure slightly different peaks
             recorder.device = old.device
     elif options.append:
         raise InputError(f"{options.path}: no profile to append to; leave out --append for a first one")
@@ -167,7 +167,7 @@ def _meta(session: Session, options: Options) -> dict[str, Any]:
 def _measure(session: Session, device: Device, options: Options, recorder: Recorder | None, done: frozenset[str]) -> None:
     size = limits(session, device, options.quick)
     dtypes = [d for d in ("fp32", "bf16") if device.peak_flops.get(d)] if session.device.type == "cpu" else ["bf16"]
-    trained = dtypes[0]  # what most of a training step computes and sends in
+    trained = dtypes[0]  # dtype of most of a training step's compute and communication
     plans = _kernel_plans(session, size, options, dtypes)
     if recorder is not None and (reason := lacking(session.device)):
         recorder.meta[NOT_RUN]["grouped_linear"] = reason
@@ -194,7 +194,7 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
 
 
 def _kernel_plans(session: Session, size: Limits, options: Options, dtypes: Sequence[str]) -> dict[str, list[Item]]:
-    """The rows of each table of kernels. dtypes: what a training step here mostly computes in, then others."""
+    """Return the items of each kernel table. dtypes: the main dtype of a training step here first, then others."""
     kinds = [kind for kind in KINDS if not (session.device.type == "cpu" and kind in COMPILED_KINDS)]
     kernels = (*attention_kernels(session.device), *package_kernels(session.device))
     return {
@@ -212,7 +212,7 @@ def _note_sensors(recorder: Recorder | None, sweep: str) -> None:
 
 @contextlib.contextmanager
 def _progress(session: Session, end: float) -> Iterator[Report]:
-    """A bar for each phase on rank 0, with the time that is left at most."""
+    """Yield the report function: a progress bar for each sweep on rank 0, with the maximum time left."""
     if not session.leads:
         yield lambda *_: None
         return
@@ -233,7 +233,7 @@ def _progress(session: Session, end: float) -> Iterator[Report]:
 
 
 def _kept(recorder: Recorder | None) -> str:
-    """Write what there is, and say so."""
+    """Write what there is; return a message about it."""
     if recorder is None:
         return ""
     try:
@@ -244,7 +244,7 @@ def _kept(recorder: Recorder | None) -> str:
 
 
 def _end(session: Session, recorder: Recorder | None, said: str, status: int) -> None:
-    """End this rank, saying why: rank 0 speaks for all, unless it is the one that is lost."""
+    """End this rank with a message: rank 0 reports for all ranks, unless it is the lost one."""
     said = f"gen_profiler_data.py: {said}{_kept(recorder)}"
     leave(said if session.leads or status == 1 else "", status)
 
@@ -260,8 +260,8 @@ def _stopped(session: Session, recorder: Recorder | None, stop: StoppedError) ->
 
 
 def _broken(session: Session, recorder: Recorder | None, error: RuntimeError) -> None:
-    """A collective failed or a kernel did: name the rank that is gone, if it is on this host."""
-    _ignore_signals()  # torchrun ends this rank too, which must first say why
+    """End after a failed collective or kernel; name the rank that is gone, if it is on this host."""
+    _ignore_signals()  # torchrun ends this rank too, which must first report the reason
     time.sleep(0.5)  # a dying process closes its sockets before it is gone
     lost = lost_ranks(session)
     if not lost:
@@ -277,7 +277,7 @@ def _rank_0_said_why(session: Session) -> bool:
 
 
 def _end_quietly_unless(session: Session, recorder: Recorder | None, said: str, status: int, lost: list[int]) -> None:
-    """Rank 0 speaks; another rank does where rank 0 is lost, or where the trouble is its own."""
+    """End this rank; rank 0 reports, or another rank if rank 0 is lost or if the error is its own."""
     if 0 in lost and _rank_0_said_why(session):
         leave("", status)
     if session.leads or 0 in lost or (status == 1 and not lost):

@@ -1,4 +1,4 @@
-"""The ranks that measure together: who they are, how they agree, and how a lost one is noticed and named."""
+"""Ranks that measure together: who they are, how they agree, and how a lost rank is detected and named."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from torch.distributed.rendezvous import rendezvous
 from profiler.errors import InputError
 from profiler.train.allocator import keep_freed_memory
 
-RANKS_PER_NODE = "FORETRAIN_RANKS_PER_NODE"  #: environment: so many ranks count as one node (to fake nodes on one)
-STALL_SECONDS = 60.0  #: a rank that gives no sign of life for so long is lost; no row takes as long
+RANKS_PER_NODE = "FORETRAIN_RANKS_PER_NODE"  #: environment variable: this many ranks count as one node (to fake nodes on one)
+STALL_SECONDS = 60.0  #: a rank without a heartbeat for this long is lost; no measurement takes as long
 _POLL_SECONDS = 2.0
 _BEAT_SECONDS = 1.0
-_WAIT = timedelta(seconds=100)  # of PyTorch's own waits: longer than ours, so that ours speaks first
+_WAIT = timedelta(seconds=100)  # of PyTorch's own waits: longer than ours, so that ours reports first
 
 
 @dataclass(frozen=True)
 class Session:
-    """This rank among all. Nodes hold consecutive ranks, ``ranks_per_node`` each. control: carries decisions (gloo)."""
+    """This rank among all. Nodes hold ``ranks_per_node`` consecutive ranks each. control: group for decisions (gloo)."""
 
     rank: int
     world: int
@@ -50,7 +50,7 @@ class Session:
         return self.rank == 0
 
     def agree(self, value: float) -> float:
-        """The largest ``value`` of all ranks."""
+        """Return the largest ``value`` of all ranks."""
         if self.world == 1:
             return value
         shared = torch.tensor(value, dtype=torch.float64)
@@ -58,20 +58,20 @@ class Session:
         return float(shared)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value``, a plain object."""
+        """Return every rank's ``value``, a plain object."""
         values: list[Any] = [value] * self.world
         if self.world > 1:
             dist.all_gather_object(values, value, group=self.control)
         return values
 
     def beat(self, now: bool = False) -> None:
-        """A sign of life, at most one a second. Each row begins with one."""
+        """Send a heartbeat, at most one per second unless ``now``. Each measurement begins with one."""
         if now or time.monotonic() - self._beaten.get("at", 0.0) > _BEAT_SECONDS:
             self._beaten["at"] = time.monotonic()
             self.store.set(f"beat/{self.rank}", str(time.monotonic()))
 
     def close(self) -> None:
-        """Wait for all ranks. Gloo's groups are left to the end of the process: taking them apart sometimes aborts it."""
+        """Wait for all ranks. Gloo's groups are left to the end of the process: destroying them sometimes aborts it."""
         if self.world > 1:
             dist.barrier(group=self.control)
             if self.backend == "nccl":
@@ -79,7 +79,7 @@ class Session:
 
 
 def open_session(environment: Mapping[str, str] = os.environ) -> Session:
-    """Join the job torchrun started; without torchrun, a job of one rank. NCCL where there are GPUs, else gloo."""
+    """Join the job that torchrun started; without torchrun, a job of one rank. NCCL where there are GPUs, else gloo."""
     world, rank = int(environment.get("WORLD_SIZE", 1)), int(environment.get("RANK", 0))
     local = int(environment.get("LOCAL_RANK", 0))
     per_node = _ranks_per_node(environment, world)
@@ -100,7 +100,7 @@ def open_session(environment: Mapping[str, str] = os.environ) -> Session:
     session = Session(rank, world, per_node, device, backend, PrefixStore("foretrain", store), control)
     session.store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
     session.beat()
-    dist.barrier(group=control)  # every rank's process and first beat are known from here on
+    dist.barrier(group=control)  # from here on, every rank's process and first heartbeat are known
     return session
 
 
@@ -112,7 +112,7 @@ def _ranks_per_node(environment: Mapping[str, str], world: int) -> int:
 
 
 def lost_ranks(session: Session) -> list[int]:
-    """Ranks on this host whose process is gone (or waits to be reaped)."""
+    """Return the ranks on this host whose process is gone (or waits to be reaped)."""
     if session.world == 1:
         return []
     lost = []
@@ -132,12 +132,12 @@ def _alive(pid: int) -> bool:
 
 
 def named(ranks: list[int]) -> str:
-    """ "rank 3" or "ranks 3, 5"."""
+    """Return "rank 3" or "ranks 3, 5"."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def watch(session: Session, lost: Callable[[str], None]) -> None:
-    """Watch all ranks from a thread of rank 0 (rank 0 from the others); ``lost`` is called once, with what happened.
+    """Watch all ranks from a thread of rank 0 (rank 0 from the other ranks); call ``lost`` once, with what happened.
 
     PyTorch's collectives wait in C++ and cannot be interrupted, so ``lost`` must end the process itself.
     """
@@ -162,7 +162,7 @@ def _watch(session: Session, lost: Callable[[str], None]) -> None:
         ages = {rank: now - since for rank, (_, since) in seen.items()}
         oldest = max(ages.values())
         if oldest > STALL_SECONDS:
-            # those waiting for the lost one fall silent after it, within the time between two beats
+            # ranks that wait for the lost one fall silent after it: name only those within one poll of the oldest
             silent = [rank for rank, age in ages.items() if age > oldest - _POLL_SECONDS]
             lost(f"{named(silent)} gave no sign of life for {oldest:.0f} s")
 

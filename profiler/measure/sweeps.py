@@ -1,4 +1,4 @@
-"""The two ways of measuring: kernels, dealt out among the ranks, and collectives, run by all ranks together."""
+"""The two ways of measuring: kernels, assigned to the ranks by a queue, and collectives, run by all ranks together."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from profiler.profile.recorder import NOT_RUN, Recorder
 
 _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS = 0.05, 1.0
 
-#: told after every row: the phase, rows done and all rows of the phase
+#: called after every measurement: the sweep, items done and all items of the sweep
 Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What the phases share. recorder: None but on rank 0. done: labels of rows not to measure again. source: of every row."""
+    """State that the sweeps share.
+
+    exchange: the work queue. recorder: None except on rank 0. done: labels of items not to measure again. source: of every
+    measurement.
+    """
 
     session: Session
     exchange: WorkQueue
@@ -40,7 +44,7 @@ class Bench:
     groups: dict[tuple[int, int], Group] = field(default_factory=dict)  #: open ones by (intra, inter)
 
     def finished(self, sweep: str, number: int, total: int, item: Item, outcome: Mapping[str, Any] | None) -> None:
-        """A row of this rank: recorded, or sent to the rank that records."""
+        """Record an outcome of this rank, or send it to the rank that records."""
         if self.recorder is None:
             self.exchange.post([sweep, number, outcome])
         else:
@@ -48,8 +52,10 @@ class Bench:
             self.report(sweep, number + 1, total)
 
     def group(self, intra: int, inter: int) -> Group:
-        """This rank's group of a shape, opened if need be. Closed, it cannot be opened again: PyTorch would meet the old
-        one's addresses in the job's store. Called by all ranks."""
+        """Return this rank's group of a shape, opened if necessary. Called by all ranks.
+
+        A closed group cannot be opened again: PyTorch would find the old one's addresses in the job's store.
+        """
         if (intra, inter) not in self.groups:
             self.groups[intra, inter] = join_group(self.session, intra, inter)
         return self.groups[intra, inter]
@@ -63,7 +69,7 @@ class Bench:
 
 
 def measure_kernels(bench: Bench, sweep: str, planned: Sequence[Item], seconds: float, cache_bytes: int) -> None:
-    """Time the planned rows for about ``seconds``; the ranks work at once, so that they share memory and power."""
+    """Time the planned items for about ``seconds``; the ranks work at once, so that they share memory and power."""
     items = [item for item in planned if item.label not in bench.done]
     session = bench.session
     end = time.monotonic() + seconds
@@ -75,10 +81,10 @@ def measure_kernels(bench: Bench, sweep: str, planned: Sequence[Item], seconds: 
             bench.finished(sweep, number, len(items), items[number], _kernel_row(bench, items[number], arena, each))
             bench.collect(sweep, items)
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # the job ends: what others sent meanwhile is finished too
+        with contextlib.suppress(RuntimeError):  # the job ends: record what others sent meanwhile
             bench.collect(sweep, items)
         raise
-    session.agree(0.0)  # all have finished
+    session.agree(0.0)  # wait until all have finished
     arena.release()
     bench.collect(sweep, items)
     if bench.recorder is not None:
@@ -86,7 +92,7 @@ def measure_kernels(bench: Bench, sweep: str, planned: Sequence[Item], seconds: 
 
 
 def _kernel_row(bench: Bench, item: Item, arena: Arena, seconds: float) -> dict[str, Any] | None:
-    """The outcome of one row; None where it did not fit in memory."""
+    """Return the outcome of one item; None if it did not fit in memory."""
     make = grouped_work if item.op == "grouped_linear" else workload
     found = try_kernel(lambda: make(item, arena), arena, seconds)
     if not isinstance(found, Measurement):
@@ -95,7 +101,7 @@ def _kernel_row(bench: Bench, item: Item, arena: Arena, seconds: float) -> dict[
     return {"seconds": found.median, "spread": found.spread, "repeats": found.count, "source": source}
 
 
-#: (item, group, seconds) -> the row's outcome, None where it does not fit; run by all ranks together
+#: (item, group, seconds) -> the outcome, None if it does not fit in memory; run by all ranks together
 GroupRow = Callable[[Item, Group, float], dict[str, Any] | None]
 
 
@@ -103,9 +109,10 @@ def measure_groups(
     bench: Bench, what: str, shapes: Sequence[tuple[int, int]], items_of: Callable[[int, int], Sequence[Item]], row: GroupRow,
     seconds: float, row_seconds: tuple[float, float], keep_open: bool,
 ) -> None:  # fmt: skip
-    """Rows that groups of ranks take together, in every (intra, inter) of ``shapes``, which share the time that is left.
+    """Measure items that groups of ranks run together, in every (intra, inter) of ``shapes``, which share the time left.
 
-    row_seconds: least and most for a row. keep_open: leave the groups' communicators to a later phase.
+    what: name of the sweep. row_seconds: least and most per measurement. keep_open: leave the groups' communicators to a later
+    sweep.
     """
     session = bench.session
     end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Timing one piece of work until its median is known: device events on CUDA, the wall clock on a CPU."""
+"""Time one piece of work until its median is known, by device events on CUDA and by the wall clock on a CPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 import torch
 
-ENOUGH_REPEATS = 5  #: the fewest times that say anything of a spread
+ENOUGH_REPEATS = 5  #: the fewest times that say anything about a spread
 MOST_REPEATS = 400
-CONFIDENT = 0.02  #: half width of the median's 95% interval, relative, at which timing stops
-_BLOCK_SECONDS = 0.02  # how long a block of calls is between two looks at the confidence
+CONFIDENT = 0.02  #: relative half width of the median's 95% interval at which timing stops
+_BLOCK_SECONDS = 0.02  # duration of a block of calls between two checks of the uncertainty
 _QUEUE_LEAD_CYCLES = 2_000_000  # about 1 ms: the GPU waits while the host queues a block, so launches are not timed
 
 Work = Callable[[int], None]  #: the i-th call works on the i-th set of operands (modulo their number)
@@ -43,8 +43,8 @@ class Measurement:
     def uncertainty(self) -> float:
         """Half width of the median's 95% confidence interval over the median.
 
-        The interval lies between order statistics n/2 -+ 0.98 sqrt(n) (normal approximation of the binomial; Conover,
-        Practical Nonparametric Statistics, section 3.2); infinite below five times.
+        The interval lies between order statistics n/2 -+ 0.98 sqrt(n) (normal approximation of the binomial; Conover, Practical
+        Nonparametric Statistics, section 3.2). Infinite for fewer than five times.
         """
         n = self.count
         if n < ENOUGH_REPEATS:
@@ -74,7 +74,7 @@ def time_block(work: Work, first: int, calls: int, device: torch.device) -> Meas
 
 
 def _time_on_device(work: Work, first: int, calls: int) -> Measurement:
-    """Events around every call, queued behind a short sleep so that the device never waits for the host."""
+    """Time every call by events, queued behind a short sleep so that the device never waits for the host."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * calls)]  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     torch.cuda._sleep(_QUEUE_LEAD_CYCLES)  # type: ignore[no-untyped-call]
@@ -90,15 +90,15 @@ def _time_on_device(work: Work, first: int, calls: int) -> Measurement:
 def measure(work: Work, device: torch.device, seconds: float, agree: Callable[[float], float] = float) -> Measurement:
     """Time ``work`` until its median is known to CONFIDENT or about ``seconds`` have passed.
 
-    agree: the largest value over all ranks that time the same work together; every decision goes through it, so that
-    all make the same number of calls. The times returned are this rank's own. The first two calls are not counted: they
-    choose algorithms, compile and fault pages in.
+    agree: returns the largest value over all ranks that time the same work together. Every decision uses it, so that all ranks
+    make the same number of calls. The returned times are this rank's own. The first two calls are not counted: they choose
+    algorithms, compile and fault pages in.
     """
     each = agree(time_block(work, 0, 1, device).median)
     if each < seconds:
         each = max(agree(time_block(work, 1, 1, device).median), 1e-7)
     calls = int(np.clip(_BLOCK_SECONDS / each, 1, 50))
-    least = 3 if each < seconds else 2  # two of a call that takes longer than its share of the budget
+    least = 3 if each < seconds else 2  # two for a call that takes longer than its share of the budget
     most = int(np.clip(seconds / each, least, MOST_REPEATS))
     start, found = time.perf_counter(), Measurement(())
     while found.count < most:

@@ -1,4 +1,4 @@
-"""Timing one kernel of a plan, or finding out why it cannot be timed here."""
+"""Time one kernel of a plan, or find out why it cannot be timed here."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from profiler.measure.kernels import Arena
 from profiler.measure.timing import Measurement, Work, measure
 
-#: How PyTorch and the flash_attn packages word it that no kernel takes a shape.
+#: Messages of PyTorch and the flash_attn packages when no kernel takes a shape.
 _NO_KERNEL = ("No available kernel", "FlashAttention only supports", "only supports head dimension")
 
 
 def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float) -> Measurement | str | None:
-    """The times of the work that ``make`` prepares in ``arena``, for about ``seconds``.
+    """Return the times of the work that ``make`` prepares in ``arena``, measured for about ``seconds``.
 
-    None where it does not fit in memory; the reason where no kernel takes the shape. Other errors are raised.
+    None if it does not fit in memory; the reason if no kernel takes the shape. Other errors are raised.
     """
     try:
         return measure(make(), arena.device, seconds)
@@ -24,7 +24,7 @@ def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float) -> Measur
         arena.release()
         return None
     except RuntimeError as error:
-        if "allocate" in str(error):  # how PyTorch words it on a CPU
+        if "allocate" in str(error):  # PyTorch's OOM message on a CPU
             arena.release()
             return None
         if isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_KERNEL):

@@ -1,4 +1,4 @@
-"""How ranks share work and rows through the job's key-value store, without waiting for each other."""
+"""Share work and measurements between ranks through the job's key-value store, without waiting for each other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from profiler.measure.session import Session
 
 @dataclass(frozen=True)
 class WorkQueue:
-    """A queue of numbers that ranks claim, and mail from every rank to rank 0."""
+    """A queue of numbers that ranks claim, and messages from every rank to rank 0."""
 
     session: Session
     _counts: dict[str, int] = field(default_factory=dict)
 
     def claim(self, queue: str) -> int:
-        """The next number of a queue: 0, 1, ... each goes to one rank."""
+        """Return the next number of a queue: 0, 1, ... Each goes to one rank."""
         return int(self.session.store.add(f"queue/{queue}", 1)) - 1
 
     def post(self, message: Any) -> None:
@@ -28,7 +28,7 @@ class WorkQueue:
         self._counts["posted"] = number + 1
 
     def collect(self) -> list[Any]:
-        """What the other ranks have posted and was not collected before; for rank 0."""
+        """Return what the other ranks posted since the last call; for rank 0."""
         messages = []
         for rank in range(1, self.session.world):
             while self.session.store.check([key := f"mail/{rank}/{self._counts.get(f'read/{rank}', 0)}"]):

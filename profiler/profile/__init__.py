@@ -1,1 +1,1 @@
-"""What a profile is: its tables, its file, the devices, and what there is to measure."""
+"""Profiles: their tables, their file, the devices, and what to measure."""

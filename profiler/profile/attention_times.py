@@ -1,4 +1,4 @@
-"""Attention that was timed while simulating: kept as small profiles, one file per device, number format, kernel and release."""
+"""Attention timed during simulation, kept as small profiles: one file per device, dtype, kernel and PyTorch release."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from profiler.profile.profile import Profile
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder, Row, rows_of
 from profiler.profile.store import read_profile
 
-FOLDER = "flash_attn"  #: beside the profile
+FOLDER = "flash_attn"  #: next to the profile
 OP = "flash_attn"
-TIMING_SECONDS = 60.0  #: the longest that one prediction spends on timing
-_CALLS = 4  #: that a call longer than its share costs: one to warm up, the forward pass before a backward one, two timed
-_OVERHEAD_SECONDS = 0.05  #: of making operands, and of the repeats of a short call
-_TARGET = "attention_of"  #: key of the meta mapping that says what the times were taken with
+TIMING_SECONDS = 60.0  #: the longest time that one prediction spends on timing
+_CALLS = 4  #: calls that timing a long call costs: one to warm up, the forward pass before a backward one, two timed
+_OVERHEAD_SECONDS = 0.05  #: to make operands, and for the repeats of a short call
+_TARGET = "attention_of"  #: key of the meta mapping that states what the times were measured with
 
 
 @dataclass(frozen=True)
 class Call:
-    """A row to time. expected: its seconds by the law. uses: how often it occurs among what is asked."""
+    """One measurement to time. expected: its seconds by the fit. uses: number of times it occurs among the requested calls."""
 
     item: Item
     expected: float
     uses: float
 
     def cost(self, slower: float = 1.0) -> float:
-        """Seconds that timing it takes, about, if it is so many times slower than expected."""
+        """Return the approximate seconds that timing it takes if it is ``slower`` times slower than expected."""
         return _CALLS * self.expected * slower + _OVERHEAD_SECONDS
 
     @property
     def worth(self) -> float:
-        """Seconds of training that it tells about for each second of timing."""
+        """Seconds of training that it represents per second of timing."""
         return self.uses * self.expected / self.cost()
 
 
 def cache_path(target: LocalDevice, folder: Path) -> Path:
-    """The file in ``folder`` with the times of ``target``."""
+    """Return the file in ``folder`` with the times of ``target``."""
     return folder / f"{re.sub(r'[^a-z0-9.]+', '_', ' '.join(target.key.values()).lower())}.pt"
 
 
 def source(target: LocalDevice) -> str:
-    """What rows measured with this release call their source."""
+    """Return the ``source`` of what is measured with this PyTorch release."""
     return f"measured, torch {target.torch}"
 
 
 def open_cache(target: LocalDevice, path: Path, replaces: bool) -> tuple[Recorder, str]:
-    """(the times kept at ``path``, a sentence where the file cannot be used).
+    """Return (the times kept at ``path``, a sentence if the file cannot be used).
 
-    A file that is damaged, or that holds something else, counts as empty. replaces: it is also renamed to ``*.unused``, so
-    that writing does not destroy it.
+    A file that is damaged, or that holds something else, counts as empty. replaces: also rename it to ``*.unused``, so that
+    writing does not destroy it.
     """
     meta: dict[str, Any] = {_TARGET: target.key, OUT_OF_MEMORY: [], NOT_RUN: {}}
     recorder = Recorder(path, path.stem, target.device, meta)
@@ -85,7 +85,7 @@ def _check(found: Profile, target: LocalDevice, path: Path) -> None:
 
 
 def known_rows(recorder: Recorder, target: LocalDevice, profile: Profile) -> dict[Item, Row]:
-    """The cached times, and what the profile itself measured with the same kernel and release (beside its other ranks)."""
+    """Return the cached times, and what the profile itself measured (all ranks at once) with the same kernel and release."""
     table = profile.table(OP)
     same = (table["dtype"] == target.dtype) & (table["kernel"] == target.kernel) & (table["source"] == source(target))
     own = rows_of(Profile(profile.name, profile.device, {OP: table.where(same)}))
@@ -93,10 +93,10 @@ def known_rows(recorder: Recorder, target: LocalDevice, profile: Profile) -> dic
 
 
 def attention_item(target: LocalDevice, shape: dict[str, int]) -> Item | None:
-    """The row of one call by ``target``; None for a call that its kernel would time wrongly.
+    """Return the item of one call by ``target``; None for a call that its kernel would time wrongly.
 
-    shape: batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward. A causal call must have as many
-    keys as queries (masks of others are aligned differently), and values as wide as the keys.
+    shape: batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward. A causal call must have as many keys
+    as queries (other masks are aligned differently), and any call must have values as wide as the keys.
     """
     if (shape["causal"] and shape["seq_q"] != shape["seq_kv"]) or shape["v_head_dim"] != shape["head_dim"]:
         return None

@@ -1,4 +1,4 @@
-"""Whether a profile's device is in this machine, and which kernel times its attention here; found without importing torch."""
+"""Find whether this machine has a profile's device, and which kernel times its attention here, without importing torch."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import numpy as np
 from profiler.profile.devices import DEVICES
 from profiler.profile.profile import GIB, Device, Profile
 
-#: Words that the driver's name of a device must hold -> the datasheet's key. Whole words: a GH200 is no H200.
+#: Datasheet key -> words that the driver's name of a device must contain. Whole words: a GH200 is not an H200.
 _WORDS = {
     "h100_sxm": ("H100", "HBM3"), "h200_sxm": ("H200",), "b200_sxm": ("B200",), "a100_sxm_80gb": ("A100", "SXM4", "80GB"),
     "a100_sxm_40gb": ("A100", "SXM4", "40GB"), "a100_pcie_80gb": ("A100", "PCIE", "80GB"),
 }  # fmt: skip
 _OTHER_BUILD = frozenset({"NVL", "MIG"})  #: words of a slower build of the same chip, and of a slice of one
-_MEMORY_TOLERANCE = 0.05  #: the driver counts up to 2% that programs are not offered; the next size is a quarter away
+_MEMORY_TOLERANCE = 0.05  #: the driver counts up to 2% that programs cannot use; the next memory size differs by a quarter
 _QUERY = ("name", "memory.total", "compute_cap", "mig.mode.current")
 _CPU_NAME = re.compile(r"(?P<model>.+) \((?P<threads>\d+) of (?P<cores>\d+) cores a rank\)")
-_CUDNN_FROM = 9  #: compute capability from which cuDNN's attention is the fastest that PyTorch has
+_CUDNN_FROM = 9  #: compute capability from which cuDNN's attention is the fastest in PyTorch
 _DTYPE_NAMES = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp32": "fp32", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
 class LocalDevice:
-    """All that decides how long attention of one shape takes here. threads: of a CPU's kernels; 0 on a GPU."""
+    """All that determines the time of attention of one shape here. threads: of a CPU's kernels; 0 on a GPU."""
 
     device: Device
     dtype: str
@@ -41,7 +41,7 @@ class LocalDevice:
 
     @property
     def key(self) -> dict[str, str]:
-        """What times must have been taken with to hold for this target."""
+        """Settings that times must have been measured with to be valid for this target."""
         return {"device": self.device.name, "dtype": self.dtype, "kernel": self.kernel, "torch": self.torch}
 
 
@@ -51,11 +51,11 @@ class Gpu(NamedTuple):
     name: str
     memory_bytes: float
     capability: int
-    sliced: bool  #: into MIG instances, which programs see instead of the whole
+    sliced: bool  #: into MIG instances, which programs see instead of the full GPU
 
 
 def find_local_device(profile: Profile) -> tuple[LocalDevice | None, str]:
-    """(what attention is timed with here, ""); or (None, why not), with no reason where the device is simply elsewhere."""
+    """Return (what attention is timed with here, ""), or (None, reason); no reason if this machine lacks the device."""
     cpu = _CPU_NAME.fullmatch(profile.device.name)
     threads, kernel, why = (
         _cpu(cpu["model"], int(cpu["threads"]), int(cpu["cores"])) if cpu is not None else _gpu(profile.device)
@@ -69,14 +69,14 @@ def find_local_device(profile: Profile) -> tuple[LocalDevice | None, str]:
 
 
 def attention_dtype(profile: Profile) -> str:
-    """The type of most of the profile's attention rows (bf16, fp16 or fp32); bf16 where it has none."""
+    """Return the dtype of most of the profile's attention measurements (bf16, fp16 or fp32); bf16 where it has none."""
     names = [_DTYPE_NAMES[str(name)] for name in profile.table("flash_attn")["dtype"] if str(name) in _DTYPE_NAMES]
     kinds, counts = np.unique(names, return_counts=True)
     return str(kinds[counts.argmax()]) if len(kinds) else "bf16"
 
 
 def torch_version() -> str:
-    """The release that ``import torch`` would load, "" where there is none; read from its files: importing takes a second."""
+    """Return the release that ``import torch`` would load, "" if none; read from its files, as importing takes a second."""
     try:
         found = importlib.util.find_spec("torch")
         folder = found.submodule_search_locations if found is not None else None
@@ -88,7 +88,7 @@ def torch_version() -> str:
 
 
 def _cpu(model: str, threads: int, cores: int) -> tuple[int, str, str]:
-    """(threads, kernel, ""), or no kernel and why. Models are told apart by the name that the processor states."""
+    """Return (threads, kernel, ""), or no kernel and the reason. CPU models are compared by the name the processor states."""
     try:
         stated = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     except OSError:
@@ -102,7 +102,7 @@ def _cpu(model: str, threads: int, cores: int) -> tuple[int, str, str]:
 
 
 def _gpu(device: Device) -> tuple[int, str, str]:
-    """(0, kernel, ""), or no kernel and why. Every GPU here must be of the kind: which one a program gets is not told."""
+    """Return (0, kernel, ""), or no kernel and the reason. All GPUs here must match: which one a program gets is unknown."""
     gpus = gpus_here()
     if not any(is_device(gpu, device) for gpu in gpus):
         return 0, "", ""
@@ -117,7 +117,7 @@ def _gpu(device: Device) -> tuple[int, str, str]:
 
 
 def gpus_here() -> list[Gpu]:
-    """The NVIDIA GPUs of this machine by the driver's tool; none where there is no driver or it does not answer."""
+    """Return this machine's NVIDIA GPUs by nvidia-smi; none if there is no driver or it does not answer."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader,nounits"]
@@ -134,7 +134,7 @@ def _parsed(line: str) -> Gpu:
 
 
 def datasheet_key(name: str) -> str | None:
-    """The key in DEVICES of the GPU that its driver calls ``name``; None for one that has no datasheet there."""
+    """Return the key in DEVICES of the GPU that its driver calls ``name``; None if it has no datasheet there."""
     words = set(re.split(r"[\s-]+", name.upper()))
     if words & _OTHER_BUILD:
         return None
@@ -142,7 +142,7 @@ def datasheet_key(name: str) -> str | None:
 
 
 def is_device(gpu: Gpu, device: Device) -> bool:
-    """Whether the driver's ``gpu`` is a profile's ``device``: by datasheet or, for one without, by name; and by memory."""
+    """Return whether ``gpu`` is ``device``: by datasheet name (by driver name if it has no datasheet), and by memory."""
     key = datasheet_key(gpu.name)
     name = DEVICES[key].name if key is not None else gpu.name
     return name == device.name and abs(gpu.memory_bytes / device.memory_bytes - 1) < _MEMORY_TOLERANCE

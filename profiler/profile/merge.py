@@ -1,4 +1,4 @@
-"""Joining profiles of one device: a kernel profile of one GPU with a cluster's collectives."""
+"""Join profiles of one device, such as a kernel profile of one GPU and a cluster's collectives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from profiler.profile.plan import Item
 from profiler.profile.profile import Profile
 from profiler.profile.recorder import OUT_OF_MEMORY, rows_of, table_of
 
-#: What the numbers of a profile mean; written to its meta, so that a foreign file with other units is told apart.
+#: Units of the numbers in a profile; written to its meta, to detect a foreign file with other units.
 UNITS = {"time": "s", "size": "bytes", "rate": "1/s", "message": "whole buffer"}
 
 
 def check_same_machine(first: Profile, second: Profile, names: tuple[str, str] = ("the first", "the second")) -> None:
-    """Raises InputError, in a sentence, where two profiles are of different devices or count in different units."""
+    """Raise InputError, in one sentence, if two profiles are of different devices or use different units.
+
+    names: what the sentence calls the two profiles.
+    """
     for what, a, b in (
         ("device", first.device.name, second.device.name),
         ("number of multiprocessors or cores a rank", first.device.num_sms, second.device.num_sms),
@@ -31,7 +34,10 @@ def check_same_machine(first: Profile, second: Profile, names: tuple[str, str] =
 
 
 def merged(first: Profile, second: Profile) -> Profile:
-    """All rows of both; where both hold a row, the second's. The device is the one that was seen with more neighbours."""
+    """Return all measurements of both profiles; where both hold one, that of ``second``.
+
+    The device is that of ``second``, with the links of the profile that has more GPUs per node.
+    """
     check_same_machine(first, second)
     rows = {**rows_of(first), **rows_of(second)}
     by_op: dict[str, list[Item]] = {}
@@ -50,7 +56,7 @@ def merged(first: Profile, second: Profile) -> Profile:
 
 
 def kept_aside(path: Path) -> Path | None:
-    """Move an existing profile out of the way of a new one; its new path, or None where there was none."""
+    """Move an existing profile out of the way of a new one; return its new path, or None if there was none."""
     if not path.exists():
         return None
     aside = path.with_name(f"{path.stem}.previous{path.suffix}")

@@ -1,4 +1,4 @@
-"""What to measure, the most informative rows first: every prefix of a plan covers the whole range of sizes."""
+"""What to measure, the most informative measurements first: every prefix of a plan spans the full range of sizes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from profiler.profile.profile import TABLE_COLUMNS, TEXT_COLUMNS
 
 KIB, GIB = 2**10, 2**30
 LAYOUTS = ("TN", "NN", "NT")  #: x W^T (forward), dy W (input gradient), dy^T x (weight gradient)
-ACCUMULATING = "NT, added to fp32"  #: a weight gradient as mixed-precision training sums it over micro batches
-GRID_ROWS = 600  #: shapes of each low-discrepancy grid
+ACCUMULATING = "NT, added to fp32"  #: a weight gradient as mixed-precision training accumulates it over micro batches
+GRID_ROWS = 600  #: number of shapes of each low-discrepancy grid
 KINDS = (
     "norm", "gated_act", "residual", "rope", "adam", "cross_entropy", "copy", "embedding", "act", "softmax", "permute",
     "norm_eager", "norm_eager_grad", "gated_act_eager", "gated_act_eager_grad", "rope_eager", "rope_eager_grad",
     "cross_entropy_eager", "cross_entropy_eager_grad",
 )  # fmt: skip
 
-#: What identifies a row: its shape and type, not its outcome.
+#: Columns that identify a measurement: its shape and dtype, not its outcome.
 KEY_COLUMNS: dict[str, tuple[str, ...]] = {
     op: tuple(c for c in columns if c not in ("seconds", "spread", "repeats", "source", "env") and "slowdown" not in c)
     for op, columns in TABLE_COLUMNS.items()
@@ -29,14 +29,14 @@ KEY_COLUMNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Item:
-    """One row to measure: its op, and its key columns in the table's order."""
+    """One measurement to take: its op, and its key columns in the table's order."""
 
     op: str
     values: tuple[int | str, ...]
 
     @classmethod
     def of(cls, op: str, columns: Mapping[str, int | str]) -> Item:
-        """Columns not given are 0 or "" as in the table; more than the key columns may be given."""
+        """Make an item; columns not given are 0 or "" as in the table, and columns that are not keys are ignored."""
         return cls(op, tuple(columns.get(c, "" if c in TEXT_COLUMNS else 0) for c in KEY_COLUMNS[op]))
 
     @property
@@ -55,8 +55,8 @@ class Item:
 class Limits:
     """Sizes worth measuring on one device.
 
-    smallest, largest: GEMM dims. longest_sequence: tokens. stream_bytes, message_bytes: largest. memory_bytes: of one
-    row's operands. call_seconds: the longest single call, at ``flops`` FLOP/s.
+    smallest, largest: GEMM dims. longest_sequence: tokens. stream_bytes, message_bytes: largest sizes. memory_bytes: of one
+    measurement's operands. call_seconds: the longest single call, at ``flops`` FLOP/s.
     """
 
     smallest: int
@@ -67,7 +67,7 @@ class Limits:
     memory_bytes: float
     call_seconds: float
     flops: float
-    attention_cost: float = 1.0  #: how many times less a fused attention kernel reaches than a GEMM
+    attention_cost: float = 1.0  #: FLOP/s of a GEMM over those of a fused attention kernel
     grid_rows: int = GRID_ROWS
 
     def allows(self, flops: float, operand_bytes: float) -> bool:
@@ -76,7 +76,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class ModelDims:
-    """The sizes of a transformer whose exact shapes are wanted. num_experts: 0 where it has none."""
+    """Sizes of a transformer whose exact shapes are measured. num_experts: 0 where it has none."""
 
     hidden: int
     intermediate: int
@@ -92,7 +92,7 @@ class ModelDims:
 
 
 def low_discrepancy(count: int, dims: int) -> np.ndarray:
-    """Points inside the unit cube, shape [count, dims]: the first 2^i fill every 2^i-th part of every axis.
+    """Return points inside the unit cube, shape [count, dims]: the first 2^i have one in every 2^i-th part of every axis.
 
     Sobol's sequence (Sobol 1967; direction numbers of Joe and Kuo 2008), moved off the cube's faces by half a step.
     """
@@ -104,7 +104,7 @@ def low_discrepancy(count: int, dims: int) -> np.ndarray:
 
 
 def spread_order(count: int) -> list[int]:
-    """0..count-1 in an order of which every prefix is spread out: both ends, the middle, the quarters, ..."""
+    """Return 0..count-1 in an order whose every prefix is spread out: both ends, the middle, the quarters, ..."""
     order = [0, count - 1]
     step = count - 1
     while step > 1:
@@ -114,16 +114,17 @@ def spread_order(count: int) -> list[int]:
 
 
 def linear_items(limits: Limits, models: Sequence[ModelDims], dtypes: Sequence[str]) -> list[Item]:
-    """GEMMs: shapes of the named models and a log grid in turn, each in all three layouts; dtypes in turn.
+    """Return GEMMs: shapes of ``models`` and of a log grid in turn; other dtypes than the first at every fourth shape.
 
-    Weight gradients that are added to an fp32 buffer are measured of every eighth shape of the grid.
+    Model shapes and every fourth grid shape are measured in all three layouts, the remaining grid shapes forward only. Weight
+    gradients that are added to an fp32 buffer are measured at every eighth grid shape.
     """
     grid = _grid_gemms(limits)
     shapes = _interleave(dict.fromkeys(chain.from_iterable(_model_gemms(m) for m in models)), grid)
     items = [
         _gemm(m, n, k, layout, dtype)
         for i, (m, n, k, layout) in enumerate(shapes)
-        # the second type is the rarer one in training
+        # the second dtype is the rarer one in training
         for dtype in (dtypes[0], *(d for d in dtypes[1:] if i % 4 == 0 and layout != ACCUMULATING))
         if limits.allows(2.0 * m * n * k, 4.0 * (m * k + k * n + m * n))
     ]
@@ -142,7 +143,7 @@ def _grid_gemms(limits: Limits) -> Iterator[tuple[int, int, int, str]]:
     low, high = np.log2([limits.smallest, limits.largest])
     for i, point in enumerate(2 ** (low + (high - low) * low_discrepancy(limits.grid_rows, 3))):
         m, n, k = (_rounded(size, limits.smallest) for size in point)
-        # forward makes the law, the others a factor on it: every fourth shape is measured in each
+        # forward gives the fit, the other layouts a factor on it: they are measured at every fourth shape
         for layout in LAYOUTS if i % 4 == 0 else LAYOUTS[:1]:
             yield m, n, k, layout
         if i % 8 == 0:
@@ -150,15 +151,15 @@ def _grid_gemms(limits: Limits) -> Iterator[tuple[int, int, int, str]]:
 
 
 def _rounded(size: float, smallest: int) -> int:
-    """To a multiple of an eighth of its octave, as models' sizes are, at least of 16."""
+    """Round to a multiple of an eighth of its octave, as models' sizes are, at least of 16 (or ``smallest``)."""
     step = max(2 ** (int(np.log2(size)) - 3), min(16, smallest))
     return int(round(size / step) * step)
 
 
 def _model_gemms(model: ModelDims) -> Iterator[tuple[int, int, int, str]]:
-    """Every linear of a layer and the head, over tensor-parallel sizes, forward and both gradients.
+    """Yield every linear of a layer and the head, over tensor-parallel sizes, forward and both gradients.
 
-    Of Y[t, n] = X[t, k] W[n, k]^T these are t x n over k, t x k over n and n x k over t.
+    For Y[t, n] = X[t, k] W[n, k]^T these are t x n over k, t x k over n and n x k over t.
     """
     query, context = (model.heads + 2 * model.kv_heads) * model.head_dim, model.heads * model.head_dim
     up = model.intermediate * (2 if model.gated else 1)
@@ -171,16 +172,16 @@ def _model_gemms(model: ModelDims) -> Iterator[tuple[int, int, int, str]]:
 
 
 def attention_items(limits: Limits, models: Sequence[ModelDims], dtype: str, kernels: Sequence[str]) -> list[Item]:
-    """Causal attention, forward and backward: shapes of the named models and a grid in turn.
+    """Return causal attention, forward and backward: shapes of ``models`` and of a grid in turn.
 
-    kernels: the device's, best first; the best is measured at every shape, others at each third.
+    kernels: the device's kernels, best first; the best is measured at every shape, the rest at every third.
     """
     shapes = _interleave(dict.fromkeys(chain.from_iterable(_model_attention(m) for m in models)), _grid_attention(limits))
     items = []
     for i, (batch, seq, heads, kv_heads, dim) in enumerate(shapes):
         elements = batch * seq * dim * (4 * heads + 4 * kv_heads)  # q, k, v, output, and their gradients
         for kernel, backward in product(kernels if i % 3 == 0 else kernels[:1], (False, True)):
-            # half of two products of seq^2 head_dim, FlashAttention's backward does 2.5 times as much
+            # causal: half of two GEMMs of seq^2 head_dim; FlashAttention's backward does 2.5 times as much
             flops = 2.0 * batch * heads * seq**2 * dim * (2.5 if backward else 1)
             if limits.allows(flops * limits.attention_cost, 2.0 * elements):
                 items.append(_attention(batch, seq, heads, kv_heads, dim, backward, kernel, dtype))
@@ -210,7 +211,7 @@ def _model_attention(model: ModelDims) -> Iterator[tuple[int, int, int, int, int
 
 
 def memory_bound_items(limits: Limits, smallest: int, kinds: Sequence[str], dtype: str) -> list[Item]:
-    """Every kind at every octave of bytes; all kinds at one size before the next size. Adam's states are always fp32."""
+    """Return every kind at every octave of bytes, all kinds at one size before the next. Adam's states are always fp32."""
     sizes = [smallest << i for i in range(int(np.log2(limits.stream_bytes / smallest)) + 1)]
     return [
         Item.of("memory_bound", {"kind": kind, "bytes": sizes[i], "dtype": "fp32" if kind == "adam" else dtype})
@@ -220,9 +221,9 @@ def memory_bound_items(limits: Limits, smallest: int, kinds: Sequence[str], dtyp
 
 
 def group_shapes(ranks_per_node: int, nodes: int) -> list[tuple[int, int]]:
-    """(intra, inter) of every group worth measuring: full world and full node first, then the largest first.
+    """Return (intra, inter) of every group worth measuring: full world and full node first, then the largest first.
 
-    intra: divisors of a node's ranks. inter: powers of two and all nodes.
+    intra: divisors of a node's ranks. inter: powers of two, and all nodes.
     """
     intra = [k for k in range(1, ranks_per_node + 1) if ranks_per_node % k == 0]
     inter = sorted({2**i for i in range(nodes.bit_length()) if 2**i <= nodes} | {nodes})
@@ -232,11 +233,11 @@ def group_shapes(ranks_per_node: int, nodes: int) -> list[tuple[int, int]]:
 
 
 def collective_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[Item]:
-    """All collectives of one group shape, from 1 KiB in steps of four, spread sizes first; p2p where two ranks meet."""
+    """Return all collectives of one group shape, from 1 KiB by factors of four in spread order; p2p for groups of two."""
     ops = ["all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast"]
     ops += ["p2p"] if intra * inter == 2 else []
     sizes = [KIB << (2 * i) for i in range(int(np.log2(limits.message_bytes / KIB)) // 2 + 1)]
-    whole = 4 * intra * inter  # the buffer falls into equal parts of whole elements of any dtype
+    whole = 4 * intra * inter  # the buffer divides into equal parts of whole elements of any dtype
     return [
         Item.of(op, {"intra": intra, "inter": inter, "bytes": -(-sizes[i] // whole) * whole, "dtype": dtype})
         for i in spread_order(len(sizes))
@@ -245,6 +246,6 @@ def collective_items(intra: int, inter: int, limits: Limits, dtype: str) -> list
 
 
 def _interleave(*sequences: Iterable[tuple[int | str, ...]]) -> Iterator[tuple]:  # type: ignore[type-arg]
-    """One of each in turn, until all are used up."""
+    """Yield one item of each sequence in turn, until all are used up."""
     for together in zip_longest(*sequences):
         yield from (item for item in together if item is not None)

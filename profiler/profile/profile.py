@@ -1,16 +1,16 @@
-"""The measured facts about one machine: tables of rows (op, shape, seconds) and where they come from.
+"""Measurements of one machine: tables of rows (op, shape, seconds) and their sources.
 
-Conventions, fixed here for every reader and writer:
+Conventions for every reader and writer:
 
 * SI units: seconds, bytes, FLOP/s, bytes/s.
-* ``seconds`` is the median of a row's repeats, ``spread`` the relative half range around it
-  ((max - min) / 2 / median; NaN where unknown), ``repeats`` how often it was timed (0 where unknown).
+* ``seconds`` is the median of a measurement's repeats, ``spread`` the relative half range around it
+  ((max - min) / 2 / median; NaN where unknown), ``repeats`` the number of timings (0 where unknown).
 * The size of a collective is always the *whole* buffer: the all_reduce buffer, the all_gather *output*,
   the reduce_scatter *input*, the whole send buffer of one rank for all2all, the message of broadcast and p2p.
-* An overlap row is of GEMMs (m, n, k) and collectives (whole buffer) in flight at once. ``gemm_slowdown`` and
-  ``collective_slowdown`` are each one's rate alone over its rate while both run (1: undisturbed); ``seconds`` is the time
-  of one GEMM while a collective is in flight, so seconds / gemm_slowdown is its time alone.
-* A group of ranks is described by ``intra`` (its ranks inside one node) and ``inter`` (nodes it touches).
+* An overlap measurement is of GEMMs (m, n, k) and collectives (whole buffer) in flight at once. ``gemm_slowdown`` and
+  ``collective_slowdown`` are each one's rate without overlap over its rate while both run (1: undisturbed); ``seconds`` is
+  the time of one GEMM while a collective is in flight, so seconds / gemm_slowdown is its time without overlap.
+* A group of ranks is described by ``intra`` (its ranks inside one node) and ``inter`` (nodes it spans).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TEXT_COLUMNS = frozenset({"dtype", "source", "layout", "out_dtype", "pass", "ker
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one op as equally long columns: float64 or int64 arrays, and str arrays for words."""
+    """Rows of one op as columns of equal length: float64 or int64 arrays, and str arrays for words."""
 
     columns: Mapping[str, np.ndarray]
 
@@ -60,12 +60,12 @@ class Table:
         return self.columns[name]
 
     def where(self, mask: np.ndarray) -> Table:
-        """The rows where ``mask`` (bool, shape [rows]) is true."""
+        """Return the rows where ``mask`` (bool, shape [rows]) is true."""
         return Table({name: column[mask] for name, column in self.columns.items()})
 
     @classmethod
     def from_columns(cls, op: str, columns: Mapping[str, Any]) -> Table:
-        """A checked table of ``op``: columns not given are NaN, 0 or "" by their kind; scalars fill the column.
+        """Return a checked table of ``op``: columns not given are NaN, 0 or "" by their type; scalars fill the column.
 
         Raises InputError for a column that the op does not have, unequal lengths, or times that are not positive.
         """
@@ -104,11 +104,10 @@ _DEVICE_FIGURES = (
 
 @dataclass(frozen=True)
 class Device:
-    """What a datasheet (and, where measured, a benchmark) says of one accelerator.
+    """Datasheet values (and, where measured, benchmark results) of one accelerator.
 
-    peak_flops: dense FLOP/s by dtype (bf16, fp16, fp8, fp32). memory_bandwidth: bytes/s of HBM.
-    link_bandwidth: bytes/s one GPU can send to others in its node. network_bandwidth: default bytes/s per GPU between
-    nodes.
+    peak_flops: dense FLOP/s by dtype (bf16, fp16, fp8, fp32). memory_bandwidth: bytes/s of HBM. link_bandwidth: bytes/s that
+    one GPU can send to other GPUs of its node. network_bandwidth: default bytes/s per GPU between nodes.
     """
 
     name: str
@@ -120,7 +119,7 @@ class Device:
     link_bandwidth: float
     network_bandwidth: float
     link_kind: str = ""
-    flash_version: int = 2  #: newest generation of FlashAttention that its attention rows stand for
+    flash_version: int = 2  #: newest generation of FlashAttention that its attention measurements represent
 
     def __post_init__(self) -> None:
         figures = {name: getattr(self, name) for name in _DEVICE_FIGURES}
@@ -134,10 +133,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Profile:
-    """One machine's measurements.
+    """Measurements of one machine.
 
-    meta: plain words and numbers (device facts under ``device``, versions, date, command, licences, ``laws``).
-    digest: hash of the file's content, the key of everything derived from it.
+    meta: plain words and numbers (device facts under ``device``, versions, date, command, licences, ``laws``: stated
+    constants). digest: hash of the file's content, the key of everything derived from it.
     """
 
     name: str
@@ -147,5 +146,5 @@ class Profile:
     digest: str = ""
 
     def table(self, op: str) -> Table:
-        """The rows of ``op``; an empty table where nothing was measured."""
+        """Return the rows of ``op``; an empty table where nothing was measured."""
         return self.tables.get(op) or Table.from_columns(op, {})

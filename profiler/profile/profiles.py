@@ -1,4 +1,4 @@
-"""Finding a profile: the user's own measurement if there is one, else the shipped one of the asked hardware."""
+"""Find a profile: the requested one, else the user's own measurements if there are any, else the shipped default."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OWN_PROFILE = "data.pt"
 
 
 def shipped_profiles(folder: Path = PROF_DATA) -> list[str]:
-    """Names of the profiles in ``folder``, the user's own left out."""
+    """Return the names of the profiles in ``folder``, without the user's own."""
     return sorted(path.stem for path in folder.glob("*.pt") if path.name != OWN_PROFILE)
 
 
 def find_profile(name: str | None = None, path: Path | None = None, folder: Path = PROF_DATA) -> tuple[Profile, str]:
-    """(profile, a sentence saying which and why): ``path`` if given, else ``name``, else data.pt, else the default."""
+    """Return (profile, a sentence stating which and why): ``path`` if given, else ``name``, else data.pt, else the default."""
     if path is not None:
         return read_profile(path), f"profile: {path}"
     if name is not None:

@@ -1,4 +1,4 @@
-"""Finished rows, kept on disk as they come: what is lost with the job is at most the last seconds."""
+"""Finished measurements, written to disk as they come: a job that ends early loses at most the last seconds."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from profiler.profile.profile import TABLE_COLUMNS, Device, Profile, Table
 from profiler.profile.store import write_profile
 
 CHECKPOINT_SECONDS = 3.0
-OUT_OF_MEMORY = "out_of_memory"  #: key of the meta list that names the rows which did not fit
-NOT_RUN = "not_run"  #: key of the meta mapping from rows that no kernel here can run to the reason
+OUT_OF_MEMORY = "out_of_memory"  #: key of the meta list of measurements that did not fit in memory
+NOT_RUN = "not_run"  #: key of the meta mapping from measurements that no kernel here can run to the reason
 
 Row = Mapping[str, Any]
 
 
 @dataclass
 class Recorder:
-    """Rows by op and key, and the profile made of them. A row measured again replaces the old one."""
+    """Measurements by op and key, and the profile made of them. A repeated measurement replaces the old one."""
 
     path: Path
     name: str
     device: Device
-    meta: dict[str, Any]  #: with the entries OUT_OF_MEMORY and NOT_RUN
+    meta: dict[str, Any]  #: including the entries OUT_OF_MEMORY and NOT_RUN
     rows: dict[Item, Row] = field(default_factory=dict)
     _written: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take_over(self, profile: Profile) -> None:
-        """Keep the rows of an earlier profile, and its notes on rows that did not fit."""
+        """Keep the measurements of an earlier profile, and its notes on those that did not fit or run."""
         self.rows.update(rows_of(profile))
         failed, refused = list(profile.meta.get(OUT_OF_MEMORY, [])), dict(profile.meta.get(NOT_RUN, {}))
         self.meta = {**profile.meta, **self.meta, OUT_OF_MEMORY: failed, NOT_RUN: refused}
 
     def settled(self) -> frozenset[str]:
-        """Labels of the items that are measured or known not to run here."""
+        """Return the labels of the items that are measured or known not to run here."""
         return frozenset([*(item.label for item in self.rows), *self.meta[OUT_OF_MEMORY], *self.meta[NOT_RUN]])
 
     def add(self, item: Item, outcome: Row | None) -> None:
-        """Add a row; writes a checkpoint when the last one is some seconds old.
+        """Add a measurement; write a checkpoint if the last one is some seconds old.
 
-        outcome: None where the row did not fit in memory; ``{NOT_RUN: reason}`` where no kernel takes the shape.
+        outcome: None where the operands did not fit in memory; ``{NOT_RUN: reason}`` where no kernel takes the shape.
         """
         with self._lock:
             if outcome is None:
@@ -77,7 +77,7 @@ def table_of(op: str, rows: list[Row]) -> Table:
 
 
 def rows_of(profile: Profile) -> dict[Item, Row]:
-    """Every row of a profile by its key."""
+    """Return every measurement of a profile by its key."""
     found: dict[Item, Row] = {}
     for op, table in profile.tables.items():
         columns = {name: column.tolist() for name, column in table.columns.items()}
@@ -88,7 +88,7 @@ def rows_of(profile: Profile) -> dict[Item, Row]:
 
 
 def _with_links(device: Device, p2p: Table) -> Device:
-    """The device with the best measured rates between two ranks of a node, and of two nodes; datasheets keep theirs."""
+    """Return the device with the best measured p2p rates inside a node and between two nodes; datasheets keep theirs."""
     if any(device.name == known.name for known in DEVICES.values()):
         return device
     rates = p2p["bytes"] / p2p["seconds"]

@@ -1,7 +1,7 @@
-"""Reading and writing ``data.pt`` profiles: ``torch.save`` files of plain values, read here without torch.
+"""Read and write ``data.pt`` profiles: ``torch.save`` files of plain values, read here without torch.
 
-A profile may come from a stranger, so the reader accepts only what a profile needs: dicts, lists, strings, numbers
-and CPU tensors. Any other pickled object is refused before anything of it is built.
+A profile may come from an untrusted source, so the reader accepts only what a profile needs: dicts, lists, strings, numbers and
+CPU tensors. Any other pickled object is refused before any part of it is built.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STORAGE_DTYPES = {
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Rebuilds plain containers and CPU tensors (as numpy arrays) of a ``torch.save`` archive, and nothing else."""
+    """Unpickler for plain containers and CPU tensors (as numpy arrays) of a ``torch.save`` archive, and nothing else."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(io.BytesIO(archive.read(f"{root}/data.pkl")))
@@ -67,9 +67,9 @@ def _rebuild_array(storage: np.ndarray, offset: int, size: Any, stride: Any, *_:
 
 
 def load_plain(path: Path) -> Any:
-    """The content of a ``torch.save`` file whose values are all plain (tensors become numpy arrays).
+    """Return the content of a ``torch.save`` file whose values are all plain (tensors become numpy arrays).
 
-    Raises InputError for a file that is missing, truncated, no torch archive, or holds any other object.
+    Raises InputError for a file that is missing, truncated, not a torch archive, or holds any other object.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -107,7 +107,7 @@ def read_profile(path: str | Path) -> Profile:
 
 
 def write_profile(path: str | Path, profile: Profile) -> None:
-    """Write a profile atomically: the file at ``path`` is either the old one or the whole new one."""
+    """Write a profile atomically: the file at ``path`` is either the old one or the complete new one."""
     import torch  # only writers need it; readers stay torch-free
 
     path = Path(path)
@@ -122,7 +122,7 @@ def write_profile(path: str | Path, profile: Profile) -> None:
 
 
 def _encode(table: Table, to_tensor: Any) -> dict[str, Any]:
-    """Words become codes into a list of distinct words; integers the smallest type that holds them; times float32."""
+    """Encode words as codes into a list of distinct words, integers in the smallest type that fits, times as float32."""
     encoded: dict[str, Any] = {}
     for name, column in table.columns.items():
         if name in TEXT_COLUMNS:

@@ -1,4 +1,4 @@
-"""Published collective measurements as profile tables, and laws that were published without their measurements."""
+"""Published collective measurements as profile tables, and constants that were published without their measurements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from profiler.published.rows import (
 )
 from profiler.published.tables import SIMUMAX, THINNED, named_source
 
-#: Licence by owner/repository: rows of any other source are not shipped.
+#: Licence by owner/repository; measurements of any other source are not shipped.
 LICENCES = {
     "ai-dynamo/aiconfigurator": "Apache-2.0",
     "microsoft/vidur": "MIT",
@@ -36,7 +36,7 @@ LICENCES = {
 
 _OPS = {"alltoall": "all2all", "sendrecv": "p2p"}
 _DTYPES = {"half": "fp16", "float": "fp32", "double": "fp64", "bfloat16": "bf16"}
-#: What ``bytes`` must mean in the files, so that it is the whole buffer here.
+#: Required start of ``bytes_is`` in the files, by op: ``bytes`` must be the whole buffer, as in the profile.
 _WHOLE_BUFFER = {
     "all_reduce": "per-rank buffer", "all_gather": "per-rank OUTPUT", "reduce_scatter": "per-rank INPUT",
     "all2all": "per-rank send buffer", "p2p": "per-rank message",
@@ -45,12 +45,12 @@ _SIZES_PER_CURVE = 40
 
 
 def repository(source: str) -> str:
-    """owner/repository of a source."""
+    """Return the owner/repository part of a source."""
     return source.partition(":")[0]
 
 
 def collectives(files: Collection, prefix: str, device: Device, ledger: Ledger) -> dict[str, Columns]:
-    """Tables by op. A row of p2p is one message to a neighbour while all ranks of the group send."""
+    """Return tables by op. A p2p measurement is one message to a neighbour while all ranks of the group send."""
     parts = [_nccl_rows(files, prefix, ledger)]
     parts += [_simumax_rows(files)] if prefix == "h100_sxm" else []
     rows = join(parts)
@@ -70,9 +70,9 @@ def collectives(files: Collection, prefix: str, device: Device, ledger: Ledger) 
 
 
 def _possible(rows: Columns, curve: tuple[str, ...], device: Device) -> np.ndarray:
-    """Mask: on no row of this curve would a GPU have to send more than its links carry.
+    """Return a mask: False on all rows of a curve if on any of them a GPU would have to send more than its links carry.
 
-    all_gather and its like send (n - 1) / n of the buffer; all_reduce may send it only once, where switches add up.
+    all_reduce (where switches reduce) and p2p are counted with the buffer sent once, all other ops with (n - 1) / n of it.
     """
     ranks = np.maximum(rows["intra"] * rows["inter"], 1)
     sent = np.where(np.isin(rows["op"], ("all_reduce", "p2p")), 1.0, (ranks - 1) / ranks) * rows["bytes"]
@@ -98,7 +98,7 @@ def _nccl_rows(files: Collection, prefix: str, ledger: Ledger) -> Columns:
 
 
 def _without_run(source: str) -> str:
-    """Logs of many equal runs (nodes, node pairs) become one source, so that their repeats are merged."""
+    """Drop the run from a source, so that logs of many equal runs (nodes, node pairs) are merged as repeats."""
     return re.sub(r"/runs/.*", "", source)
 
 
@@ -110,7 +110,7 @@ def _check_bytes(ops: np.ndarray, meaning: np.ndarray) -> None:
 
 
 def _simumax_rows(files: Collection) -> Columns:
-    """One nccl-tests log of an H100 node; its group size is inferred from bus over algorithm bandwidth."""
+    """Read an nccl-tests log of an H100 node; its group size is inferred from bus over algorithm bandwidth."""
     raw = files.rows(
         "simumax_h100_nccl_tests_raw.csv", ("op", "dtype"), ("ranks_assumed", "size_bytes", "time_us_out_of_place")
     )
@@ -122,12 +122,12 @@ def _simumax_rows(files: Collection) -> Columns:
 
 
 def intra_node_constants(files: Collection, prefix: str) -> dict[str, dict[int, dict[str, float]]]:
-    """SimuMax's fitted constants of one node: {op: {ranks: {bandwidth, traffic, latency}}}.
+    """Return SimuMax's fitted constants of one node: {op: {ranks: {bandwidth, traffic, latency}}}.
 
     seconds = latency + traffic * bytes / bandwidth, with bytes by the profile's convention. In SimuMax's terms
-    traffic is scale * (n - 1) / n and latency is theirs * scale * (n - 1) + fixed; scale 2 for all_reduce, else 1.
-    bandwidth_all_groups, where given: bandwidth when all groups of this size in the node work at once across PCIe.
-    Left out: constants its authors took over from a template, and point to point (a copy inside one GPU).
+    traffic is scale * (n - 1) / n and latency is SimuMax's latency * scale * (n - 1) + fixed latency; scale is 2 for
+    all_reduce, else 1. bandwidth_all_groups, where given: bandwidth when all groups of this size in the node communicate
+    at once across PCIe. Left out: constants that SimuMax's authors took from a template, and p2p (a copy inside one GPU).
     """
     words = ("network", "op", "fixed_latency_us_by_n", "dp_fixed_bw_gib_per_s_by_n")
     sizes = ("nominal_gib_per_s", "efficiency", "size_scale", "size_offset")
@@ -143,7 +143,7 @@ def intra_node_constants(files: Collection, prefix: str) -> dict[str, dict[int, 
 
 
 def _ranks(network: str) -> tuple[int, ...]:
-    """Group sizes that a network entry of SimuMax stands for."""
+    """Return the group sizes that a network entry of SimuMax represents."""
     pcie = {f"intra_node_pcie_{ranks}x": (ranks,) for ranks in (2, 4, 8)}
     return ({"high_intra_node": (2, 4, 8)} | pcie).get(network, ())
 
@@ -165,14 +165,14 @@ def _add_crowded(raw: Columns, constants: dict[str, dict[int, dict[str, float]]]
 
 
 def _by_ranks(cell: str) -> dict[int, float]:
-    """A cell such as '{"2": 4, "4": 7.65}'; empty is no entry."""
+    """Parse a cell such as '{"2": 4, "4": 7.65}'; an empty cell has no entries."""
     try:
         return {int(ranks): float(value) for ranks, value in json.loads(str(cell) or "{}").items()}
     except (ValueError, TypeError, AttributeError):
         raise InputError(f"a network file holds {str(cell)!r} where numbers by rank count should be") from None
 
 
-#: How SimuMax counts the bytes of a kernel, and how many launch latencies its bandwidth was freed of.
+#: By SimuMax kernel: its kind, how many launch latencies its bandwidth excludes, and how its bytes are counted.
 _COUNTED: dict[str, tuple[str, int, str]] = {
     "ce_fusion": ("cross_entropy", 1, "per logit of 2 bytes: 4 forward, 4 backward"),
     "ce": ("cross_entropy_unfused", 1, "per logit of 2 bytes: 38 forward, 14 backward"),
@@ -182,9 +182,10 @@ _COUNTED: dict[str, tuple[str, int, str]] = {
 
 
 def memory_bound_constants(files: Collection, prefix: str) -> dict[str, dict[str, float | str]]:
-    """SimuMax's effective bandwidths: {kind: {bandwidth, latency_s, bytes}}; seconds = latency_s + bytes / bandwidth.
+    """Return SimuMax's effective bandwidths: {kind: {bandwidth, latency_s, bytes}}.
 
-    ``bytes`` says in words how the bytes are counted, which is not always the ideal fused count of the tables.
+    seconds = latency_s + bytes / bandwidth. ``bytes`` states in words how bytes are counted, which is not always the ideal
+    fused count of the tables.
     """
     numbers = ("nominal_gib_per_s", "efficiency", "latency_us_added_per_call")
     raw = files.rows(f"simumax_{prefix}_membound.csv", ("op",), numbers)

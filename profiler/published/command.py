@@ -2,8 +2,8 @@
 
     python -m profiler.published HARDWARE_DIR --output prof_data
 
-HARDWARE_DIR holds the collected parquet and csv files. One profile per GPU is written, and SOURCES.md, which says
-where every row comes from, under which licence, how it was measured and what was left out.
+HARDWARE_DIR holds the collected parquet and csv files. The command writes one profile per GPU, and SOURCES.md, which
+states for all measurements the source, the licence, how they were measured and what was left out.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ NETWORK_FITS = "network_fits.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Which files make up one profile.
+    """Files that make up one profile.
 
-    collection: prefix of <prefix>_gemm.parquet and its like. simumax: prefix of simumax_<prefix>_*.csv.
-    kernels: (backend, version, kernel) of the attention that training can use. measured_on: profile of the other part
-    that the rows were measured on ("" = this one).
+    collection: prefix of <prefix>_gemm.parquet and similar files. simumax: prefix of simumax_<prefix>_*.csv. kernels: (backend,
+    version, kernel) of the attention that training can use. measured_on: profile of the part on which the rows were measured
+    ("" = this one).
     """
 
     collection: str = ""
@@ -61,7 +61,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def build(name: str, files: Collection, ledger: Ledger, network_fits: dict[str, Any] | None = None) -> Profile:
-    """The profile ``name`` from the collected files; rows left out are counted in ``ledger``."""
+    """Build the profile ``name`` from the collected files; rows left out are counted in ``ledger``."""
     recipe, part = RECIPES[name], device(name)
     measured_on = device(recipe.measured_on) if recipe.measured_on else part
     tables = {
@@ -80,9 +80,9 @@ def build(name: str, files: Collection, ledger: Ledger, network_fits: dict[str, 
 
 
 def _with_other_memory(tables: dict[str, Columns], source: Device, part: Device, ledger: Ledger) -> dict[str, Columns]:
-    """Rows of a part with the same chip and other memory, as far as they hold for this one.
+    """Return measurements of a part with the same chip but other memory, as far as they are valid for this part.
 
-    Matrix products that the memory may limit are left out; memory-bound kernels take longer by the ratio of bandwidths.
+    GEMMs that the memory may limit are left out; times of memory-bound kernels are scaled by the ratio of bandwidths.
     """
     tables = dict(tables)
     if tables["linear"]:
@@ -123,7 +123,7 @@ def _meta(
 
 
 def read_network_fits(folder: Path) -> dict[str, Any] | None:
-    """The law fitted between nodes, if an earlier command left one in the output folder."""
+    """Return the fit between nodes if an earlier command left one in ``folder``, else None."""
     path = folder / NETWORK_FITS
     if not path.exists():
         return None

@@ -1,13 +1,13 @@
-"""The text that nccl-tests prints, of any version since 2.0, as plain records.
+"""Parser for the output of nccl-tests, of any version since 2.0.
 
 A log holds one or more runs. Each starts with its parameters ("# nThread 1 nGpus 8 minBytes ..."), lists its devices
 ("#  Rank  0 Group  0 Pid 17 on node-a device  0 [0x1b] NVIDIA H100") and prints one line per message size:
 
     size  count  type  [redop]  [root]   time algbw busbw #wrong   time algbw busbw #wrong
 
-the first time with separate send and receive buffers (out-of-place), the second with one buffer (in-place). Early
-versions have no redop, root or group, and an ``error`` in place of ``#wrong``; later ones start with the test's name.
-Launchers put their own words before each line, and NCCL's own messages may stand between them.
+The first time is with separate send and receive buffers (out-of-place), the second with one buffer (in-place). Early
+versions have no redop, root or group, and have ``error`` instead of ``#wrong``; later ones start with the test's name.
+Launchers add their own prefix to each line, and NCCL's own messages may stand between lines.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([a-z]\w*)\s+(.*)$")
 
 @dataclass(frozen=True)
 class Line:
-    """One message size. size: bytes as printed. count: elements as printed. Times in seconds, NaN where not measured.
+    """One message size.
 
-    wrong: values that came out wrong (0 where it was not checked).
+    size: bytes as printed. count: elements as printed. out_of_place, in_place: times [s], NaN where not measured. wrong: number
+    of wrong values (0 where not checked).
     """
 
     size: int
@@ -48,10 +49,11 @@ class Line:
 
 @dataclass
 class Run:
-    """One run of one test. test: "all_reduce" or whatever stands before ``_perf``; "" where the log does not say.
+    """One run of one test.
 
-    ranks: (host, its device's index and bus address) by (group, rank). devices: their product names. version: NCCL's, "" where
-    unknown. broken: lines cut off or torn apart. ended: whether the summary that ends a run was printed.
+    test: the word before ``_perf``, such as "all_reduce"; "" where the log does not state it. ranks: (host, device index and
+    bus address) by (group, rank). devices: product names. version: of NCCL, "" where unknown. broken: number of lines that are
+    cut off or garbled. ended: whether the summary that ends a run was printed.
     """
 
     test: str
@@ -66,9 +68,9 @@ class Run:
 
 
 def parse(text: str) -> list[Run]:
-    """All runs of a log, in order; [] where no run starts."""
+    """Return all runs of a log, in order; [] where no run starts."""
     runs: list[Run] = []
-    test = version = ""  # said since the last run started, and so about the next one
+    test = version = ""  # stated since the last run started, so they belong to the next run
     for number, raw in enumerate(text.splitlines(), 1):
         line = _TIMESTAMP.sub("", _LAUNCHER.sub("", raw))
         if _PARAMETERS.search(line):
@@ -85,7 +87,7 @@ def parse(text: str) -> list[Run]:
 
 
 def _is_of_run(run: Run, line: str) -> bool:
-    """Whether ``line`` tells something of the run; if so it is noted there."""
+    """Return whether ``line`` belongs to ``run``; if so, record it there."""
     if rank := _RANK.search(line):
         run.ranks[int(rank["group"] or 0), int(rank["rank"])] = rank["host"], rank["slot"]
         run.devices.add(rank["device"])
@@ -107,9 +109,9 @@ def _is_of_run(run: Run, line: str) -> bool:
 
 
 def _line(size: int, count: int, dtype: str, cells: list[str]) -> Line | None:
-    """A line from the cells after its type; None where they are not those of one or two measurements of 4 cells.
+    """Parse a line from the cells after its type; None unless they are one or two measurements of 4 cells.
 
-    A negative time is a root (-1): its line was cut off.
+    A negative time is a root (-1), so the line was cut off.
     """
     if cells and re.fullmatch(r"[a-z]\w*", cells[0]):
         cells = cells[1:]  # redop
@@ -121,7 +123,7 @@ def _line(size: int, count: int, dtype: str, cells: list[str]) -> Line | None:
     known = [number if number is not None else math.nan for number in numbers]
     if known[0] < 0:
         return None
-    wrong = sum(int(cell) for cell in cells[3::4] if cell.isdigit())  # an early version's error, 4e-07, is none
+    wrong = sum(int(cell) for cell in cells[3::4] if cell.isdigit())  # the error of early versions (4e-07) counts as 0
     return Line(size, count, dtype, known[0] * 1e-6, known[4] * 1e-6 if len(cells) == 8 else math.nan, wrong)
 
 
@@ -135,7 +137,7 @@ def _number(cell: str) -> float | None:
 
 
 def _version(line: str) -> str:
-    """NCCL's version from "NCCL version 2.29.3+cuda13.1" or nccl-library=22903 (before 2.9: 2804 is 2.8.4); "" if none."""
+    """Return NCCL's version from "NCCL version 2.29.3+cuda13.1" or nccl-library=22903 (before 2.9: 2804 is 2.8.4), else ""."""
     if stated := _VERSION.search(line):
         return stated.group(1)
     if not (coded := _LIBRARY.search(line)):

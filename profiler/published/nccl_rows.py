@@ -1,11 +1,11 @@
-"""One log of nccl-tests as tables of rows by op.
+"""Read one log of nccl-tests into tables by op.
 
-nccl-tests prints as ``size`` the larger of a rank's send and receive buffer (its doc/PERFORMANCE.md): the buffer of
-all_reduce, broadcast and sendrecv, the output of all_gather, the input of reduce_scatter, the send buffer of alltoall.
-These are the profile's own conventions, so sizes are taken over as they are. ``count`` is the elements of one rank's
-share, so size / (count * bytes of the type) of the last three is the number of ranks, which is checked.
-Times are those of separate buffers (out-of-place), as training frameworks call collectives; where a log has only the
-other, they are taken and ``env`` says so.
+nccl-tests prints as ``size`` the larger of a rank's send and receive buffers (its doc/PERFORMANCE.md): the buffer of
+all_reduce, broadcast and sendrecv, the output of all_gather, the input of reduce_scatter, the send buffer of alltoall. The
+profile uses the same conventions, so sizes are used unchanged. ``count`` is the number of elements of one rank's share,
+so size / (count * bytes of the type) of the last three is the number of ranks; this is checked. Times are those of separate
+buffers (out-of-place), as training frameworks call collectives; where a log has only in-place times, those are used and
+``env`` states it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from profiler.errors import InputError
 from profiler.profile.profile import TABLE_COLUMNS, Table
 from profiler.published.nccl_log import Line, Run, parse
 
-#: The profile's table by the name of a test.
+#: Profile table by test name.
 OPS = {
     "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all2all",
     "broadcast": "broadcast", "sendrecv": "p2p",
 }  # fmt: skip
-_OTHER_TESTS = ("reduce", "gather", "scatter", "hypercube", "alltoallv")  # real tests that no table is for
-#: Of these a rank sends or receives only its share of the buffer, not all of it.
+_OTHER_TESTS = ("reduce", "gather", "scatter", "hypercube", "alltoallv")  # real tests for which a profile has no table
+#: Ops in which a rank sends or receives only its share of the buffer, not all of it.
 SPLIT_BUFFER = ("all_gather", "reduce_scatter", "all2all")
 _TYPE_BYTES = {
     "int8": 1, "uint8": 1, "char": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "half": 2, "bfloat16": 2,
@@ -40,9 +40,9 @@ _DTYPES = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64"
 
 @dataclass(frozen=True)
 class Log:
-    """What one file holds. tables: columns by op, one row per message size. devices: names of the GPUs.
+    """Content of one log.
 
-    notes: in words, what was left out.
+    tables: columns by op, one row per message size. devices: names of the GPUs. notes: what was left out, in words.
     """
 
     name: str
@@ -52,9 +52,10 @@ class Log:
 
 
 def read_log(path: str | Path, test: str | None = None) -> Log:
-    """Read one log. ``test``: the test that printed it ("alltoall"), where neither the log nor the file's name says.
+    """Read one log.
 
-    Raises InputError where the file is no log, its test is unknown, or its ranks and nodes cannot be told.
+    test: the test that printed the log ("alltoall"), where the log does not state it; without ``test`` the file name decides.
+    Raises InputError if the file is not a log, its test is unknown, or its ranks and nodes cannot be determined.
     """
     path = Path(path)
     try:
@@ -84,7 +85,7 @@ def read_log(path: str | Path, test: str | None = None) -> Log:
 
 
 def _test_in(stem: str) -> str:
-    """The test that a file's name mentions, the longest where several fit ("reduce_scatter" holds "reduce"); "" if none."""
+    """Return the longest test name that a file name contains ("reduce_scatter" also contains "reduce"); "" if none."""
     plain = re.sub(r"[-\s.]+", "_", stem.lower()).replace("all_to_all", "alltoall").replace("send_recv", "sendrecv")
     plain = (
         plain.replace("allreduce", "all_reduce").replace("allgather", "all_gather").replace("reducescatter", "reduce_scatter")
@@ -93,7 +94,7 @@ def _test_in(stem: str) -> str:
 
 
 def _columns(run: Run, op: str, path: Path, notes: list[str]) -> dict[str, Any]:
-    """The columns of one run's rows that can be used; what cannot is noted."""
+    """Return the columns of one run's usable lines; append to ``notes`` what is unusable."""
     where = f"{path}:{run.first_line}"
     intra, inter, groups = _shape(run, where)
     sound = [line for line in run.lines if line.size > 0 and not line.wrong]
@@ -126,12 +127,12 @@ def _columns(run: Run, op: str, path: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _seconds(line: Line) -> float:
-    """The out-of-place time, or the in-place time where there is none."""
+    """Return the out-of-place time, or the in-place time where there is none."""
     return line.out_of_place if line.out_of_place > 0 else line.in_place
 
 
 def _shape(run: Run, where: str) -> tuple[int, int, int]:
-    """(ranks of a group in one node, nodes of a group, groups), from the list of devices."""
+    """Return (ranks per node of a group, nodes of a group, number of groups), from the list of devices."""
     if not run.ranks:
         raise InputError(
             f"{where}: the list of devices ('# Rank 0 Group 0 Pid ... on HOST ...') is missing, so ranks are unknown"
@@ -167,5 +168,5 @@ def _check_count(line: Line, op: str, ranks: int, where: str) -> None:
 
 
 def joined(op: str, tables: Sequence[Table]) -> Table:
-    """The rows of all tables of ``op``, in order."""
+    """Return the rows of all ``tables`` of ``op``, in order."""
     return Table.from_columns(op, {name: np.concatenate([t[name] for t in tables]) for name in TABLE_COLUMNS[op]})

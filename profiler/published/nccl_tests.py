@@ -1,6 +1,6 @@
-"""Collectives from the logs of nccl-tests, which most clusters have already, as tables of a profile.
+"""Import collectives from logs of nccl-tests, which most clusters already have, into a profile.
 
-The kernels of a profile stay, and the cluster's own collectives take the place of its rows of the same groups.
+The profile keeps its kernels, and the logs' collectives replace its measurements of the same groups.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
 
 _VENDORS = frozenset(("NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"))
-#: Fewer rows over nodes do not tell a network's law (predictor/network/collective.py fits none to them).
+#: Fewer measurements between nodes do not suffice to fit a network (predictor/network/collective.py then fits none).
 NETWORK_ROWS = 20
 
 
 def import_logs(paths: Iterable[str | Path], profile: Profile | None = None, test: str | None = None) -> dict[str, Table]:
-    """The tables by op of all logs together; with ``profile``, refused where they are of another device.
+    """Return the tables by op of all logs together.
 
-    Curves faster than the profile's links can be (copies inside one GPU) are then left out.
+    profile: if given, logs of another device raise InputError, and curves faster than the profile's links (copies inside one
+    GPU) are left out. test: as for ``read_log``.
     """
     return _usable([read_log(path, test) for path in paths], profile)[0]
 
 
 def _usable(logs: Sequence[Log], profile: Profile | None) -> tuple[dict[str, Table], list[str]]:
-    """(tables, notes) of the logs for the profile's device."""
+    """Return (tables, notes) of the logs for the profile's device."""
     notes = [note for log in logs for note in log.notes]
     parts: dict[str, list[Table]] = {}
     for log in logs:
@@ -55,9 +56,9 @@ def _usable(logs: Sequence[Log], profile: Profile | None) -> tuple[dict[str, Tab
 
 
 def _possible(op: str, table: Table, device: Device) -> np.ndarray:
-    """Mask: rows of groups whose rate stays below the link's at every size (bool, shape [rows]).
+    """Return a mask (bool, shape [rows]): rows of groups whose rate stays below the link's at every size.
 
-    A rank sends (n - 1) / n of the buffer at least; all_reduce where switches add up, broadcast and p2p all of it.
+    A rank sends at least (n - 1) / n of the buffer; for all_reduce (where switches reduce), broadcast and p2p, all of it.
     """
     ranks = table["intra"] * table["inter"]
     share = (ranks - 1) / ranks if op in SPLIT_BUFFER else np.ones(len(table))
@@ -68,25 +69,25 @@ def _possible(op: str, table: Table, device: Device) -> np.ndarray:
 
 
 def check_device(log: Log, device: Device) -> None:
-    """Raise InputError where a log's GPUs are another chip than the profile's, or another build (PCIe, SXM) of it."""
+    """Raise InputError if a log's GPUs are another chip than the profile's, or another build (PCIe, SXM) of it."""
     for name in sorted(log.devices):
         if name and _build(name) != _build(device.name):
             raise InputError(f"{log.name}: measured on {name!r}, but the profile is of {device.name!r}; choose its own profile")
 
 
 def _build(name: str) -> tuple[str, bool]:
-    """(chip, whether it is the PCIe build) from a product's name: "NVIDIA A100-SXM4-40GB" is ("A100", False)."""
+    """Return (chip, whether it is the PCIe build) from a product's name: "NVIDIA A100-SXM4-40GB" is ("A100", False)."""
     words = [word for word in re.findall(r"[A-Z0-9]+", name.upper()) if word not in _VENDORS]
     last = next((i for i, word in enumerate(words) if re.search(r"\d", word)), len(words))
     return " ".join(words[: last + 1]), "PCIE" in words
 
 
 def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = None) -> Profile:
-    """The profile with the logs' rows in the place of its own rows of the same op and group; the rest stays.
+    """Return the profile with its measurements of the logs' ops and groups replaced by the logs'; the rest stays.
 
-    Logs that tell enough of the network between nodes to fit its law take the place of the profile's network as a whole:
-    of its stated law and of all its rows over nodes. ``meta["nccl_tests"]`` says what came from where: per log its rows
-    by op, what was left out, and what was replaced.
+    If the logs suffice to fit the network between nodes, they replace the profile's network as a whole: its stated constants
+    and all its measurements between nodes. ``meta["nccl_tests"]`` states the origin: per log its measurements by op, what was
+    left out, and what was replaced.
     """
     logs = [read_log(path, test) for path in paths]
     tables, notes = _usable(logs, profile)
@@ -119,7 +120,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
 
 
 def _tells_network(tables: Iterable[Table]) -> bool:
-    """Whether rows over nodes suffice for the predictor to fit a network's law: their number and kinds of group."""
+    """Return whether the measurements between nodes suffice to fit a network: their number and kinds of group."""
     keys = np.concatenate([_group_key(table)[table["inter"] > 1] for table in tables])
     return len(keys) >= NETWORK_ROWS and len(np.unique(keys)) > 1
 
@@ -130,11 +131,11 @@ def _group_key(table: Table) -> np.ndarray:
 
 
 def import_into(output: Path, paths: Sequence[Path], named: str | None = None, test: str | None = None) -> list[str]:
-    """Put the logs' collectives into ``output``/data.pt; returns what was done, line by line.
+    """Put the logs' collectives into ``output``/data.pt; return what was done, line by line.
 
-    named: profile (by name, or a file) whose kernels are taken where there is no data.pt yet; a data.pt that is there
-    keeps its rows, and of the named profile gets the tables that it has none of. test: as of ``read_log``.
-    Raises InputError where a file cannot be read, or logs, data.pt and profile are not of one device.
+    named: profile (a name or a file) whose kernels are used where there is no data.pt yet. An existing data.pt keeps its
+    measurements and takes only the tables it lacks from the named profile. test: as for ``read_log``. Raises InputError if a
+    file cannot be read, or if logs, data.pt and profile are not of one device.
     """
     path = output / OWN_PROFILE
     base = _base(path, named)
@@ -152,7 +153,7 @@ def import_into(output: Path, paths: Sequence[Path], named: str | None = None, t
 
 
 def _base(path: Path, named: str | None) -> Profile:
-    """The profile that logs are joined to: the one at ``path`` if it exists, else the named, else the default."""
+    """Return the profile to join logs to: the one at ``path`` if it exists, else ``named``, else the default."""
     given = None
     if named is not None:
         given, _ = find_profile(None, Path(named)) if named.endswith(".pt") else find_profile(named)

@@ -1,4 +1,4 @@
-"""What the shipped profiles say of themselves: notes per profile, and the page SOURCES.md."""
+"""Notes of the shipped profiles, and the page SOURCES.md."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from profiler.profile.profile import Profile
 from profiler.published.rows import Ledger
 
-#: For ``meta["sustained"]``.
+#: Note for ``meta["sustained"]``.
 SUSTAINED = (
     "kernels were timed alone, in loops of some ten to a hundred launches at boost clock; training at the power limit"
     " is slower, by a factor that belongs to the machine: how much slower a second laboratory timed the same products"
 )
-#: Parts that no second laboratory timed take the factor of the part with the same chip (H100 for H200, the larger A100).
+#: Sustained-clock derating of parts that no second laboratory timed: the factor of the part with the same chip (H100 for H200,
+#: the larger A100 for the smaller).
 SAME_CHIP_SCALE = {"h200_sxm": 1.12, "a100_sxm_40gb": 1.06}
 
 _GEMM = "matrix products: forward layout only (TN); no input- or weight-gradient rows are published for this GPU"
@@ -111,7 +112,7 @@ behind these two constants is not published.
 
 
 def sources_page(built: Sequence[tuple[Profile, Ledger]]) -> str:
-    """The text of SOURCES.md for the profiles and the ledgers of what they left out."""
+    """Return the text of SOURCES.md for the profiles and the ledgers of what they left out."""
     return _PAGE + "".join(_profile_section(profile, ledger) for profile, ledger in built)
 
 

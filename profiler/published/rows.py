@@ -11,14 +11,14 @@ import numpy as np
 
 from profiler.errors import InputError
 
-#: Equally long arrays by column name; words are str arrays, numbers int64 or float64.
+#: Arrays of equal length by column name; words are str arrays, numbers int64 or float64.
 Columns = dict[str, np.ndarray]
 
 _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Collection:
-    """The folder of collected files. ``missing`` gathers the names that were asked for and not there."""
+    """Folder of collected files. ``missing``: names of files that were requested but not found."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -27,7 +27,7 @@ class Collection:
             raise InputError(f"{self.folder}: no such folder; give the one with the collected parquet and csv files")
 
     def rows(self, name: str, words: Sequence[str], numbers: Sequence[str]) -> Columns:
-        """The named columns of file ``name``; no rows if the file is missing."""
+        """Return the named columns of file ``name``; no rows if the file is missing."""
         path = self.folder / name
         if not path.exists():
             self.missing.add(name)
@@ -57,13 +57,13 @@ def _read_frame(path: Path) -> Any:
 
 
 class Ledger:
-    """How many rows were left out, by table and reason."""
+    """Number of rows left out, by table and reason."""
 
     def __init__(self) -> None:
         self.left_out: Counter[tuple[str, str]] = Counter()
 
     def keep(self, table: str, reason: str, rows: Columns, mask: np.ndarray) -> Columns:
-        """The rows where ``mask`` is true; the others are counted under ``reason``."""
+        """Return the rows where ``mask`` is true; count the rest under ``reason``."""
         dropped = int(len(mask) - mask.sum())
         if dropped:
             self.left_out[table, reason] += dropped
@@ -79,24 +79,24 @@ def count(rows: Columns) -> int:
 
 
 def join(parts: Sequence[Columns]) -> Columns:
-    """All rows of the parts, one after another; scalars of a part are spread over its rows."""
+    """Return all rows of the parts, one after another."""
     full = [p for p in parts if p and count(p)]
     return {name: np.concatenate([p[name] for p in full]) for name in full[0]} if full else {}
 
 
 def constant(rows: Columns, **values: Any) -> Columns:
-    """``rows`` with further columns that hold one value throughout."""
+    """Return ``rows`` with further columns that each hold one value."""
     return rows | {name: np.full(count(rows), value) for name, value in values.items()}
 
 
 def renamed(words: np.ndarray, names: dict[str, str]) -> np.ndarray:
-    """``words`` with those in ``names`` replaced."""
+    """Return ``words`` with those in ``names`` replaced."""
     distinct, codes = np.unique(words, return_inverse=True)
     return np.array([names.get(str(w), str(w)) for w in distinct], dtype=np.str_)[codes]
 
 
 def groups(rows: Columns, keys: Sequence[str]) -> np.ndarray:
-    """One integer per row, equal for rows that agree in all ``keys`` and ascending in their order."""
+    """Return one integer per row, equal for rows that agree in all ``keys`` and ascending in the order of ``keys``."""
     ids = np.zeros(count(rows), dtype=np.int64)
     for key in keys:
         distinct, codes = np.unique(rows[key], return_inverse=True)
@@ -105,7 +105,7 @@ def groups(rows: Columns, keys: Sequence[str]) -> np.ndarray:
 
 
 def merge_repeats(rows: Columns, keys: Sequence[str]) -> Columns:
-    """One row per distinct ``keys``: median ``seconds``, relative half range ``spread``, number of them ``repeats``."""
+    """Merge rows of equal ``keys``: median ``seconds``, relative half range ``spread``, number of rows ``repeats``."""
     if not count(rows):
         return constant({k: rows[k] for k in (*keys, "seconds")}, spread=np.nan, repeats=0)
     ids = groups(rows, keys)
@@ -122,10 +122,10 @@ def merge_repeats(rows: Columns, keys: Sequence[str]) -> Columns:
 
 
 def thinned(rows: Columns, keep: np.ndarray, share: float, order: Sequence[str]) -> np.ndarray:
-    """Mask: all rows of ``keep``, and of the others an evenly spread ``share`` in 0..1.
+    """Return a mask: all rows of ``keep``, and an evenly spread ``share`` (0..1) of the remaining rows.
 
-    Evenly: the others are sorted by the ``order`` columns and row i stays where frac(i * golden ratio) < share, the
-    additive low-discrepancy sequence. The choice never looks at the times.
+    The remaining rows are sorted by the ``order`` columns, and row i stays where frac(i * golden ratio) < share, the additive
+    low-discrepancy sequence. The choice never depends on the times.
     """
     mask: np.ndarray = keep.copy()
     others = np.flatnonzero(~keep)
@@ -135,7 +135,7 @@ def thinned(rows: Columns, keep: np.ndarray, share: float, order: Sequence[str])
 
 
 def spaced(rows: Columns, within: Sequence[str], by: str, number: int) -> np.ndarray:
-    """Mask: in each group of equal ``within``, the rows whose ``by`` lies nearest to ``number`` log-spaced values."""
+    """Return a mask: in each group of equal ``within``, the rows whose ``by`` is nearest to ``number`` log-spaced values."""
     ids, sizes = groups(rows, within), rows[by].astype(np.float64)
     mask = np.zeros(len(ids), dtype=bool)
     for group in range(int(ids.max()) + 1 if len(ids) else 0):

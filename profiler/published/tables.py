@@ -1,4 +1,4 @@
-"""Published kernel measurements as profile tables: matrix products, attention, memory-bound kernels."""
+"""Published kernel measurements as profile tables: GEMMs, attention, memory-bound kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profiler.published.rows import (
     where,
 )
 
-#: No kernel reaches more than this share of the datasheet's peak or memory bandwidth; rows above it are errors.
+#: Largest share of the datasheet's peak or memory bandwidth that a kernel reaches; measurements above it are errors.
 PEAK_LIMIT = 0.97
 
 THINNED = "thinned by rule"
@@ -38,18 +38,18 @@ def simumax_source(prefix: str) -> str:
 
 
 def named_source(sources: np.ndarray) -> np.ndarray:
-    """Sources with the collection's short names written out as owner/repository:path."""
+    """Return sources with the collection's short names written out as owner/repository:path."""
     return renamed(sources, {s: s.replace("aic:", f"{AICONFIGURATOR}:systems/data/") for s in map(str, set(sources))})
 
 
 def _possible(flops: np.ndarray, rows: Columns, device: Device) -> np.ndarray:
-    """Mask: times are positive and faster than no kernel can be (PEAK_LIMIT of the dtype's peak)."""
+    """Return a mask: times are positive and imply at most PEAK_LIMIT of the dtype's peak."""
     peak = np.array([device.peak_flops.get(str(d), 0.0) for d in rows["dtype"]])
     return (rows["seconds"] > 0) & (flops <= PEAK_LIMIT * peak * rows["seconds"])
 
 
 def linear(files: Collection, prefix: str, simumax: str, device: Device, ledger: Ledger) -> Columns:
-    """Matrix products: out[m, n] += in over k; rows of up to three laboratories, told apart by source."""
+    """Return GEMMs, out[m, n] summed over k, of up to three laboratories, distinguished by ``source``."""
     parts = [_grid_linear(files, prefix, ledger), _model_linear(files, prefix, ledger)] if prefix else []
     parts += [_simumax_linear(files, simumax)] if simumax else []
     rows = join(parts)
@@ -60,7 +60,7 @@ def linear(files: Collection, prefix: str, simumax: str, device: Device, ledger:
 
 
 def _grid_linear(files: Collection, prefix: str, ledger: Ledger) -> Columns:
-    """Forward products on a grid of sizes. fp8 times hold the quantisation of the activation too."""
+    """Return forward GEMMs on a grid of sizes. fp8 times include the quantisation of the activation."""
     numbers = ("m", "n", "k", "us", "us_min", "us_max", "n_src")
     raw = files.rows(f"{prefix}_gemm.parquet", ("dtype", "source"), numbers)
     known = np.isin(raw["dtype"], ("bf16", "fp8_trtllm"))
@@ -79,7 +79,7 @@ def _grid_linear(files: Collection, prefix: str, ledger: Ledger) -> Columns:
 
 
 def _model_linear(files: Collection, prefix: str, ledger: Ledger) -> Columns:
-    """fp16 products of the layers of seven models (Vidur), the repeats of one shape merged."""
+    """Return fp16 GEMMs of the layers of seven models (Vidur), with repeats of one shape merged."""
     raw = files.rows(f"vidur_{prefix}_gemm.parquet", (), ("m", "n", "k", "us")) if prefix in _VIDUR else {}
     if not count(raw):
         return {}
@@ -102,13 +102,13 @@ def _simumax_linear(files: Collection, prefix: str) -> Columns:
 
 
 def grouped_linear(files: Collection, prefix: str, device: Device, ledger: Ledger) -> Columns:
-    """Grouped products of experts in all three passes; n and k are those of the forward pass."""
+    """Return grouped GEMMs of experts in all three passes; n and k are those of the forward pass."""
     numbers = ("num_groups", "tokens_per_group", "fwd_n", "fwd_k", "time_us")
     raw = files.rows(f"simumax_{prefix}_grouped_gemm.csv", ("stage", "dtype", "main_grad_dtype"), numbers)
     if not count(raw):
         return {}
     passes = renamed(raw["stage"], _PASSES)
-    # Only the weight gradient is stored in the main gradient's type; other passes do not depend on it.
+    # Only the weight gradient is stored in the main gradient's dtype; the other passes do not depend on it.
     accumulates = np.where(passes == "weight_grad", np.char.add(" accumulating in ", raw["main_grad_dtype"]), "")
     rows = merge_repeats(
         {"groups": raw["num_groups"], "tokens_per_group": raw["tokens_per_group"], "n": raw["fwd_n"], "k": raw["fwd_k"],
@@ -125,7 +125,7 @@ Kernels = tuple[tuple[str, str, str], ...]
 
 
 def flash_attn(files: Collection, prefix: str, simumax: str, kernels: Kernels, device: Device, ledger: Ledger) -> Columns:
-    """Attention; ``kernels`` are those of the serving collection that training can use."""
+    """Return attention measurements; ``kernels``: those of the serving collection that training can use."""
     parts = []
     if prefix:
         parts += [_serving_attention(files, prefix, kernels, ledger), _figure_attention(files, prefix, ledger)]
@@ -139,9 +139,9 @@ def flash_attn(files: Collection, prefix: str, simumax: str, kernels: Kernels, d
 
 
 def attention_flops(rows: Columns) -> np.ndarray:
-    """FLOPs of attention rows, half of them if causal.
+    """Return the FLOPs of attention rows; causal rows count half.
 
-    Forward: QK^T (head_dim) and PV (v_head_dim). Backward: QK^T again, dQ and dK (head_dim), dV and dP (v_head_dim).
+    Forward: QK^T (head_dim) and PV (v_head_dim). Backward: QK^T recomputed, dQ and dK (head_dim), dV and dP (v_head_dim).
     """
     pairs = 2.0 * rows["batch"] * rows["heads"] * rows["seq_q"] * rows["seq_kv"] / np.where(rows["causal"] != 0, 2, 1)
     forward = rows["head_dim"] + rows["v_head_dim"]
@@ -177,12 +177,12 @@ def _serving_attention(files: Collection, prefix: str, kernels: Kernels, ledger:
 
 
 def _figure_attention(files: Collection, prefix: str, ledger: Ledger) -> Columns:
-    """Forward and backward kernels of the FlashAttention repository's own figures (bar labels read by eye)."""
+    """Return forward and backward kernels from the FlashAttention repository's own figures (bar labels read by eye)."""
     raw = files.rows(
         "attn_bwd_all.csv", ("gpu", "impl", "phase", "dtype", "source"),
         ("batch", "seq", "heads", "kv_heads", "head_dim", "causal", "us"),
     )  # fmt: skip
-    # SimuMax's rows come from its own files, which also say the layout of q, k and v.
+    # SimuMax's measurements come from its own files, which also state the layout of q, k and v.
     raw = where(raw, (raw["gpu"] == prefix) & ~np.char.startswith(raw["source"], "SimuMax:"))
     released = np.char.startswith(raw["source"], "Dao-AILab/flash-attention:")
     raw = ledger.keep("flash_attn", "from an issue or pull request: no licence stated", raw, released)
@@ -200,9 +200,9 @@ def _simumax_attention(files: Collection, prefix: str) -> Columns:
 
 
 def memory_bound(files: Collection, prefix: str, device: Device, ledger: Ledger) -> Columns:
-    """Memory-bound kernels by the bytes that an ideal fused kernel reads and writes.
+    """Return memory-bound kernels by the bytes that an ideal fused kernel reads and writes.
 
-    A row faster than the memory (its data came from the cache) tells nothing of a training step, and is left out.
+    A measurement faster than the memory (its data came from the cache) says nothing about a training step and is left out.
     """
     parts = [_layer_kernels(files, prefix), _quantize(files, prefix)] if prefix else []
     rows = join(parts)
@@ -214,7 +214,7 @@ def memory_bound(files: Collection, prefix: str, device: Device, ledger: Ledger)
 
 
 def _layer_kernels(files: Collection, prefix: str) -> Columns:
-    """fp16 kernels of Vidur's layers, without the matrix products. ``tp`` shards rope and activation only."""
+    """Return fp16 kernels of Vidur's layers, without the GEMMs. ``tp`` shards rope and activation only."""
     numbers = ("tokens", "tp", "hidden", "heads", "kv_heads", "ffn", "us")
     raw = files.rows("membound_vidur.parquet", ("gpu", "op"), numbers)
     raw = where(raw, (raw["gpu"] == prefix) & (raw["us"] > 0))
@@ -243,7 +243,7 @@ _QUANTIZE_KERNEL = "static_scaled_fp8_quant"
 
 
 def _quantize(files: Collection, prefix: str) -> Columns:
-    """bf16 to fp8 with a known scale: two bytes read and one written per value."""
+    """Return quantisation from bf16 to fp8 with a known scale: two bytes read and one written per value."""
     raw = files.rows("membound_quantize.parquet", ("gpu", "op", "kernel", "source"), ("m", "k", "us"))
     raw = where(raw, (raw["gpu"] == prefix) & (raw["op"] == "scale_matrix") & (raw["kernel"] == _QUANTIZE_KERNEL))
     raw = where(raw, raw["us"] > 0)

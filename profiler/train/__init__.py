@@ -1,1 +1,1 @@
-"""Training a real transformer for some steps, as a case to validate predictions with."""
+"""Train a real transformer for some steps, as a case to validate predictions with."""

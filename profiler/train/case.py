@@ -18,7 +18,10 @@ from profiler.train.layout import Layout
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds of every step after warm-up; loss of every step; gradient norm of the first; peak bytes (0: unknown)."""
+    """Outcome of a run.
+
+    seconds: of every step after warm-up. losses: of every step. gradient_norm: of the first step. peak_bytes: 0 where unknown.
+    """
 
     seconds: tuple[float, ...]
     losses: tuple[float, ...]
@@ -29,7 +32,7 @@ class Measured:
 def case_of(
     layout: Layout, measured: Measured | None, hardware: str, gpus_per_node: int, device: torch.device
 ) -> dict[str, Any]:
-    """The case of a run; ``measured`` None where memory ran out."""
+    """Return the case of a run; ``measured`` is None for an OOM."""
     parts = [f"h{layout.dims.hidden_size}", f"l{layout.dims.num_hidden_layers}", f"s{layout.seq_len}", f"w{layout.world_size}"]
     parts += [f"tp{layout.tp}{'sp' if layout.sequence_parallel else ''}", f"pp{layout.pp}", f"z{layout.zero}"]
     parts += [f"mb{layout.micro_batch_size}x{layout.num_micro_batches}", layout.recompute, layout.dtype]
@@ -46,7 +49,7 @@ def case_of(
 
 
 def _run_keys(layout: Layout, device: torch.device) -> dict[str, Any]:
-    fused_norm = device.type == "cuda"  # on a CPU PyTorch composes rms_norm of other kernels
+    fused_norm = device.type == "cuda"  # on a CPU PyTorch builds rms_norm from other kernels
     return {
         "framework": "pytorch",
         "world_size": layout.world_size, "seq_len": layout.seq_len,
@@ -77,9 +80,9 @@ def _measured_keys(measured: Measured | None) -> dict[str, Any]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a whole line or nothing; a line that the file ends with already is not repeated.
+    """Append a complete line or nothing; do not repeat a line that the file already ends with.
 
-    Jobs that write at once wait for each other. Raises InputError where the file cannot be written.
+    Jobs that write at once wait for each other. Raises InputError if the file cannot be written.
     """
     data = (line + "\n").encode()
     try:

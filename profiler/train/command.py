@@ -1,10 +1,10 @@
-"""Trains a real transformer for a few steps and writes what a step took as a measured case.
+"""Train a real transformer for a few steps and write the step time as a measured case.
 
     torchrun --nproc-per-node=2 -m profiler.train --hidden_size 512 --num_hidden_layers 4 \\
         --num_attention_heads 8 --intermediate_size 1376 --vocab_size 8192 --seq_len 512 --tp 2 --output cases.jsonl
 
 The case is one JSON object on a line, as ``--validate`` reads it: the median over the steps after three of warm-up, where
-the slowest rank counts for each step, and the peak of allocated memory where the device tells it.
+the slowest rank counts for each step, and the peak of allocated memory where the device reports it.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from profiler.train.case import Measured, append_line, case_of
 from profiler.train.layout import PRECISIONS, Layout, Trainer, build
 from profiler.train.model import Dims, loss_of
 
-WARM_UP = 3  # steps until the allocator has all the blocks that a step needs
+WARM_UP = 3  # steps until the allocator holds all blocks that a step needs
 _TIMEOUT = timedelta(minutes=5)  # after which a rank that hangs or died ends the job
 
 
 @contextlib.contextmanager
 def process_group() -> Iterator[torch.device]:
-    """The job that torchrun started (or one process without it) on its GPUs, or else on CPUs over gloo; its device."""
+    """Join the job that torchrun started (or one process without it), on GPUs, else on CPUs over gloo; yield the device."""
     local, local_world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     on_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= local_world
     device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
@@ -64,7 +64,7 @@ def process_group() -> Iterator[torch.device]:
 
 
 def leave(code: int = 0) -> None:
-    """End this rank of a job, once all ranks are done, without destructors: those of gloo's threads sometimes abort.
+    """End this rank of a job without destructors once all ranks are done: those of gloo's threads sometimes abort.
 
     Does nothing in a process that torchrun did not start.
     """
@@ -90,7 +90,7 @@ def measure(layout: Layout, device: torch.device) -> Measured:
         start = time.perf_counter()
         losses.append(step(tokens, labels))
         if number == 0:
-            norm = _gradient_norm(trainer)  # in the warm-up, so never in a time
+            norm = _gradient_norm(trainer)  # in a warm-up step, so never part of a measured time
         trainer.optimizer.step()
         trainer.optimizer.zero_grad(set_to_none=True)
         _wait(device)
@@ -112,7 +112,7 @@ def _over_ranks(values: Tensor, device: torch.device, op: Any) -> Tensor:
 
 
 def _batch(trainer: Trainer) -> tuple[Tensor, Tensor]:
-    """This data-parallel rank's tokens and labels, [num_micro_batches * micro_batch_size, seq]."""
+    """Return this data-parallel rank's tokens and labels, [num_micro_batches * micro_batch_size, seq]."""
     layout = trainer.layout
     rows = layout.micro_batch_size * layout.num_micro_batches
     drawn = torch.Generator().manual_seed(0)
@@ -122,7 +122,10 @@ def _batch(trainer: Trainer) -> tuple[Tensor, Tensor]:
 
 
 def _plain_step(trainer: Trainer) -> Any:
-    """Forward and backward of all micro batches. DDP reduces gradients after the last, FSDP after each, on shards."""
+    """Return the step: forward and backward of all micro batches.
+
+    DDP reduces gradients after the last micro batch, FSDP after each, on shards.
+    """
     count, model = trainer.layout.num_micro_batches, trainer.model
 
     def step(tokens: Tensor, labels: Tensor) -> Tensor:
@@ -158,7 +161,7 @@ def _pipeline_step(trainer: Trainer) -> Any:
 
 
 def _stage_ends(trainer: Trainer) -> tuple[Tensor, Tensor]:
-    """Empty tensors like a stage's input and output. Without them torch would find out by a forward pass that upsets DDP."""
+    """Return empty tensors like a stage's input and output; without them torch runs a forward pass that interferes with DDP."""
     layout = trainer.layout
     seq = layout.seq_len // (layout.tp if layout.sequence_parallel else 1)
     between = torch.empty(
@@ -174,7 +177,7 @@ def _stage_ends(trainer: Trainer) -> tuple[Tensor, Tensor]:
 
 
 def _gradient_norm(trainer: Trainer) -> float:
-    """Norm of the whole model's gradient, equal on all ranks; NaN is told, not hidden."""
+    """Return the norm of the whole model's gradient, equal on all ranks; NaN is reported, not hidden."""
     total = torch.zeros((), device=trainer.device, dtype=torch.float64)
     for weight in trainer.stage.parameters():
         if weight.grad is not None:
@@ -185,7 +188,10 @@ def _gradient_norm(trainer: Trainer) -> float:
 
 
 def _mean_losses(trainer: Trainer, losses: list[Tensor]) -> tuple[float, ...]:
-    """Mean over data-parallel ranks: only last stages know a loss, and all ranks of a tensor-parallel group the same."""
+    """Return the mean losses over data-parallel ranks.
+
+    Only last stages know a loss, and all ranks of a tensor-parallel group know the same.
+    """
     layout = trainer.layout
     total = _over_ranks(torch.stack(losses).double(), trainer.device, dist.ReduceOp.SUM)
     return tuple((total / (layout.dp * layout.tp)).tolist())
@@ -222,7 +228,7 @@ def _write(case: dict[str, Any], output: Path | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Command line; 0, 2 with one sentence where the input cannot be used, 3 where memory ran out (the case says so)."""
+    """Run the command; return 0, 2 with one sentence for unusable input, or 3 on OOM (the case states it)."""
     layout, args = _arguments(argv)
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     try:

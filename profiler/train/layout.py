@@ -1,8 +1,7 @@
-"""How a measured training step is spread over ranks, by PyTorch's own means.
+"""Parallel layout of a measured training step, with PyTorch's own implementations.
 
-tensor parallel: parallelize_module over DTensors, with or without sequence parallel; data parallel: DDP, DDP with
-ZeroRedundancyOptimizer (ZeRO-1), or FSDP2 (ZeRO-3); pipeline: torch.distributed.pipelining, 1F1B.
-Ranks lie in the order tp, dp, pp.
+Tensor parallel: parallelize_module over DTensors, with or without sequence parallel. Data parallel: DDP, DDP with
+ZeroRedundancyOptimizer (ZeRO-1), or FSDP2 (ZeRO-3). Pipeline: torch.distributed.pipelining, 1F1B. Rank order: tp, dp, pp.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One run: model, batch and how it is spread; names as in the case files. ``steps`` include three of warm-up."""
+    """One run: model, batch and parallel layout, named as in the case files. ``steps`` includes three of warm-up."""
 
     dims: Dims
     world_size: int
@@ -54,7 +53,7 @@ class Layout:
         return self.world_size // (self.tp * self.pp)
 
     def check(self) -> None:
-        """Raise InputError with one sentence for the first thing that cannot be trained."""
+        """Raise InputError with one sentence for the first setting that cannot be trained."""
         dims = self.dims
         counts = {**vars(dims), "seq_len": self.seq_len, "micro_batch_size": self.micro_batch_size,
                   "num_micro_batches": self.num_micro_batches, "tp": self.tp, "pp": self.pp}  # fmt: skip
@@ -90,7 +89,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Trainer:
-    """What one rank holds of a layout. stage: its bare layers; model: the same as the data-parallel wrapper calls it."""
+    """What one rank holds of a layout. stage: its bare layers. model: the same layers in their data-parallel wrapper."""
 
     layout: Layout
     device: torch.device
@@ -109,7 +108,7 @@ class Trainer:
 
 
 def build(layout: Layout, device: torch.device) -> Trainer:
-    """This rank's part of the model and its optimizer; the process group must exist."""
+    """Build this rank's part of the model and its optimizer; the process group must exist."""
     names = ("pp", "dp", "tp")
     mesh = init_device_mesh(device.type, (layout.pp, layout.dp, layout.tp), mesh_dim_names=names)
     split = _splitter(layout, mesh)
@@ -123,7 +122,7 @@ def build(layout: Layout, device: torch.device) -> Trainer:
         fully_shard(stage, mesh=mesh["dp"], mp_policy=_mixed(layout))
     elif layout.dp > 1:
         devices = [device] if device.type == "cuda" else None
-        # No rank changes buffers and no weight goes unused, so neither is looked for in every step.
+        # No rank changes buffers and every weight is used, so DDP checks for neither in every step.
         model = DistributedDataParallel(
             stage, device_ids=devices, process_group=mesh["dp"].get_group(), broadcast_buffers=False,
             gradient_as_bucket_view=True,
@@ -132,7 +131,7 @@ def build(layout: Layout, device: torch.device) -> Trainer:
 
 
 def _mixed(layout: Layout) -> MixedPrecisionPolicy:
-    """Weights gathered in the compute dtype, gradients reduced in float32."""
+    """Return the policy: all-gather weights in the compute dtype, reduce gradients in float32."""
     if layout.dtype == "fp32":
         return MixedPrecisionPolicy()
     return MixedPrecisionPolicy(param_dtype=PRECISIONS[layout.dtype], reduce_dtype=torch.float32)
@@ -150,10 +149,10 @@ def _splitter(layout: Layout, mesh: DeviceMesh) -> Callable[[nn.Module], nn.Modu
 
 
 def _plan(part: nn.Module, sequence_parallel: bool) -> Any:
-    """How tensor parallelism divides a part: heads and features by column, then by row, the vocabulary by rows.
+    """Return the tensor-parallel plan of a part: heads and features by column, then by row; the vocabulary by rows.
 
-    Between parts activations are whole on every rank, or split along the sequence. Entering attention and mlp is one
-    communication for all their projections.
+    Between parts, activations are complete on every rank, or split along the sequence. The input of attention, and of mlp,
+    takes one communication for all their projections.
     """
     between = Shard(1) if sequence_parallel else Replicate()
     if isinstance(part, Block):
@@ -174,11 +173,11 @@ def _plan(part: nn.Module, sequence_parallel: bool) -> Any:
 
 
 def _optimizer(layout: Layout, mesh: DeviceMesh, weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW in its fused form, one kernel for many weights."""
+    """Return AdamW in its fused form, one kernel for many weights."""
     weights = list(weights)
     settings: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1, "fused": True}
     if layout.zero == 1:
         group = mesh["dp"].get_group()
         return ZeroRedundancyOptimizer(weights, torch.optim.AdamW, process_group=group, **settings)
     kinds = ([w for w in weights if isinstance(w, DTensor)], [w for w in weights if not isinstance(w, DTensor)])
-    return torch.optim.AdamW([{"params": kind} for kind in kinds if kind], **settings)  # a fused kernel takes one kind
+    return torch.optim.AdamW([{"params": kind} for kind in kinds if kind], **settings)  # a fused call takes one tensor kind

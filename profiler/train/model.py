@@ -1,7 +1,7 @@
-"""A Llama-like transformer in plain PyTorch, built and split layer by layer, so that no rank ever holds it whole.
+"""A Llama-like transformer in plain PyTorch, built and sharded layer by layer, so that no rank ever holds the full model.
 
-Every layer: RMSNorm, grouped-query attention with rotary embedding over torch's scaled_dot_product_attention, RMSNorm,
-SwiGLU. Weights of a layer depend on its number alone, so all layouts start from the same model.
+Every layer: RMSNorm, grouped-query attention with rotary embedding over torch's scaled_dot_product_attention, RMSNorm, SwiGLU.
+Weights of a layer depend only on its number, so all layouts start from the same model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-_INIT_STD = 0.02  # of all weight matrices, as GPT-2 and Llama start
+_INIT_STD = 0.02  # of all weight matrices, as in GPT-2 and Llama
 _ROPE_BASE = 10000.0
 
 
@@ -35,14 +35,14 @@ class Dims:
 
 
 class Norm(nn.RMSNorm):
-    """RMSNorm whose weight takes the dtype of the activations, so that the output keeps it."""
+    """RMSNorm whose weight is cast to the dtype of the activations, so that the output keeps that dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention; under tensor parallelism each rank has its share of the heads."""
+    """Causal grouped-query attention; under tensor parallelism each rank holds its share of the heads."""
 
     def __init__(self, dims: Dims) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer; with ``recompute`` it keeps its input only, and backward runs it forward again."""
+    """One layer; with ``recompute`` it keeps only its input, and the backward pass recomputes its forward pass."""
 
     def __init__(self, dims: Dims, recompute: bool) -> None:
         super().__init__()
@@ -96,9 +96,9 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """Consecutive layers of the model: with the embedding where they are the first, the head where they are the last.
+    """Consecutive layers of the model; the first stage also has the embedding, the last also the head.
 
-    compute_dtype: that of activations and matrix products; weights keep theirs (autocast).
+    compute_dtype: dtype of activations and GEMMs; weights keep theirs (autocast).
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Stage(nn.Module):
         recompute: bool,
         split: Callable[[nn.Module], nn.Module],
     ) -> None:
-        """``split`` divides a part (embedding, Block, norm, head) among ranks as soon as it is built."""
+        """Build the stage; ``split`` shards a part (embedding, Block, norm, head) among ranks as soon as it is built."""
         super().__init__()
 
         def build(part: Callable[[], nn.Module], number: int) -> nn.Module:
@@ -129,7 +129,7 @@ class Stage(nn.Module):
         self.register_buffer("rotary", rotary_table(seq_len, dims.head_dim).to(device, compute_dtype), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [batch, seq] or activations [batch, seq, hidden] to activations or logits [batch, seq, vocab]."""
+        """Map tokens [batch, seq] or activations [batch, seq, hidden] to activations or logits [batch, seq, vocab]."""
         with torch.autocast(self.device_type, self.compute_dtype, enabled=self.compute_dtype != torch.float32):
             if self.embedding is not None:
                 x = self.embedding(x).to(self.compute_dtype)
@@ -146,18 +146,18 @@ def _initialised(part: nn.Module) -> nn.Module:
 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy in float32 of logits [batch, seq, vocab] against labels [batch, seq]."""
+    """Return the mean cross entropy in float32 of logits [batch, seq, vocab] against labels [batch, seq]."""
     return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
 
 
 def rotary_table(seq_len: int, head_dim: int) -> Tensor:
-    """Cosines and sines of rotary embedding (Su et al. 2021), halves paired as in Llama: [2, seq, head_dim]."""
+    """Return cosines and sines of rotary embedding (Su et al. 2021), halves paired as in Llama: [2, seq, head_dim]."""
     rates = _ROPE_BASE ** (-torch.arange(0, head_dim, 2).float() / head_dim)
     angles = torch.outer(torch.arange(seq_len).float(), rates).repeat(1, 2)
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def rotated(x: Tensor, rotary: Tensor) -> Tensor:
-    """x [batch, heads, seq, head_dim] with every pair turned by its position's angle."""
+    """Return x [batch, heads, seq, head_dim] with every pair rotated by its position's angle."""
     first, second = x.chunk(2, dim=-1)
     return x * rotary[0] + torch.cat([-second, first], dim=-1) * rotary[1]
