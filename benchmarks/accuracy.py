@@ -1,10 +1,10 @@
-"""How far predictions are from published runs: predicts every case, writes docs/accuracy.md and its pictures.
+"""Compare predictions with published runs: predict every case, write docs/accuracy.md and its pictures.
 
     python benchmarks/accuracy.py [--cases FILE.jsonl] [--output docs/accuracy.md]
 
-Laws are fitted to kernels and collectives; the one factor a device that is fitted to runs (step_factors.py) is left out for the
-runs that it is judged on. With the laws of the shipped profiles cached it takes about half a minute, the first time as
-long again per profile.
+Models are fitted to kernels and collectives. The one factor per device that is fitted to runs (step_factors.py) does not use
+the runs that it is tested on. With the fits of the shipped profiles cached it takes about half a minute; the first time it
+takes as long again per profile.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from solver.report.validate import Prediction, timed
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "configs" / "cases"
-#: The page with {names} where its tables go.
+#: Template of the page, with {names} where its tables go.
 PAGE = Path(__file__).with_suffix(".md.in")
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file. Raises InputError naming the file."""
+    """Read a JSON file. Raises InputError that names the file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -77,7 +77,7 @@ def document(
 
 
 def draw_pictures(predictions: Sequence[Prediction], folder: Path, stem: str) -> None:
-    """STEM_time.jpg and STEM_memory.jpg; a picture without points is not drawn."""
+    """Draw STEM_time.jpg and STEM_memory.jpg; a picture without points is not drawn."""
     with_memory = weighed(predictions)
     if timed(predictions):
         draw_scatter(

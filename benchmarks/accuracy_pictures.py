@@ -1,4 +1,4 @@
-"""Scatter plots of docs/accuracy.md: predicted over measured, a panel a group, a colour for each GPU."""
+"""Scatter plots of docs/accuracy.md: predicted over measured, one panel per group, one colour per device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from profiler.files import replacing
 from solver.report.validate import Prediction
 
-#: Colours that stay apart for most colour-blind readers (Okabe and Ito).
+#: Colours that most colour-blind readers can tell apart (Okabe and Ito).
 COLOURS = {
     "a100_sxm_80gb": "#0072B2", "a100_sxm_40gb": "#56B4E9", "a100_pcie_80gb": "#009E73", "h100_sxm": "#D55E00",
     "h200_sxm": "#E69F00", "b200_sxm": "#CC79A7",
@@ -24,7 +24,10 @@ Pair = Callable[[Prediction], tuple[float, float]]
 
 
 def draw_scatter(predictions: Sequence[Prediction], pair: Pair, unit: str, path: Path, columns: int = 4) -> None:
-    """``pair`` gives measured and predicted of one case in ``unit``; one panel per group, equal logarithmic axes."""
+    """Draw one panel per group, with equal logarithmic axes.
+
+    pair: returns measured and predicted of one case in ``unit``.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,7 +35,7 @@ def draw_scatter(predictions: Sequence[Prediction], pair: Pair, unit: str, path:
 
     names = sorted({p.case.source for p in predictions})
     width = min(columns, len(names) + 1)
-    height = -(-(len(names) + 1) // width)  # one place more than groups: the legend's
+    height = -(-(len(names) + 1) // width)  # one place more than groups, for the legend
     figure, axes = plt.subplots(height, width, figsize=(3.3 * width, 3.3 * height), layout="constrained", squeeze=False)
     for name, panel in zip(names, axes.flat, strict=False):
         _panel(panel, name, [p for p in predictions if p.case.source == name], pair)
@@ -67,7 +70,10 @@ def _panel(panel: Any, name: str, members: Sequence[Prediction], pair: Pair) -> 
 
 
 def _ticks(axis: Any, low: float, high: float) -> None:
-    """Plain numbers: 1, 2, 5 of each decade where they are few enough, else the decades; finer ones in a narrow panel."""
+    """Set ticks with plain numbers: 1, 2, 5 of each decade where they are few enough, else the decades.
+
+    A narrow panel gets finer ticks.
+    """
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)

@@ -26,14 +26,14 @@ from solver.report.validate import (
 from solver.spec.strategy import Strategy
 
 NOT_EXPLAINED = "not explained"
-#: Cases that are described alike and yet differ by more than this (a factor) cannot both be predicted.
+#: Cases with the same description whose times differ by more than this factor cannot both be predicted.
 TWINS_DIFFER = 1.1
 _BOUNDS = {"micro_batch_size": (1, 2, 4, 8, 16), "world_size": (8, 64, 256), "seq_len": (1024, 2048, 4096, 8192)}
 
 
 @dataclass(frozen=True)
 class Note:
-    """Why cases are off: ``cases`` is a pattern of their ids as the shell's (* ? [12])."""
+    """Why cases are off. cases: a shell pattern of their ids (* ? [12])."""
 
     cases: str
     reason: str
@@ -41,7 +41,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Peer:
-    """What another tool reaches by its own account; ``group`` names our cases that are nearest to its own."""
+    """Accuracy that another tool reports for itself; ``group`` names those of our cases that are most like its own."""
 
     tool: str
     cases: str
@@ -52,13 +52,13 @@ class Peer:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int] = (0,)) -> str:
-    """A Markdown table; the columns ``text`` are aligned left, the others, numbers, right."""
+    """A Markdown table; the columns ``text`` are aligned left, the others (numbers) right."""
     rule = ["---" if column in text else "---:" for column in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows)) + "\n"
 
 
 def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> str:
-    """Step-time errors per group beside those of one MFU per hardware, and the regret of trusting the order."""
+    """Step-time errors per group, those of the constant-MFU baseline per hardware, and the regret of trusting the order."""
     nulls, regrets = constant_mfu_scores(predictions), regret(predictions)
     head = ["group", "runs", "n", "constant-MFU baseline: median",
             "median", "90th percentile", "mean (signed)", "in 90% interval", "skill",
@@ -73,7 +73,10 @@ def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> 
 
 
 def memory_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> str:
-    """Peak-memory errors per group. distinct: readings, where sources give runs of any number of micro batches the same one."""
+    """Peak-memory errors per group.
+
+    distinct: number of different readings, where sources state the same one for runs of any number of micro batches.
+    """
     readings: dict[str, set[float]] = defaultdict(set)
     for p in weighed(predictions):
         readings[p.case.source].add(float(p.case.measured["peak_memory_gib"]))
@@ -85,7 +88,10 @@ def memory_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -
 
 
 def fits_table(predictions: Sequence[Prediction]) -> str:
-    """Fits or does not: the four counts, the share told right and both kinds of error. Empty where nothing was asked."""
+    """Fits or does not fit: the four counts, the share classified correctly and both kinds of error.
+
+    Empty without runs of both outcomes.
+    """
     n = confusion(predictions)
     fit, out = (n[f"{real}, predicted fit"] + n[f"{real}, predicted OOM"] for real in ("fit", "OOM"))
     if not fit or not out:
@@ -104,7 +110,7 @@ def fits_table(predictions: Sequence[Prediction]) -> str:
 
 
 def peer_table(predictions: Sequence[Prediction], peers: Sequence[Peer]) -> str:
-    """Mean |error| of other tools as they state it, beside ours on the nearest group."""
+    """Mean |error| of other tools as they state it, next to ours on the most similar group."""
     head = [
         "tool",
         "its cases",
@@ -134,12 +140,15 @@ def memory_error(p: Prediction) -> float:
 
 
 def weighed(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The predicted ones whose peak memory was measured."""
+    """The predicted cases whose peak memory was measured."""
     return [p for p in predictions if not p.skipped and "peak_memory_gib" in p.case.measured]
 
 
 def factor_table(predictions: Sequence[Prediction]) -> str:
-    """Signed error of the step time by what the run did, with and without the largest group, which sets the medians."""
+    """Signed error of the step time by properties of the run.
+
+    With and without the largest group, which determines the medians.
+    """
     members = timed(predictions)
     sizes: dict[str, int] = defaultdict(int)
     for p in members:
@@ -188,7 +197,7 @@ _FACTORS: Mapping[str, Callable[..., tuple[int, str]]] = {
 
 
 def worst_table(predictions: Sequence[Prediction], notes: Sequence[Note], count: int = 10) -> str:
-    """The cases that are furthest off, each with a reason that can be checked, or none."""
+    """The cases with the largest errors, each with a reason that can be checked, or none."""
     like = twins(predictions)
     rows = [
         [p.case.id, layout_of(p.case), seconds(p.seconds), seconds(p.case.measured["step_s"]), f"{step_error(p) + 1:.2f}",
@@ -199,7 +208,7 @@ def worst_table(predictions: Sequence[Prediction], notes: Sequence[Note], count:
 
 
 def layout_of(case: Case) -> str:
-    """Model, GPUs and what of the layout is not 1."""
+    """Model, GPUs, and the parts of the layout that are not 1."""
     s = case.strategy
     if s is None or case.model is None:
         return ""
@@ -209,7 +218,7 @@ def layout_of(case: Case) -> str:
 
 
 def twins(predictions: Sequence[Prediction]) -> list[list[Prediction]]:
-    """Timed cases of equal hardware, cluster, model and layout: sets of two and more, fastest first."""
+    """Timed cases of equal source, hardware, cluster, model and layout: sets of two and more, fastest first."""
     alike: dict[str, list[Prediction]] = defaultdict(list)
     for p in timed(predictions):
         key = (p.case.source, p.case.hardware, json.dumps(dict(p.case.cluster), sort_keys=True), p.case.model, p.case.strategy)
@@ -219,7 +228,10 @@ def twins(predictions: Sequence[Prediction]) -> list[list[Prediction]]:
 
 
 def reason_of(p: Prediction, notes: Sequence[Note], like: Sequence[Sequence[Prediction]]) -> str:
-    """The first note whose pattern holds the case; else a run described alike that took another time; else not explained."""
+    """The reason of the first note whose pattern matches the case.
+
+    Else a run with the same description that took a different time; else not explained.
+    """
     for note in notes:
         if fnmatchcase(p.case.id, note.cases):
             return note.reason
@@ -237,7 +249,10 @@ def _measured(p: Prediction) -> float:
 
 
 def twin_table(predictions: Sequence[Prediction]) -> str:
-    """How much measured runs differ that the file describes alike: what no prediction from these descriptions can follow."""
+    """How much measured runs with the same description in the file differ.
+
+    No prediction from these descriptions can reproduce this difference.
+    """
     spreads: dict[str, list[float]] = defaultdict(list)
     for found in twins(predictions):
         spreads[found[0].case.source].append(_measured(found[-1]) / _measured(found[0]) - 1)

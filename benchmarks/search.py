@@ -1,9 +1,9 @@
-"""How fast the search is: layouts a second, wall time of the main job from process start, peak memory, scaling.
+"""How fast the search is: layouts per second, wall time of the main job from process start, peak memory, scaling.
 
     python benchmarks/search.py [--world_sizes 8 64 128 ...] [--json OUT]
 
-Each world size runs in a process of its own, on one core, with the fitted laws cached (the first start fits them). Peers'
-figures are for comparison: measured on one core of a 2-core machine, candidates that they price completely in a second.
+Each world size runs in its own process, on one core, with cached fits (the first start creates them). Peers' figures are for
+comparison: measured on one core of a 2-core machine, candidates that they estimate completely per second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PEERS = {"InternLM Simulator": 2025.0, "Calculon": 500.0, "SimuMax": 25.0}
 
 
 def measure(world_size: int, tokens: int) -> dict[str, float | str]:
-    """One search in this process: its own figures and this process's peak memory."""
+    """One search in this process: its own figures and the peak memory of this process."""
     sys.path.insert(0, str(ROOT))
     from solver import load_problem, search
     from solver.report.terminal import describe
@@ -53,7 +53,7 @@ def one_core() -> None:
 
 
 def main_job_seconds(repeats: int = 3) -> list[float]:
-    """Wall seconds of the main job, process start to end, laws cached."""
+    """Wall seconds of the main job, from process start to end, with cached fits."""
     command = [
         sys.executable,
         "simulation_train_formulaic.py",

@@ -1,12 +1,12 @@
-"""The part of the sustained scale that only training steps show: fits one factor a device to measured runs, judges it on runs
-that were left out, and keeps it where it helps there.
+"""Fit the part of the sustained-clock derating that only training steps show.
 
     python benchmarks/step_factors.py [--cases FILE.jsonl] [--output prof_data/step_factors.json]
 
-A factor multiplies the times of products and attention. It is the median over groups of runs (one publication or one collection
-each) of the group's median; where a device has one group only, over its layouts. The judge leaves each group (layout) out in
-turn, and the factor is kept if there are three or more, the mean |error| of what was left out falls by a fifth or more, and the
-factor is one that clocks and frameworks can explain.
+One factor per device is fitted to measured runs, tested on runs that were left out, and kept where it helps there. A factor
+multiplies the times of GEMMs and attention. It is the median over groups of runs (one publication or one collection each) of
+the group's median; where a device has one group only, over its layouts. The test leaves each group (layout) out in turn. The
+factor is kept if there are three or more, the mean |error| of what was left out falls by a fifth or more, and clocks and
+frameworks can explain a factor of this size.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ from solver.report.validate import CostModels, Prediction, predict_cases, timed
 PUBLISHED = Path(__file__).resolve().parent.parent / "configs" / "cases" / "published.jsonl"
 LEAST_GAIN = 0.2  #: of the mean |error| on runs left out
 LEAST_FOLDS = 3
-PLAUSIBLE = (0.7, 1.5)  #: beyond, something else than the sustained speed is wrong
-_STEP = 0.05  #: a factor's effect on a step is taken as linear between 1 and 1 plus this
+PLAUSIBLE = (0.7, 1.5)  #: outside, something other than the sustained speed is wrong
+_STEP = 0.05  #: the step time is taken as linear in the factor between 1 and 1 plus this
 
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """What the runs on one device say. error_*: mean |predicted / measured - 1|, of runs left out with the others' factor."""
+    """The factor that the runs on one device give.
+
+    by_fold: factor of each fold. error_without: mean |predicted / measured - 1| without a factor. error_left_out: the same for
+    runs left out, each with the factor of the other folds.
+    """
 
     hardware: str
     by_fold: Mapping[str, float]
@@ -65,7 +69,7 @@ class DeviceFit:
 
 
 def scaled(models: CostModels, factors: Mapping[str, float]) -> CostModels:
-    """``models`` with products and attention taking ``factors`` (by hardware) times as long."""
+    """``models`` with the times of GEMMs and attention multiplied by ``factors`` (by hardware)."""
 
     def model(hardware: str, network_bandwidth: float | None) -> CostModel | None:
         found = models(hardware, network_bandwidth)
@@ -75,7 +79,7 @@ def scaled(models: CostModels, factors: Mapping[str, float]) -> CostModels:
 
 
 def folds(cases: Sequence[Case]) -> dict[str, str]:
-    """Case -> what is left out together with it, of cases on one device."""
+    """Case id -> fold that it is left out with; all ``cases`` ran on one device."""
     several = len({case.source for case in cases}) > 1
     return {case.id: case.source if several else _layout(case) for case in cases}
 
@@ -88,13 +92,16 @@ def _layout(case: Case) -> str:
 
 
 def fit_device(cases: Sequence[Case], models: CostModels) -> DeviceFit | None:
-    """The factor of the device that all ``cases`` ran on; None where none of them has a time. ``models``: without factors."""
+    """The factor of the device that all ``cases`` ran on; None where no run determines it.
+
+    models: without factors.
+    """
     hardware, fold = cases[0].hardware, folds(cases)
     base, more = (timed(predict_cases(cases, scaled(models, {hardware: f}))) for f in (1.0, 1.0 + _STEP))
     implied: dict[str, list[float]] = {}
     for one, other in zip(base, more, strict=True):
         slope = (other.seconds - one.seconds) / _STEP
-        if slope > 0:  # a step that no product moves says nothing
+        if slope > 0:  # else the step time does not depend on GEMMs
             implied.setdefault(fold[one.case.id], []).append(1 + (one.case.measured["step_s"] - one.seconds) / slope)
     if not implied:
         return None
@@ -103,13 +110,19 @@ def fit_device(cases: Sequence[Case], models: CostModels) -> DeviceFit | None:
 
 
 def predict_left_out(cases: Sequence[Case], models: CostModels, fit: DeviceFit) -> list[Prediction]:
-    """Predictions in the order of ``cases``, each with the factor of the folds it is not in; ``models``: without factors."""
+    """Predictions in the order of ``cases``, each with the factor of the folds that it is not in.
+
+    models: without factors.
+    """
     fold = folds(cases)
     return _predict_each(cases, models, [fit.leaving_out(fold[case.id]) for case in cases])
 
 
 def _predict_each(cases: Sequence[Case], models: CostModels, factors: Sequence[float]) -> list[Prediction]:
-    """Predictions in the order of ``cases``, each with ``models`` times its factor; equal factors are predicted together."""
+    """Predictions in the order of ``cases``, each by ``models`` times its factor.
+
+    Cases of equal factors are predicted together.
+    """
     found: dict[int, Prediction] = {}
     for factor in dict.fromkeys(factors):
         chosen = [i for i, own in enumerate(factors) if own == factor]
@@ -120,8 +133,9 @@ def _predict_each(cases: Sequence[Case], models: CostModels, factors: Sequence[f
 
 
 def predict_held_out(cases: Sequence[Case], models: CostModels, fitted_on: Path = PUBLISHED) -> list[Prediction]:
-    """Predictions in the order of ``cases``, by ``models`` with their kept factors; a case that one was fitted on with what the
-    other folds give. fitted_on: the runs that the kept factors come from.
+    """Predictions in the order of ``cases``, by ``models`` with their kept factors.
+
+    A case that a factor was fitted on gets what the other folds give. fitted_on: the runs that the kept factors come from.
     """
     kept = {hardware: factor for hardware, factor in kept_factors().items() if factor != 1.0}
     published, others = read_cases(fitted_on), {}
@@ -132,7 +146,7 @@ def predict_held_out(cases: Sequence[Case], models: CostModels, fitted_on: Path 
 
 
 def fit_devices(cases: Sequence[Case], models: CostModels) -> list[DeviceFit]:
-    """One fit a device that has timed cases and a profile; ``models`` may hold the factors that are kept today."""
+    """Fit each device that has timed cases and a profile; ``models`` may include the factors that are kept today."""
     plain = scaled(models, {name: 1 / factor for name, factor in kept_factors().items()})
     fits = []
     for hardware in sorted({case.hardware for case in cases}):

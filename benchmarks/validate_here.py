@@ -1,9 +1,9 @@
-"""The promise, tested on this machine: profile it, train small layouts for real, predict them, compare.
+"""Test the predictions on this machine: profile it, train small layouts for real, predict them, compare.
 
     make validate-here          or    python benchmarks/validate_here.py --budget 5 --output prof_data
 
-Nothing is fitted on the training steps. Writes OUTPUT/data.pt (the profile), OUTPUT/validate_here.jsonl (the measured steps, as
-``--validate`` reads them) and OUTPUT/pics/validate_here.png.
+Nothing is fitted to the training steps. Writes OUTPUT/data.pt (the profile), OUTPUT/validate_here.jsonl (the measured steps,
+as ``--validate`` reads them) and OUTPUT/pics/validate_here.png.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from solver.spec.strategy import Strategy
 ROOT = Path(__file__).resolve().parent.parent
 LAYOUTS = ROOT / "configs" / "validate_here"
 _RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-#: A CPU rank computes with one core, and its large tensors take huge pages: touching small ones costs more than the work.
+#: A CPU rank computes on one core, and its large tensors use huge pages: touching small pages costs more than the work.
 _CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One layout to train: how many ranks, and the options of profiler.train."""
+    """One layout to train: the number of ranks, and the options of profiler.train."""
 
     ranks: int
     options: Mapping[str, Any]
@@ -62,13 +62,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def gpus() -> int:
-    """GPUs that PyTorch sees, asked of another process so that this one takes no memory there."""
+    """Number of GPUs that PyTorch sees; queried in another process so that this one takes no memory on them."""
     code = "import torch; print(torch.cuda.device_count())"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def read_runs(path: Path, most_ranks: int) -> list[Run]:
-    """The layouts of a file that ``most_ranks`` can hold. Raises InputError naming what is wrong."""
+    """The layouts of a file that ``most_ranks`` ranks can run. Raises InputError that names the fault."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         runs = [_run(layout, plain["models"], plain["defaults"]) for layout in plain["layouts"]]
@@ -87,7 +87,7 @@ def _run(layout: Mapping[str, Any], models: Mapping[str, Any], defaults: Mapping
 
 
 def measure_profile(ranks: int, minutes: float, output: Path, environment: Mapping[str, str]) -> None:
-    """Run the harness; its bars go to the terminal."""
+    """Run the profiler; its progress bars go to the terminal."""
     command = (*_RUNNER, f"--nproc-per-node={ranks}", str(ROOT / "gen_profiler_data.py"))
     job = subprocess.run([*command, f"--budget={minutes:g}", f"--output={output}"], env=environment, cwd=ROOT, check=False)
     if job.returncode:
@@ -95,7 +95,7 @@ def measure_profile(ranks: int, minutes: float, output: Path, environment: Mappi
 
 
 def train(runs: Sequence[Run], hardware: Path, cases: Path, environment: Mapping[str, str]) -> Iterator[None]:
-    """Train every run in its own job and append its case; yields after each."""
+    """Train every run in its own job and append its case to ``cases``; yields after each."""
     for run in runs:
         command = [*_RUNNER, f"--nproc-per-node={run.ranks}", "-m", "profiler.train", *run.arguments]
         own = [f"--hardware={hardware}", f"--output={cases}"]
@@ -122,7 +122,7 @@ class Comparison:
     kinds: np.ndarray  #: how each is spread over ranks, in words
     predicted: np.ndarray
     measured: np.ndarray
-    low: np.ndarray  #: of the 90% interval
+    low: np.ndarray  #: of the 90% prediction interval
     high: np.ndarray
     spread: np.ndarray  #: relative half range of the measured steps
 
@@ -152,7 +152,7 @@ class Comparison:
 
 
 def kind_of(run: Strategy | None) -> str:
-    """What splits the work of a layout: its rarest way of parallelism, in words."""
+    """What splits the work of a layout: its rarest form of parallelism, in words."""
     if run is None or run.world_size == 1:
         return "one rank"
     if run.tp > 1:
@@ -211,7 +211,7 @@ def draw(found: Comparison, device: str, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 with one sentence where something could not be measured."""
+    """Run the command; returns 0, or 2 after printing one sentence where something could not be measured."""
     args = parser().parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     try:

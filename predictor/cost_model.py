@@ -1,7 +1,7 @@
-"""The cost model: one object that answers "how long does this op take, how sure, and why" for one machine.
+"""The cost model of one machine: for an op it gives the time, its uncertainty and its basis.
 
-It is fitted from a profile once; the fitted laws are cached beside the profile as plain arrays, keyed by the profile's
-content and by this package's source. Deleting the cache changes nothing but the time of the next start.
+It is fitted once from a profile. The fits are cached next to the profile as plain arrays, keyed by the profile's content and
+by this package's source. Deleting the cache changes nothing but the time of the next start.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from profiler.errors import InputError
 from profiler.files import replacing
 from profiler.profile.profile import Device, Profile
 
-#: Speed of the next generation of FlashAttention over this one, on hardware that both run on, long sequences: 2 over 1 from
-#: Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5 and 6,
-#: H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens).
+#: Generation of FlashAttention -> speed of the next generation relative to it, on hardware that runs both, for long sequences:
+#: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
+#: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens).
 FLASH_SPEEDUP = {1: 1.75, 2: 1.6}
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """Laws of one device. Every method is vectorised and answers an Estimate.
+    """The fits of one device. The methods for ops are vectorised and return an Estimate.
 
-    network_bandwidth: bytes/s per accelerator between nodes. sustained_scale: how much longer kernels of the linear and
-    attention kind take in a training run than in the profile's loops (clocks under power limit, lab, framework); 1 means as
-    profiled. attention_scale: how much slower the framework's attention kernel is than the device's best generation.
-    shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks work across the node at once.
-    contention: seconds by which a second of a hidden collective delays the compute beside it (predictor.network.overlap).
-    arrival: seconds that a collective waits in a training step for each further rank of a node (predictor.network.rank_skew).
-    measured: attention calls timed on the device itself, under the load of a training run: sustained_scale is in them.
+    network_bandwidth: bytes/s per accelerator between nodes. derating: how much longer GEMM and attention kernels take in a
+    training run than in the profile's loops (clocks under the power limit, laboratory, framework); 1 means as profiled.
+    attention_scale: how much slower the framework's attention kernel is than the device's best generation. shared_links: (op,
+    ranks in the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: delay of
+    the compute [s] per second of an overlapped collective (predictor.network.overlap). rank_skew: seconds that a collective
+    waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
+    the device itself, under the load of a training run; these times already include the derating.
     """
 
     device: Device
@@ -80,7 +80,7 @@ class CostModel:
         causal: Any = True,
         backward: Any = False,
     ) -> Estimate:
-        """Fused attention, forward or backward: as measured where it was, else by the law."""
+        """Fused attention, forward or backward: the measured time where there is one, else the fit."""
         shape = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
         best = self._derated(self.attention.predict(*shape))
         if self.measured is not None:
@@ -88,14 +88,14 @@ class CostModel:
         return best._replace(seconds=best.seconds * self.attention_scale)
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
-        """A kernel that moves ``size`` bytes, read and written."""
+        """A kernel that moves ``size`` bytes, read plus written."""
         return self.kernels.predict(kind, size)
 
     def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:
         """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes.
 
-        strided: 1 where the ranks are no neighbours, so that several such groups share the node's links at once. Behind an
-        NVSwitch that costs nothing; across a PCIe tree it does, where the profile tells how much.
+        strided: 1 where the ranks are not neighbours, so that several such groups share the node's links at once. Behind an
+        NVSwitch this costs nothing; across a PCIe tree it does, where the profile states how much.
         """
         alone = self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
         seconds = alone.seconds
@@ -108,11 +108,12 @@ class CostModel:
         return alone._replace(seconds=seconds)
 
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
-        """Seconds by which a hidden collective of ``seconds`` over ``inter`` nodes delays the compute beside it.
+        """Seconds by which an overlapped collective of ``seconds`` over ``inter`` nodes delays the compute.
 
-        It takes multiprocessors and memory bandwidth by the byte that passes. A network slower than the links inside a node
-        draws the same bytes out (NCCL opens fewer channels): they cost what they would inside a node. Not so where a
-        collective costs more than it takes, as on a CPU, whose cores drive the network.
+        The collective takes multiprocessors and memory bandwidth in proportion to the bytes it moves. A network slower than
+        the links inside a node moves the same bytes over a longer time (NCCL opens fewer channels), so they cost what they
+        would inside a node. This does not hold where the delay exceeds the collective's own time, as on a CPU, whose cores
+        drive the network.
         """
         passing = np.array(np.broadcast_to(seconds, np.broadcast_shapes(np.shape(size), np.shape(inter), np.shape(seconds))))
         far = np.broadcast_to(inter, passing.shape) > 1
@@ -123,7 +124,7 @@ class CostModel:
         return self.contention * passing
 
     def with_network(self, network_bandwidth: float | None) -> CostModel:
-        """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's usual one)."""
+        """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's default)."""
         return replace(self, network_bandwidth=network_bandwidth or self.device.network_bandwidth)
 
     def with_flash_version(self, version: int) -> CostModel:
@@ -142,7 +143,7 @@ _MODELS: dict[str, Any] = {
 
 
 def fit_all(profile: Profile) -> dict[str, Any]:
-    """Fit every law on the profile's tables (seconds of work)."""
+    """Fit every model to the profile's tables (takes seconds)."""
     linears = LinearModel.fit(profile.table("linear"), profile.device)
     return {
         "linears": linears,
@@ -166,9 +167,9 @@ def cost_model(
     cache_dir: Path | None = None,
     derating: float | None = None,
 ) -> CostModel:
-    """The cost model of a profile; laws come from ``cache_dir`` where they were fitted before, and go there.
+    """The cost model of a profile; fits are read from ``cache_dir`` if they are there, and written to it otherwise.
 
-    sustained_scale: another than the profile's own.
+    derating: overrides the profile's own.
     """
     fits = _read_cache(profile, cache_dir) if cache_dir else None
     if fits is None:
@@ -187,7 +188,7 @@ def cost_model(
 
 
 def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]:
-    """Buffer bytes/s of strided groups, from the profile's ``bandwidth_all_groups`` (bytes sent a second)."""
+    """Buffer bytes/s of strided groups, from the profile's ``bandwidth_all_groups`` (bytes sent per second)."""
     return {
         (op, int(ranks)): float(fit["bandwidth_all_groups"]) / float(fit["traffic"])
         for op, by_ranks in intra_node.items()
@@ -197,7 +198,7 @@ def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]
 
 
 def _code_version() -> str:
-    """Hash of the sources that decide a fit: this package and the profile's readers."""
+    """Hash of the sources that determine a fit: this package and the profile's readers."""
     digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
     for folder in (here, here.parent / "profiler"):
@@ -207,7 +208,7 @@ def _code_version() -> str:
 
 
 def _cache_path(profile: Profile, cache_dir: Path) -> Path:
-    return cache_dir / f"{profile.digest}-{_code_version()}.npz"  # never the name: it comes from the file
+    return cache_dir / f"{profile.digest}-{_code_version()}.npz"  # never profile.name: it comes from the file
 
 
 def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
@@ -219,11 +220,11 @@ def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
                 split[fit][key] = arrays[name]
             return {fit: kind.from_arrays(split[fit]) for fit, kind in _MODELS.items()}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-        return None  # absent or damaged: fit again, which rewrites it
+        return None  # missing or damaged: the caller fits again and rewrites it
 
 
 def _write_cache(profile: Profile, fits: Mapping[str, Any], cache_dir: Path) -> None:
-    """Atomically, and never failing the job: a read-only folder only means that the next start fits again."""
+    """Write the cache atomically; a read-only folder does not fail the job, the next start only fits again."""
     arrays = {f"{fit}/{key}": array for fit, fitted in fits.items() for key, array in fitted.to_arrays().items()}
     try:
         with replacing(_cache_path(profile, cache_dir)) as file:

@@ -1,4 +1,4 @@
-"""One answer of the cost model: a time, its doubt, and what it rests on."""
+"""One result of the cost model: a time, its uncertainty and its basis."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 
 class Basis(IntEnum):
-    """What an estimate rests on, from best to worst."""
+    """How an estimate was obtained, from best to worst."""
 
-    MEASURED = 0  #: this very shape was measured
+    MEASURED = 0  #: this exact shape was measured
     INTERPOLATED = 1  #: inside the range of the measurements
-    EXTRAPOLATED = 2  #: outside it, carried by the fitted law
+    EXTRAPOLATED = 2  #: outside that range, from the fit
     ROOFLINE = 3  #: no measurement of this op: datasheet peak and bandwidth, with a stated efficiency
 
 
 class Estimate(NamedTuple):
-    """Vectorised: all three arrays have the broadcast shape of the arguments asked for.
+    """A vectorised estimate; all three arrays have the broadcast shape of the arguments.
 
     seconds: float64, positive and finite. relative_std: standard deviation of log(time). basis: int8 of Basis.
     """

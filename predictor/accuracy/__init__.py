@@ -1,1 +1,1 @@
-"""How well the fits predict rows they have not seen: cross-validation, scores and pictures."""
+"""How well the fits predict measurements they have not seen: cross-validation, scores and pictures."""

@@ -1,8 +1,8 @@
-"""``python -m predictor.accuracy``: how far the laws of a profile are off on measurements that they have not seen.
+"""``python -m predictor.accuracy``: errors of the fits of a profile on measurements that they have not seen.
 
-Every score is of a law fitted anew without the rows it is asked for. Beside it stands the error of the simplest
-predictor on the same split: the rate interpolated over total FLOPs (bytes, for communication) alone. The pictures
-show the laws fitted on all rows, as they are used.
+Every score is of a new fit without the measurements that it predicts. The table also lists the error of the simplest predictor
+on the same split: the rate interpolated over total FLOPs (bytes, for communication) only. The pictures show the fits to all
+measurements, as they are used.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _HEAD = (
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Held-out scores of one profile. missing: op -> a sentence saying why it has none."""
+    """Held-out scores of one profile. missing: op -> a sentence that states why it has no score."""
 
     label: str
     profile: Profile
@@ -72,9 +72,10 @@ class Accuracy:
 
 
 def chosen_profiles(names: Sequence[str], folder: Path = PROF_DATA) -> dict[str, Profile]:
-    """Label -> profile: shipped names or paths; without any, the one that predictions use; "all" for every shipped one.
+    """Label -> profile, for ``names``: shipped names or paths; "all" for every shipped one.
 
-    A label is the file's name without its ending. Raises InputError where two files would share one.
+    Without names: the profile that predictions use. A label is the file's name without its ending. Raises InputError where two
+    files have the same label.
     """
     if not names:
         profile, _ = find_profile(folder=folder)
@@ -91,7 +92,7 @@ def chosen_profiles(names: Sequence[str], folder: Path = PROF_DATA) -> dict[str,
 
 
 def measure(label: str, profile: Profile, step: Callable[[str], None] = lambda said: None) -> Accuracy:
-    """Fit and test every law of ``profile``; ``step`` is told what comes next."""
+    """Fit and test every model of ``profile``; ``step`` is called with the name of each op before its test."""
     scores: list[Score] = []
     missing = {}
     for op, test in _TESTS.items():
@@ -115,7 +116,7 @@ def draw(accuracy: Accuracy, folder: Path, cache_dir: Path | None = None) -> lis
 
 
 def score_table(title: str, scores: Sequence[Score]) -> Table:
-    """Scores as a rich table, a row each."""
+    """Scores as a rich table, one row each."""
     table = Table(title=title, title_justify="left")
     for name in _HEAD:
         table.add_column(name, justify="left" if name in _HEAD[:3] else "right")
@@ -129,7 +130,7 @@ def score_table(title: str, scores: Sequence[Score]) -> Table:
 
 
 def as_json(results: Sequence[Accuracy], networks: Sequence[Score]) -> str:
-    """Every score as JSON text; shares, not percent; null where there is no number."""
+    """Every score as JSON text; fractions, not percent; null where there is no number."""
     profiles = {
         a.label: {
             "device": a.profile.device.name,
@@ -151,7 +152,7 @@ def _plain(score: Score) -> dict[str, Any]:
 
 
 def _too_few(profile: Profile, op: str) -> str:
-    """Why ``op`` has no score, in a sentence."""
+    """A sentence that states why ``op`` has no score."""
     if op == "collectives":
         points = sum(len(profile.table(name)) for name in (*COLLECTIVES, "p2p"))
         return f"among {points} measurements no curve in one node has {LEAST_POINTS} sizes, too few to hold some of them out"
@@ -167,7 +168,7 @@ def _too_few(profile: Profile, op: str) -> str:
 
 
 def _notes(accuracy: Accuracy) -> dict[str, str]:
-    """Of products and attention, where they have scores: the number format, and what the scores cannot show."""
+    """For GEMMs and attention, where they have scores: the number format, and what the scores cannot show."""
     tested = {"linear": linear_rows(accuracy.profile), "flash_attn": main_rows(accuracy.profile.table("flash_attn"))}
     scores = {op: [s for s in accuracy.scores if s.op == op] for op in tested}
     said = {op: (f"{formats(rows)} rows", caveat(len(rows), scores[op])) for op, rows in tested.items() if scores[op]}
@@ -215,7 +216,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             if not args.no_pictures:
                 step("pictures")
                 folder = args.pics / label if len(profiles) > 1 else args.pics
-                cache = PROF_DATA / ".cache" if label in shipped_profiles() else None  # others are fitted once
+                cache = PROF_DATA / ".cache" if label in shipped_profiles() else None  # other profiles are fitted only once
                 accuracy = replace(accuracy, pictures=draw(accuracy, folder, cache))
             results.append(accuracy)
         networks = network_scores(args.network_logs) if args.network_logs else []

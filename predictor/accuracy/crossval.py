@@ -1,4 +1,4 @@
-"""Held-out tests of the kernel laws: fitted without some rows, asked for exactly those."""
+"""Held-out tests of the kernel models: fitted without some measurements, tested on exactly those."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.residual import ROWS_FOR_TREES
 from profiler.profile.profile import Profile, Table
 
-#: Sizes held out to see what happens between and beside the measured model dims, and between measured lengths.
+#: Sizes held out to test between and next to the measured model dims, and between measured lengths.
 UNSEEN_DIMS = (2560, 3584, 5120, 10240)
 UNSEEN_LENGTHS = (1536, 2048, 6144, 8192)
-LEAST_ROWS = 50  #: fewer held-out rows tell nothing
+LEAST_ROWS = 50  #: fewer held-out rows are not meaningful
 _FOLDS = 5
-_LEAST_FITTED = LEAST_ROWS - LEAST_ROWS // _FOLDS  # what five folds of the fewest rows leave for a fit
+_LEAST_FITTED = LEAST_ROWS - LEAST_ROWS // _FOLDS  # left for a fit in five folds of LEAST_ROWS rows
 _IN_FOLDS = "five folds"
 _SEED = 0
 
@@ -31,7 +31,7 @@ Predictor = Callable[[Table, Table], Estimate]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A way to hold rows out. folds: bool masks, shape [rows]; each is left out of a fit of its own and then asked for."""
+    """A way to hold rows out. folds: bool masks, shape [rows]; each is left out of its own fit and then predicted."""
 
     name: str
     folds: tuple[np.ndarray, ...]
@@ -45,7 +45,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Trial:
-    """One score to come: ``split`` judged on the rows where ``scored`` (bool, shape [rows]) is true."""
+    """A planned score: ``split`` scored on the rows where ``scored`` (bool, shape [rows]) is true."""
 
     regime: str
     scored: np.ndarray
@@ -58,15 +58,15 @@ class Trial:
 
     @property
     def telling(self) -> bool:
-        """Whether enough rows are asked for, and enough are left for every fit."""
+        """Whether enough rows are held out and scored, and enough are left for every fit."""
         left = min(int((~fold & self.scored).sum()) for fold in self.split.folds)
         return int(self.asked.sum()) >= LEAST_ROWS and left >= _LEAST_FITTED
 
 
 def linear_family(profile: Profile) -> str:
-    """The arithmetic (predictor.kernels.linear.FAMILIES) with most forward products; "bf16", all 16-bit floats, wins ties.
+    """The arithmetic (predictor.kernels.linear.FAMILIES) with the most forward GEMMs.
 
-    Only arithmetics that the device has a peak for count: no law is fitted for others.
+    "bf16", all 16-bit floats, wins ties. Only arithmetics that the device has a peak for count; the rest have no fit.
     """
     table = profile.table("linear")
     estimated = dict.fromkeys(["bf16", *(FAMILIES.get(name, name) for name in profile.device.peak_flops)])
@@ -74,7 +74,7 @@ def linear_family(profile: Profile) -> str:
 
 
 def linear_rows(profile: Profile) -> Table:
-    """The forward products of ``linear_family`` that the law of this profile is fitted on and tested with."""
+    """Forward GEMMs of ``linear_family`` that this profile's model is fitted to and tested with."""
     return _forward_of(profile.table("linear"), linear_family(profile))
 
 
@@ -85,10 +85,10 @@ def formats(rows: Table) -> str:
 
 
 def linear_scores(profile: Profile) -> list[Score]:
-    """Scores of LinearLaw on this profile's own forward rows of one arithmetic; empty where there are too few.
+    """Scores of LinearModel on this profile's own forward rows of one arithmetic; empty where there are too few.
 
-    Training-like rows have m >= 1024 and n, k >= 512. The law is fitted on every row that is not held out; the naive
-    prediction on the rows of the regime alone, which favours it.
+    Training-like rows have m >= 1024 and n, k >= 512. The model is fitted to every row that is not held out; the naive
+    prediction only to the rows of the regime, which favours it.
     """
     rows, family = linear_rows(profile), linear_family(profile)
     flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
@@ -101,9 +101,10 @@ def linear_scores(profile: Profile) -> list[Score]:
 
 
 def flash_attn_scores(profile: Profile) -> list[Score]:
-    """Scores of FlashAttnLaw on the forward rows of this profile's main kernel, timed as the rows are.
+    """Scores of FlashAttnModel on the forward rows of this profile's main kernel.
 
-    Calls of seq >= 512 are scored; those of all lengths where so long ones are too few.
+    The predictions are of serving calls where most rows are. Calls of seq >= 512 are scored; calls of all lengths where those
+    are too few.
     """
     rows = main_rows(profile.table("flash_attn"))
     if not len(rows):
@@ -118,9 +119,9 @@ def flash_attn_scores(profile: Profile) -> list[Score]:
 
 
 def memory_bound_scores(profile: Profile) -> list[Score]:
-    """Scores of MemoryBoundLaw over the rows of all kinds; empty where there are too few.
+    """Scores of MemoryBoundModel over the rows of all kinds; empty where there are too few.
 
-    In five folds only kinds count that keep a law of their own when a fold is held out.
+    In five folds only kinds count that still have a fit of their own when a fold is held out.
     """
     rows = profile.table("memory_bound")
     rows = rows.where(rows["bytes"] > 0)
@@ -138,7 +139,7 @@ def memory_bound_scores(profile: Profile) -> list[Score]:
 
 
 def caveat(rows: int, scores: Sequence[Score]) -> str:
-    """What must be said of ``scores`` of a law of so many rows that only its folds are too few to learn from; else ""."""
+    """A warning where a fit to all ``rows`` learns a correction but its folds are too small to learn one; else ""."""
     left = rows - math.ceil(rows / _FOLDS)
     if not left < ROWS_FOR_TREES <= rows or all(s.split != _IN_FOLDS for s in scores):
         return ""
@@ -149,7 +150,7 @@ def caveat(rows: int, scores: Sequence[Score]) -> str:
 
 
 def by_kind(fit: MemoryBoundModel, rows: Table) -> Estimate:
-    """What ``law`` says of memory_bound rows of any kinds, shape [rows]."""
+    """Estimates of ``fit`` for memory_bound rows of any kinds, shape [rows]."""
     seconds, std, basis = np.empty(len(rows)), np.empty(len(rows)), np.empty(len(rows), dtype=np.int8)
     for kind in np.unique(rows["kind"]):
         of_kind = rows["kind"] == kind
@@ -158,7 +159,7 @@ def by_kind(fit: MemoryBoundModel, rows: Table) -> Estimate:
 
 
 def naive_seconds(flops: np.ndarray, seconds: np.ndarray, asked: np.ndarray) -> np.ndarray:
-    """Time from total FLOPs alone: the achieved FLOP/s interpolated over log FLOPs, as simple simulators do."""
+    """Time from total FLOPs only: the achieved FLOP/s interpolated over log FLOPs, as simple simulators do."""
     sizes, at = np.unique(flops, return_inverse=True)
     rate = np.bincount(at, weights=np.log(flops / seconds)) / np.bincount(at)
     seconds_asked: np.ndarray = asked / np.exp(np.interp(np.log(asked), np.log(sizes), rate))
@@ -166,28 +167,31 @@ def naive_seconds(flops: np.ndarray, seconds: np.ndarray, asked: np.ndarray) -> 
 
 
 def random_fifth(rows: int) -> Split:
-    """One random fifth of so many rows."""
+    """A split that holds out one random fifth of this number of rows."""
     return Split("random fifth", (np.random.default_rng(_SEED).random(rows) < 1 / _FOLDS,))
 
 
 def five_folds(strata: np.ndarray) -> Split:
-    """Every row held out once, a fifth of each stratum at a time. strata: labels, shape [rows]."""
+    """A split that holds out every row once, a fifth of each stratum at a time. strata: labels, shape [rows]."""
     random, fold = np.random.default_rng(_SEED), np.empty(len(strata), dtype=np.int64)
     for stratum in np.unique(strata):
         at = np.flatnonzero(strata == stratum)
-        # strata start at different folds: else the rows left over would all fall into the first
+        # strata start at different folds: otherwise the rows left over would all be in the first
         fold[random.permutation(at)] = (np.arange(len(at)) + random.integers(_FOLDS)) % _FOLDS
     return Split(_IN_FOLDS, tuple(fold == i for i in range(_FOLDS)))
 
 
 def enough(fifth: Split, folds: Split, scored: np.ndarray) -> Split:
-    """``fifth`` where it holds enough rows of ``scored`` (bool, shape [rows]), else ``folds``."""
+    """``fifth`` where it holds out enough rows of ``scored`` (bool, shape [rows]), else ``folds``."""
     return fifth if (fifth.held & scored).sum() >= LEAST_ROWS else folds
 
 
 def run_trials(op: str, rows: Table, size: np.ndarray, trials: Iterable[Trial], predict: Predictor) -> list[Score]:
-    """The scores of those ``trials`` that tell something. size: FLOPs or bytes, shape [rows], for the naive prediction."""
-    found: dict[Split, Estimate] = {}  # one split may be judged on several regimes
+    """The scores of those ``trials`` that have enough rows.
+
+    size: FLOPs or bytes, shape [rows], for the naive prediction.
+    """
+    found: dict[Split, Estimate] = {}  # one split may be scored on several regimes
     scores = []
     for trial in trials:
         if not trial.telling:
@@ -202,7 +206,7 @@ def run_trials(op: str, rows: Table, size: np.ndarray, trials: Iterable[Trial], 
 
 
 def held_out(rows: Table, split: Split, predict: Predictor) -> Estimate:
-    """Every held-out row as told by a law that has not seen it, shape [rows]; NaN for rows that no fold holds out."""
+    """Prediction of every held-out row by a fit that has not seen it, shape [rows]; NaN for rows that no fold holds out."""
     seconds, std = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     basis = np.zeros(len(rows), dtype=np.int8)
     for fold in split.folds:
@@ -243,7 +247,7 @@ def _attn_trials(rows: Table, flops: np.ndarray) -> Iterator[Trial]:
 
 
 def _memory_trials(rows: Table, kinds_without: Callable[[np.ndarray], Iterable[str]]) -> Iterator[Trial]:
-    """kinds_without: the kinds with a law when a fold is held out."""
+    """kinds_without: returns the kinds that have a fit when a fold is held out."""
     everything, nothing = np.ones(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
 
     def kept(split: Split) -> np.ndarray:
@@ -259,5 +263,5 @@ def _memory_trials(rows: Table, kinds_without: Callable[[np.ndarray], Iterable[s
 
 
 def _largest_fifth(flops: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """The rows of at least as many FLOPs as the largest fifth of ``among`` has."""
+    """The rows with at least as many FLOPs as the largest fifth of ``among`` has."""
     return flops >= np.quantile(flops[among], 0.8) if among.any() else among

@@ -1,7 +1,7 @@
-"""Held-out tests of the communication laws: points that were not fitted, inside a node and over nodes.
+"""Held-out tests of the communication models: points that were not fitted, inside a node and between nodes.
 
-The naive prediction is that of the InternLM Simulator: bandwidth (bytes/s) interpolated linearly over the bytes of the
-message alone, constant beyond the measured sizes.
+The naive prediction is that of the InternLM Simulator: bandwidth (bytes/s) interpolated linearly over the bytes of the message
+only, constant beyond the measured sizes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_
 from predictor.network.physics import NetworkParameters
 from profiler.profile.profile import Profile
 
-_LARGE = 64 * 2.0**20  # bytes: "largest sizes" are fitted below, tested from here on
+_LARGE = 64 * 2.0**20  # bytes: the split "sizes from 64 MiB" fits below this, tests from here on
 _MEGABYTE = 2.0**20
-LEAST_POINTS = 8  #: a curve of fewer sizes has none to spare
-_SMALL_GAP = 1.1  # sizes closer than 10% are one size: a neighbour would give a held-out one away
+LEAST_POINTS = 8  #: a curve of fewer sizes has none to hold out
+_SMALL_GAP = 1.1  # sizes closer than 10% count as one: a neighbour would reveal a held-out one
 
 HeldOut = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -41,10 +41,10 @@ def collective_scores(profile: Profile) -> list[Score]:
 
 
 def network_scores(folder: str | Path) -> list[Score]:
-    """Scores of all_reduce over nodes from 1 MiB, each number of nodes predicted from the others of its network.
+    """Scores of all_reduce between nodes from 1 MiB, each number of nodes predicted from the others of its network.
 
-    ``folder`` holds the collected files that predictor.network.fit_published reads. A network of one scale is predicted by the
-    law of the network it is held near, without its own rows; then there is no naive prediction (NaN).
+    folder: holds the collected files that predictor.network.fit_published reads. A network of one scale is predicted with the
+    parameters of its prior network, without its own rows; then there is no naive prediction (NaN).
     """
     from predictor.network.fit_published import NETWORKS, fixed_parameters, read_rows
 
@@ -68,7 +68,7 @@ def _network_scores(name: str, rows: NetworkRows, held_out: np.ndarray) -> list[
 
 
 def _std_of_other_scales(rows: NetworkRows, held_out: np.ndarray) -> np.ndarray:
-    """The doubt that the other scales give each: its own errors must not widen its own interval."""
+    """The uncertainty that the other scales give for each scale: its own errors must not widen its own interval."""
     std = np.empty(len(rows))
     for nodes in np.unique(rows.at.inter):
         out = rows.at.inter == nodes
@@ -79,7 +79,10 @@ def _std_of_other_scales(rows: NetworkRows, held_out: np.ndarray) -> np.ndarray:
 
 
 def _naive_scale(rows: NetworkRows) -> np.ndarray:
-    """Bytes/s over bytes of all_reduce among the other scales, whatever their nodes; NaN where there is no other."""
+    """Seconds from bytes/s over bytes of all_reduce at the other scales, for any number of nodes.
+
+    NaN where there is no other scale.
+    """
     naive = np.full(len(rows), np.nan)
     reduce = rows.op == "all_reduce"
     for nodes in np.unique(rows.at.inter):
@@ -98,7 +101,7 @@ def _apart(points: Points) -> Points:
 
 
 def _every_second(size: np.ndarray) -> Iterator[np.ndarray]:
-    """Masks of the fitted sizes; the first and the last stay, so that nothing is extrapolated."""
+    """Masks of the fitted sizes; the first and the last are always fitted, so that nothing is extrapolated."""
     for first in (0, 1):
         seen = np.arange(len(size)) % 2 == first
         seen[[0, -1]] = True

@@ -1,4 +1,4 @@
-"""The picture of the attention law: the kernel as it was measured, and a training call over the sequence length."""
+"""The picture of the attention model: the kernel as it was measured, and a training call over the sequence length."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOKENS = 16384  # tokens per call of published attention benchmarks
-_LEAST_LENGTHS = 4  # head layouts measured at fewer lengths make no curve
-_BLOCK = 128  # kernels work in blocks of so many queries: lengths between cost as much as the next
+_LEAST_LENGTHS = 4  # fewer lengths of a head layout are too few for a curve
+_BLOCK = 128  # kernels work in blocks of this many queries: lengths between cost as much as the next multiple
 
 
 def draw_attention(
@@ -81,7 +81,7 @@ def _draw_series(figure: Figure, fit: FlashAttnModel, series: Sequence[Table], t
 
 
 def _draw_training(axes: Axes, fit: FlashAttnModel, table: Table, serving: bool) -> None:
-    """A training call of 16k tokens, 16 heads of 128, causal, over the sequence length; published kernels as marks."""
+    """Draw a training call of 16k tokens, 16 heads of 128, causal, over the sequence length; published kernels as marks."""
     unit, scale = rate_unit(fit.machine.peak)
     seq = _lengths_between(np.array([512, _TOKENS]))
     batch = _TOKENS / seq
@@ -105,7 +105,7 @@ def _draw_training(axes: Axes, fit: FlashAttnModel, table: Table, serving: bool)
 def head_series(rows: Table) -> list[Table]:
     """Up to five head layouts of the smallest batch with many measured lengths, from few to many heads.
 
-    None where no layout was measured at enough lengths for a curve.
+    Empty where no layout was measured at enough lengths for a curve.
     """
     single = rows.where((rows["batch"] == rows["batch"].min()) & (rows["causal"] == 1))
     if not len(single):
@@ -119,7 +119,7 @@ def head_series(rows: Table) -> list[Table]:
 
 
 def _lengths_between(measured: np.ndarray) -> np.ndarray:
-    """Lengths to draw a curve through: both ends, and whole blocks between them."""
+    """Lengths to draw a curve through: both ends, and multiples of a block between them."""
     blocks = np.round(np.geomspace(measured.min(), measured.max(), 160) / _BLOCK).astype(np.int64) * _BLOCK
     inside = blocks[(blocks > measured.min()) & (blocks < measured.max())]
     return np.unique(np.concatenate([[measured.min()], inside, [measured.max()]]))

@@ -1,4 +1,4 @@
-"""What the pictures of the laws share: the figure and its caption of held-out errors, units, colours, saving."""
+"""Shared parts of the pictures of the models: figure, caption of held-out errors, units, colours, saving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0b3c5d", "#d1495b", "#2e8b57", "#b8860b", "#6a4c93")
 MARKS = ("o", "s", "^", "D", "v")
 SIZE = (12.5, 5.4)  #: inches of a figure of two panels
-BAND = 1.645  #: half width of a 90% interval in standard deviations
+BAND = 1.645  #: half width of a 90% prediction interval, in standard deviations
 
 
 def new_figure(title: str, caption: str, size: tuple[float, float]) -> Figure:
@@ -35,9 +35,10 @@ def new_figure(title: str, caption: str, size: tuple[float, float]) -> Figure:
 
 
 def said_of(scores: Sequence[Score], alone: str, caveat: str = "") -> str:
-    """The held-out mean errors in words, by regime; ``alone``: what the naive prediction knows, "FLOPs" or "bytes".
+    """The held-out mean errors in words, by regime.
 
-    caveat: a clause of what the errors cannot show, put on a line of its own.
+    alone: what the naive prediction uses, "FLOPs" or "bytes". caveat: a clause on what the errors cannot show, on a line of
+    its own.
     """
     if not scores:
         return "held-out errors: none, too few measurements to spare some"
@@ -55,7 +56,7 @@ def said_of(scores: Sequence[Score], alone: str, caveat: str = "") -> str:
 
 
 def few(rows: int, assumed: bool) -> str:
-    """What a title adds where a law's constants are ``assumed``, not fitted; "" where they are fitted."""
+    """What a title adds where the constants of a fit are ``assumed``, not fitted; "" where they are fitted."""
     return f"\nonly {rows} measurements, too few to fit: usual constants, scaled to these" if assumed else ""
 
 
@@ -65,13 +66,13 @@ def rate_unit(peak: float) -> tuple[str, float]:
 
 
 def interval_factor(estimate: Estimate) -> np.ndarray:
-    """Bounds of the 90% interval of time: seconds divided and multiplied by this."""
+    """Bounds of the 90% prediction interval of time: seconds divided and multiplied by this."""
     factor: np.ndarray = np.exp(BAND * estimate.relative_std)
     return factor
 
 
 def flops_axis(axes: Axes, label: str) -> None:
-    """A logarithmic x axis with a label at whole powers of ten, of which at least two are in view."""
+    """Set a logarithmic x axis with a label at whole powers of ten, of which at least two are in view."""
     from matplotlib.ticker import NullFormatter
 
     axes.set(xscale="log", xlabel=label)
@@ -82,7 +83,7 @@ def flops_axis(axes: Axes, label: str) -> None:
 
 
 def peak_line(axes: Axes, peak: float) -> None:
-    """A dashed line at the most that the device reaches (in the unit of the axis), and room above it."""
+    """Draw a dashed line at the peak of the device (in the unit of the axis), with room above it."""
     axes.axhline(peak, color="grey", lw=1, ls="--")
     across = axes.get_yaxis_transform()
     axes.text(0.01, peak, "peak of the device", color="grey", ha="left", va="bottom", fontsize=9, transform=across)
@@ -90,7 +91,7 @@ def peak_line(axes: Axes, peak: float) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write ``figure`` as JPEG, atomically; raises InputError where that cannot be."""
+    """Write ``figure`` as JPEG, atomically; raises InputError where it cannot be written."""
     with replacing(path) as file:
         figure.savefig(file, format="jpg", dpi=130)
     return path

@@ -1,4 +1,4 @@
-"""Pictures of the communication laws: measured points, fitted curve and 90% band, as time and as bus bandwidth."""
+"""Pictures of the communication models: measured points, fitted curve and 90% band, as time and as bus bandwidth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREDICTED_NODES = (2, 8, 64)  # drawn without points where the profile has none
 _SIZES = 2.0 ** np.arange(10.0, 34.01, 0.125)  # 1 KiB to 16 GiB
 _TICKS = {2.0**e: label for e, label in zip(range(10, 35, 4), ["1K", "16K", "256K", "4M", "64M", "1G", "16G"], strict=True)}
 _Z90 = 1.645
-_OTHER_NETWORK = 2.0  # rows that take so many times the law: another network, not an error of the law
+_OTHER_NETWORK = 2.0  # measured over fitted time; beyond this it is another network, not an error of the fit
 _FITTED, _OTHER, _CURVE = "#d1495b", "#9aa5b1", "#1f4e79"
 _TITLES = {
     "all_reduce": "all-reduce", "all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
@@ -36,7 +36,7 @@ Conversion = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def draw(profile: Profile, fit: CollectiveModel, out_dir: Path) -> list[Path]:
     """Write ``comm/{op}_intra_{ranks}_inter_{nodes}.jpg`` for every measured group and some predicted ones.
 
-    Returns the paths in the order written. One figure serves all pictures: making one costs more than drawing in it.
+    Returns the paths in the order written. All pictures reuse one figure: making one takes longer than drawing in it.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ def _draw_group(figure: Figure, profile: Profile, fit: CollectiveModel, op: str,
 
 
 def _curve(axes: Axes, value: np.ndarray, basis: np.ndarray, rows: int) -> None:
-    """The law over _SIZES, solid where its rows carry it, dashed where it goes beyond them."""
+    """Draw the fit over _SIZES, solid inside its measurements, dashed beyond them."""
     if not rows:
         words = {Basis.ROOFLINE: "nominal rate and usual efficiency", Basis.EXTRAPOLATED: "extrapolated"}
         label = f"prediction, nothing measured ({words.get(Basis(int(np.median(basis))), 'network fit')})"
@@ -112,7 +112,7 @@ def _curve(axes: Axes, value: np.ndarray, basis: np.ndarray, rows: int) -> None:
 
 
 def _points(axes: Axes, rows: Table, convert: Conversion, origin: str) -> None:
-    """Rows that the law goes through above, other types and releases below."""
+    """Draw the measurements that the fit uses on top, other types and releases below."""
     fitted = preferred(rows)
     for table, color, size, label in ((rows, _OTHER, 10, "other measurements"), (fitted, _FITTED, 16, origin)):
         if table is fitted or len(rows) > len(fitted):
@@ -121,7 +121,7 @@ def _points(axes: Axes, rows: Table, convert: Conversion, origin: str) -> None:
 
 
 def _origin(fit: CollectiveModel, op: str, rows: Table) -> str:
-    """Where the points come from; a profile may hold rows of a network far slower than that of its law."""
+    """Where the points come from; a profile may hold measurements of a network far slower than that of its fit."""
     envs = [str(e) for e in np.unique(rows["env"]) if e]
     words = f"{', '.join(np.unique(rows['dtype']))}; {', '.join(envs[-3:]) or 'this machine'}"
     expected = fit.predict(op, rows["bytes"], rows["intra"], rows["inter"]).seconds

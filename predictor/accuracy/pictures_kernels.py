@@ -1,6 +1,7 @@
-"""Pictures of the kernel laws: what was measured, the fitted law through it, and how far it is to be trusted.
+"""Pictures of the kernel models: measurements, the fit, and its uncertainty.
 
-Shapes measured at many sizes are drawn as curves; where every shape was measured once (a low-discrepancy grid), all rows.
+Shapes measured at many sizes are drawn as curves; where every shape was measured once (a low-discrepancy grid), all rows are
+drawn.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LEAST_SIZES = 6  # weights measured at fewer m make no curve
+_LEAST_SIZES = 6  # fewer m of a weight shape are too few for a curve
 _WORK = "FLOPs of one GEMM (2 m n k)"
 
 
 def draw(profile: Profile, fits: Mapping[str, Any], out_dir: Path, scores: Sequence[Score] | None = None) -> list[Path]:
-    """Write linear.jpg, flash_attn.jpg and memory_bound.jpg to ``out_dir``; a law without measured rows has no picture.
+    """Write linear.jpg, flash_attn.jpg and memory_bound.jpg to ``out_dir``; a model without measurements has no picture.
 
-    laws: holds the fitted ``linears``, ``attention`` and ``kernels``. scores: held-out errors to name; measured here if not
+    fits: holds the fitted ``linears``, ``attention`` and ``kernels``. scores: held-out errors to show; computed here if not
     given. Raises OSError or InputError where ``out_dir`` cannot be written to.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -124,7 +125,10 @@ def _label(rate: Axes, time: Axes, unit: str, peak: float) -> None:
 
 
 def weight_shapes(rows: Table) -> list[tuple[int, int]]:
-    """Up to five weight shapes (n, k) with many measured m, from small to large; none where each has too few for a curve."""
+    """Up to five weight shapes (n, k) with many measured m, from small to large.
+
+    Empty where each has too few for a curve.
+    """
     shapes = np.unique(np.stack([rows["n"], rows["k"], rows["m"]]), axis=1)
     pairs, counts = np.unique(shapes[:2], axis=1, return_counts=True)
     often = pairs[:, counts >= max(min(12, counts.max()), _LEAST_SIZES)]

@@ -1,4 +1,4 @@
-"""The picture of the memory-bound law: each kind's measured kernels, and the launch and bandwidth fitted to them."""
+"""The picture of the memory-bound model: each kind's measured kernels, and the launch and bandwidth fitted to them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ _TICKS = {2.0**e: label for e, label in zip(range(10, 41, 5), ["1K", "32K", "1M"
 
 
 def draw_memory_bound(fit: MemoryBoundModel, rows: Table, device: str, scores: Sequence[Score], path: Path) -> Path:
-    """Write a panel for each kind of ``rows``, the twelve with most rows where there are more; returns ``path``."""
+    """Write one panel for each kind of ``rows``; returns ``path``.
+
+    Where there are more than twelve kinds, the twelve with the most rows are drawn.
+    """
     rows = rows.where(rows["bytes"] > 0)
     kinds, counts = np.unique(rows["kind"], return_counts=True)
     shown = sorted(str(kind) for kind in kinds[np.argsort(-counts, kind="stable")[:_MOST]])
-    columns = min(len(shown), min(_COLUMNS, key=lambda across: -len(shown) % across))  # the fewest empty places
+    columns = min(len(shown), min(_COLUMNS, key=lambda across: -len(shown) % across))  # the fewest empty panels
     down = -(-len(shown) // columns)
     left_out = (
         f"; {len(kinds) - len(shown)} kinds of as many or fewer measurements are not shown" if len(kinds) > len(shown) else ""
     )
     formats_said = f" ({formats(rows)})" if formats(rows) else ""
-    errors = said_of(scores, "bytes").replace("alone): ", "alone):\n")  # in one line it would be wider than three panels
+    errors = said_of(scores, "bytes").replace("alone): ", "alone):\n")  # on one line it would be wider than three panels
     title = f"Memory-bound kernels{formats_said} on {device}\n{errors}"
     width = max(3.2 * columns, 9.5)  # the title and the caption have to fit
     caption = f"dots: measured; line: fit; band: 90% interval{left_out}"
@@ -43,7 +46,7 @@ def draw_memory_bound(fit: MemoryBoundModel, rows: Table, device: str, scores: S
         _panel(axes, fit, kind, rows.where(rows["kind"] == kind))
     for axes in panels.flat[len(shown) :]:
         axes.set_axis_off()
-    # a panel above an empty place is the lowest of its column
+    # a panel above an empty one is the lowest of its column
     for axes in panels.flat[max(len(shown) - columns, 0) : len(shown)]:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel("bytes read and written")
@@ -70,7 +73,10 @@ def _panel(axes: Axes, fit: MemoryBoundModel, kind: str, rows: Table) -> None:
 
 
 def panel_title(fit: MemoryBoundModel, kind: str, rows: int) -> str:
-    """The kind, and its law in figures: "norm\\n3.1 µs + bytes / 1,340 GB/s"; it says so where rows were too few to fit."""
+    """The kind and its fit in figures: "norm\\n3.1 µs + bytes / 1,340 GB/s".
+
+    It states where rows were too few to fit.
+    """
     one, two = fit.predict(kind, np.array([1e12, 2e12])).seconds
     launch = max(float(fit.predict(kind, 1.0).seconds - (two - one) / 1e12), 0.0)
     said = f"{_short(launch * 1e6)} µs + bytes / {_short(1e3 / (two - one))} GB/s"

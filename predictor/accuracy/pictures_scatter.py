@@ -1,4 +1,4 @@
-"""Pictures of a law whose rows are all of different shapes: every row measured and predicted, and their ratio."""
+"""Pictures of a fit whose rows all have different shapes: every row measured and predicted, and their ratio."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RATIO_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0
 def draw_all_rows(figure: Figure, work: str, flops: np.ndarray, seconds: np.ndarray, found: Estimate, peak: float) -> None:
     """Fill ``figure`` with achieved rates over FLOPs (left), and predicted over measured time (right).
 
-    work: the name of the x axis. flops, seconds: of each row, with ``found`` predicted for the same rows, shape [rows].
+    work: name of the x axis. flops, seconds: of each row; found: predicted for the same rows; shape [rows].
     """
     left, right = figure.subplots(1, 2)
     unit, scale = rate_unit(peak)
@@ -56,7 +56,10 @@ def _ratios(axes: Axes, flops: np.ndarray, ratio: np.ndarray, std: np.ndarray, s
 
 
 def band_over(flops: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(FLOPs, factor) of the 90% interval's upper bound over FLOPs: medians over bins of equally many rows."""
+    """(FLOPs, factor) of the upper bound of the 90% prediction interval over FLOPs.
+
+    Medians over bins of equal numbers of rows.
+    """
     order = np.argsort(flops, kind="stable")
     parts = np.array_split(order, int(np.clip(len(order) // _ROWS_A_BIN, 1, _BINS)))
     middle = np.array([np.median(std[part]) for part in parts])

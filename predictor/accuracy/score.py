@@ -1,4 +1,4 @@
-"""The result of a held-out test of one law."""
+"""The result of a held-out test of one fit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 class Score:
     """Errors |predicted / measured - 1| on rows that were not fitted.
 
-    naive_mape is that of interpolating the achieved FLOP/s (or bytes/s) by the total FLOPs (bytes) alone, on the
-    same split. coverage is the share of rows inside the stated 90% interval.
+    naive_mape: error of interpolating the achieved FLOP/s (or bytes/s) by total FLOPs (bytes) only, on the same split.
+    coverage: fraction of rows inside the stated 90% prediction interval.
     """
 
     op: str  #: linear, flash_attn, all_reduce, ...
@@ -29,7 +29,7 @@ class Score:
 def score(
     op: str, regime: str, split: str, measured: np.ndarray, predicted: np.ndarray, std: np.ndarray, naive: np.ndarray
 ) -> Score:
-    """A Score from held-out seconds: measured, predicted with its relative_std, and the naive prediction."""
+    """A Score from held-out seconds: measured, predicted with its relative_std (``std``), and the naive prediction."""
     error = predicted / measured - 1
     inside = np.abs(np.log(predicted / measured)) <= 1.645 * std
     return Score(

@@ -1,4 +1,4 @@
-"""The bare physics of one attention kernel: blocks of queries on SMs beside bytes from memory, after a launch."""
+"""Physical model of one attention kernel: a launch, then query blocks on SMs overlapped with memory traffic."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-QUERY_TILE = 128  #: queries one thread block works on, in every fused attention kernel of these devices
+QUERY_TILE = 128  #: queries per thread block, in every fused attention kernel of these devices
 
 
 @dataclass(frozen=True)
 class AttnPhysics:
     """Constants of one device; the defaults are the prior where nothing was measured.
 
-    launch: seconds before the first block. efficiency: share of the peak with endless heads and sequences.
-    softmax: score work that is no matrix product, in columns of head dimension. bandwidth: share of HBM bandwidth.
-    prologue: keys that starting a block costs. sharpness: exponent of the p-norms that join the limits.
-    balance: share of the last wave of blocks that is paid for. throttle, throttle_seconds: as for GEMMs.
-    cache: kernels of serving frameworks also copy k and v into a paged cache; this many times the bytes of that copy
-    at full bandwidth is spent so. Training kernels do not copy: predictions for training leave it out.
+    launch: seconds before the first block. efficiency: fraction of the peak FLOP/s in the limit of many heads and long
+    sequences. softmax: score work outside the GEMMs, in columns of head dimension. bandwidth: fraction of the HBM bandwidth.
+    prologue: cost of starting a block, in keys. sharpness: exponent of the p-norm that combines the limits. balance: fraction
+    of the unfilled part of the last wave of blocks that still costs time. throttle, throttle_seconds: as for GEMMs. cache:
+    kernels of serving frameworks also copy k and v into a paged cache; the time of that copy relative to the same bytes at
+    full bandwidth. Training kernels do not copy, so predictions for training leave it out.
     """
 
     launch: float = 6e-6
@@ -34,13 +34,13 @@ class AttnPhysics:
     cache: float = 1e-9
 
 
-#: Bounds in the order of the fields; the throttle stays small so that long sequences extrapolate.
+#: Bounds in the order of the fields; the throttle stays small so that long sequences can be extrapolated.
 LOWER = AttnPhysics(1e-6, 0.20, 0.1, 0.05, 1.0, 1.2, 0.001, 0.001, 1e-4, 1e-9)
 UPPER = AttnPhysics(1e-4, 1.00, 300.0, 1.00, 2000.0, 8.0, 1.0, 0.12, 2e-2, 4.0)
 
 
 class AttnShape(NamedTuple):
-    """One attention call, float64 arrays of shape [rows]; ``causal`` is 0.0 or 1.0."""
+    """One attention call as float64 arrays of shape [rows]; ``causal`` is 0.0 or 1.0."""
 
     batch: np.ndarray
     seq_q: np.ndarray
@@ -53,27 +53,27 @@ class AttnShape(NamedTuple):
 
     @property
     def keys_per_query(self) -> np.ndarray:
-        """Mean keys one query attends to: seq_kv, less the half square that a causal mask hides; at least 1."""
+        """Mean number of keys that one query attends to: seq_kv minus the half square that a causal mask hides; at least 1."""
         keys: np.ndarray = np.maximum(self.seq_kv - self.causal * (self.seq_q - 1) / 2, 1.0)
         return keys
 
     @property
     def flops(self) -> np.ndarray:
-        """Useful forward FLOPs: two products of 2 * area * dim."""
+        """Useful forward FLOPs: two GEMMs of 2 * area * dim each."""
         pairs = self.batch * self.heads * self.seq_q * self.keys_per_query
         flops: np.ndarray = 2 * pairs * (self.head_dim + self.v_head_dim)
         return flops
 
     @property
     def elements(self) -> np.ndarray:
-        """Numbers read and written at least: q, k, v, output."""
+        """Minimum count of numbers read and written: q, k, v, output."""
         dims = self.head_dim + self.v_head_dim
         numbers: np.ndarray = self.batch * dims * (self.seq_q * self.heads + self.seq_kv * self.kv_heads)
         return numbers
 
     @property
     def blocks(self) -> np.ndarray:
-        """Blocks of queries in all."""
+        """Total number of query blocks."""
         blocks: np.ndarray = self.batch * self.heads * np.ceil(self.seq_q / QUERY_TILE)
         return blocks
 
@@ -88,8 +88,11 @@ class AttnMachine(NamedTuple):
 
 
 class AttnTimes(NamedTuple):
-    """seconds of a training kernel and its limits (shape [rows]): all blocks spread over the SMs, the longest block,
-    the bytes; cache: what a serving kernel takes on top."""
+    """Seconds of a training kernel and its limits, each of shape [rows].
+
+    spread: all blocks spread over the SMs. longest: the longest block. memory: the memory traffic. cache: extra time of a
+    serving kernel.
+    """
 
     seconds: np.ndarray
     spread: np.ndarray
@@ -99,9 +102,9 @@ class AttnTimes(NamedTuple):
 
 
 def attn_times(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> AttnTimes:
-    """Forward seconds: launch + p-norm(spread blocks, longest block, bytes) * throttle.
+    """Forward seconds: launch + p-norm(spread blocks, longest block, memory traffic) * throttle.
 
-    Never falls when batch, heads, sequence or dims grow (with seq_kv >= seq_q where causal).
+    The time never falls when batch, heads, sequence or dims grow (with seq_kv >= seq_q where causal).
     """
     dims = shape.head_dim + shape.v_head_dim
     per_key = 2.0 * QUERY_TILE * (dims + physics.softmax) / (physics.efficiency * machine.peak / machine.sms)
@@ -114,14 +117,14 @@ def attn_times(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> 
     powers = sum((part / high) ** physics.sharpness for part in (spread, longest, memory))
     busy = high * powers ** (1 / physics.sharpness)
     busy = busy * (1 + physics.throttle * busy / (busy + physics.throttle_seconds))
-    copied = 2 * machine.element * shape.batch * shape.seq_kv * shape.kv_heads * dims  # read once, written once
+    copied = 2 * machine.element * shape.batch * shape.seq_kv * shape.kv_heads * dims  # bytes: read once, written once
     return AttnTimes(physics.launch + busy, spread, longest, memory, physics.cache * copied / machine.bandwidth)
 
 
 def fit_attn_physics(machine: AttnMachine, shape: AttnShape, seconds: np.ndarray, serving: bool) -> AttnPhysics:
-    """Least squares (soft L1) on log time over at most 3,000 rows spread over the table.
+    """Fit by least squares (soft L1) on log time, over at most 3,000 rows spread over the table.
 
-    serving: the rows are of serving kernels; what copying the cache takes shows in how time depends on kv_heads, on
+    serving: the rows are of serving kernels. The cost of the cache copy is identified by how the time depends on kv_heads, on
     which a training kernel hardly depends.
     """
     from scipy.optimize import least_squares

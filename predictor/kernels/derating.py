@@ -1,4 +1,4 @@
-"""The sustained scale: how much longer kernels take in a training step than in the loops that a profile timed."""
+"""The sustained-clock derating: how much longer kernels take in a training step than in the loops that a profile timed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from profiler.errors import InputError
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import PROF_DATA
 
-#: Factors that real training steps add, by profile; ``python benchmarks/step_factors.py`` writes it and says when it keeps one.
+#: Factors that real training steps add, by profile; written by ``python benchmarks/step_factors.py``, which states when a
+#: factor is kept.
 STEP_FACTORS = PROF_DATA / "step_factors.json"
 
 
 def derating_of(profile: Profile, linears: LinearModel) -> float:
-    """The profile's own figure where it states one; else how much slower other labs measured the same GEMMs, times the factor
-    of real training steps.
+    """The derating that the profile states; else the slowdown in other laboratories times the factor of training steps.
 
-    The main source of a shipped profile times bursts of a few dozen kernels from CUDA graphs; another lab that times the
-    kernels of a framework is the nearest to a training run that kernel measurements give. 1 where there is no other lab.
+    The slowdown compares measurements of the same GEMMs; it is 1 where there is no other laboratory. The main source of a
+    shipped profile times bursts of a few dozen kernels from CUDA graphs. Among kernel measurements, another laboratory that
+    times the kernels of a framework is the closest to a training run.
     """
     if "sustained_scale" in profile.meta:
         return float(profile.meta["sustained_scale"])
@@ -37,7 +38,7 @@ def step_factor(profile: Profile, path: Path = STEP_FACTORS) -> float:
 
 
 def step_factors(path: Path = STEP_FACTORS) -> dict[str, float]:
-    """Profile -> its factor; none where there is no file. Raises InputError for a file that holds no such table."""
+    """Map each profile to its factor; empty where there is no file. Raises InputError for a file that holds no such table."""
     if not path.is_file():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Time of fused attention, forward and backward: block physics, corrected by what was measured."""
+"""Time of fused attention, forward and backward: a physical model with a learnt correction."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from profiler.profile.profile import Device, Table
 HALF = ("bf16", "bfloat16", "fp16", "float16")
 #: Sources that timed serving kernels (a paged cache is written in the same call).
 SERVING_SOURCES = ("aic", "ai-dynamo")
-#: Serving frameworks' names for the attention kernels they call.
+#: Serving frameworks' kernel name -> name of the attention kernel that it calls.
 SAME_KERNEL = {"sglang_flash_attention": "fa2", "sglang_fa3": "fa3"}
-#: Backward over forward where it was not measured: 2.5 by FLOPs; measured 2.9 from 4k tokens on (2.6-3.1 for
+#: Backward over forward time where it was not measured: 2.5 by FLOPs; measured 2.9 from 4k tokens on (2.6-3.1 for
 #: FlashAttention 2, 2.8-3.1 for 3), 3.2 at 1k and below, 3.5 (3.3-3.85) for the 192/128 head dims of MLA.
 BACKWARD_LONG, BACKWARD_SHORT, BACKWARD_MLA, BACKWARD_UNCERTAINTY = 2.9, 3.2, 3.5, 0.10
 _LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
-#: Serving tables say little of training kernels at short sequences: without the cache copy the law is 0-5% off
-#: published training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this doubt.
+#: Serving tables say little about training kernels at short sequences: without the cache copy the fit is 0-5% off published
+#: training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this uncertainty.
 SHORT_UNCERTAINTY = 0.06
 _PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_UNCERTAINTY = 10, 30, 0.30
 _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}
@@ -32,7 +32,7 @@ _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate"
 
 @dataclass(frozen=True)
 class FlashAttnModel:
-    """How long 16-bit attention takes on one device. Fit with ``fit``; ask with ``predict``.
+    """Time of 16-bit attention on one device; build with ``fit``, query with ``predict``.
 
     backward: learnt correction of the default ratio of backward to forward time; None where it was not measured.
     """
@@ -45,9 +45,9 @@ class FlashAttnModel:
 
     @classmethod
     def fit(cls, table: Table, device: Device) -> FlashAttnModel:
-        """Fit the most often measured forward kernel; backward rows fit the ratio to it.
+        """Fit the forward kernel measured most often, and its backward/forward ratio to the backward measurements.
 
-        16-bit rows count, or the fp32 rows of a device that was measured in fp32 alone (a CPU).
+        Only 16-bit measurements count, or fp32 ones for a device that was measured in fp32 only (a CPU).
         """
         wide = not np.isin(table["dtype"], HALF).any() and len(table) > 0
         peak = device.peak_flops.get("fp32" if wide else "bf16") or device.peak_flops.get("fp16", 0.0)
@@ -74,9 +74,9 @@ class FlashAttnModel:
     ) -> Estimate:  # fmt: skip
         """Seconds of one attention call; array arguments broadcast, causal and backward are bool.
 
-        A causal call scores seq_q * (seq_kv - (seq_q - 1) / 2) pairs: the queries are the last seq_q positions.
-        backward: the backward kernels alone. serving: forward with the copy into a paged cache, as serving tables
-        time it (only for comparison with those).
+        A causal call scores seq_q * (seq_kv - (seq_q - 1) / 2) pairs: the queries are the last seq_q positions. backward: the
+        backward kernels only. serving: forward including the copy into a paged cache, as serving tables time it (only for
+        comparison with those).
         """
         given = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
         arrays = np.broadcast_arrays(*given)
@@ -93,7 +93,7 @@ class FlashAttnModel:
         return Estimate(seconds.reshape(out), std.reshape(out), basis.reshape(out).astype(np.int8))
 
     def bare_seconds(self, *shape: Any) -> np.ndarray:
-        """Forward physics alone of batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal."""
+        """Forward seconds of the physical model, without correction; arguments in the order of AttnShape."""
         arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in shape))
         flat = AttnShape(*(a.ravel() for a in arrays))
         return attn_times(self.physics, self.machine, flat).seconds.reshape(arrays[0].shape)
@@ -107,7 +107,7 @@ class FlashAttnModel:
         log_bare = np.log(times.seconds + times.cache)
         correction, std, basis = self.residual.correct(features, _coordinates(shape), log_bare)
         basis = np.where(np.isin(_keys(shape), self.known), np.int8(Basis.MEASURED), basis)
-        if self.physics.cache > 0.01 and not serving:  # a training kernel told from serving rows: not measured itself
+        if self.physics.cache > 0.01 and not serving:  # a training kernel inferred from serving measurements
             octaves = np.log2(np.maximum(2 * _SHORT_TOKENS / shape.seq_q, 1.0))
             std = np.hypot(std, SHORT_UNCERTAINTY * np.minimum(octaves, 6.0))
             basis = np.maximum(basis, np.int8(Basis.INTERPOLATED))
@@ -125,9 +125,9 @@ class FlashAttnModel:
         return ratio * np.exp(correction), std, basis
 
     def kernel_scale(self, table: Table) -> dict[str, tuple[float, int]]:
-        """kernel -> (median of measured / predicted, rows) of the training kernels timed forward on this device.
+        """Map kernel -> (median of measured / predicted, measurements), for training kernels timed forward on this device.
 
-        Frameworks choose different kernels (FlashAttention 2 takes half as long again as 3 on Hopper).
+        Frameworks choose different kernels (FlashAttention 2 takes 1.5 times as long as 3 on Hopper).
         """
         forward = table.where((table["pass"] == "forward") & ~is_serving(table["source"]))
         ratio = forward["seconds"] / self.predict(*shape_of(forward)).seconds
@@ -155,14 +155,14 @@ class FlashAttnModel:
 
 
 def default_backward_ratio(shape: AttnShape) -> np.ndarray:
-    """Backward over forward time where nothing was measured; falls from short to long with log tokens."""
+    """Backward over forward time where nothing was measured; falls with log tokens from the short to the long value."""
     long = np.clip(np.log(shape.seq_q / _SHORT_TOKENS) / np.log(_LONG_TOKENS / _SHORT_TOKENS), 0, 1)
     equal_dims = BACKWARD_SHORT + (BACKWARD_LONG - BACKWARD_SHORT) * long
     return np.where(shape.head_dim > shape.v_head_dim, BACKWARD_MLA, equal_dims)
 
 
 def shape_of(table: Table) -> AttnShape:
-    """The shapes of a flash_attn table; a zero v_head_dim or kv_heads means as head_dim, heads."""
+    """The shapes of a flash_attn table; a zero v_head_dim means head_dim, a zero kv_heads means heads."""
     column = {name: table[name].astype(np.float64) for name in AttnShape._fields}
     column["v_head_dim"] = np.where(column["v_head_dim"] > 0, column["v_head_dim"], column["head_dim"])
     column["kv_heads"] = np.where(column["kv_heads"] > 0, column["kv_heads"], column["heads"])
@@ -170,7 +170,10 @@ def shape_of(table: Table) -> AttnShape:
 
 
 def main_rows(table: Table) -> Table:
-    """Forward rows of the kernel timed most often, 16-bit where there are some, of this lab if it timed enough of them."""
+    """Forward rows of the kernel timed most often.
+
+    16-bit rows where there are any; without the rows of other laboratories if enough remain.
+    """
     table = table.where(_measured_dtype(table))
     forward = table.where((table["pass"] == "forward") & (table["seconds"] > 0))
     own = forward.where(~other_lab(forward["source"]))
@@ -190,10 +193,10 @@ def is_serving(source: np.ndarray) -> np.ndarray:
 
 
 def _coordinates(shape: AttnShape) -> np.ndarray:
-    """Where a call lies among the measured ones, in octaves.
+    """Position of a call among the measured ones, in octaves.
 
-    How many keys there are to a query (the mask, context parallelism) and the group size count half: the physics
-    carries them well.
+    Keys per query (which the mask and context parallelism change) and the group size count half, since the physical model
+    covers them well.
     """
     columns = (
         np.log2(shape.seq_q), 0.5 * np.log2(shape.keys_per_query / shape.seq_q), np.log2(shape.batch * shape.heads),
@@ -203,7 +206,7 @@ def _coordinates(shape: AttnShape) -> np.ndarray:
 
 
 def _features(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> np.ndarray:
-    """What the correction may depend on, shape [rows, features]: sizes, the bare law's regime, waves."""
+    """Inputs of the correction, shape [rows, features]: sizes, the regime of the physical model, waves."""
     times = attn_times(physics, machine, shape)
     waves = shape.blocks / machine.sms
     columns = (
@@ -218,7 +221,7 @@ def _features(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> n
 
 
 def _keys(shape: AttnShape) -> np.ndarray:
-    """One 64-bit number per call (as for GEMMs)."""
+    """One 64-bit hash per call (as for GEMMs)."""
     key = np.zeros(len(shape.batch), dtype=np.uint64)
     for size in shape:
         key = (key ^ size.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
@@ -227,9 +230,10 @@ def _keys(shape: AttnShape) -> np.ndarray:
 
 
 def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | None:
-    """Correction of the default ratio, from backward rows paired with forward times of the same kernel and shape.
+    """Fit the correction of the default ratio to backward measurements paired with forward times of the same kernel and shape.
 
-    forward_backward rows count with the forward time taken off. Few rows give one factor, drawn to the default.
+    The forward time is subtracted from forward_backward measurements. Few measurements give one factor, shrunk towards the
+    default.
     """
     rows = table.where(np.isin(table["pass"], ("backward", "forward_backward")))
     reference = _forward_seconds(rows, table.where(table["pass"] == "forward"), str(main["kernel"][0]), fit)
@@ -249,7 +253,10 @@ def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | 
 
 
 def _forward_seconds(rows: Table, forward: Table, main_kernel: str, fit: FlashAttnModel) -> np.ndarray:
-    """Forward seconds of every row's shape: measured with the same kernel, else by the law of that kernel, else NaN."""
+    """Forward seconds for the shape of every row.
+
+    Measured with the same kernel, else from ``fit`` if it is of that kernel, else NaN.
+    """
     shape = shape_of(rows)
     same = np.array([k in (main_kernel, SAME_KERNEL.get(main_kernel)) for k in rows["kernel"]], dtype=bool)
     reference = np.where(same, fit.predict(*shape).seconds, np.nan)

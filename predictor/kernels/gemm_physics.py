@@ -1,4 +1,4 @@
-"""The bare physics of one matrix multiplication: tiles on SMs beside bytes from memory, after a launch."""
+"""Physical model of one GEMM: a launch, then tiles on SMs overlapped with memory traffic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Output tiles that GEMM libraries choose from, and the ways they cut the reduction when tiles are too few.
+#: Output tiles that GEMM libraries choose from, and the numbers of parts they split the reduction into when tiles are too few.
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (256, 256))
 SPLITS = (1, 2, 4, 8)
 
@@ -17,11 +17,11 @@ SPLITS = (1, 2, 4, 8)
 class GemmPhysics:
     """Constants of one (device, dtype); the defaults are the prior where nothing was measured.
 
-    launch: seconds before the first tile. efficiency: share of the peak an endless loop of an endless tile reaches.
-    intensity_half: tile side (tm*tn/(tm+tn)) at which half of that is reached. bandwidth: share of HBM bandwidth.
-    prologue: columns of k that starting a tile costs. sharpness: exponent of the p-norm that joins compute and memory.
-    wave: 0 = waves of tiles overlap freely, 1 = every started wave is paid in full.
-    throttle, throttle_seconds: a kernel much longer than throttle_seconds is slower by this share (power limit).
+    launch: seconds before the first tile. efficiency: fraction of the peak FLOP/s in the limit of a large tile and a long k
+    loop. intensity_half: tile side (tm*tn/(tm+tn)) at which half of that is reached. bandwidth: fraction of the HBM bandwidth.
+    prologue: cost of starting a tile, in columns of k. sharpness: exponent of the p-norm that combines compute and memory.
+    wave: 0 = waves of tiles overlap freely, 1 = every started wave costs its full time. throttle, throttle_seconds: a kernel
+    much longer than throttle_seconds is slower by this fraction (power limit).
     """
 
     launch: float = 3e-6
@@ -35,7 +35,7 @@ class GemmPhysics:
     throttle_seconds: float = 1e-3
 
 
-#: Bounds in the order of the fields: they keep a fit on few rows physical, and the throttle small when extrapolated.
+#: Bounds in the order of the fields: they keep a fit to few measurements physical, and the throttle small in extrapolation.
 LOWER = GemmPhysics(5e-7, 0.20, 0.1, 0.20, 1.0, 1.5, 0.001, 0.001, 1e-4)
 UPPER = GemmPhysics(3e-5, 1.00, 60.0, 1.00, 1000.0, 8.0, 1.0, 0.12, 2e-2)
 
@@ -51,7 +51,7 @@ class Machine(NamedTuple):
 
 
 class GemmTimes(NamedTuple):
-    """seconds in all, and the parts it is made of (shape [rows]); tile: index of the fastest tile."""
+    """Total seconds and their parts, shape [rows]; tile: index of the fastest tile."""
 
     seconds: np.ndarray
     compute: np.ndarray
@@ -62,10 +62,10 @@ class GemmTimes(NamedTuple):
 def gemm_times(
     physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> GemmTimes:
-    """Time of ``batch`` products [m, k] x [k, n]; all arguments float64 of shape [rows].
+    """Time of ``batch`` GEMMs [m, k] x [k, n]; m, n, k and batch are float64 of shape [rows].
 
-    launch + ((compute^p + memory^p)^(1/p)) * throttle; compute is the least over tile shapes and k-splits of
-    waves * tile time; never falls when m, n, k or batch grow.
+    launch + ((compute^p + memory^p)^(1/p)) * throttle, where compute is the minimum over tile shapes and k-splits of waves *
+    tile time. The time never falls when m, n, k or batch grow.
     """
     compute, tile = _compute_seconds(physics, machine, m, n, k, batch)
     memory = batch * (machine.element * (m + n) * k + machine.out * m * n) / (physics.bandwidth * machine.bandwidth)
@@ -93,7 +93,7 @@ def _compute_seconds(
 
 
 def fit_gemm_physics(machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray) -> GemmPhysics:
-    """Least squares (soft L1) on log time over at most 3,000 rows of the table; ``shapes`` = m, n, k, batch."""
+    """Fit by least squares (soft L1) on log time over at most 3,000 rows of the table; ``shapes`` = m, n, k, batch."""
     from scipy.optimize import least_squares
 
     rows = np.random.default_rng(0).permutation(len(seconds))[:3000]

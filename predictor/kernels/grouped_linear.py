@@ -1,4 +1,4 @@
-"""Time of grouped matrix multiplications (the experts of an MoE layer): dense physics times a measured overhead."""
+"""Time of grouped GEMMs (the experts of an MoE layer): the dense model times a measured overhead."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from predictor.kernels.linear import FAMILIES, Layout, LinearModel
 from profiler.profile.profile import Table
 
 PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of Layout codes
-#: Time over that of a dense batched product, and its doubt, where no grouped kernel was measured: between the
-#: Transformer-Engine kernels of A100 (0.95, 0.93, 1.11) and B200 (1.08, 1.17, 1.45 after that lab's dense scale).
+#: Time relative to a dense batched GEMM, and its uncertainty, where no grouped kernel was measured: between the
+#: Transformer-Engine kernels of A100 (0.95, 0.93, 1.11) and B200 (1.08, 1.17, 1.45 after correction by that laboratory's dense
+#: scale).
 PRIOR_OVERHEAD, PRIOR_UNCERTAINTY = (1.02, 1.05, 1.25), 0.20
 _PRIOR_ROWS, _LEAST_UNCERTAINTY = 3, 0.05
 
 
 @dataclass(frozen=True)
 class GroupedLinearModel:
-    """overhead, doubt: per pass, shape [3]; measured: whether rows stand behind them."""
+    """overhead, uncertainty: per pass, shape [3]; measured: whether they come from measurements, shape [3]."""
 
     linear: LinearModel
     overhead: np.ndarray
@@ -32,9 +33,10 @@ class GroupedLinearModel:
     def fit(
         cls, table: Table, linear: LinearModel, lab_scale: Mapping[str, tuple[float, int]] | None = None
     ) -> GroupedLinearModel:
-        """One overhead per pass: the median of measured over dense time, drawn to the prior where rows are few.
+        """Fit one overhead per pass: the median of measured over dense time.
 
-        lab_scale: of ``linear``; how much slower a source's dense rows are is taken off its grouped rows.
+        With few measurements it is shrunk towards the prior. lab_scale: as returned by ``linear.lab_scale``; the grouped times
+        of a source are divided by how much slower its dense GEMMs are.
         """
         overhead, uncertainty, measured = np.array(PRIOR_OVERHEAD), np.full(3, PRIOR_UNCERTAINTY), np.zeros(3, dtype=bool)
         scale = np.ones(len(table))
@@ -61,9 +63,10 @@ class GroupedLinearModel:
         self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = Layout.TN, dtype: str = "bf16",
         accumulate: Any = False,
     ) -> Estimate:  # fmt: skip
-        """Seconds for ``groups`` products of [tokens_per_group, k] with weights [n, k]; array arguments broadcast.
+        """Seconds for ``groups`` GEMMs of [tokens_per_group, k] with weights [n, k]; array arguments broadcast.
 
-        passes: 0 forward, 1 input gradient, 2 weight gradient (codes of Layout); n and k are the forward's in all.
+        passes: 0 forward, 1 input gradient, 2 weight gradient (codes of Layout); n and k are those of the forward in every
+        pass.
         """
         passes = np.asarray(passes, dtype=np.int64)
         dense = self.linear.predict(*_gemm(tokens_per_group, n, k, passes), groups, passes, dtype, accumulate)
@@ -72,7 +75,7 @@ class GroupedLinearModel:
         return Estimate(dense.seconds * self.overhead[passes], np.hypot(dense.relative_std, self.uncertainty[passes]), basis)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
-        """Flat plain arrays, for an npz file; the dense law goes along."""
+        """Flat plain arrays, for an npz file, including the dense model."""
         dense = {f"linear/{key}": array for key, array in self.linear.to_arrays().items()}
         return {"overhead": self.overhead, "doubt": self.uncertainty, "measured": self.measured, **dense}
 
@@ -84,7 +87,7 @@ class GroupedLinearModel:
 
 
 def _gemm(tokens: Any, n: Any, k: Any, passes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """m, n, k of the product a pass computes: [t, k] x [k, n], [t, n] x [n, k], [n, t] x [t, k]."""
+    """m, n, k of the GEMM that a pass computes: [t, k] x [k, n], [t, n] x [n, k], [n, t] x [t, k]."""
     weight, inputs = passes == Layout.NT, passes == Layout.NN
     depth = np.where(weight, tokens, np.where(inputs, n, k))
     return np.where(weight, n, tokens), np.where(passes == Layout.TN, n, k), depth

@@ -1,4 +1,4 @@
-"""Time of matrix multiplications: tile physics, corrected by what was measured."""
+"""Time of GEMMs: a physical model of tiles with a learnt correction."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from profiler.profile.profile import Device, Profile, Table
 
 
 class Layout(IntEnum):
-    """Which product of a linear layer: x W^T, dy W, dy^T x, by how BLAS reads the two operands."""
+    """Which GEMM of a linear layer: x W^T, dy W, dy^T x, named by how BLAS reads the two operands."""
 
     TN = 0  #: forward
     NN = 1  #: input gradient
     NT = 2  #: weight gradient
 
 
-#: Names of one arithmetic; 16-bit floats run equally fast and share one law.
+#: Number format -> arithmetic; 16-bit floats run equally fast and share one fit.
 FAMILIES = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "fp8": "fp8", "mxfp8": "fp8",
     "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "tf32": 4.0, "nvfp4": 0.5625}
 
-#: Rows whose source begins so were timed by another laboratory than the tables the laws are fitted on.
+#: Rows whose source starts with one of these were timed by a different laboratory than the tables that the fits use.
 OTHER_LABS = ("microsoft/vidur", "simumax", "MooreThreads/SimuMax")
 
-#: (layout, fp32 accumulate) -> time relative to forward, and its doubt: medians of SimuMax's Transformer-Engine
-#: kernels on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 1.01-1.13).
+#: (layout, fp32 accumulate) -> time relative to forward, and its uncertainty: medians of SimuMax's Transformer-Engine kernels
+#: on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 1.01-1.13).
 LAYOUT_PRIOR = {
     (Layout.TN, False): (1.0, 0.0), (Layout.TN, True): (1.02, 0.05), (Layout.NN, False): (1.005, 0.04),
     (Layout.NN, True): (1.02, 0.05), (Layout.NT, False): (1.03, 0.05), (Layout.NT, True): (1.06, 0.05),
 }  # fmt: skip
-_PRIOR_ROWS = 10  # a prior weighs as much as this many measured rows
+_PRIOR_ROWS = 10  # a prior weighs as much as this many measurements
 _ROOFLINE_UNCERTAINTY = 0.25
 _TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
 _FEATURE_TILES = ((128, 128), (128, 256), (256, 128), (64, 256), (256, 64), (64, 64))
@@ -49,7 +49,7 @@ _ROWS_FOR_PHYSICS, _LONG_KERNEL = 30, 1e-4
 
 @dataclass(frozen=True)
 class _Part:
-    """The law of one arithmetic: physics, its machine, the learnt correction (None: nothing measured), known shapes."""
+    """The fit of one arithmetic: physical model, its machine, learnt correction (None: nothing measured), known shapes."""
 
     physics: GemmPhysics
     machine: Machine
@@ -61,13 +61,16 @@ class _Part:
 
 @dataclass(frozen=True)
 class LinearModel:
-    """How long GEMMs take on one device. Fit with ``fit``; ask with ``predict``."""
+    """Time of GEMMs on one device; build with ``fit``, query with ``predict``."""
 
     parts: Mapping[str, _Part]
 
     @classmethod
     def fit(cls, table: Table, device: Device) -> LinearModel:
-        """Fit every arithmetic the device has a peak for; those without rows get the physics' prior (roofline)."""
+        """Fit every arithmetic that the device has a peak for.
+
+        Those without measurements get the prior of the physical model (roofline).
+        """
         family = np.array([FAMILIES.get(d, d) for d in table["dtype"]], dtype=np.str_)
         names = dict.fromkeys(FAMILIES.get(name, name) for name in device.peak_flops)
         parts = {}
@@ -81,7 +84,7 @@ class LinearModel:
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16",
         accumulate: Any = False,
     ) -> Estimate:  # fmt: skip
-        """Seconds of ``batch`` products [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
+        """Seconds of ``batch`` GEMMs [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
 
         layout: codes of Layout. accumulate: bool, the output is added to an fp32 buffer.
         """
@@ -101,16 +104,17 @@ class LinearModel:
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
 
     def bare_seconds(self, m: Any, n: Any, k: Any, batch: Any = 1, dtype: str = "bf16") -> np.ndarray:
-        """The physics alone, without the learnt correction: never falls when a size grows."""
+        """Seconds of the physical model, without the learnt correction; never falls when a size grows."""
         part = self.parts[FAMILIES.get(dtype, dtype)]
         arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch)))
         return gemm_times(part.physics, part.machine, *(a.ravel() for a in arrays)).seconds.reshape(arrays[0].shape)
 
     def lab_scale(self, profile: Profile) -> dict[str, tuple[float, int]]:
-        """source -> (median of measured / predicted, rows) for the rows other laboratories timed on this device.
+        """Map source -> (median of measured / predicted, measurements), for what other laboratories timed on this device.
 
-        Labs differ in clocks, power and timing loops; a training run is one more lab. This tells by how much. Rows
-        of kernels shorter than 0.1 ms are left out where there are enough longer ones: they time the loop as well.
+        Laboratories differ in clocks, power and timing loops, and a training run is like one more laboratory; this scale
+        states by how much. Kernels shorter than 0.1 ms are left out where there are enough longer ones, because their times
+        include the loop.
         """
         table = profile.table("linear")
         scales = {}
@@ -156,14 +160,14 @@ def other_lab(source: np.ndarray) -> np.ndarray:
 
 
 def starts_with(source: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """True where a word of ``source`` begins with one of ``names``, in any case; shape [rows]."""
+    """True where an entry of ``source`` starts with one of ``names``, ignoring case; shape [rows]."""
     lower = np.char.lower(np.asarray(source, dtype=np.str_))
     hit: np.ndarray = np.any([np.char.startswith(lower, name.lower()) for name in names], axis=0)
     return hit
 
 
 def own_forward_rows(table: Table) -> Table:
-    """The forward rows the law is fitted on: this lab's, or every lab's where it timed too few."""
+    """Forward rows that the fit uses: without those of other laboratories, or all rows where too few remain."""
     forward = table.where((table["layout"] == "TN") | (table["layout"] == ""))
     own = forward.where(~other_lab(forward["source"]))
     return own if len(own) >= _ROWS_FOR_PHYSICS else forward
@@ -188,9 +192,10 @@ def _predict_forward(
 
 
 def _coordinates(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    """Where a shape lies among the measured ones, in octaves.
+    """Position of a shape among the measured ones, in octaves.
 
-    A batch is a kind of m, so new batches count half; so does work beyond the largest measured, where power limits.
+    A batch acts like a larger m, so new batches count half; so does work beyond the largest measured, where power is the
+    limit.
     """
     octaves: np.ndarray = np.log2(np.stack([m * batch, n, k, np.sqrt(batch), np.sqrt(m * batch * n * k)], axis=1))
     return octaves
@@ -199,7 +204,7 @@ def _coordinates(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray)
 def _features(
     physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
 ) -> np.ndarray:
-    """What the correction may depend on, [rows, features]: sizes, the bare law's regime, tiles, waves, alignment."""
+    """Inputs of the correction, [rows, features]: sizes, the regime of the physical model, tiles, waves, alignment."""
     bare = gemm_times(physics, machine, m, n, k, batch)
     rows = m * batch
     columns = [np.log2(rows), np.log2(n), np.log2(k), np.log2(rows * n * k), np.log2(k / np.sqrt(rows * n))]
@@ -218,7 +223,7 @@ def _alignment(size: np.ndarray, most: int) -> np.ndarray:
 
 
 def _keys(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    """One 64-bit number per shape; two shapes of a table sharing one is as likely as 1 in 10^10."""
+    """One 64-bit hash per shape; the probability that two shapes of a table share one is 1 in 10^10."""
     key = np.zeros(len(m), dtype=np.uint64)
     for size in (m, n, k, batch):
         key = (key ^ size.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
@@ -231,7 +236,7 @@ def _sizes(table: Table) -> list[np.ndarray]:
 
 
 def _fit_part(table: Table, machine: Machine) -> _Part:
-    """Physics and correction from this lab's forward rows (another's, if there are no others), then layouts."""
+    """Fit physical model and correction to the rows of own_forward_rows, then the factors of the layouts."""
     table = table.where((table["seconds"] > 0) & (table["m"] > 0) & (table["n"] > 0) & (table["k"] > 0))
     rows = own_forward_rows(table)
     prior = np.array([[LAYOUT_PRIOR[Layout(i), bool(a)] for a in (0, 1)] for i in range(3)])
@@ -244,17 +249,17 @@ def _fit_part(table: Table, machine: Machine) -> _Part:
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
     groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()
     features, off_bare = _features(physics, machine, *sizes), np.log(seconds) - log_bare
-    weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # what training runs
+    weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # typical of training
     residual = fit_residual(features, _coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
     bare = _Part(physics, machine, residual, np.unique(_keys(*sizes)), prior[..., 0], prior[..., 1])
     return _Part(physics, machine, residual, bare.known, *_layout_factors(table, bare))
 
 
 def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
-    """Time of each (layout, accumulate) relative to forward and its doubt, shapes [3, 2].
+    """Time of each (layout, accumulate) relative to forward and its uncertainty, shapes [3, 2].
 
-    The median over rows of log(measured / predicted) less the same source's forward median, so that a lab's own
-    scale cancels; drawn to the prior where rows are few.
+    The median over rows of log(measured / predicted) minus the forward median of the same source, so that a laboratory's own
+    scale cancels; shrunk towards the prior where rows are few.
     """
     factor, uncertainty = part.layout_factor.copy(), part.layout_uncertainty.copy()
     if not len(table):
@@ -276,7 +281,7 @@ def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ratio(fit: LinearModel, rows: Table, dtype: str) -> np.ndarray:
-    """Measured over predicted, and measured seconds, of rows of one dtype; shape [2, rows]."""
+    """Measured over predicted, and measured seconds, for rows of one dtype; shape [2, rows]."""
     layout = np.array([Layout[name].value if name else 0 for name in rows["layout"]], dtype=np.int8)
     m, n, k, batch = _sizes(rows)
     found = fit.predict(m, n, k, batch, layout, dtype, rows["accumulate"] > 0)

@@ -1,4 +1,4 @@
-"""Attention calls that were timed on the device itself; they take the place of the law's answers."""
+"""Attention calls that were timed on the device itself; they replace the estimates of the fit."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 
-#: What tells one call from another, in the order of CostModel.flash_attn's arguments.
+#: What distinguishes one call from another, in the order of CostModel.flash_attn's arguments.
 SHAPE = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward")
-#: Standard deviation of log(time) that the best median keeps: clocks and memory layout of another process.
+#: Standard deviation of log(time) that remains in the best median: clocks and memory layout of another process.
 LEAST_UNCERTAINTY = 0.02
 
 
@@ -26,7 +26,7 @@ class MeasuredAttention:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> MeasuredAttention:
-        """From flash_attn rows of one device, number format and kernel. A row's spread is about twice its deviation."""
+        """Build from flash_attn rows of one device, number format and kernel; a row's spread is about twice its deviation."""
         rows = list(rows)
         columns = [[row["pass"] == "backward" if name == "backward" else row[name] for row in rows] for name in SHAPE]
         keys = call_keys(*(np.array(column, dtype=np.int64) for column in columns))
@@ -36,7 +36,10 @@ class MeasuredAttention:
         return cls(keys[order], seconds[order], np.maximum(spread / 2, LEAST_UNCERTAINTY)[order])
 
     def instead_of(self, fit: Estimate, *shape: Any) -> Estimate:
-        """``law`` with the measured time, doubt and basis wherever the call was measured; ``shape`` as SHAPE, broadcast."""
+        """``fit`` with the measured time, uncertainty and basis wherever the call was measured.
+
+        shape: columns in the order of SHAPE; they broadcast.
+        """
         arrays = np.broadcast_arrays(*(np.asarray(column, dtype=np.int64) for column in shape))
         asked = call_keys(*arrays)
         if not len(self.keys):
@@ -51,7 +54,7 @@ class MeasuredAttention:
 
 
 def call_keys(*columns: np.ndarray) -> np.ndarray:
-    """One 64-bit number per call, of int64 arrays of equal shape in the order of SHAPE."""
+    """One 64-bit hash per call, of int64 arrays of equal shape in the order of SHAPE."""
     key = np.zeros(columns[0].shape, dtype=np.uint64)
     for column in columns:
         key = (key ^ column.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)

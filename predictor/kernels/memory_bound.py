@@ -1,4 +1,4 @@
-"""Time of kernels that only move bytes: a launch, then a share of the memory bandwidth."""
+"""Time of kernels that only move bytes: a launch, then the bytes at a fraction of the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import numpy as np
 from predictor.estimate import Basis, Estimate
 from profiler.profile.profile import Device, Table
 
-#: Assumed where a kind was never measured: launch seconds, share of HBM bandwidth, standard deviation of log time.
-#: The share is what copy-like kernels reach (quantise 0.84 and add 0.88 of HBM where measured, less for fused work).
+#: Assumed where a kind was never measured: launch seconds, fraction of HBM bandwidth, standard deviation of log time. The
+#: fraction is what copy-like kernels reach (quantise 0.84 and add 0.88 of HBM where measured, less for fused work).
 DEFAULT = (3e-6, 0.75, 0.30)
-#: Doubt of a law given in words (a published efficiency) instead of rows.
+#: Uncertainty of constants stated as a published efficiency instead of measurements.
 GIVEN_UNCERTAINTY = 0.25
-#: Shares of HBM bandwidth measured on A100 and H100 (vLLM's kernels), for devices where the kind was not.
+#: Fractions of HBM bandwidth measured on A100 and H100 (vLLM's kernels), for devices where the kind was not measured.
 KIND_SHARE = {"norm": 0.40, "gated_act": 0.55, "rope": 0.48, "residual": 0.90, "embedding": 0.17, "quantize": 0.85}
-#: Where the chain of kernels of an eager framework was not measured: the kinds whose laws its kernels follow, and the bytes
-#: they move over those of the one fused kernel. Counted from eager code on 16-bit values, bytes an element:
-#: rope: times cosine 4, negate and join the halves 6, times sine 4, add 6 = 20 (backward: one more sum, 24) of 4.
-#: gated_act: activation 4, product 6 = 10 of 6; backward 16 of 10.
-#: norm: to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, times weight 4 = 36 of 4; backward: weight 12, casts 12, scale 8
-#: and 16, mean 8, square 20, the sum of both paths 12 = 88 of 6. Those that reduce a row or broadcast along it (16 of the 36,
-#: 44 of the 88) run at the rate of norms.
-#: cross_entropy: fp32 copy, max, subtract, exp, sum, divide = 38 a logit, backward 16, of 4 each.
-#: softmax: the mask in place 4, to fp32 6, softmax 8, to 16 bits 6 = 24 a score of 4 (the scale is in the product); the
-#: gradients of each 28 of 6.
+#: For kernel chains of an eager framework that were not measured: kind -> {kind whose constants the chain's kernels use: bytes
+#: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
+#: rope: multiply by cosine 4, negate and join the halves 6, multiply by sine 4, add 6 = 20, fused 4; backward:
+#: one more sum, 24, fused 4.
+#: gated_act: activation 4, product 6 = 10, fused 6; backward 16, fused 10.
+#: norm: to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, multiply by weight 4 = 36, fused 4; backward: weight 12, casts 12,
+#: scale 8 and 16, mean 8, square 20, the sum of both paths 12 = 88, fused 6. Kernels that reduce a row or broadcast along it
+#: (16 of the 36, 44 of the 88) run at the rate of norms.
+#: cross_entropy: fp32 copy, max, subtract, exp, sum, divide = 38 per logit, backward 16; fused 4 each.
+#: softmax: the mask in place 4, to fp32 6, softmax 8, to 16 bits 6 = 24 per score, fused 4 (the scale is in the GEMM); the
+#: gradients of each 28, fused 6.
 EAGER_BYTES = {
     "rope_eager": {"residual": 20 / 4}, "rope_eager_grad": {"residual": 24 / 4},
     "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 16 / 10},
@@ -35,16 +36,20 @@ EAGER_BYTES = {
     "cross_entropy_eager": {"residual": 38 / 4}, "cross_entropy_eager_grad": {"residual": 16 / 4},
     "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
 }  # fmt: skip
-#: Plain streams: the kinds whose median share stands in for a kind never measured on this device.
+#: Plain streams: kinds whose median fraction replaces that of a kind never measured on this device.
 COPY_LIKE = ("residual", "gated_act", "quantize", "copy")
 _LEAST_UNCERTAINTY, _ROWS_FOR_FIT, _UNCERTAINTY_PER_OCTAVE = 0.03, 8, 0.05
-#: A launch shorter than 0.5 us or longer than 50 us is a fault of the table; no stream from HBM passes 0.93 of peak.
+#: A launch shorter than 0.5 us or longer than 50 us is an error in the table; no stream from HBM exceeds 0.93 of the peak.
 _LOW, _HIGH = np.log([5e-7, 0.02]), np.log([5e-5, 0.93])
 
 
 @dataclass(frozen=True)
 class MemoryBoundModel:
-    """One row per kind, shape [kinds]: launch (s), fraction of ``bandwidth`` (bytes/s), doubt, fitted bytes range."""
+    """One entry per kind, arrays of shape [kinds].
+
+    launch: seconds. fraction: of ``bandwidth`` [bytes/s]. uncertainty: standard deviation of log time. smallest, largest:
+    range of the fitted bytes.
+    """
 
     bandwidth: float
     kinds: tuple[str, ...]
@@ -56,10 +61,10 @@ class MemoryBoundModel:
 
     @classmethod
     def fit(cls, table: Table, device: Device, stated: Mapping[str, Any] | None = None) -> MemoryBoundModel:
-        """Fit each kind with at least eight rows.
+        """Fit each kind with at least eight measurements.
 
-        stated: kind -> {"latency_s": seconds, "bandwidth": bytes/s} for kinds known only from a published efficiency
-        (a profile's ``meta["laws"]["memory_bound"]``); rows of the same kind win over it.
+        stated: kind -> {"latency_s": seconds, "bandwidth": bytes/s} for kinds known only from a published efficiency (a
+        profile's ``meta["laws"]["memory_bound"]``); measurements of the same kind take precedence.
         """
         fits: dict[str, tuple[float, ...]] = {}
         for kind, constants in (stated or {}).items():
@@ -73,8 +78,10 @@ class MemoryBoundModel:
         return cls(device.memory_bandwidth, tuple(fits), *columns)
 
     def predict(self, kind: str, size: Any) -> Estimate:
-        """Seconds of a kernel of one ``kind`` on ``size`` bytes (read plus written, any shape); for the eager kinds, those of
-        the fused kernel that would do the same."""
+        """Seconds of a kernel of one ``kind`` on ``size`` bytes (read plus written, any shape).
+
+        For the eager kinds, ``size`` is that of the fused kernel that would do the same work.
+        """
         if kind not in self.kinds and kind in EAGER_BYTES:
             parts = [
                 self.predict(like, np.asarray(size, dtype=np.float64) * times) for like, times in EAGER_BYTES[kind].items()
@@ -117,9 +124,9 @@ class MemoryBoundModel:
 
 
 def _fit_kind(size: np.ndarray, seconds: np.ndarray, bandwidth: float) -> tuple[float, ...]:
-    """launch, fraction, doubt, smallest and largest bytes, by least squares on log time (soft L1).
+    """Fit launch, fraction, uncertainty, smallest and largest bytes, by least squares on log time (soft L1).
 
-    The fraction stays below the peak: rows that look faster than memory hit in the L2 cache; a training step does not.
+    The fraction stays below the peak: measurements that look faster than memory hit the L2 cache; a training step does not.
     """
     from scipy.optimize import least_squares
 

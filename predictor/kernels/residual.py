@@ -1,7 +1,7 @@
-"""What measurement adds to a bare law: a boosted correction of log time, and how far to trust it.
+"""Learnt correction of a physical model: boosted trees on log time, with an uncertainty.
 
-The correction is learnt on features a law chooses, fades to nothing away from the measured shapes, and carries the
-doubt of rows that were held out while learning.
+The correction is learnt on features that the model chooses and fades to a constant away from the measured shapes. Its
+uncertainty comes from measurements that were held out from learning.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import numpy as np
 from predictor.estimate import Basis
 from predictor.kernels.trees import Trees
 
-#: Rows below which trees would learn noise (measured: 100 rows gain nothing over the bare law, 300 rows a third).
+#: With fewer rows trees would learn noise (measured: with 100 rows they gain nothing over the physical model, with 300 rows a
+#: third).
 ROWS_FOR_TREES = 150
-#: Octaves (factors of two in a shape) over which the correction fades, and what each adds to the standard deviation
-#: of log time: laws fitted without the largest fifth of a table erred there by 1-6% (4-12% in the worst tenth).
+#: Octaves (factors of two in a shape) over which the correction fades, and what each adds to the standard deviation of log
+#: time: fits without the largest fifth of a table erred there by 1-6% (4-12% in the worst tenth).
 FADE_OCTAVES, UNCERTAINTY_PER_OCTAVE = 3.0, 0.06
-#: No kernel time repeats better than this from one machine to the next of the same kind.
+#: No kernel time repeats better than this between machines of the same kind.
 LEAST_UNCERTAINTY = 0.01
-#: Beyond a factor e either way an interval says no more than "unknown".
+#: An interval wider than a factor e either way says no more than "unknown".
 MOST_UNCERTAINTY = 1.0
 _CENTRES = 256
 _FOLDS = 3
@@ -31,10 +32,11 @@ _NORMAL_90 = 1.645  # half width of a 90% interval of a normal distribution, in 
 
 @dataclass(frozen=True)
 class Residual:
-    """trees: correction of log time, None where rows are too few. shift: constant correction used then.
+    """trees: correction of log time, None where measurements are too few.
 
-    centres: [c, d] log2 coordinates that cover the measured shapes within ``radius``; low, high: their box [d].
-    size_edges: [b] increasing log seconds; size_doubt: [b] held-out doubt at them, interpolated between.
+    shift: constant correction without trees and far from the measured shapes. centres: [c, d] log2 coordinates that cover the
+    measured shapes within ``radius``; low, high: their bounding box [d]. size_edges: [b] increasing log seconds;
+    size_uncertainty: [b] held-out uncertainty at them, interpolated between.
     """
 
     trees: Trees | None
@@ -58,7 +60,7 @@ class Residual:
     def correct(
         self, features: np.ndarray, coordinates: np.ndarray, log_bare: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Correction of log time, its relative_std, and the basis of every row (each of shape [rows])."""
+        """Correction of log time, its relative_std and its basis for every row (each of shape [rows])."""
         distance = self.distance(coordinates)
         learnt = self.trees.predict(features) - self.shift if self.trees is not None else 0.0
         correction = self.shift + learnt * np.exp(-((distance / FADE_OCTAVES) ** 2))
@@ -92,15 +94,15 @@ def fit_residual(
     trees: Mapping[str, Any],
     weights: np.ndarray | None = None,
 ) -> Residual:
-    """Learn log(measured / bare law), shape [rows].
+    """Learn log(measured / physical model), shape [rows].
 
-    groups: int codes; rows of one group are held out together when doubt is measured, so that it is the doubt of a
-    shape family never seen. trees: settings of HistGradientBoostingRegressor. weights: how much a row counts.
+    groups: int codes; rows of one group are held out together when the uncertainty is measured, so that it applies to a shape
+    family never seen. trees: settings of HistGradientBoostingRegressor. weights: weight of each row.
     """
-    import sklearn.ensemble  # noqa: F401  (threads of a library can be limited only once it is loaded)
+    import sklearn.ensemble  # noqa: F401  (threads of a library can be limited only after it is loaded)
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    with threadpool_limits(1):  # small fits: threads that wait for each other on a busy machine cost a hundredfold
+    with threadpool_limits(1):  # small fits: on a busy machine, waiting threads make them 100 times slower
         return _fit(features, coordinates, log_bare, log_residual, groups, trees, weights)
 
 
@@ -139,7 +141,7 @@ def _boost(features: np.ndarray, target: np.ndarray, settings: Mapping[str, Any]
 
 
 def _cover(points: np.ndarray) -> tuple[np.ndarray, float]:
-    """Up to 256 of the points, spread by farthest-first choice, and the distance within which they cover the rest."""
+    """Choose up to 256 of the points, farthest first, and return them with the distance within which they cover the rest."""
     points = np.unique(points, axis=0)
     chosen = [0]
     distance = np.linalg.norm(points - points[0], axis=1)
@@ -150,7 +152,10 @@ def _cover(points: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _uncertainty_by_size(log_bare: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Doubt in bins of equal row counts over the bare time: the 90% quantile of |held-out| as standard deviations."""
+    """Uncertainty in bins of equal row counts over the log time of the physical model.
+
+    It is the 90% quantile of |held-out error|, as standard deviations.
+    """
     bins = int(np.clip(len(held_out) // 100, 1, 12))
     parts = np.array_split(np.argsort(log_bare, kind="stable"), bins)
     edges = np.array([np.median(log_bare[p]) for p in parts])

@@ -1,4 +1,4 @@
-"""Boosted trees as plain arrays: fitted by scikit-learn, stored without pickles, evaluated by numpy alone."""
+"""Boosted trees as plain arrays: fitted by scikit-learn, stored without pickles, evaluated by numpy only."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Trees:
-    """A sum of regression trees; every array has shape [trees, nodes] (short trees padded with leaves).
+    """A sum of regression trees; every array has shape [trees, nodes] (short trees are padded with leaves).
 
-    feature, threshold: the test of an inner node (x[feature] <= threshold goes left). left, right: child indexes (a
-    leaf points at itself). value: the leaf's summand. baseline: the constant that all trees add to.
+    feature, threshold: the test of an inner node (x[feature] <= threshold goes left). left, right: child indexes (a leaf
+    points to itself). value: what the leaf adds to the sum. depth: steps from the root to the deepest leaf. baseline: constant
+    added to the sum of all trees.
     """
 
     feature: np.ndarray
@@ -25,9 +26,9 @@ class Trees:
     baseline: float
 
     def predict(self, x: np.ndarray, chunk: int = 512) -> np.ndarray:
-        """Sums of the leaves that the rows of ``x`` (float64, shape [rows, features]) reach; shape [rows].
+        """Sum of the leaves that each row of ``x`` (float64, shape [rows, features]) reaches; shape [rows].
 
-        All rows of a chunk step down all trees together; chunks stay in the processor's cache.
+        All rows of a chunk go down all trees together; chunks stay in the processor's cache.
         """
         trees, nodes = self.feature.shape
         first = (np.arange(trees) * nodes).astype(np.int32)

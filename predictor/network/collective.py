@@ -1,4 +1,4 @@
-"""Seconds of a collective: measured curves inside a node, a network law between nodes."""
+"""Seconds of a collective: measured curves inside a node, a physical model of the network between nodes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from profiler.errors import InputError
 from profiler.profile.profile import Profile
 
 _BETWEEN_RANKS = 0.07  # error of a group size between two measured ones (log-log in ranks, leave-one-out)
-_BEYOND_RANKS = 0.15  # and, per doubling, of one beyond them
-_BORROWED = 0.15  # an op that borrows the curve of another
+_BEYOND_RANKS = 0.15  # error of a group size beyond the measured ones, per doubling
+_BORROWED = 0.15  # error of an op that borrows the curve of another
 _ROOFLINE = 0.35
-_NETWORK_DEFAULT = 0.4  # doubt of the network law with default parameters
-_PER_DOUBLING = 0.03  # more nodes than the law was fitted on
+_NETWORK_DEFAULT = 0.4  # uncertainty of the network model with default constants
+_PER_DOUBLING = 0.03  # for more nodes than the model was fitted on
 
 
 @dataclass(frozen=True)
 class CollectiveModel:
-    """Prices collectives of a profile's device; built by ``fit``.
+    """Estimates collectives on a profile's device; built by ``fit``.
 
-    curves: one per (op, ranks in one node). op, ranks, basis: which op (index into OPS), group size and Basis each
-    curve stands for, sorted by op, then ranks. network: the law between nodes. network_std: its held-out standard
-    deviation of log time, by index of OPS. network_nodes: the most nodes it was fitted on (0: default parameters).
-    bandwidths: bytes/s per GPU of [link in the node, network].
+    curves: one per (op, ranks in one node). op, ranks, basis: op (index into OPS), group size and Basis of each curve, sorted
+    by op, then ranks. network: constants of the model between nodes. network_std: its held-out standard deviation of log time,
+    by index of OPS. network_nodes: most nodes that it was fitted on (0: default constants). bandwidths: bytes/s per GPU of
+    [link in the node, network].
     """
 
     curves: Curves
@@ -54,7 +54,7 @@ class CollectiveModel:
 
     @classmethod
     def fit(cls, profile: Profile, network_bandwidth: float | None = None) -> CollectiveModel:
-        """The law of ``profile``; ``network_bandwidth`` (bytes/s per GPU between nodes) replaces the device's."""
+        """Fit the model of ``profile``; ``network_bandwidth`` (bytes/s per GPU between nodes) replaces the device's."""
         measured = measured_points(profile)
         stated = stated_points(profile.meta.get("laws", {}).get("intra_node", {}))
         entries = []
@@ -76,10 +76,10 @@ class CollectiveModel:
         return fit.with_network(profile)
 
     def with_network(self, profile: Profile) -> CollectiveModel:
-        """This law with the network law that the profile states, else with one fitted to its own rows over nodes.
+        """This model with network constants as stated by the profile, else as fitted to its own multi-node rows.
 
-        A stated law was fitted on more networks than the rows of one profile. Rows of fewer than two kinds of group
-        or 20 sizes are too few to fit; then the default parameters stay.
+        Stated constants were fitted to more networks than the rows of one profile. Rows of fewer than two kinds of group, or
+        fewer than 20 rows, are too few to fit; then the default constants stay.
         """
         stated = profile.meta.get("laws", {}).get("inter_node")
         if stated:
@@ -109,10 +109,11 @@ class CollectiveModel:
         inter: ArrayLike,
         network_bandwidth: ArrayLike | None = None,
     ) -> Estimate:
-        """Price ``op`` for whole-buffer ``bytes`` (profiler.profile.profile) in groups of ``inter`` nodes x ``intra`` ranks.
+        """Estimate ``op`` in groups of ``inter`` nodes x ``intra`` ranks; arguments broadcast.
 
-        Arguments broadcast. ``network_bandwidth``: bytes/s per GPU between nodes. A group of one rank and a message of
-        no bytes take no time. Raises InputError for an op, size, group or bandwidth that cannot be.
+        bytes: of the whole buffer (profiler.profile.profile). network_bandwidth: bytes/s per GPU between nodes. A group of one
+        rank and a message of no bytes take no time. Raises InputError for an unknown op and for an impossible size, group or
+        bandwidth.
         """
         if op not in OPS:
             raise InputError(f"no collective {op!r}; there are {', '.join(OPS)}")
@@ -135,7 +136,10 @@ class CollectiveModel:
     def groups(
         self, op: str, size: np.ndarray, k: np.ndarray, nodes: np.ndarray, rate: np.ndarray, one_node: np.ndarray
     ) -> Groups:
-        """What the network law needs of groups that span nodes; ``one_node``: seconds of their part inside a node."""
+        """Inputs of the network model for groups that span nodes.
+
+        one_node: seconds of the same message among the ranks of one node.
+        """
         inside = inside_bound(op, one_node, k, nodes)
         ring = inside
         if op == "all_reduce":
@@ -144,7 +148,7 @@ class CollectiveModel:
         return Groups(size, k, nodes, rate, float(self.bandwidths[0]), inside, ring)
 
     def _inside(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Seconds, standard deviation and basis in one node, for flat arrays; the values for k < 2 mean nothing."""
+        """Seconds, standard deviation and basis in one node, for flat arrays; values for k < 2 are meaningless."""
         own = np.flatnonzero(self.op == OPS.index(op))
         measured = self.ranks[own]
         k = np.full_like(k, measured[0]) if op == "p2p" else k
@@ -173,11 +177,11 @@ class CollectiveModel:
     def _other_ranks(
         self, op: str, seconds: np.ndarray, k: np.ndarray, curve: np.ndarray, measured: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Groups smaller or larger than any measured: start-up and transfer change each in its own way.
+        """Extrapolate to groups smaller or larger than any measured; returns seconds and doublings away.
 
-        The transfer goes with the share of the buffer that a rank sends. The start-up of all2all stays, since its
-        messages leave together; that of the others grows with log2 of the ranks, and shrinks with the share (as
-        leaving out the largest and the smallest measured group shows). Returns seconds and doublings away.
+        Start-up and transfer scale separately. The transfer scales with the share of the buffer that a rank sends. The
+        start-up of all2all is constant, since its messages leave together; that of the other ops grows with log2 of the ranks,
+        and shrinks with the share (as leaving out the largest and the smallest measured group shows).
         """
         at = np.clip(k, measured[0], measured[-1])
         k = np.maximum(k, 2.0)
@@ -215,10 +219,10 @@ _PLAIN = ("op", "ranks", "basis", "network_std", "network_nodes", "bandwidths")
 
 
 def _op_points(op: str, profile: Profile, measured: PointsByGroup, stated: PointsByGroup) -> list[tuple[int, Points, Basis]]:
-    """(ranks, points, basis) of every one-node curve of ``op``, ascending in ranks, from the best there is.
+    """(ranks, points, basis) of every one-node curve of ``op``, ascending in ranks, from the best source available.
 
-    Measured; else borrowed from another measured op, or as the profile states or from what it states of another op
-    (extrapolated); else the datasheet (roofline).
+    First measured points. Else extrapolated ones: borrowed from another measured op, or as the profile states, or borrowed
+    from what it states of another op. Else the datasheet (roofline).
     """
     own, given = ({ranks: p for (name, ranks), p in group.items() if name == op} for group in (measured, stated))
     lent = borrowed_points(op, measured) or given or borrowed_points(op, stated)
@@ -232,7 +236,7 @@ def _op_points(op: str, profile: Profile, measured: PointsByGroup, stated: Point
 
 
 def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
-    """The entry of prof_data/network_fits.json that stands for the clusters of profile ``name``."""
+    """The entry of prof_data/network_fits.json that represents the clusters of profile ``name``."""
     try:
         entry: Mapping[str, Any] = stated["networks"][stated.get("devices", {}).get(name, stated["default"])]
         for key in ("parameters", "relative_std", "most_nodes"):
@@ -243,7 +247,7 @@ def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
 
 
 def _std_by_op(std: Mapping[str, float]) -> np.ndarray:
-    """By index of OPS; an op without held-out rows is as doubtful as the worst of the others."""
+    """Standard deviations by index of OPS; an op without held-out rows gets the largest of the other ops."""
     usual = max(std.values(), default=_NETWORK_DEFAULT)
     return np.array([float(std.get(op, usual)) for op in OPS])
 

@@ -1,8 +1,9 @@
-"""From the rows of a profile to the points (bytes, seconds) that the one-node curves go through.
+"""Points (bytes, seconds) of the one-node curves, from the measurements of a profile.
 
-Which rows: half precision where there is any (gradients and activations travel so, and switches that reduce do it in
-half or float only), then the three newest NCCL releases (rows that name none only where no row names one), then the
-median per size. An op that was not measured borrows the points of one that moves the same bytes over the same links.
+Which measurements: half precision where there is any (gradients and activations are sent in it, and switches that reduce
+support only half or float), then the three newest NCCL releases (measurements that name none only where no measurement names
+one), then the median per size. An op that was not measured borrows the points of one that moves the same bytes over the same
+links.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ OPS = (*COLLECTIVES, "p2p")
 HALF = ("half", "bf16", "bfloat16", "fp16", "float16")
 Points = tuple[np.ndarray, np.ndarray]
 
-_MOST_POINTS = 96  # more sizes than this are medians over eighths of an octave: a curve needs no more
+_MOST_POINTS = 96  # with more sizes, medians over eighths of an octave: a curve needs no more
 _RELEASES = 3
-_START = 8e-6  # seconds of a small collective of two ranks, and ...
-_STEP = 1.5e-6  # ... of every further rank: the order of magnitude on NVLink, where nothing was measured
-_EFFICIENCY = 0.75  # share of the link's rate that large messages reach, where nothing was measured
+_START = 8e-6  # seconds of a small collective of two ranks, where nothing was measured
+_STEP = 1.5e-6  # seconds for every further rank: the order of magnitude on NVLink
+_EFFICIENCY = 0.75  # fraction of the link's rate that large messages reach, where nothing was measured
 _SIZES = 2.0 ** np.arange(9, 31)
 
-# op -> donors in order of likeness: (op, share of its bytes that are the same message, factor of its time).
+# op -> donors, most similar first: (op, factor on its bytes that gives the same message, factor on its time).
 _SENT = "sent"  # the share (k - 1) / k that each of k ranks sends
 _DONORS: dict[str, tuple[tuple[str, float | str, float], ...]] = {
-    "all_reduce": (("reduce_scatter", 1.0, 2.0), ("all_gather", 1.0, 2.0)),  # ring: scatter the sums, gather them
+    "all_reduce": (("reduce_scatter", 1.0, 2.0), ("all_gather", 1.0, 2.0)),  # ring: reduce-scatter, then all-gather
     "all_gather": (("reduce_scatter", 1.0, 1.0), ("all_reduce", 1.0, 0.5)),
     "reduce_scatter": (("all_gather", 1.0, 1.0), ("all_reduce", 1.0, 0.5)),
     "all2all": (("all_gather", 1.0, 1.0),),  # each rank sends and receives (k - 1) / k of the buffer in both
@@ -47,9 +48,9 @@ def release(env: str) -> tuple[int, ...]:
 
 
 def preferred(table: Table) -> Table:
-    """The rows of one group that count: half precision before others, then the newest releases.
+    """The rows of one group to use: half precision before others, then the newest releases.
 
-    Three releases, not one: a single run has outliers of a factor 2 below 100 KiB, and the median of three has none.
+    Three releases instead of one: a single run has outliers of a factor 2 below 100 KiB, and the median of three has none.
     """
     half = np.isin(table["dtype"], HALF)
     table = table.where(half) if half.any() else table
@@ -60,7 +61,10 @@ def preferred(table: Table) -> Table:
 
 
 def group_points(table: Table, intra: int, inter: int) -> Points:
-    """Distinct ascending bytes and the median seconds of the preferred rows of one group; empty where unmeasured."""
+    """Distinct ascending bytes, and the median seconds of the preferred rows of one group.
+
+    Empty where nothing was measured.
+    """
     rows = preferred(table.where((table["intra"] == intra) & (table["inter"] == inter) & (table["bytes"] > 0)))
     size = rows["bytes"].astype(np.float64)
     if len(np.unique(size)) > _MOST_POINTS:
@@ -71,7 +75,7 @@ def group_points(table: Table, intra: int, inter: int) -> Points:
 
 
 def measured_points(profile: Profile) -> dict[tuple[str, int], Points]:
-    """One-node points by (op, ranks) of every group that the profile measured; p2p under two ranks."""
+    """One-node points by (op, ranks) for every measured group; p2p is stored under two ranks."""
     found: dict[tuple[str, int], Points] = {}
     for op in OPS:
         table = profile.table(op)
@@ -96,10 +100,10 @@ def borrowed_points(op: str, measured: Mapping[tuple[str, int], Points]) -> dict
 
 
 def stated_points(stated: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
-    """Points by (op, ranks) of constants that a profile states of its node, fitted by others to rows it cannot show.
+    """Points by (op, ranks) from constants that a profile states of its node; others fitted them to data it cannot include.
 
-    laws: {op: {ranks: {"bandwidth": bytes/s, "traffic": bytes sent per byte of the buffer, "latency": seconds}}} for
-    seconds = latency + traffic * bytes / bandwidth; entries without a latency say something else and are left out.
+    stated: {op: {ranks: {"bandwidth": bytes/s, "traffic": bytes sent per byte of the buffer, "latency": seconds}}} for seconds
+    = latency + traffic * bytes / bandwidth; entries without a latency mean something else and are left out.
     """
     points: dict[tuple[str, int], Points] = {}
     for op in OPS:
@@ -114,7 +118,10 @@ def stated_points(stated: Mapping[str, Any]) -> dict[tuple[str, int], Points]:
 
 
 def roofline_points(op: str, device: Device) -> dict[int, Points]:
-    """Points of an op that nothing tells of: usual start-up time + bytes sent / (datasheet rate * usual efficiency)."""
+    """Points of an op without any data.
+
+    seconds = usual start-up time + bytes sent / (datasheet rate * usual efficiency).
+    """
     usual = (2, 4, 8, device.gpus_per_node)
     ranks = {2} if op == "p2p" else {k for k in usual if 2 <= k <= max(device.gpus_per_node, 2)}
     rate = device.link_bandwidth * _EFFICIENCY
@@ -131,10 +138,10 @@ def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
 
 
 def inside_bound(op: str, one_node: np.ndarray, intra: np.ndarray, inter: np.ndarray) -> np.ndarray:
-    """Seconds that the links in a node need for their part of a collective over ``inter`` nodes, at least.
+    """Least seconds that the links in a node need for their part of a collective over ``inter`` nodes.
 
-    one_node: seconds of the same message among ``intra`` ranks; a larger group sends a larger share of the buffer.
-    Nothing where a node holds one rank. A message between two nodes is no faster than one between two neighbours.
+    one_node: seconds of the same message among ``intra`` ranks; a larger group sends a larger share of the buffer. Zero where
+    a node holds one rank. A message between two nodes is no faster than one between two ranks of a node.
     """
     if op == "p2p":
         return one_node

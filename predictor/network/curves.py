@@ -1,8 +1,8 @@
 """Time against message size: monotone log-log curves through measured points, many of them in flat arrays.
 
-Between points a shape-preserving cubic (PCHIP) of log seconds over log bytes; below the smallest size the latency is
-held; beyond the largest every further byte costs what the last bytes cost. Before the cubic, an isotonic fit removes
-the places where the measurement says that more bytes take less time, so no curve ever falls.
+Between points: a shape-preserving cubic (PCHIP) of log seconds over log bytes. Below the smallest size: constant latency.
+Beyond the largest size: every further byte costs what the last bytes cost. Before the cubic, an isotonic fit removes places
+where more bytes were measured to take less time, so no curve ever falls.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-_SPAN = 128.0  # more than log(bytes) can be: keys of different curves never overlap
+_SPAN = 128.0  # larger than any log(bytes), so that keys of different curves never overlap
 _OCTAVE = float(np.log(2.0))
 _Z90 = 1.645  # half width of a 90% interval, in standard deviations
-_REPEAT_NOISE = 0.02  # the same NCCL call on another node or in another release differs by 2-4% (1-2% if large)
-#: Bytes up to which every collective takes its latency. Where nothing so small was measured, the held time errs by
-#: about ``_BELOW`` for every halving above it.
+_REPEAT_NOISE = 0.02  # the same NCCL call differs by 2-4% between nodes or releases (1-2% if large)
+#: Bytes up to which every collective takes its latency. Where the smallest measured size is larger, the constant latency is
+#: off by about ``_BELOW`` per halving between the two.
 _LATENCY_BOUND = 4096.0
 _BELOW = 0.1
-_TAIL_OCTAVES = 2.0  # the cost of a further byte is read off the last two doublings
+_TAIL_OCTAVES = 2.0  # the cost of a further byte is taken from the last two doublings
 
 
 @dataclass(frozen=True)
 class Curves:
     """Flat arrays of all curves; knots of curve c are ``first[c]:first[c + 1]``.
 
-    x: log bytes of the knots, [knots]. cubic: coefficients of (x - x_i)^3..0 for log seconds, [knots, 4].
-    tail: seconds per byte beyond the last knot, [curves]. per_octave: standard deviation of log time one octave from
-    the nearest knot (it grows with the root of the distance, as steps do), [curves]. tail_std: its limit far beyond
+    x: log bytes of the knots, [knots]. cubic: coefficients of (x - x_i)^3..0 for log seconds, [knots, 4]. tail: seconds per
+    byte beyond the last knot, [curves]. per_octave: standard deviation of log time one octave from the nearest knot (it grows
+    with the square root of the distance, as for a random walk), [curves]. tail_std: limit of the standard deviation far beyond
     the last knot, [curves].
     """
 
@@ -83,7 +83,7 @@ class Curves:
 
     @classmethod
     def fit(cls, points: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curves:
-        """One curve for each (bytes, seconds) pair of arrays: bytes distinct and ascending, at least one point."""
+        """Fit one curve to each (bytes, seconds) pair of arrays: bytes distinct and ascending, at least one point."""
         parts = [_fit_one(np.log(b), np.log(s)) for b, s in points]
         first = np.concatenate([[0], np.cumsum([len(p[0]) for p in parts])]).astype(np.int64)
         stack = [np.array([p[i] for p in parts], dtype=np.float64) for i in (2, 3, 4)]
@@ -106,10 +106,10 @@ def _pchip(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def marginal_cost(x: np.ndarray, y: np.ndarray) -> float:
-    """Seconds per byte beyond the largest size, from the last two doublings of log bytes ``x``, log seconds ``y``.
+    """Seconds per byte beyond the largest size, from the last two doublings; ``x``: log bytes, ``y``: log seconds.
 
-    At most the average cost at the largest size (a start-up time is never negative), at least half of it: where two
-    regimes meet, the measured difference can be near zero or below.
+    At most the average cost at the largest size (a start-up time is never negative), and at least half of it: where two
+    regimes meet, the measured difference can be near zero or negative.
     """
     average = float(np.exp(y[-1] - x[-1]))
     near = max(int(np.searchsorted(x, x[-1] - _TAIL_OCTAVES * _OCTAVE - 1e-9)), 0)
@@ -120,7 +120,7 @@ def marginal_cost(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _per_octave(x: np.ndarray, y: np.ndarray) -> float:
-    """Leave-one-size-out error of log time at the 90th percentile, as a standard deviation at one octave's distance."""
+    """Leave-one-size-out error of log time at the 90th percentile, as a standard deviation at a distance of one octave."""
     if len(x) < 5:
         return 0.1
     from scipy.interpolate import PchipInterpolator
@@ -134,7 +134,7 @@ def _per_octave(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _tail_std(x: np.ndarray, y: np.ndarray) -> float:
-    """Error of the extrapolation, from pretending that the last three doublings had not been measured."""
+    """Error of the extrapolation, computed as if the last three doublings had not been measured."""
     kept = int(np.searchsorted(x, x[-1] - 3 * _OCTAVE - 1e-9)) + 1
     if kept < 5 or kept >= len(x):
         return 0.25

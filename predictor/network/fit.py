@@ -1,7 +1,7 @@
-"""Fitting the network law: least squares on log time, held near what is known of other networks.
+"""Fit of the network model: least squares on log time, with a prior from other networks.
 
-Logs of one cluster hold few scales, so not every parameter is seen in each: a weak prior (a factor of two either way)
-around the law of a similar network keeps the unseen ones physical.
+The logs of one cluster hold few scales, so they do not determine every parameter. A weak prior (a factor of two either way)
+around the parameters of a similar network keeps the undetermined ones physical.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _FAMILIES = (
 _PRIOR_FACTOR = 0.7  # standard deviation of the log of a parameter between networks
 _SMALL = 2.0**20  # training sends megabytes: smaller messages count half
 _SMALL_WEIGHT = 0.5
-_WEIGHT = 10.0  # an error of 10% in every row of a group of rows weighs as one prior standard deviation
+_WEIGHT = 10.0  # a 10% error in every row of a group weighs as much as one prior standard deviation
 _Z90 = 1.645
-_STARTS = (1.0, 0.3, 3.0)  # the search starts from the prior's latencies, and from shorter and longer ones
+_STARTS = (1.0, 0.3, 3.0)  # factors on the prior's latencies from which the search starts
 
 
 class OneNodeModel(Protocol):
-    """What fitting needs of the law inside a node (collective.CollectiveLaw, which in turn needs this fit)."""
+    """What the fit needs of the model inside a node (collective.CollectiveModel, which in turn needs this fit)."""
 
     @property
     def bandwidths(self) -> np.ndarray: ...
@@ -47,7 +47,7 @@ class OneNodeModel(Protocol):
 
 @dataclass(frozen=True)
 class NetworkRows:
-    """Measured collectives over nodes: op (str), seconds, their Groups, ring_only (bool); all of shape [rows]."""
+    """Measured collectives between nodes: op (str), seconds, their Groups, ring_only (bool); all of shape [rows]."""
 
     op: np.ndarray
     seconds: np.ndarray
@@ -66,9 +66,9 @@ _GROUP_ARRAYS = ("size", "intra", "inter", "bandwidth", "inside", "inside_ring")
 
 
 def network_rows(fit: OneNodeModel, columns: Mapping[str, Any], bandwidth: float) -> NetworkRows:
-    """Rows from columns op, bytes, intra, inter, seconds and ring_only; ``law`` prices the part inside a node.
+    """Rows from columns op, bytes, intra, inter, seconds and ring_only; ``fit`` estimates the part inside a node.
 
-    ``bandwidth``: nominal bytes/s per GPU between the nodes that were measured.
+    bandwidth: nominal bytes/s per GPU between the nodes that were measured.
     """
     op = np.asarray(columns["op"], dtype=np.str_)
     size, k, nodes = (np.asarray(columns[name], dtype=np.float64) for name in ("bytes", "intra", "inter"))
@@ -84,7 +84,7 @@ def network_rows(fit: OneNodeModel, columns: Mapping[str, Any], bandwidth: float
 
 
 def profile_rows(fit: OneNodeModel, profile: Profile) -> NetworkRows:
-    """The profile's own rows over several nodes, of which messages of one rank per node for p2p."""
+    """The profile's own multi-node rows; for p2p only those of one rank per node."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in ("op", "bytes", "intra", "inter", "seconds")}
     for op in OPS:
         table = profile.table(op)
@@ -97,7 +97,7 @@ def profile_rows(fit: OneNodeModel, profile: Profile) -> NetworkRows:
 
 
 def predict_rows(rows: NetworkRows, fit: NetworkParameters) -> np.ndarray:
-    """Seconds of every row by the network law."""
+    """Seconds of every row by the network model."""
     seconds = np.empty(len(rows))
     for op in np.unique(rows.op):
         for ring_only in (False, True):
@@ -108,7 +108,7 @@ def predict_rows(rows: NetworkRows, fit: NetworkParameters) -> np.ndarray:
 
 
 def fit_network(rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str, float] | None = None) -> NetworkParameters:
-    """The parameters that fit ``rows``; those that no row tells of stay at ``prior``, ``fixed`` ones as given."""
+    """The parameters that fit ``rows``; those that no row determines stay at ``prior``, ``fixed`` ones as given."""
     fit = replace(prior, **dict(fixed or {}))
     for ops, names in _FAMILIES:
         family = rows.where(np.isin(rows.op, ops))
@@ -149,7 +149,7 @@ def _bounds(name: str) -> tuple[float, float]:
 
 
 def _weights(rows: NetworkRows) -> np.ndarray:
-    """Every group (op, nodes, ranks in a node) weighs the same, however many sizes of it were measured."""
+    """Give every group (op, nodes, ranks in a node) the same weight, however many sizes of it were measured."""
     ids = np.stack([np.unique(c, return_inverse=True)[1] for c in (rows.op, rows.at.inter, rows.at.intra)])
     _, inverse, count = np.unique(ids, axis=1, return_inverse=True, return_counts=True)
     return _WEIGHT / np.sqrt(count[np.ravel(inverse)]) * np.where(rows.at.size >= _SMALL, 1.0, _SMALL_WEIGHT)
@@ -165,6 +165,6 @@ def leave_one_scale_out(rows: NetworkRows, prior: NetworkParameters, fixed: Mapp
 
 
 def held_out_std(rows: NetworkRows, predicted: np.ndarray) -> dict[str, float]:
-    """Standard deviation of log time by op, as the 90th percentile of the held-out errors; >= 5%."""
+    """Standard deviation of log time by op, from the 90th percentile of the held-out errors; at least 5%."""
     error = np.abs(np.log(predicted / rows.seconds))
     return {op: max(float(np.quantile(error[rows.op == op], 0.9)) / _Z90, 0.05) for op in OPS if (rows.op == op).any()}

@@ -1,10 +1,10 @@
-"""``python -m predictor.network HARDWARE_DIR --output prof_data/network_fits.json``: laws of published networks.
+"""``python -m predictor.network HARDWARE_DIR --output prof_data/network_fits.json``: fit the constants of published networks.
 
-HARDWARE_DIR holds ``<device>_nccl.parquet`` files: op, gpus_per_node, nodes, bytes (whole buffer), us, dtype, env,
-source. Some of the logs may be used but not passed on, so the repository ships the fitted parameters and not the rows.
+HARDWARE_DIR holds ``<device>_nccl.parquet`` files: op, gpus_per_node, nodes, bytes (whole buffer), us, dtype, env, source.
+Some of the logs may be used but not redistributed, so the repository ships the fitted parameters without the measurements.
 
-A network is a machine with one software stack: Polaris reaches 36 GB/s per node with its network plugin and 9 or 3
-without, and no law holds for both. Each stack below is one network; logs of untuned stacks are listed, not fitted.
+A network is a machine with one software stack: Polaris reaches 36 GB/s per node with its network plugin and 9 or 3 without,
+and no single fit holds for both. Each stack below is one network; logs of untuned stacks are listed, not fitted.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from profiler.profile.devices import device
 from profiler.profile.profile import Profile, Table
 
 _NAMES = {"alltoall": "all2all", "sendrecv": "p2p"}
-_SMALLEST = 1024  # bytes; below, all sizes take the same time
+_SMALLEST = 1024  # bytes; all smaller sizes take the same time
 _MEGABYTE = 2.0**20
-# Ten nodes that all shift a message at once reach 25 GB/s each where a pair alone reaches 40 (xxrjun's logs).
+# Ten nodes that all send at once reach 25 GB/s each, where a single pair reaches 40 (xxrjun's logs).
 _LEAST_UNCERTAINTY = {"p2p": 0.25}
-_OTHER_CLUSTER = 0.1  # two clusters of the same parts differ by so much: no held-out error of one tells of another
+_OTHER_CLUSTER = 0.1  # difference of two clusters of the same parts, which held-out errors of one do not show
 
 
 @dataclass(frozen=True)
 class Network:
-    """One published network. files: prefix of its parquet file. rows: pattern of "source | env" of its logs.
+    """One published network.
 
-    bandwidth: nominal bytes/s per GPU. in_switch: NVSwitch adds up (Hopper and later), so that two nodes exchange each
-    byte once. prior: the network whose law it is held near, "" for the defaults.
+    files: prefix of its parquet file. rows: pattern of "source | env" of its logs. bandwidth: nominal bytes/s per GPU.
+    in_switch: NVSwitch reduces (Hopper and later), so that two nodes exchange each byte once. prior: the network whose
+    parameters are the prior of its fit, "" for the defaults.
     """
 
     name: str
@@ -67,7 +68,7 @@ NETWORKS = (
     Network("B200, 8 x 400 Gbit/s EFA", "b200_sxm", "b200_sxm", r"\| AWS P6-B200 EFA", 50e9, True),
 )  # fmt: skip
 
-#: Which network a profile's cluster is taken for, unless it says otherwise.
+#: Network that represents a profile's cluster, unless the profile states another.
 DEFAULTS = {"a100_sxm_40gb": NETWORKS[1].name, "a100_sxm_80gb": NETWORKS[1].name, "a100_pcie_80gb": NETWORKS[1].name}
 
 
@@ -76,7 +77,7 @@ def read_rows(folder: Path, network: Network) -> tuple[NetworkRows, list[str]]:
     table = _read(folder / f"{network.files}_nccl.parquet")
     own = np.array([re.search(network.rows, label) is not None for label in table["label"]], dtype=bool)
     many = (table["inter"] > 1) & (table["bytes"] >= _SMALLEST)
-    # nccl-tests' sendrecv shifts a ring: only one rank of a node crosses the network where a node holds several
+    # nccl-tests' sendrecv sends around a ring: with several ranks in a node, only one of them crosses the network
     crossing = (table["op"] != "p2p") | ((table["intra"] == 1) & (table["inter"] == 2))
     chosen = _median({name: column[own & many & crossing] for name, column in table.items()})
     if not len(chosen["op"]):
@@ -114,7 +115,7 @@ def _median(table: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _one_node(network: Network, table: Mapping[str, np.ndarray]) -> Profile:
-    """The one-node rows of a file as a profile, in the words of profiles (half precision is fp16)."""
+    """The one-node rows of a file as a profile, with the names that profiles use (half precision is fp16)."""
     tables = {}
     dtype = np.where(table["dtype"] == "half", "fp16", table["dtype"])
     for op in OPS:
@@ -126,12 +127,12 @@ def _one_node(network: Network, table: Mapping[str, np.ndarray]) -> Profile:
 
 
 def fixed_parameters(network: Network) -> dict[str, float]:
-    """What the hardware says: where the switches in a node add up, two nodes exchange every byte once."""
+    """Parameters that the hardware determines: where NVSwitch reduces in a node, two nodes exchange every byte once."""
     return {"two_node_share": 1.0} if network.in_switch else {}
 
 
 def fit_one(rows: NetworkRows, network: Network, prior: NetworkParameters) -> dict[str, Any]:
-    """One entry of the file: parameters, and how well they predict the scales that were left out."""
+    """One entry of the file: parameters, and their errors on scales that were left out."""
     fixed = fixed_parameters(network)
     fit = fit_network(rows, prior, fixed)
     held_out = leave_one_scale_out(rows, prior, fixed)
@@ -155,7 +156,7 @@ def _round(value: float) -> float:
 
 
 def _untuned(folder: Path) -> list[dict[str, Any]]:
-    """Multi-node logs that belong to no network above, with the bus bandwidth that their largest messages reach."""
+    """Multi-node logs that belong to no network above, with the highest bus bandwidth that their messages reach."""
     listed: dict[tuple[str, str, int, int], float] = {}
     for files in sorted({network.files for network in NETWORKS}):
         table = _read(folder / f"{files}_nccl.parquet")
@@ -178,7 +179,7 @@ def fit_all(folder: Path) -> dict[str, Any]:
         prior = NetworkParameters.from_dict(networks[network.prior]["parameters"] if network.prior else {})
         rows, sources = read_rows(folder, network)
         entry = fit_one(rows, network, prior)
-        if network.prior and len(np.unique(rows.at.inter)) == 1:  # one scale: how it grows, and how surely, is the prior's
+        if network.prior and len(np.unique(rows.at.inter)) == 1:  # one scale: growth and uncertainty are the prior's
             entry |= {key: networks[network.prior][key] for key in ("most_nodes", "relative_std")}
         networks[network.name] = {**entry, "device": network.device, "sources": sources}
     return {

@@ -1,4 +1,7 @@
-"""What a collective costs the compute beside it: from the profile's overlap rows, or by the multiprocessors it takes."""
+"""Delay of the compute by an overlapped collective.
+
+Taken from the profile's overlap measurements, else from the multiprocessors that the collective takes.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ import numpy as np
 
 from profiler.profile.profile import Device, Table
 
-#: Multiprocessors that NCCL's kernels take from the GEMMs beside them: its channels on nodes of eight A100 or H100 behind
-#: NVSwitches, as its log counts them, one thread block each.
+#: Multiprocessors that NCCL's kernels take from overlapped GEMMs: its channels on nodes of eight A100 or H100 behind
+#: NVSwitches, as its log counts them, with one thread block each.
 NCCL_SMS = 24
-_SMALLEST_MESSAGE = 2**20  # bytes; smaller ones time their launch
+_SMALLEST_MESSAGE = 2**20  # bytes; times of smaller ones are mostly launch
 _FEWEST_ROWS = 3
 
 
 def contention(device: Device, overlap: Table) -> float:
-    """Seconds by which a second of a hidden collective (as it takes alone) delays the compute beside it.
+    """Delay of the compute [s] per second of an overlapped collective (its time without overlap).
 
-    Measured: side by side the collective takes ``collective_slowdown`` as long, in which the GEMM does 1 / ``gemm_slowdown`` of
-    its work, so collective_slowdown * (1 - 1 / gemm_slowdown) seconds of it are left to do; the median of rows of at least
-    1 MiB. More than 1 means that overlapping costs more than it hides, as on a CPU whose cores do both. Without three such
-    rows: the share of the device's multiprocessors that NCCL takes.
+    Measured: with overlap the collective takes ``collective_slowdown`` times as long, in which the GEMM does 1 /
+    ``gemm_slowdown`` of its work, so collective_slowdown * (1 - 1 / gemm_slowdown) seconds of GEMM work remain; the result is
+    the median over rows of at least 1 MiB. More than 1 means that overlapping costs more than it saves, as on a CPU whose
+    cores do both. With fewer than three such rows: the share of the device's multiprocessors that NCCL takes.
     """
     rows = overlap.where((overlap["bytes"] >= _SMALLEST_MESSAGE) & np.isfinite(overlap["gemm_slowdown"]))
     rows = rows.where(np.isfinite(rows["collective_slowdown"]))

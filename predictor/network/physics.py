@@ -1,18 +1,19 @@
-"""The time of a collective that spans nodes, in the manner of NCCL's own tuning model.
+"""Physical model of a collective that spans nodes, similar to NCCL's own tuning model.
 
-With S bytes, N nodes of k ranks, n = N k, and node egress E = min(k * bandwidth per GPU, link bandwidth) * efficiency,
-an algorithm has a latency (its steps) and a wire time (its bytes over the slowest link), and NCCL takes the fastest:
+With S bytes, N nodes of k ranks, n = N k, and node egress E = min(k * bandwidth per GPU, link bandwidth) * efficiency, an
+algorithm has a latency (its steps) and a transfer time, ``wire`` (its bytes over the slowest link). NCCL takes the fastest
+algorithm:
 
-* ring: r (n - 1) steps, r (n - 1) / n S / E; r is 2 for all_reduce, else 1. Each step waits for a chunk from the
-  neighbour, so steps hide behind the transfer of others: (latency^p + wire^p)^(1/p), p the ring's sharpness.
-* tree (all_reduce): 2 log2 N network hops and 2 S / E, as every inner node of the tree sends the buffer up once and
-  down twice, half of it in each of two trees. Two nodes exchange directly: ``two_node_share`` S / E.
-* both again in the low-latency protocol, whose shorter steps carry flags beside the data at a fraction of the rate.
+* ring: r (n - 1) steps, r (n - 1) / n S / E; r is 2 for all_reduce, else 1. Each step waits for a chunk from the neighbour, so
+  steps overlap with the transfer of other chunks: (latency^p + wire^p)^(1/p), where p is the ring's sharpness.
+* tree (all_reduce): 2 log2 N network hops and 2 S / E, since every inner node of the tree sends the buffer up once and down
+  twice, half of it in each of two trees. Two nodes exchange directly: ``two_node_share`` S / E.
+* ring and tree in the low-latency protocol, whose shorter steps send flags with the data at a fraction of the rate.
 * all2all: S (n - k) / n over the rank's own NIC, and one message to each of n - k peers.
 * p2p: one message over one NIC.
 
-No time is below that of the part inside the node. A ring cannot let the switch add up, so its all_reduce inside a
-node is a reduce_scatter and an all_gather.
+No time is below that of the part inside the node. A ring cannot use reduction in the switch, so its all_reduce inside a node
+is a reduce_scatter and an all_gather.
 """
 
 from __future__ import annotations
@@ -28,22 +29,21 @@ from profiler.errors import InputError
 
 @dataclass(frozen=True)
 class NetworkParameters:
-    """What distinguishes one network from another; latencies in seconds, efficiencies as shares of the nominal rate.
+    """Constants of one network; latencies in seconds, efficiencies as fractions of the nominal rate.
 
-    The defaults are the orders of magnitude that public logs of InfiniBand clusters show; estimates that use them are
-    flagged as roofline.
+    The defaults are orders of magnitude from public logs of InfiniBand clusters; estimates that use them have basis roofline.
     """
 
-    start: float = 8e-6  # any collective
-    simple_start: float = 30e-6  # more, where not in the low-latency protocol
+    start: float = 8e-6  # every collective
+    simple_start: float = 30e-6  # in addition, outside the low-latency protocol
     tree_hop: float = 25e-6
     tree_hop_low_latency: float = 8e-6
     ring_step: float = 8e-6
     ring_step_low_latency: float = 3e-6
     ring_sharpness: float = 1.5
     link_efficiency: float = 0.9
-    tree_efficiency: float = 0.8  # of the link's efficient rate
-    low_latency_efficiency: float = 0.06  # likewise
+    tree_efficiency: float = 0.8  # relative to the rate after link_efficiency
+    low_latency_efficiency: float = 0.06  # relative to the same rate
     two_node_share: float = 1.4
     peer_latency: float = 5e-6
     all2all_efficiency: float = 0.8
@@ -64,7 +64,7 @@ class NetworkParameters:
 
 
 def join(latency: np.ndarray, wire: np.ndarray, sharpness: float) -> np.ndarray:
-    """(latency^p + wire^p)^(1/p) for arrays that are >= 0, at least one of them positive."""
+    """(latency^p + wire^p)^(1/p), p = ``sharpness``, for arrays that are >= 0, at least one of them positive."""
     large, small = np.maximum(latency, wire), np.minimum(latency, wire)
     joined: np.ndarray = large * (1.0 + (small / np.maximum(large, 1e-30)) ** sharpness) ** (1.0 / sharpness)
     return joined
@@ -74,9 +74,9 @@ def join(latency: np.ndarray, wire: np.ndarray, sharpness: float) -> np.ndarray:
 class Groups:
     """Messages between nodes as float64 arrays of one shape.
 
-    size: bytes of the whole buffer. intra, inter: ranks in a node, nodes (>= 2). bandwidth: bytes/s per GPU between
-    nodes. link_bandwidth: bytes/s of one GPU inside a node (number or array). inside: seconds that the part inside a
-    node takes at least (0 where intra is 1); inside_ring: the same for a ring's all_reduce.
+    size: bytes of the whole buffer. intra, inter: ranks in a node, nodes (>= 2). bandwidth: bytes/s per GPU between nodes.
+    link_bandwidth: bytes/s of one GPU inside a node (number or array). inside: least seconds of the part inside a node (0
+    where intra is 1); inside_ring: the same for a ring's all_reduce.
     """
 
     size: np.ndarray
@@ -93,13 +93,13 @@ class Groups:
         return ranks
 
     def egress(self, physics: NetworkParameters) -> np.ndarray:
-        """Bytes/s that a node sends: each rank has its own NIC, one ring passes every rank's links."""
+        """Bytes/s that a node sends: each rank has its own NIC, and one ring passes through every rank's links."""
         rate: np.ndarray = np.minimum(self.intra * self.bandwidth, self.link_bandwidth) * physics.link_efficiency
         return rate
 
 
 def network_seconds(op: str, at: Groups, physics: NetworkParameters, ring_only: bool = False) -> np.ndarray:
-    """Seconds of ``op`` for each of the groups; ``ring_only`` where the user forbids NCCL the tree."""
+    """Seconds of ``op`` for each of the groups; ``ring_only``: the user forbids NCCL the tree."""
     if op == "all2all":
         return _all2all(at, physics)
     if op == "p2p":
@@ -111,7 +111,7 @@ def network_seconds(op: str, at: Groups, physics: NetworkParameters, ring_only: 
 def _ring(op: str, at: Groups, physics: NetworkParameters) -> np.ndarray:
     rounds = 2.0 if op == "all_reduce" else 1.0
     steps = rounds * (at.ranks - 1.0)
-    share = 1.0 if op == "broadcast" else steps / at.ranks  # of a broadcast nobody holds a part already
+    share = 1.0 if op == "broadcast" else steps / at.ranks  # before a broadcast no receiver holds a part
     wire = share * at.size / at.egress(physics)
     quick = physics.start + steps * physics.ring_step_low_latency + np.maximum(wire / physics.low_latency_efficiency, at.inside)
     latency = physics.start + physics.simple_start + steps * physics.ring_step
