@@ -1,4 +1,4 @@
-"""Predict which parallel layout trains a language model fastest, how fast, whether it fits, how sure, and why."""
+"""Predict which parallel layout trains a language model fastest: speed, memory, uncertainty, and the reasons."""
 
 import sys
 

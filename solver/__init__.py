@@ -1,5 +1,8 @@
-"""Prices every parallel layout of a model on a cluster. The public interface: load_problem, search, price, explain;
-time_attention measures attention first, where the device is here."""
+"""Estimate every parallel layout of a model on a cluster.
+
+Public interface: load_problem, configured_strategy, search, estimate, explain; time_attention measures attention first, where
+this machine has the device.
+"""
 
 from solver.api import configured_strategy, estimate, load_problem, time_attention
 from solver.report.explain import explain

@@ -1,4 +1,4 @@
-"""The three-line interface for scripts and notebooks; the command line is a thin face of it.
+"""Three-line interface for scripts and notebooks; the command line is a thin layer over it.
 
 >>> from solver import load_problem, search
 >>> problem = load_problem("configs/7B_internlm2.py", world_size=128, profile="h100_sxm")
@@ -28,7 +28,7 @@ from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.timed_attention import with_timed_attention
 
-#: Fitted laws live here; deleting the folder costs the next start some seconds and changes nothing else.
+#: Cache of the fits; deleting the folder makes the next start some seconds slower and changes nothing else.
 CACHE = PROF_DATA / ".cache"
 DEFAULT_SEQ_LEN = 4096
 _AXES = ("tp", "wp", "cp", "pp", "vpp", "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
@@ -45,10 +45,10 @@ def load_problem(
     memory_limit_gib: float | None = None,
     **constants: Any,
 ) -> Problem:
-    """A Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
+    """Return a Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
 
-    profile: a shipped profile's name, a Profile, or None for this machine's own (else the default). cluster: a name
-    or file under configs/clusters, or a mapping of its keys. constants: further Strategy fields that all layouts share.
+    profile: a shipped profile's name, a Profile, or None for this machine's own (else the default). cluster: a name under
+    configs/clusters or a file, or a mapping of its keys. constants: further Strategy fields that all layouts share.
     """
     run_config = config if isinstance(config, RunConfig) else load_run_config(config)
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
@@ -60,7 +60,7 @@ def load_problem(
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
     own = str(given.get("framework", Strategy.framework))
     framework = release_for_search(str(constants.get("framework") or own))
-    if known_framework(framework) is not known_framework(release_for_search(own)):  # the file's own flags are of another one
+    if known_framework(framework) is not known_framework(release_for_search(own)):  # the file's flags are for another one
         given = {key: given[key] for key in ("precision", "attention") if key in given}
     chosen = known_framework(framework)
     defaults = {key: value for key, value in {**chosen.flags, **chosen.best_practice}.items() if key not in _AXES}
@@ -76,9 +76,9 @@ def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
 
 
 def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: int | None = None) -> Strategy:
-    """The layout that the config file itself asks for; dp fills the world, the batch (in sequences) sets the micro batches.
+    """Return the layout that the config file states; dp fills the world, and the batch (in sequences) sets the micro batches.
 
-    Raises InputError where sizes do not multiply up to the world or do not divide the batch.
+    Raises InputError where the sizes do not multiply to the world size or do not divide the batch.
     """
     given = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
     world = problem.run.world_size
@@ -111,11 +111,12 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
 def time_attention(
     problem: Problem, profile: Profile, asked: int | list[Strategy], *, timing: bool = True, folder: Path | None = None
 ) -> tuple[Problem, str]:
-    """(the problem with attention as timed on this machine, what to tell of it), where the machine has the profile's device.
+    """Return (the problem with attention as timed on this machine, a message), where this machine has the profile's device.
 
-    asked: what will be priced, a search's global batch in sequences or explicit layouts. folder: where times are kept
-    (default: beside the shipped profiles). timing: False times nothing and uses what is kept. Elsewhere the problem comes back
-    as it is. Nothing else in this interface ever times: it takes up to a minute, and keeps the device busy.
+    asked: what will be estimated, either a search's global batch in sequences or explicit layouts. folder: where times are
+    stored (default: next to the shipped profiles). timing: False times nothing and uses stored times. On other machines the
+    problem is returned unchanged. Nothing else in this interface times kernels: timing takes up to a minute and keeps the
+    device busy.
     """
 
     def splits() -> Splits:
@@ -125,7 +126,7 @@ def time_attention(
 
 
 def estimate(problem: Problem, strategies: list[Strategy]) -> Solutions:
-    """Price explicit layouts of one problem. Raises InputError for one that no framework could run."""
+    """Estimate explicit layouts of one problem. Raises InputError for a layout that no framework could run."""
     for strategy in strategies:
         check_layout(problem.model, problem.cluster, strategy)
     return estimate_layouts(problem, Layouts.of(strategies))

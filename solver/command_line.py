@@ -1,4 +1,4 @@
-"""The command line of simulation_train_formulaic.py: arguments in, a report out."""
+"""Command line of simulation_train_formulaic.py: reads the arguments, predicts, and prints a report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EXAMPLES = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Arguments of the InternLM Simulator, and this program's own."""
+    """Return the argument parser: the arguments of the InternLM Simulator, and this program's own."""
     p = argparse.ArgumentParser(
         description=sys.modules["__main__"].__doc__ or __doc__,
         epilog=_EXAMPLES,
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit status (2 for input that cannot be used)."""
+    """Run the command and return the exit status (2 for invalid input)."""
     args = parser().parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     try:
@@ -140,7 +140,7 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function of (done, total) that moves a bar on the terminal; nothing is shown where standard error is none."""
+    """Yield a function of (done, total) that updates a progress bar; no bar is shown where standard error is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -154,7 +154,7 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, con
     if args.csv:
         write_csv(args.csv, result.best)
     if args.plot:
-        from solver.report.pictures import draw_pareto  # matplotlib takes a second to load
+        from solver.report.pictures import draw_pareto  # importing matplotlib takes a second
 
         draw_pareto(result, args.plot)
     for path in filter(None, (args.json, args.csv, args.plot)):
@@ -188,9 +188,9 @@ def _validate(args: argparse.Namespace, console: Console) -> None:
 
 
 class CostModels:
-    """Cost models by hardware and network, each profile read and fitted once.
+    """Cost models by hardware and network; each profile is read and fitted once.
 
-    hardware: a shipped profile's name, ``data`` for this machine's own, or the path of a profile (ending in .pt).
+    hardware: a shipped profile's name, ``data`` for this machine's own profile, or the path of a profile (ending in .pt).
     """
 
     def __init__(self, known: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""Files of other programs and of this one, read: one file a format."""
+"""Readers for the file formats of other programs and of this one, one module per format."""

@@ -1,4 +1,4 @@
-"""Measured training runs ("cases", one JSON object a line) as problems and layouts, with every assumption listed."""
+"""Measured training runs ("cases", one JSON object per line) as models and layouts, with every assumption listed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, model_from_config, unknown_model_keys
 from solver.spec.strategy import Strategy
 
-#: Vocabulary where a source does not print it: GPT-2's, padded as Megatron does.
+#: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
 ASSUMED_VOCAB = 51200
-#: What may have been read: the framework's peak, its allocator's, the whole device's.
+#: Kinds of measured peak memory: the framework's counter, its allocator's, the whole device's.
 MEMORY_KINDS = ("allocated", "reserved", "device")
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measured run: ``model`` and ``strategy`` are None where ``skipped`` says why it cannot be expressed."""
+    """One measured run; ``model`` and ``strategy`` are None where ``skipped`` states why the run cannot be expressed."""
 
     id: str
     hardware: str
@@ -36,12 +36,12 @@ class Case:
 
     @property
     def source(self) -> str:
-        """The collection a case belongs to: its id up to the first dash or colon."""
+        """The collection that the case belongs to: its id up to the first dash or colon."""
         return self.id.split(":")[0].split("-")[0]
 
 
 def read_cases(path: Path) -> list[Case]:
-    """All cases of a JSON-lines file, in order. Raises InputError naming file and line of what is not a case."""
+    """Return all cases of a JSON-lines file, in order. Raises InputError with file and line for anything that is not a case."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -69,9 +69,9 @@ def read_cases(path: Path) -> list[Case]:
 
 
 def case_of(plain: Mapping[str, Any]) -> Case:
-    """One case; what the program cannot express becomes ``skipped``, what the source left out becomes an assumption.
+    """Return one case; what the program cannot express becomes ``skipped``, what the source left out becomes an assumption.
 
-    A null is as good as an absent key. Raises InputError where a section is no object at all.
+    A null counts as an absent key. Raises InputError where a section is not an object.
     """
     name = str(plain["id"])
     sections = {key: _section(plain.get(key), name, key) for key in ("cluster", "model", "run", "measured")}
@@ -101,7 +101,7 @@ def _section(value: Any, case: str, key: str) -> dict[str, Any]:
 
 
 def _check_figures(cluster: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
-    """Raises InputError for a figure that is no positive number, or a kind of memory that nobody measures."""
+    """Raise InputError for a figure that is not a positive number, or for an unknown kind of memory."""
     keys = {"cluster": ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib"), "measured": ("step_s", "peak_memory_gib")}
     for section, values in (("cluster", cluster), ("measured", measured)):
         for key in keys[section]:
@@ -140,7 +140,7 @@ def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:
 
 
 def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Strategy:
-    """The case's layout: its keys, then the framework's defaults, then Strategy's; each default is an assumption."""
+    """Return the case's layout: its keys, then the framework's defaults, then Strategy's; each default is an assumption."""
     known = {field.name for field in fields(Strategy)}
     given = {key: value for key, value in run.items() if key in known}
     framework = framework_of(str(run.get("framework", "generic")))

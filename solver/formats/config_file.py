@@ -1,4 +1,4 @@
-"""What a user describes in files: a model with a layout, and a cluster. Reading a file never runs it."""
+"""Configuration files of the user: a model with a layout, and a cluster. Files are parsed, never executed."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from solver.spec.model import ModelSpec, model_from_config
 from solver.spec.strategy import Strategy
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-MAX_BYTES = 1 << 20  #: of a configuration file; real ones have some kilobytes
+MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes
 
-_MOST = 10**9  #: no size or count of a model is larger
-_KINDS = {"int": "a whole number", "bool": "true or false", "str": "a text"}  #: field types in the user's words
+_MOST = 10**9  #: upper limit of any size or count of a model
+_KINDS = {"int": "a whole number", "bool": "true or false", "str": "a text"}  #: field types, as error messages name them
 _CASE_KEYS = ("name", "model", "layout", "notes")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """A model, and as much of its layout as the file states.
+    """A model, and the part of its layout that the file states.
 
-    layout: Strategy field names -> values; zero_shard_size -1 means every rank that holds the same parameters.
-    ignored: keys that were understood and do not enter the prediction. assumed: layout fields that the file leaves to
-    its framework's default.
+    layout: Strategy field names -> values; zero_shard_size -1 means every rank that holds the same parameters. ignored: keys
+    that are known but do not affect the prediction. assumed: layout fields that the file leaves to its framework's default.
     """
 
     name: str
@@ -43,7 +42,7 @@ class RunConfig:
 
 
 def load_run_config(path: str | Path) -> RunConfig:
-    """Read InternEvo's ``.py``, a Hugging Face ``config.json``, a JSON model, or ``{"model": ..., "layout": ...}``.
+    """Read an InternEvo ``.py``, a Hugging Face ``config.json``, a JSON model, or ``{"model": ..., "layout": ...}``.
 
     Raises InputError with one sentence for a file that cannot be read or understood.
     """
@@ -63,7 +62,7 @@ def load_run_config(path: str | Path) -> RunConfig:
 
 
 def _read_text(path: Path) -> str:
-    """The text of a regular UTF-8 file of at most MAX_BYTES."""
+    """Return the text of a regular UTF-8 file of at most MAX_BYTES."""
     try:
         if path.is_dir():
             raise InputError(f"{path}: a folder, not a configuration file")
@@ -97,13 +96,16 @@ def _json_object(text: str, path: Path) -> dict[str, Any]:
 
 
 def _json_name(plain: Mapping[str, Any], path: Path) -> str:
-    """The name in the file, else the file's own; of a ``config.json`` its folder's, as Hugging Face lays models out."""
+    """Return the name in the file, else the file's own.
+
+    For ``config.json`` it is the folder's name, as Hugging Face stores models.
+    """
     folder = path.resolve().parent.name if path.stem == "config" else ""
     return str(plain.get("name") or folder or path.stem)
 
 
 def _json_model(plain: Mapping[str, Any], path: Path) -> ModelSpec:
-    """The model of a plain object; of a model of several media its ``text_config``."""
+    """Return the model of a JSON object; for a multimodal model that of its ``text_config``."""
     if isinstance(plain.get("text_config"), dict) and "hidden_size" not in plain:
         plain = {**plain, **plain["text_config"]}
     try:
@@ -120,7 +122,7 @@ def _json_model(plain: Mapping[str, Any], path: Path) -> ModelSpec:
 
 
 def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
-    """``{"name", "model", "layout", "notes"}``; the model may be the name of a shipped one."""
+    """Read ``{"name", "model", "layout", "notes"}``; the model may be the name of a shipped model."""
     unknown = [key for key in plain if key not in _CASE_KEYS]
     if unknown:
         raise InputError(
@@ -142,7 +144,7 @@ def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
 
 
 def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Checked Strategy fields; null means not given, and ``sequence_parallel`` true is another word for tp_mode msp."""
+    """Return checked Strategy fields; null means not given, and ``sequence_parallel`` true means tp_mode msp."""
     values = {key: value for key, value in layout.items() if value is not None}
     if values.pop("sequence_parallel", False):
         values.setdefault("tp_mode", "msp")
@@ -152,12 +154,12 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
             raise InputError(
                 f"{path}: unknown layout key {key!r}{closest(key, known)}; known keys are {', '.join(sorted(known))}"
             )
-        # by name, because a bool is an int to Python, but not to somebody who writes "tp": true
+        # compare names of types: a bool is an int in Python, but "tp": true is a mistake
         if known[key] in _KINDS and type(value).__name__ != known[key]:
             raise InputError(f"{path}: layout key {key} is {value!r}; it must be {_KINDS[known[key]]}")
     ranks = math.prod(max(values.get(key, 1), 1) for key in ("tp", "cp", "pp"))
-    shard = max(values.get("zero_shard_size", 1), 1)  # -1 stands for all ranks
-    try:  # on the smallest world that this layout can have
+    shard = max(values.get("zero_shard_size", 1), 1)  # -1 means all ranks
+    try:  # check with the smallest world_size that this layout can have
         Strategy(**{"seq_len": 1, **values, "world_size": ranks, "dp": 1, "zero_shard_size": shard})
     except InputError as error:
         raise InputError(f"{path}: layout key {error}") from None
@@ -165,11 +167,10 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
-    """A cluster description: a JSON file, or the name of one under ``configs/clusters``.
+    """Return a cluster description: a JSON file, or the name of one under ``configs/clusters``.
 
-    Keys as ``solver.spec.cluster.cluster_of`` takes them: name, hardware (a profile), gpus_per_node,
-    inter_node_gbit_per_gpu, memory_gib, notes. Raises InputError for a name or file that does not exist or holds no
-    object.
+    Keys as in ``solver.spec.cluster.cluster_of``: name, hardware (a profile), gpus_per_node, inter_node_gbit_per_gpu,
+    memory_gib, notes. Raises InputError for a name or file that does not exist, and for a file that does not hold an object.
     """
     path = Path(path_or_name)
     if path.suffix != ".json":
@@ -184,9 +185,10 @@ def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
 
 
 def find_model(model_size: str | int) -> Path:
-    """The shipped file of a model: 7 or "7B" finds configs/7B_*.py, a name finds it or configs/models/<name>.json.
+    """Return the shipped file of a model.
 
-    Raises InputError listing the choices for anything else.
+    7 or "7B" finds configs/7B_*.py, a name finds that config or configs/models/<name>.json. Raises InputError listing the
+    choices for anything else.
     """
     asked = str(model_size)
     runs, models = {p.stem: p for p in sorted(CONFIGS.glob("*.py"))}, {p.stem: p for p in CONFIGS.glob("models/*.json")}

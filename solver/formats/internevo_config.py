@@ -1,8 +1,8 @@
-"""InternEvo's Python configuration files, read without running them, as a model and a layout.
+"""InternEvo's Python configuration files, parsed without executing them, as a model and a layout.
 
-What a missing key means is InternEvo's own default (its launch checks); such values are named in ``assumed``. What a
-key does is InternEvo's behaviour: the feed-forward width is rounded up to ``multiple_of``, ``checkpoint`` is the share
-of each pipeline chunk's layers that is recomputed, ``zero1.size`` 1 turns ZeRO off and -1 means all ranks.
+A missing key has InternEvo's own default (from its launch checks); such values are listed in ``assumed``. Keys mean what they
+mean in InternEvo: the feed-forward width is rounded up to ``multiple_of``, ``checkpoint`` is the share of each pipeline chunk's
+layers that is recomputed, ``zero1.size`` 1 turns ZeRO off and -1 means all ranks.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from solver.formats.literal_python import Assignments, Section, closest, read_as
 from solver.formats.section_reader import SectionReader
 from solver.spec.model import ModelSpec
 
-ALL_RANKS = -1  #: of zero_shard_size: every rank that holds the same parameters
-ALL_LAYERS = -1  #: of recompute_layers
+ALL_RANKS = -1  #: value of zero_shard_size: every rank that holds the same parameters
+ALL_LAYERS = -1  #: value of recompute_layers
 
 _MODES = ("mtp", "msp", "fsp", "isp")
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.half": "fp16"}
 _SCHEDULES = {"1f1b": "1f1b", "zbh1": "zb-h1"}
-_CONSTANT = re.compile(r"_*[A-Z][A-Z0-9_]*")  #: helpers such as HIDDEN_SIZE are written in capitals
+_CONSTANT = re.compile(r"_*[A-Z][A-Z0-9_]*")  #: helper variables such as HIDDEN_SIZE are written in capitals
 
 
 @dataclass(frozen=True)
 class InternEvoRun:
-    """layout: Strategy fields. assumed: those of them that the file leaves to InternEvo's defaults. ignored: keys of
-    the file that InternEvo knows and the prediction does not use."""
+    """A run as an InternEvo file describes it.
+
+    layout: Strategy fields. assumed: fields of ``layout`` that the file leaves to InternEvo's defaults. ignored: keys of the
+    file that InternEvo knows and the prediction does not use.
+    """
 
     model: ModelSpec
     layout: dict[str, Any]
@@ -38,9 +41,9 @@ class InternEvoRun:
 
 
 def internevo_run(text: str, where: str, name: str) -> InternEvoRun:
-    """The run that the source ``text`` of the file ``where`` describes.
+    """Return the run that the source ``text`` of the file ``where`` describes.
 
-    Raises InputError naming the line, what is wrong there and what would be right.
+    Raises InputError with the line, what is wrong in it and what would be valid.
     """
     assigned = read_assignments(text, where)
     _check_top_level(assigned, where)
@@ -52,7 +55,7 @@ def internevo_run(text: str, where: str, name: str) -> InternEvoRun:
 
 
 def _check_top_level(assigned: Assignments, where: str) -> None:
-    """Refuse unknown sections and keys. A name in capitals, or one the file itself uses, is a helper."""
+    """Reject unknown sections and keys. A name in capitals, or one that the file itself uses, is a helper variable."""
     known = {key: below for key, below in KNOWN.items() if key in assigned.values}
     for key in assigned.values:
         if key not in KNOWN and key not in assigned.used and not _CONSTANT.fullmatch(key):
@@ -79,7 +82,7 @@ def _unknown(key: str, known: Known, path: str, section: Section, where: str) ->
 
 
 def _unread(section: Section, known: Known, path: str, read: set[str]) -> list[str]:
-    """Dotted names of known keys that nobody read; a section of which nothing was read is named as a whole."""
+    """Return the dotted names of known keys that were not read; a section of which nothing was read is listed as a whole."""
     found: list[str] = []
     for key, value in section.items():
         full = f"{path}.{key}" if path else key
@@ -93,7 +96,7 @@ def _unread(section: Section, known: Known, path: str, read: set[str]) -> list[s
 
 
 def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:
-    """The model section. The width of the MLP is multiple_of * ceil(int(hidden_size * mlp_ratio) / multiple_of)."""
+    """Return the model section's model. The MLP width is multiple_of * ceil(int(hidden_size * mlp_ratio) / multiple_of)."""
     hidden, heads = keys.whole("hidden_size"), keys.whole("num_attention_heads")
     multiple = keys.whole("multiple_of", 256)
     ffn = multiple * -(-int(hidden * keys.number("mlp_ratio", 4.0)) // multiple)
@@ -114,14 +117,14 @@ def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:
         num_key_value_heads=keys.whole("num_kv_attention_heads", heads),
         head_dim=keys.whole("head_dim", hidden // heads),
         vocab_size=keys.whole("vocab_size"),
-        bias=not keys.flag("no_bias", True),  # model types whose configs leave it out have no biases, or few
+        bias=not keys.flag("no_bias", True),  # model types whose configs omit no_bias have no biases, or few
         norm=keys.choice("norm_type", ("rmsnorm", "layernorm"), "rmsnorm"),
         **experts,  # type: ignore[arg-type]
     )
 
 
 class _Layout:
-    """The layout of a run, gathered section by section; remembers which values are InternEvo's defaults."""
+    """The layout of a run, collected section by section; records which values are InternEvo's defaults."""
 
     def __init__(self, file: SectionReader, model: SectionReader, layers: int) -> None:
         self._file, self._model, self._layers = file, model, layers
@@ -129,7 +132,7 @@ class _Layout:
         self._assumed: list[str] = []
 
     def values(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """(Strategy fields, those of them that the file does not state)."""
+        """Return (Strategy fields, those of them that the file does not state)."""
         parallel = self._file.section("parallel")
         self._data(self._file.section("data"))
         self._tensor(parallel)
@@ -154,12 +157,12 @@ class _Layout:
         self._put("num_micro_batches", data.whole("micro_num", 1), "micro_num" in data)
 
     def _tensor(self, parallel: SectionReader) -> None:
-        """Without a mode, sequence_parallel (the older way to say it) decides between MSP and MTP."""
+        """Read tensor size and mode. Without a mode, sequence_parallel (the older key) selects MSP or MTP."""
         tensor, planes = parallel.sized("tensor"), parallel.section("sequence_2D")
         older = "msp" if parallel.flag("sequence_parallel", False) and "mode" not in tensor else "mtp"
         size, mode = tensor.whole("size", 1), tensor.choice("mode", _MODES, older)
         self._put("tp_mode", mode, "mode" in tensor or "sequence_parallel" in parallel)
-        if planes.flag("enable", False):  # heads by all-to-all within head_size ranks, ring attention across the others
+        if planes.flag("enable", False):  # all-to-all to heads within head_size ranks, ring attention over context_size ranks
             heads, context = planes.whole("head_size", 1), planes.whole("context_size", 1)
             if heads * context != size:
                 raise planes.wrong("head_size", f"such that head_size * context_size is the tensor size {size}")
@@ -168,7 +171,7 @@ class _Layout:
         self._put("tp", size, "size" in tensor)
 
     def _pipeline(self, pipeline: SectionReader) -> None:
-        """Chunks per rank mean interleaving, which InternEvo does only where there are stages."""
+        """Read the pipeline section. Chunks per rank mean interleaving, which InternEvo does only with several stages."""
         if pipeline.flag("use_zeropp", False):
             raise pipeline.wrong("use_zeropp", "False, because that schedule is not modelled")
         pp = pipeline.whole("size", 1)
@@ -197,7 +200,7 @@ class _Layout:
         self._put("overlap_weight_gather", weight.flag("overlap", False), "overlap" in weight)
 
     def _zero(self, zero1: SectionReader, newer: SectionReader) -> None:
-        """size 1: no ZeRO; more: that many ranks share one copy of the optimizer; 0 and less: all of them do."""
+        """Read ZeRO. size 1: no ZeRO; more: that many ranks share one copy of the optimizer; 0 or less: all of them do."""
         if newer.flag("enable", False):
             raise newer.wrong("enable", "False; fully sharded data parallelism is read from zero1=dict(fsdp=True)")
         size, fsdp = zero1.whole("size", ALL_RANKS, least=None), zero1.flag("fsdp", False)

@@ -1,6 +1,6 @@
-"""The keys that InternEvo's Python configuration files may hold, by section (its shipped configs and launch checks).
+"""Keys that InternEvo's Python configuration files may hold, by section (from its shipped configs and launch checks).
 
-A name maps to the keys below it, or to None where anything may stand: a value, or a section that is never read here.
+A name maps to the keys of its section, or to None where anything is allowed: a value, or a section that is never read here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Python source that only states values, read without running it.
+"""Reader for Python source that only assigns values, without executing it.
 
-Training configurations are often Python files. They come from strangers, so nothing in them is executed: the syntax
-tree is walked, and whatever is more than values and arithmetic on values is refused with its line. Sizes are bounded,
-so that no file can make the reader run long or fill the memory.
+Training configurations are often Python files from untrusted sources, so nothing in them is executed: the syntax tree is
+walked, and anything other than values and arithmetic on values is rejected with its line. Sizes are limited, so that no file
+can make the reader run long or fill the memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ALLOWED = (
     "numbers, texts, True, False, None, names assigned above, arithmetic, dict(...), {...}, lists, tuples, subscripts, "
     "f-strings of names, and int, float, round, min and max of numbers"
 )
-_MAX_BITS = 4096  #: of an integer; a power tower would otherwise run for ever
-_MAX_LENGTH = 1 << 16  #: of a text or list that is put together
+_MAX_BITS = 4096  #: limit of an integer; a power tower would otherwise never finish
+_MAX_LENGTH = 1 << 16  #: limit of a concatenated string or list
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "round": round, "min": min, "max": max}
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -35,7 +35,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
 
 
 class Section(dict[str, Any]):
-    """A dict that knows on which line of the file each of its keys stands."""
+    """A dict that records the line in the file of each of its keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,26 +48,26 @@ class Section(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Assignments:
-    """The names a file assigns, with their values and lines; ``used`` are the names that the file itself reads."""
+    """The names that a file assigns, with their values and lines; ``used``: names that the file itself reads."""
 
     values: Section
     used: frozenset[str]
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty text."""
+    """Return `` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty string."""
     found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.7)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def read_assignments(text: str, where: str) -> Assignments:
-    """Every top-level assignment of a Python file, by name; a name assigned twice has its last value.
+    """Return every top-level assignment of a Python file, by name; a name assigned twice has its last value.
 
-    Raises InputError naming ``where`` (the file) and the line for a syntax error and for anything that is not a value.
+    Raises InputError with ``where`` (the file) and the line for a syntax error and for anything that is not a value.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a doubtful escape in a text of the user's file is not our affair
+            warnings.simplefilter("ignore")  # invalid escapes in strings of the user's file are not reported
             tree = ast.parse(text)
         return _Reader(text, where).read(tree)
     except SyntaxError as error:
@@ -82,7 +82,7 @@ def read_assignments(text: str, where: str) -> Assignments:
 
 
 class _Reader:
-    """Evaluates the statements of one file in order."""
+    """Evaluator of the statements of one file, in order."""
 
     def __init__(self, text: str, where: str) -> None:
         self._text, self._where = text, where
@@ -104,7 +104,7 @@ class _Reader:
     def _statement(self, statement: ast.stmt) -> None:
         match statement:
             case ast.Expr(value=ast.Constant(value=str())) | ast.Pass():
-                return  # a text that stands alone is a comment
+                return  # a string on its own is a comment
             case ast.Assign(targets=targets, value=value) if all(isinstance(t, ast.Name) for t in targets):
                 result = self._value(value)
                 for target in targets:
@@ -149,7 +149,7 @@ class _Reader:
 
     def _number(self, node: ast.expr) -> Any:
         value = self._value(node)
-        # float("inf") is how such files say "never"
+        # such files write float("inf") for "never"
         if not isinstance(value, int | float) and value not in ("inf", "-inf"):
             self._refuse(node)
         return value

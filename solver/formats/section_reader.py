@@ -1,4 +1,4 @@
-"""Checked access to the sections of a file: a wrong value is reported with its place and what would be right."""
+"""Checked access to the sections of a file: a wrong value is reported with its line and what would be valid."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.literal_python import Section
 
-_MOST = 10**9  #: no size, count or length is larger
+_MOST = 10**9  #: upper limit of any size, count or length
 
 
 class SectionReader:
-    """Checked values of one section of the file; every key that is asked for is noted in ``read``."""
+    """Checked values of one section of the file; every key that is requested is added to ``read``."""
 
     def __init__(self, section: Section, path: str, where: str, read: set[str]) -> None:
         self._section, self._path, self._where, self.read = section, path, where, read
@@ -24,11 +24,11 @@ class SectionReader:
         return f"{self._path}.{key}" if self._path else key
 
     def wrong(self, key: str, wanted: str) -> InputError:
-        """The error that ``key`` should have been ``wanted``; with its line where the file has the key."""
+        """Return the error that ``key`` should have been ``wanted``, with its line where the file has the key."""
         if key not in self:
             return InputError(f"{self._where}: {self.full(key)} is missing; it must be {wanted}")
         line, value = self._section.lines.get(key, "?"), self._section[key]
-        # a list or section may hold itself thousands of times over: its kind must do
+        # a list or section may repeat others thousands of times, so only its type is shown
         shown = f"{value!r:.60}" if isinstance(value, int | float | str) else f"a {type(value).__name__.lower()}"
         return InputError(f"{self._where}, line {line}: {self.full(key)} is {shown}; it must be {wanted}")
 
@@ -39,7 +39,7 @@ class SectionReader:
         return self._section[key]
 
     def section(self, key: str) -> SectionReader:
-        """The section ``key``, or an empty one."""
+        """Return the section ``key``, or an empty one."""
         value = self._section.get(key)
         if value is None:
             value = Section()
@@ -48,7 +48,7 @@ class SectionReader:
         return SectionReader(value, self.full(key), self._where, self.read)
 
     def sized(self, key: str) -> SectionReader:
-        """A section that may also be written as its size alone: ``tensor=4`` is ``tensor=dict(size=4)``."""
+        """Return a section that may also be written as its size only: ``tensor=4`` is ``tensor=dict(size=4)``."""
         value = self._section.get(key)
         if value is None or isinstance(value, Section):
             return self.section(key)
@@ -58,7 +58,7 @@ class SectionReader:
         return SectionReader(section, self.full(key), self._where, self.read)
 
     def whole(self, key: str, default: int | None = None, least: int | None = 1) -> int:
-        """A whole number of at least ``least``; 4096.0 is one too, as ``8192 / 2`` yields it."""
+        """Return a whole number of at least ``least``; 4096.0 is accepted, because ``8192 / 2`` gives it."""
         value = self.get(key, default)
         good = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
         if not good or abs(value) > _MOST or (least is not None and value < least):

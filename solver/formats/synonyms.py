@@ -1,4 +1,4 @@
-"""Words that sources use, in ours: schedules, number formats, exchanges; and which release of a framework made a run."""
+"""Other names of schedules, number formats and context-parallel communication, and the framework release that made a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from solver.spec.frameworks import framework_of
 from solver.spec.strategy import CHOICES
 
-#: How the names of profiles of Hopper and later begin.
+#: Prefixes of the names of profiles of Hopper and later.
 _SINCE_HOPPER = ("h100", "h200", "b200")
-#: Letters and digits of a word -> ours, beside our own words in any spelling; a word that is neither stays as it is.
+#: Letters and digits of a word -> this project's word. This project's own words match in any spelling; other words stay as
+#: they are.
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved"},
     "cp_comm": {"p2p": "ring", "alltoall": "a2a", "ulysses": "a2a"},
@@ -26,7 +27,7 @@ _OTHER_KEYS = {"cp_comm_type": "cp_comm", "pipeline_schedule": "schedule", "dtyp
 
 
 def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, Any]:
-    """``run`` in this project's words; what a word was taken to mean beyond its spelling is added to ``assumptions``."""
+    """Return ``run`` in this project's names; any interpretation beyond spelling is added to ``assumptions``."""
     named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
     ours = {key: _word(key, value) for key, value in named.items()}
     framework = framework_of(str(ours.get("framework", "")))
@@ -35,7 +36,7 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
     release = _release(framework.name, ours, hardware)
     if release:
         assumptions.append(f"framework: {release[0]}, {release[1]}")
-        ours["framework"] = f"{release[0]}, {ours['framework']}"  # what else the name says still holds
+        ours["framework"] = f"{release[0]}, {ours['framework']}"  # the rest of the name still applies
     return ours
 
 
@@ -51,7 +52,7 @@ def _spelling(word: str) -> str:
 
 
 def _release(framework: str, run: Mapping[str, Any], hardware: str) -> tuple[str, str] | None:
-    """The release that a run must have been made with, and why, where its name means an earlier one."""
+    """Return the release that a run must have used, and the reason, where its framework name means an earlier one."""
     if framework == "megatron-lm-2023" and hardware.startswith(_SINCE_HOPPER):
         return "megatron-core", "which Megatron-LM stands on since Hopper"
     later = hardware.startswith(_SINCE_HOPPER) or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1

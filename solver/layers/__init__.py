@@ -1,1 +1,1 @@
-"""What a layer does, holds and keeps: ops, weights, saved tensors; one file a part of a layer."""
+"""Ops, weights and saved tensors of a layer; one module per part of a layer."""

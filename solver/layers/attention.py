@@ -1,4 +1,4 @@
-"""The attention block: projections, rotary embedding, the core, and sequence exchange under ISP and context parallelism."""
+"""The attention block: projections, rotary embedding, the core, and the sequence exchange of ISP and context parallelism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODULE = "attention"
 
 
 def attention_ops(shapes: Shapes) -> list[Op]:
-    """Ops of one attention block, forward and backward."""
+    """Return the ops of one attention block, forward and backward."""
     model = shapes.model
     q_width = model.num_attention_heads * model.head_dim
     core = _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
@@ -31,7 +31,7 @@ def attention_ops(shapes: Shapes) -> list[Op]:
 
 
 def _rope(shapes: Shapes) -> list[Op]:
-    """Queries and keys turned by their position: read and written once, by one kernel or by a chain of eager ones."""
+    """Rotary embedding of queries and keys: read and written once, by one kernel or by a chain of eager kernels."""
     if shapes.model.position != "rope":
         return []
     elements = shapes.tokens * (shapes.heads + shapes.kv_heads) * shapes.model.head_dim
@@ -40,8 +40,10 @@ def _rope(shapes: Shapes) -> list[Op]:
 
 
 def _projections(shapes: Shapes) -> dict[str, Array]:
-    """Columns of the q, k and v projections on one rank, as one GEMM or three; key and value heads are copied where tp
-    exceeds them."""
+    """Columns of the q, k and v projections on one rank, as one GEMM or three.
+
+    Key and value heads are replicated where tp exceeds them.
+    """
     model = shapes.model
     q = model.num_attention_heads // shapes.split * model.head_dim
     kv = np.maximum(model.num_key_value_heads // shapes.split, 1) * model.head_dim
@@ -73,10 +75,10 @@ def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array,
 def _flash_core(shapes: Shapes) -> list[Op]:
     """Flash attention; under context parallelism the causal work is shared evenly (zigzag order of the sequence).
 
-    ring: one causal step on the own part, then cp - 1 steps of half blocks while keys and values of the next step
-    travel (backward sends their gradients too). allgather: keys and values are gathered before, their gradients
-    scattered after. a2a: heads are exchanged for sequence, twice. Sources: Liu et al. 2023 (arXiv 2310.01889),
-    Jacobs et al. 2023 (arXiv 2309.14509), Transformer Engine's and Llama 3's context parallelism as published.
+    ring: one causal step on the rank's own part, then cp - 1 steps of half blocks, overlapped with sending keys and values for
+    the next step (backward also sends their gradients). allgather: keys and values are all-gathered before attention, their
+    gradients reduce-scattered after it. a2a: heads are exchanged for sequence, twice. Sources: Liu et al. 2023 (arXiv
+    2310.01889), Jacobs et al. 2023 (arXiv 2309.14509), Transformer Engine's and Llama 3's context parallelism as published.
     """
     run, cp = shapes.run, shapes.keys.cp
     local, ones = run.seq_len // cp, np.ones(len(cp))
@@ -103,7 +105,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
 
 
 def _layout_copies(shapes: Shapes) -> list[Op]:
-    """Copies between the framework's order of dimensions and the kernel's, each a read and a write, there and back."""
+    """Copies between the framework's order of dimensions and the kernel's, in both directions; each is a read and a write."""
     of_qkv, of_context = shapes.framework.kernels.attention_layout_copies
     if not of_qkv + of_context:
         return []
@@ -114,9 +116,9 @@ def _layout_copies(shapes: Shapes) -> list[Op]:
 
 
 def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
-    """Keys and values passed on under each step of the ring; backward passes their gradients too."""
+    """Send of keys and values, overlapped with each step of the ring; backward also sends their gradients."""
     group = shapes.groups.cp
-    apart = group.inter > 1  # the slowest hop of the ring sets its pace
+    apart = group.inter > 1  # the slowest hop of the ring is its bottleneck
     hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
     size = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * shapes.element
 
@@ -128,7 +130,10 @@ def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
 
 
 def _kv_gather(shapes: Shapes) -> list[Op]:
-    """Context parallelism by gathering: keys and values of all cp ranks before, their gradients' sums after."""
+    """Context parallelism by all-gather.
+
+    Keys and values of all cp ranks are all-gathered before attention, their gradients are reduce-scattered after it.
+    """
     several = np.where(shapes.keys.cp > 1, 1.0, 0.0)
     whole = shapes.tokens * 2 * shapes.kv_heads * shapes.model.head_dim * shapes.element * shapes.keys.cp
     dims = message(whole, shapes.groups.cp)
@@ -139,7 +144,7 @@ def _kv_gather(shapes: Shapes) -> list[Op]:
 
 
 def _exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray) -> list[Op]:
-    """All-to-alls between sequence and heads, forward and mirrored in backward, with the split and concatenate copies."""
+    """All-to-alls between sequence and heads, forward and mirrored in backward, with the copies that split and concatenate."""
     ops: list[Op] = []
     for tensor, size in sizes.items():
         for phase, again in ((FORWARD, WHOLE_LAYER), (INPUT_GRAD, ())):
@@ -153,7 +158,10 @@ def _exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], w
 
 
 def _head_exchange(shapes: Shapes) -> list[Op]:
-    """ISP (DeepSpeed-Ulysses): q, k and v, and the context trade heads for sequence over the tensor group; not hidden."""
+    """ISP (DeepSpeed-Ulysses): all-to-alls of q, k, v and context between heads and sequence over the tensor group.
+
+    They are not overlapped.
+    """
     model, where = shapes.model, (shapes.keys.is_mode(TpMode.ISP) & (shapes.keys.tp > 1)).astype(float)
     q = shapes.local_tokens * model.num_attention_heads * model.head_dim * shapes.element
     kv = shapes.local_tokens * 2 * np.maximum(model.num_key_value_heads, shapes.keys.tp) * model.head_dim * shapes.element
@@ -169,9 +177,9 @@ def _context_exchange(shapes: Shapes) -> list[Op]:
 
 
 def _unfused_core(shapes: Shapes) -> list[Op]:
-    """Scores, softmax and context as separate kernels: the s^2 matrix goes through memory (2021-22 code, no flash).
+    """Scores, softmax and context as separate kernels: the s^2 matrix goes through memory (2021-22 code, no flash attention).
 
-    Its context parallelism gathers keys and values, whatever cp_comm says: the kernels need them whole.
+    Its context parallelism all-gathers keys and values, whatever cp_comm is, because the kernels need them whole.
     """
     run, d = shapes.run, shapes.model.head_dim
     seq_q, seq_kv = run.seq_len // shapes.keys.cp, run.seq_len
@@ -202,7 +210,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
 
 
 def attention_saved(shapes: Shapes) -> list[Saved]:
-    """q, k, v after the rotary embedding, the context, and the log-sum-exp (or the score matrix)."""
+    """Return the saved tensors: q, k, v after the rotary embedding, the context, and the log-sum-exp (or the score matrix)."""
     d = shapes.model.head_dim
     qkv = shapes.tokens * (shapes.heads + 2 * shapes.kv_heads) * d * shapes.element
     context = shapes.tokens * shapes.heads * d * shapes.element
@@ -211,7 +219,7 @@ def attention_saved(shapes: Shapes) -> list[Saved]:
         saved.append(Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE))
     else:
         scores = shapes.tokens * shapes.heads * shapes.run.seq_len
-        # softmax output, eager also in fp32; with dropout its mask and its output too (5 a s^2 b, arXiv 2205.05198 equation 2)
+        # softmax output, eager also in fp32; with dropout also its mask and its output (5 a s^2 b, arXiv 2205.05198 equation 2)
         per_score = 2 * shapes.element + 1 if shapes.framework.kernels.dropout else shapes.element
         per_score += 0 if shapes.framework.kernels.fused_softmax else FP32
         saved.append(Saved("probabilities", scores * per_score, ATTENTION_CORE))
@@ -219,10 +227,10 @@ def attention_saved(shapes: Shapes) -> list[Saved]:
 
 
 def attention_working_bytes(shapes: Shapes) -> np.ndarray:
-    """Gradients alive in the core's backward pass.
+    """Return the bytes of gradients alive in the core's backward pass.
 
-    Flash: of q, k, v and context, and the fp32 sum of the queries' (FlashAttention 2). Unfused: of probabilities and scores,
-    and their fp32 copies where softmax runs in eager kernels.
+    Flash: gradients of q, k, v and context, and the fp32 sum of the query gradients (FlashAttention 2). Unfused: gradients of
+    probabilities and scores, and their fp32 copies where softmax runs in eager kernels.
     """
     if shapes.run.attention == "flash":
         elements = shapes.tokens * (2 * shapes.heads + 2 * shapes.kv_heads) * shapes.element
@@ -232,7 +240,7 @@ def attention_working_bytes(shapes: Shapes) -> np.ndarray:
 
 
 def attention_weights(shapes: Shapes) -> list[Weight]:
-    """Projection weights (and biases) of one rank; ISP splits the whole block's weights over wp."""
+    """Return the projection weights (and biases) of one rank; ISP shards the weights of the whole block over wp."""
     model, isp = shapes.model, shapes.keys.is_mode(TpMode.ISP)
     q_width = model.num_attention_heads * model.head_dim
     share = np.where(isp, shapes.keys.wp, 1)

@@ -1,4 +1,4 @@
-"""The parts of a transformer as programs: a decoder layer and the embedding (the head is in solver/layers/head.py)."""
+"""Programs of a decoder layer and of the embedding (the head is in solver/layers/head.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from solver.spec.strategy import Strategy, TpMode
 
 
 def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
-    """One decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order."""
+    """Return the program of one decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order."""
     shapes = Shapes.of(keys, model, run, cluster)
     ops = [
         *norm_ops(shapes, "norm1"),
@@ -28,7 +28,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         *_residual(shapes, "residual2"),
     ]
     hidden = model.hidden_size
-    # A column linear keeps its input: the local shard, or the gathered whole (MTP always, MSP where the framework does so)
+    # A column linear keeps its input: the local shard, or all of it (MTP always, MSP where the framework does so)
     shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
     linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * hidden * shapes.element
     stream = shapes.norm_tokens * hidden * shapes.element
@@ -51,13 +51,13 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
 
 
 def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
-    """Token (and learned position) lookup; the table is split over the tensor group."""
+    """Return the program of the token (and learned position) lookup; the table is split over the tensor group."""
     shapes = Shapes.of(keys, model, run, cluster)
     elements = shapes.tokens * model.hidden_size
     mtp, isp = keys.is_mode(TpMode.MTP), keys.is_mode(TpMode.ISP)
     positions = (model.max_position_embeddings or run.seq_len) * model.hidden_size if model.position == "learned" else 0
     ops = [
-        # the lookup reads and writes each element; its gradient is added to a row: read twice, written once
+        # the lookup reads and writes each element; its gradient is added to a row of the table: read twice, written once
         *memory_bound("lookup", "embedding", "embedding", elements, 2 * shapes.element, 4 * shapes.element),
         tp_collective(shapes, "sum", "embedding", "all_reduce", FORWARD, mtp),
         tp_collective(shapes, "sum", "embedding", "reduce_scatter", FORWARD, shapes.sequence_split),
@@ -69,30 +69,33 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
 
 
 def _drops_out(shapes: Shapes) -> bool:
-    """Runs with unfused attention are of the years when frameworks dropped out by default."""
+    """Whether dropout runs: runs with unfused attention are from the years when frameworks used dropout by default."""
     return shapes.framework.kernels.dropout and shapes.run.attention == "unfused"
 
 
 def _dropout_masks(shapes: Shapes) -> list[Saved]:
-    """A byte per element of the two residual branches."""
+    """Masks of the two residual branches, one byte per element."""
     elements = shapes.norm_tokens * shapes.model.hidden_size
     return [Saved("dropout_masks", 2 * elements)] if _drops_out(shapes) else []
 
 
 def _residual(shapes: Shapes, name: str) -> list[Op]:
-    """Two reads and a write, forward; the two gradients of the stream are added in backward. Dropout is fused into the
-    addition: its mask is a further byte, and its gradient a further kernel."""
+    """Residual addition: two reads and a write in forward; backward adds the two gradients of the stream.
+
+    Dropout is fused into the addition: its mask is one more byte, and its gradient one more kernel.
+    """
     elements, mask = shapes.norm_tokens * shapes.model.hidden_size, float(_drops_out(shapes))
     backward = 3 * shapes.element + mask * (2 * shapes.element + 1)
     return memory_bound(name, "residual", "residual", elements, 3 * shapes.element + mask, backward)
 
 
 def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
-    """ISP with wp > 1: each linear's weight is gathered in forward and backward, its gradient reduce-scattered.
+    """ISP with wp > 1: each linear's weight is all-gathered in forward and backward, its gradient is reduce-scattered.
 
-    With overlap, the next block's weights arrive while this block runs its output projection and MLP, and gradients
-    leave under the backward pass; a recomputing backward then reuses the weights it gathered. Without, all is exposed
-    and recomputation gathers a third time. Traffic repeats every micro batch. Source: InternEvo's isp.py, as read.
+    With overlap_weight_gather, the next block's weights are all-gathered while this block runs its output projection and MLP,
+    and gradients are reduce-scattered during the backward pass; a recomputing backward pass reuses the weights that it
+    all-gathered. Without it, everything is exposed and recomputation all-gathers a third time. Traffic repeats every micro
+    batch. Source: InternEvo's isp.py, as read.
     """
     keys, overlap = shapes.keys, shapes.run.overlap_weight_gather
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""The head as a program: final norm, vocabulary projection, cross entropy."""
+"""Program of the head: final norm, vocabulary projection, cross entropy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from solver.spec.strategy import Strategy, TpMode
 
 
 def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
-    """The vocabulary is split by columns; the loss works on the split logits or, in some frameworks, on gathered ones."""
+    """Return the program of the head.
+
+    The vocabulary is split by columns; the loss works on the sharded logits or, in some frameworks, on all-gathered logits.
+    """
     shapes = Shapes.of(keys, model, run, cluster)
     shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
     stream = shapes.norm_tokens * model.hidden_size * shapes.element
@@ -35,7 +38,7 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
 
 
 def _vocab_ops(shapes: Shapes) -> list[Op]:
-    """The projection is a column-parallel linear: gathered input under a sequence split, reduced input gradient."""
+    """The projection as a column-parallel linear: all-gathered input under a sequence split, reduced input gradient."""
     mtp, isp = shapes.keys.is_mode(TpMode.MTP), shapes.keys.is_mode(TpMode.ISP)
     sequence = shapes.sequence_split | isp
     beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
@@ -50,14 +53,14 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
 
 
 def _logits(shapes: Shapes) -> np.ndarray:
-    """Logits that one rank's loss works on: its share of the vocabulary, or all of it where the framework gathers them."""
+    """Number of logits that one rank's loss works on: its vocabulary shard, or all where the framework all-gathers them."""
     return shapes.tokens * shapes.vocab * (1 if shapes.framework.tensor_parallel.vocab_parallel_loss else shapes.keys.tp)
 
 
 def _loss_ops(shapes: Shapes) -> list[Op]:
-    """fused (or compiled): logits read, gradient written, twice. Eager: a chain of kernels in fp32.
+    """Ops of the loss. Fused (or compiled): logits read and gradient written, twice. Eager: a chain of kernels in fp32.
 
-    On split logits the maximum, the sum of exponentials and the target's logit are reduced, an fp32 per token each.
+    On sharded logits the maximum, the sum of exponentials and the target's logit are all-reduced, one fp32 per token each.
     """
     logits, everywhere = _logits(shapes), shapes.keys.tp > 1
     if shapes.framework.tensor_parallel.vocab_parallel_loss:
@@ -76,13 +79,13 @@ def _compiled(shapes: Shapes) -> bool:
 
 
 def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, short-lived) bytes of the loss. fused: the 16-bit logits, which become their gradient, and nothing else. Compiled:
-    the logits, then their gradient beside them.
+    """Return (kept, short-lived) bytes of the loss.
 
-    Unfused, Megatron's: fp32 probabilities, which become their gradient in place, beside the 16-bit logits (as read). Unfused,
-    torch's: the log-softmax output in fp32, beside it the gradients of loss and of log-softmax in fp32 and the 16-bit logits.
-    Megatron's linears also hand autograd an empty 16-bit gradient of the vocabulary's weight
-    while the logits' gradient is alive.
+    Fused: the 16-bit logits, which become their gradient, and nothing else. Compiled: the logits, later also their gradient.
+    Unfused, Megatron's: fp32 probabilities, which become their gradient in place, in addition to the 16-bit logits (as read).
+    Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
+    16-bit logits. Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight while the
+    logits' gradient is alive.
     """
     logits = _logits(shapes)
     dummy = shapes.vocab * shapes.model.hidden_size * HALF * shapes.framework.memory.vocab_dummy_gradient
@@ -91,5 +94,5 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     if _compiled(shapes):
         return logits * shapes.element, logits * shapes.element
     working = logits * (shapes.element + FP32 * (2 if shapes.framework.kernels.torch_loss else 0))
-    # by the head's backward pass the fp32 probabilities are gone
+    # the fp32 probabilities are freed before the head's backward pass
     return logits * FP32, np.maximum(working, dummy + logits * (shapes.element - FP32))

@@ -13,7 +13,7 @@ MODULE = "mlp"
 
 
 def mlp_ops(shapes: Shapes) -> list[Op]:
-    """Ops of one MLP block; gate and up are one GEMM or two as the framework does it."""
+    """Return the ops of one MLP block; gate and up are one GEMM or two, depending on the framework."""
     model = shapes.model
     width = model.intermediate_size // shapes.split
     if not model.gated_mlp:
@@ -21,7 +21,7 @@ def mlp_ops(shapes: Shapes) -> list[Op]:
     else:
         widths = {"w13": 2 * width} if shapes.framework.kernels.fused_gate_up else {"w1": width, "w3": width}
     elements = shapes.linear_tokens * width
-    # gated: read gate and up, write one; backward reads its gradient too and writes two. plain: one in, one out.
+    # gated: read gate and up, write one; backward also reads its gradient and writes two. not gated: read one, write one.
     kind, forward, backward = ("gated_act", 3, 5) if model.gated_mlp else ("act", 2, 3)
     fused = shapes.fused_elementwise or not model.gated_mlp
     passes = forward * shapes.element, backward * shapes.element
@@ -33,8 +33,10 @@ def mlp_ops(shapes: Shapes) -> list[Op]:
 
 
 def mlp_saved(shapes: Shapes) -> list[Saved]:
-    """The activation's input (twice as wide with a gate) and its output, the down projection's input; eager gates also keep the
-    activated half."""
+    """Return the saved tensors: input (twice as wide with a gate) and output of the activation.
+
+    The output is the down projection's input; eager gates also keep the activated half.
+    """
     model = shapes.model
     elements = shapes.linear_tokens * (model.intermediate_size // shapes.split)
     eager_gate = model.gated_mlp and not shapes.fused_elementwise
@@ -45,7 +47,10 @@ def mlp_saved(shapes: Shapes) -> list[Saved]:
 
 
 def mlp_working_bytes(shapes: Shapes) -> np.ndarray:
-    """Gradients alive when the activation's backward pass ends: those of its input (its output's replace the saved output)."""
+    """Return the bytes of gradients alive when the activation's backward pass ends.
+
+    These are the gradients of its input (those of its output replace the saved output).
+    """
     elements = shapes.linear_tokens * (shapes.model.intermediate_size // shapes.split)
     return elements * shapes.element * (2 if shapes.model.gated_mlp else 1)
 

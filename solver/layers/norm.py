@@ -9,7 +9,10 @@ from solver.spec.precision import FP32, HALF
 
 
 def norm_ops(shapes: Shapes, name: str) -> list[Op]:
-    """fused: read and write once, backward reads input and gradient and writes one. Eager: some ten fp32 kernels."""
+    """Return the ops of a norm.
+
+    Fused: read and write once; backward reads input and gradient and writes one. Eager: about ten fp32 kernels.
+    """
     elements = shapes.norm_tokens * shapes.model.hidden_size
     fused = shapes.run.fused_norm or shapes.run.compile
     if fused and shapes.framework.kernels.norm_kernels:
@@ -20,7 +23,7 @@ def norm_ops(shapes: Shapes, name: str) -> list[Op]:
 
 
 def unfused_norm_saved(shapes: Shapes) -> list[Saved]:
-    """Eager norms keep an fp32 copy of their input where the fused ones keep their 16-bit input."""
+    """Return what eager norms save: an fp32 copy of their input, where fused norms keep their 16-bit input."""
     if shapes.run.fused_norm or shapes.run.compile:
         return []
     return [Saved("norms_fp32", 2 * shapes.norm_tokens * shapes.model.hidden_size * FP32)]

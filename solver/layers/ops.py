@@ -22,16 +22,16 @@ from solver.spec.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)
-QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears alone; everything else is then 16-bit
+QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
 _LAYOUTS = {FORWARD: 0, INPUT_GRAD: 1, WEIGHT_GRAD: 2}  #: TN, NN, NT as in predictor.kernels.linear.Layout
 
 
 def linear(
     shapes: Shapes, name: str, module: str, n: Array, k: Array, tokens: Array | None = None, quantised: bool = True
 ) -> list[Op]:
-    """Y = X W^T and its two gradients: GEMMs m x n x k, m x k x n and n x k x m over the tokens m of one rank.
+    """Return Y = X W^T and its two gradients: GEMMs m x n x k, m x k x n and n x k x m over the tokens m of one rank.
 
-    quantised: in fp8 where the run is (all linears but the head's).
+    quantised: in fp8 where the run is (all linears except the head's).
     """
     m = shapes.linear_tokens if tokens is None else tokens
     dtype = gemm_dtype(shapes, quantised)
@@ -61,9 +61,9 @@ def memory_bound(
     recomputed_by: tuple[Recompute, ...] = WHOLE_LAYER,
     fused: bool = True,
 ) -> list[Op]:
-    """An element-wise kernel: ``forward`` and ``backward`` are bytes read and written per element of ``elements``.
+    """Return the ops of an element-wise kernel; ``forward``, ``backward``: bytes read and written per element of ``elements``.
 
-    fused: False where the framework runs a chain of eager kernels instead of this one (see predictor.kernels.memory_bound).
+    fused: False where the framework runs a chain of eager kernels instead (see predictor.kernels.memory_bound).
     """
     kinds = (kind, kind) if fused else (f"{kind}_eager", f"{kind}_eager_grad")
     passes = [(FORWARD, forward, recomputed_by, kinds[0]), (INPUT_GRAD, backward, (), kinds[1])]
@@ -85,7 +85,10 @@ def tp_collective(
     exposed_share: Array = 0.0,
     size: Array | None = None,
 ) -> Op:
-    """A collective over the tensor-parallel group on the whole (micro batch, sequence, hidden) activation, where asked."""
+    """Return a collective over the tensor-parallel group, where ``where`` is true.
+
+    By default it is on the whole (micro batch, sequence, hidden) activation; size: bytes of another buffer.
+    """
     whole = shapes.tokens * shapes.model.hidden_size * shapes.element if size is None else size
     return Op(
         name, module, op, phase, message(whole, shapes.groups.tp), stream="tp",
@@ -95,18 +98,21 @@ def tp_collective(
 
 
 def column_linears(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array]) -> list[Op]:
-    """Linears of one input split by columns (``widths``: columns of each by name), with what their mode must communicate.
+    """Return linears of one input split by columns, with the communication that their mode needs.
 
-    Frameworks that know they share their input communicate once for all of them, others once for each.
+    widths: columns of each linear by name. Frameworks that exploit the shared input communicate once for all of them, other
+    frameworks once for each.
     """
     together = [widths] if shapes.framework.tensor_parallel.shares_input else [{name: n} for name, n in widths.items()]
     return [op for group in together for op in _column_group(shapes, module, k, group)]
 
 
 def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array]) -> list[Op]:
-    """Sequence-split input is gathered before the linears (exposed unless the framework pipelines it with the GEMM); the input
-    gradient is reduced under the weight-gradient GEMMs; a kept shard is gathered again under the input-gradient GEMMs.
-    Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py for the modes.
+    """Return linears that share their collectives, with those collectives.
+
+    Sequence-split input is all-gathered before the linears (exposed unless the framework pipelines it with the GEMM); reducing
+    the input gradient overlaps with the weight-gradient GEMMs; a kept shard is all-gathered again, overlapped with the
+    input-gradient GEMMs. Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py for the modes.
     """
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
@@ -130,7 +136,10 @@ def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Ar
 
 
 def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> list[Op]:
-    """A linear split by rows: its output is summed over the group; under a sequence split its gradient is gathered."""
+    """Return a linear split by rows.
+
+    Its output is summed over the group; under a sequence split its gradient is all-gathered.
+    """
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     forward = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
     backward = (f"{name}.input_grad",) if shapes.run.tp_comm_overlap else ()

@@ -1,7 +1,7 @@
-"""The one description that time, memory and FLOPs are read from: ops, saved tensors and weights, named.
+"""The description from which time, memory and FLOPs are computed: named ops, saved tensors and weights.
 
-Every number is an array over *layer keys* (shape [keys]): one program describes the same layer under hundreds of
-splittings at once. An op that a key does not have is counted zero times there.
+Every number is an array over *layer keys* (shape [keys]): one program describes the same layer for hundreds of splits at once.
+An op that a key does not have has count zero there.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from solver.spec.cluster import Placement, placement
 from solver.spec.strategy import Recompute, TpMode
 
 LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "flash_attn", "memory_bound"
-COMPUTE = "compute"  #: stream of kernels; the others are process groups: tp, cp, wp
+COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
 
-Array = Any  #: a numpy array of shape [keys], or a scalar that stands for one
+Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 
 
 @dataclass(frozen=True)
 class Op:
     """One kernel or collective of one pass of a layer.
 
-    dims: by kind. linear: m, n, k, batch, layout, accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads,
-    head_dim, v_head_dim, causal, backward; memory_bound: bytes; collectives: as message().
-    count: how often per layer and micro batch. hides_under: the compute ops (``name.phase``) that run meanwhile.
-    tail: share of a hidden collective that stays exposed. recomputed_by: recompute levels that run it again.
+    dims: by kind. linear: m, n, k, batch, layout, accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads, head_dim,
+    v_head_dim, causal, backward; memory_bound: bytes; collectives: as message(). count: number of times per layer and micro
+    batch. overlaps_with: the compute ops (``name.phase``) that run at the same time. exposed_share: share of an overlapped
+    collective that stays exposed. recomputed_by: recompute levels that run it again.
     """
 
     name: str
@@ -51,13 +51,13 @@ class Op:
 
 
 def message(size: Array, place: Placement) -> dict[str, Array]:
-    """Dims of a collective (or p2p) on a whole buffer of ``size`` bytes over a group."""
+    """Return the dims of a collective (or p2p) on a whole buffer of ``size`` bytes over a group."""
     return {"bytes": np.maximum(size, 1), "intra": place.intra, "inter": place.inter, "strided": place.strided}
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that forward leaves for backward: bytes per micro batch; dropped under some recompute levels."""
+    """A tensor that forward saves for backward. bytes: per micro batch. dropped_by: recompute levels that do not keep it."""
 
     name: str
     bytes: Array
@@ -66,7 +66,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class Weight:
-    """Parameters of one layer held by one rank, in elements; wp_sharded: ISP splits them over ``wp``."""
+    """Parameters of one layer on one rank, in elements. wp_sharded: ISP shards them over ``wp``."""
 
     name: str
     elements: Array
@@ -75,7 +75,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class LayerKeys:
-    """What a layer depends on: int64 arrays of shape [keys] (mode holds TpMode codes)."""
+    """The sizes that a layer depends on: int64 arrays of shape [keys] (mode holds TpMode codes)."""
 
     mode: np.ndarray
     tp: np.ndarray
@@ -96,7 +96,7 @@ class LayerKeys:
 
 @dataclass(frozen=True)
 class Groups:
-    """Placement of the groups inside a stage; tp ranks are neighbours, cp ranks lie tp apart."""
+    """Placement of the groups inside a stage; tp ranks are adjacent, cp ranks are tp apart."""
 
     tp: Placement
     cp: Placement
@@ -113,7 +113,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class LayerProgram:
-    """Everything one layer (or the embedding, or the head) does and holds."""
+    """All that one layer (or the embedding, or the head) computes and holds."""
 
     name: str
     keys: LayerKeys
@@ -123,17 +123,17 @@ class LayerProgram:
     transient_bytes: Array = field(default=0.0)  #: largest short-lived working set of its backward pass
 
     def saved_bytes(self, level: Recompute) -> np.ndarray:
-        """Bytes kept per micro batch under a recompute level; shape [keys]."""
+        """Return the bytes kept per micro batch under a recompute level; shape [keys]."""
         kept = (tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
         return sum((np.broadcast_to(np.asarray(b, dtype=float), len(self.keys)) for b in kept), np.zeros(len(self.keys)))
 
     def weight_elements(self, *, wp_sharded: bool | None = None) -> np.ndarray:
-        """Parameters on one rank, all or only those that wp shards (or does not); shape [keys]."""
+        """Return the parameters on one rank, all or only those that wp shards (or does not shard); shape [keys]."""
         chosen = (w.elements for w in self.weights if wp_sharded is None or w.wp_sharded == wp_sharded)
         return sum((np.broadcast_to(np.asarray(e, dtype=float), len(self.keys)) for e in chosen), np.zeros(len(self.keys)))
 
     def flops(self) -> np.ndarray:
-        """FLOPs of one rank for one micro batch, forward and backward, without recomputation; shape [keys]."""
+        """Return the FLOPs of one rank for one micro batch, forward and backward, without recomputation; shape [keys]."""
         total = np.zeros(len(self.keys))
         for op in self.ops:
             total = total + op_flops(op) * op.count
@@ -141,7 +141,7 @@ class LayerProgram:
 
 
 def op_flops(op: Op) -> Array:
-    """FLOPs of one run of an op: 2mnk for a GEMM; 4 * area * heads * dim for attention (10 in backward)."""
+    """Return the FLOPs of one run of an op: 2mnk for a GEMM; 4 * area * heads * dim for attention (10 in backward)."""
     d = op.dims
     if op.kind == LINEAR:
         return 2.0 * d["m"] * d["n"] * d["k"] * d["batch"]

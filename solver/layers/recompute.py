@@ -1,4 +1,4 @@
-"""What a framework's recomputation runs again and keeps, where that is not all of a layer or its attention core."""
+"""What a framework's recomputation runs again and keeps, where that is not the whole layer or its attention core."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import Recompute
 
-#: Ops of the forward pass behind the last tensor that backward needs, which is the down projection's input.
+#: Ops of the forward pass after the last tensor that backward needs, which is the down projection's input.
 AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
-#: What selective recomputation by op keeps beside products: the layer's input, and what fused attention leaves.
+#: What selective recomputation by op keeps besides outputs of GEMMs: the layer's input, and what fused attention saves.
 _KEPT = ("layer_input", "context", "log_sum_exp")
 
 
 def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
-    """``ops`` of a layer, marked with the recompute levels under which they run again in ``shapes.framework``."""
+    """Return ``ops`` of a layer, marked with the recompute levels under which the framework of ``shapes`` runs them again."""
     again, framework = list(ops), shapes.framework
     if framework.recomputation.selective_by_op:
         kept = {op.name for op in _gemms(ops)[::2]}
@@ -29,7 +29,7 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
 
 
 def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:
-    """``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
+    """Return the ``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
@@ -39,12 +39,15 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
 
 
 def _gemms(ops: Sequence[Op]) -> list[Op]:
-    """The products with weights of a layer's forward pass, in order."""
+    """Return the GEMMs with weights of a layer's forward pass, in order."""
     return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
 
 
 def _by_op(op: Op, kept: set[str]) -> Op:
-    """Runs again under SELECTIVE unless its output is kept: every second product, fused attention, scattered sums."""
+    """Return the op, recomputed under SELECTIVE unless its output is kept.
+
+    Kept are the outputs of every second GEMM, fused attention and reduce-scatters.
+    """
     if op.phase != FORWARD:
         return op
     is_kept = op.name in kept or op.kind in (FLASH_ATTN, "reduce_scatter")
@@ -52,6 +55,6 @@ def _by_op(op: Op, kept: set[str]) -> Op:
 
 
 def _selective(levels: tuple[Recompute, ...], included: bool) -> tuple[Recompute, ...]:
-    """``levels`` with SELECTIVE in it or not."""
+    """Return ``levels`` with SELECTIVE if ``included``, else without it."""
     others = tuple(level for level in levels if level != Recompute.SELECTIVE)
     return (*others, Recompute.SELECTIVE) if included else others

@@ -1,4 +1,4 @@
-"""Local sizes of a layer under every splitting: how many tokens, heads and columns one rank sees."""
+"""Local sizes of a layer under every split: number of tokens, heads and columns on one rank."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from solver.spec.strategy import Strategy, TpMode
 class Shapes:
     """Arrays of shape [keys], derived once from keys, model and the constants of the run.
 
-    tokens: of one rank's micro batch after the context split. linear_tokens: rows of its GEMMs. local_tokens: rows of
-    norms and residuals. split: ranks that share one linear's weight by columns or rows (1 under ISP).
+    tokens: in one rank's micro batch after the context split. local_tokens: tokens / tp. linear_tokens: rows of its GEMMs.
+    norm_tokens: rows of norms and residuals. split: ranks that share one linear's weight by columns or rows (1 under ISP).
     """
 
     model: ModelSpec
@@ -41,12 +41,12 @@ class Shapes:
 
     @property
     def element(self) -> int:
-        """Bytes of an activation."""
+        """Bytes per element of an activation."""
         return activation_bytes(self.run)
 
     @property
     def fused_elementwise(self) -> bool:
-        """Whether chains of element-wise kernels are one kernel, by hand or by a compiler."""
+        """Whether a chain of element-wise kernels is one kernel, by hand or by a compiler."""
         return self.framework.kernels.fused_elementwise or self.run.compile
 
     @classmethod

@@ -1,1 +1,1 @@
-"""What people and programs read: terminal, JSON, CSV, pictures, explanation, validation."""
+"""Output for people and programs: terminal, JSON, CSV, pictures, explanation, validation."""

@@ -1,4 +1,4 @@
-"""Why a layout takes as long as it does: its step as a list of named lines, read off the tables that scored it."""
+"""Explanation of a layout's step time: a list of named lines, read from the tables that the estimate used."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from solver.step.solutions import Solutions
 from solver.step.terms import estimate_synchronisation
 from solver.step.time import PARTS
 
-#: Standard deviation of log(step time) that no single kernel explains: two labs measuring one GPU differ by 3-9 percent, one
-#: run across releases of a framework by 3-8 percent; both together.
+#: Standard deviation of log(step time) that no single kernel explains: two laboratories measuring one GPU differ by 3-9
+#: percent, one run across releases of a framework by 3-8 percent; this value combines both.
 SYSTEM_STD = 0.10
 #: 90% of a normal distribution lies within this many standard deviations.
 Z90 = 1.645
@@ -24,7 +24,7 @@ Z90 = 1.645
 
 @dataclass(frozen=True)
 class Line:
-    """One op's share of the step: exposed seconds on the slowest stage, what it belongs to, its doubt and basis."""
+    """One op's share of the step: exposed seconds on the slowest stage, what it belongs to, its uncertainty and basis."""
 
     name: str
     module: str
@@ -44,7 +44,7 @@ class Explanation:
 
     @property
     def relative_std(self) -> float:
-        """Standard deviation of log(step time): errors of one kind of op add up, kinds are independent of each other."""
+        """Standard deviation of log(step time): errors of ops of one kind add up, different kinds are independent."""
         known = sum(line.seconds for line in self.lines if line.basis is not None)
         by_kind: dict[str, float] = {}
         for line in self.lines:
@@ -55,7 +55,7 @@ class Explanation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Seconds between which the step lies with 90% probability."""
+        """90% prediction interval of the step time: (low, high) in seconds."""
         factor = float(np.exp(Z90 * self.relative_std))
         return self.seconds / factor, self.seconds * factor
 
@@ -67,7 +67,7 @@ class Explanation:
         return self._sum(lambda line: line.module if line.part in ("compute", "recompute") else "")
 
     def by_basis(self) -> dict[str, float]:
-        """Share of the time whose ops rest on measured, interpolated, extrapolated or roofline estimates."""
+        """Share of the time by basis of the estimates: measured, interpolated, extrapolated or roofline."""
         sums = self._sum(lambda line: line.basis.name.lower() if line.basis is not None else "")
         total = sum(sums.values()) or 1.0
         return {basis.name.lower(): sums.get(basis.name.lower(), 0.0) / total for basis in Basis}
@@ -118,7 +118,7 @@ class _Stage:
 
 
 def _slowest_stage(solutions: Solutions, index: int) -> _Stage:
-    """Which stage was the slowest, and what it holds, by the same comparison as the score."""
+    """Return the slowest stage and what it holds, from the same comparison as in the estimate."""
     s = solutions.times.slowest
     return _Stage(*(float(values[index]) for values in (s.layers, s.recomputed, s.has_embedding, s.has_head)))
 
@@ -150,7 +150,7 @@ def _recompute_lines(part: Part, key: int, times: float, level: Recompute) -> li
     ]  # fmt: skip
 
 
-#: Which once-per-step ops stand behind each part of the step.
+#: Once-per-step ops that each part of the step consists of.
 _STEP_PARTS = {
     "fsdp_exposed": ("layer.all_gather", "layer.reduce_scatter", "root.all_gather", "root.reduce_scatter"),
     "gradient_accumulation": ("accumulation",),
@@ -161,7 +161,10 @@ _STEP_PARTS = {
 
 
 def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list[Line]:
-    """Once-per-step parts; their doubt and basis are those of the messages behind them, weighted by seconds."""
+    """Return the once-per-step parts.
+
+    Their uncertainty is that of their ops, weighted by seconds; their basis is that of the longest op.
+    """
     chosen = np.array([row])
     sync = estimate_synchronisation(
         solutions.problem, solutions.table, solutions.terms.key[chosen], solutions.terms.splits.take(chosen)

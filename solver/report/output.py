@@ -1,4 +1,4 @@
-"""Results as data: the JSON and CSV files, SI units, every key explained in docs/json.md."""
+"""Results as data: the JSON and CSV files, in SI units, every key explained in docs/json.md."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LAYOUT_KEYS = (
 
 
 def layout_dict(solutions: Solutions, index: int) -> dict[str, Any]:
-    """Layout ``index`` as plain values, with the batch it makes."""
+    """Return layout ``index`` as plain values, with its global batch size."""
     strategy = solutions.layouts.strategy(index, solutions.problem.run)
     return {key: getattr(strategy, key) for key in LAYOUT_KEYS} | {"global_batch_size": strategy.global_batch_size}
 
 
 def solution_dict(solutions: Solutions, index: int, explanation: Explanation | None = None) -> dict[str, Any]:
-    """Everything about one priced layout."""
+    """Return everything about one estimated layout."""
     why = explanation or explain(solutions, index)
     memory = solutions.memory
     return {
@@ -55,7 +55,7 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
 
 
 def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
-    """What was asked: model, cluster, profile and the constants that all layouts share."""
+    """Return the inputs: model, cluster, profile and the constants that all layouts share."""
     problem = solutions.problem
     constants = (
         "seq_len", "precision", "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
@@ -71,7 +71,7 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
 
 
 def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
-    """The JSON of a search."""
+    """Return the JSON content of a search."""
     return {
         **problem_dict(result.best, profile),
         "search": {
@@ -92,12 +92,15 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write ``content`` atomically; numbers that JSON cannot hold (NaN, infinity) are refused."""
+    """Write ``content`` atomically; numbers that JSON cannot hold (NaN, infinity) are rejected."""
     write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def write_csv(path: Path, solutions: Solutions) -> None:
-    """The solutions as a table, a row a layout: its keys, then seconds, interval, TGS, MFU, bytes and each part in seconds."""
+    """Write the solutions as a table, one row per layout.
+
+    Columns: the layout's keys, then seconds, interval, TGS, MFU, bytes and each part in seconds.
+    """
     rows = []
     for index in range(len(solutions)):
         full = solution_dict(solutions, index)

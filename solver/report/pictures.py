@@ -1,4 +1,4 @@
-"""Pictures of a search."""
+"""Plots of a search."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from solver.search.search import SearchResult
 
 
 def draw_pareto(result: SearchResult, path: Path) -> None:
-    """Tokens/GPU/s against memory of every layout that no other beats in both; the fastest ones are named."""
+    """Plot tokens/GPU/s against memory of every Pareto-optimal layout, and label up to four of them."""
     import matplotlib
 
     matplotlib.use("Agg")

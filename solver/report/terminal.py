@@ -1,4 +1,4 @@
-"""What a person reads: the verdict first, then the best layouts, then why, then how the search went."""
+"""Terminal reports: the result first, then the best layouts, the breakdown, and the numbers of the search."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VALIDATION_LEGEND = Text(
 
 
 def show_search(console: Console, result: SearchResult, profile: str, notes: str = "") -> None:
-    """The whole report of a search. notes: lines about kernels timed for it."""
+    """Print the whole report of a search. notes: lines about kernels timed for it."""
     console.print(_heading(result.best, profile, notes))
     console.print(_verdict(result.best))
     console.print(solutions_table("Best layouts", [(result.best, i) for i in range(len(result.best))]))
@@ -49,7 +49,7 @@ def show_search(console: Console, result: SearchResult, profile: str, notes: str
 
 
 def show_single(console: Console, solutions: Solutions, profile: str, notes: str = "") -> None:
-    """The report of one explicit layout; ``notes`` as for a search."""
+    """Print the report of one explicit layout. notes: as for a search."""
     console.print(_heading(solutions, profile, notes))
     console.print(_verdict(solutions))
     console.print(solutions_table("The config's layout", [(solutions, 0)]))
@@ -83,7 +83,7 @@ def _verdict(solutions: Solutions) -> Text:
 
 
 def seconds(value: float) -> str:
-    """A time with three significant digits in s, ms or us."""
+    """Return a time with three significant digits in s, ms or us."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= scale or unit == "us":
             return f"{value / scale:.3g} {unit}"
@@ -91,7 +91,7 @@ def seconds(value: float) -> str:
 
 
 def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]]) -> Table:
-    """Layouts with their prices, a row each."""
+    """Return a table of layouts with their estimates, one row per layout."""
     table = Table(title=title, title_justify="left")
     for name in ("TGS", "step", "90% interval", "MFU", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -107,7 +107,7 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]]) -> Table:
 
 
 def describe(solutions: Solutions, index: int) -> str:
-    """A layout in a line: mode and sizes that are not 1."""
+    """Return a layout in one line: mode and sizes that are not 1."""
     s = solutions.layouts.strategy(index, solutions.problem.run)
     sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "pp", "vpp", "dp") if getattr(s, name) > 1]
     recompute = s.recompute if s.recompute_layers < 0 else f"{s.recompute} of {s.recompute_layers} layers per stage"
@@ -116,7 +116,7 @@ def describe(solutions: Solutions, index: int) -> str:
 
 
 def breakdown(solutions: Solutions, index: int) -> Group:
-    """Where the step's time and memory go, and how much of the time is measured, interpolated or extrapolated."""
+    """Return how step time and memory are divided, and how much of the time is measured, interpolated or extrapolated."""
     why = explain(solutions, index)
     table = Table(title=f"Why: {describe(solutions, index)}", title_justify="left")
     table.add_column("part of the step")
@@ -166,7 +166,7 @@ def show_validation(
     regrets: Mapping[str, Regret],
     worst: Sequence[Prediction],
 ) -> None:
-    """Tables of errors per group, the worst cases by name, and what was skipped."""
+    """Print tables of errors per group, the worst cases by name, and what was skipped."""
     console.print(_scores("Step time: predicted / measured - 1", times, coverage=True))
     if memory:
         console.print(_scores("Peak memory: predicted / measured - 1", memory, coverage=False))

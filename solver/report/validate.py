@@ -1,4 +1,4 @@
-"""Predict measured runs and compare: the yardstick of truth."""
+"""Accuracy check: predict measured runs and compare."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from solver.step.layouts import Layouts
 from solver.step.problem import problem_of
 from solver.step.solutions import Solutions, estimate_layouts
 
-#: hardware name -> a function of the network bandwidth per accelerator to its cost model; None where no profile is known.
+#: (hardware name, network bandwidth per accelerator) -> cost model; None where no profile is known.
 CostModels = Callable[[str, float | None], CostModel | None]
 
 CLUSTER_KEYS = ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib")
@@ -30,7 +30,7 @@ _AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "pp": 1, "vpp": 1, "zero":
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the program says of one case; ``solutions[index]`` holds everything about it. All None where skipped."""
+    """The prediction for one case; ``solutions[index]`` holds everything about it. All None where skipped."""
 
     case: Case
     skipped: str | None
@@ -60,7 +60,10 @@ class Prediction:
 def predict_cases(
     cases: Sequence[Case], cost_models: CostModels, progress: Callable[[int, int], None] | None = None
 ) -> list[Prediction]:
-    """Predict every case, those that differ only in their layout together; order kept. progress(done, total): cases."""
+    """Predict every case, in order; cases that differ only in their layout are predicted together.
+
+    progress(done, total) is called with numbers of cases.
+    """
     out: dict[int, Prediction] = {}
     groups: dict[Any, list[tuple[int, Case]]] = defaultdict(list)
     for place, case in enumerate(cases):
@@ -82,7 +85,7 @@ def predict_cases(
         try:
             problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
             solutions = estimate_layouts(problem, Layouts.of([case.strategy for _, case in members if case.strategy]))
-        except InputError as error:  # what this device cannot run, say fp8 on an A100
+        except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue
         for index, (place, case) in enumerate(members):
@@ -112,7 +115,7 @@ class Score:
 
 
 def time_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
-    """Step-time errors per source, and of all."""
+    """Return step-time errors per source, and over all cases."""
 
     def score(members: Sequence[Prediction]) -> Score:
         measured = np.array([p.case.measured["step_s"] for p in members])
@@ -123,12 +126,12 @@ def time_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
 
 
 def timed(predictions: Sequence[Prediction]) -> list[Prediction]:
-    """The predicted ones whose step time was measured."""
+    """Return the predictions whose step time was measured."""
     return [p for p in predictions if not p.skipped and "step_s" in p.case.measured]
 
 
 def flops_per_gpu(case: Case) -> float:
-    """Model FLOPs that each GPU does in a step; a third more where whole layers are recomputed. NaN where not expressible."""
+    """Return the model FLOPs per GPU per step; a third more where whole layers are recomputed. NaN where not expressible."""
     run = case.strategy
     if case.model is None or run is None:
         return float("nan")
@@ -137,7 +140,10 @@ def flops_per_gpu(case: Case) -> float:
 
 
 def constant_mfu_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
-    """Errors of knowing one FLOP rate (one MFU) per hardware: the median over these very cases, the judged one included."""
+    """Return the errors of the constant-MFU baseline.
+
+    It assumes one FLOP rate per hardware: the median over these same cases, including the case being scored.
+    """
     members = timed(predictions)
     rates: dict[str, list[float]] = defaultdict(list)
     for p in members:
@@ -152,7 +158,7 @@ def constant_mfu_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
 
 
 def memory_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
-    """Peak-memory errors per source, and of all."""
+    """Return peak-memory errors per source, and over all cases."""
 
     def score(members: Sequence[Prediction]) -> Score:
         measured = np.array([p.case.measured["peak_memory_gib"] * GIB for p in members])
@@ -170,7 +176,7 @@ def _per_source(members: Sequence[Prediction], score: Callable[[Sequence[Predict
 
 
 def confusion(predictions: Sequence[Prediction]) -> dict[str, int]:
-    """fits / does not fit, as measured against as predicted, over sources that report runs out of memory."""
+    """Return the counts of fit / OOM, measured against predicted, over sources that report OOM runs."""
     sources = {p.case.source for p in predictions if p.case.measured.get("out_of_memory")}
     pairs = {source.removesuffix("OOM") for source in sources} | sources
     table = {"fit, predicted fit": 0, "fit, predicted OOM": 0, "OOM, predicted fit": 0, "OOM, predicted OOM": 0}
@@ -184,7 +190,7 @@ def confusion(predictions: Sequence[Prediction]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Regret:
-    """Families of cases that differ in their layout only: what choosing the first-ranked layout costs over the best."""
+    """Extra cost of the first-ranked layout over the best, in families of cases that differ only in their layout."""
 
     families: int
     mean: float
@@ -192,7 +198,7 @@ class Regret:
 
 
 def regret(predictions: Sequence[Prediction], least: int = 3) -> dict[str, Regret]:
-    """Per source: measured time of the layout ranked first over the measured best, minus one."""
+    """Return per source the measured time of the layout ranked first over the measured best, minus one."""
     families: dict[Any, list[Prediction]] = defaultdict(list)
     for p in predictions:
         if p.case.strategy is None or p.skipped or "step_s" not in p.case.measured:
@@ -210,12 +216,12 @@ def regret(predictions: Sequence[Prediction], least: int = 3) -> dict[str, Regre
 
 
 def worst(predictions: Sequence[Prediction], count: int = 10) -> list[Prediction]:
-    """The cases with the largest factor between predicted and measured step time."""
+    """Return the cases with the largest factor between predicted and measured step time."""
     return sorted(timed(predictions), key=lambda p: -abs(np.log(p.seconds / p.case.measured["step_s"])))[:count]
 
 
 def as_json(predictions: Sequence[Prediction]) -> list[Mapping[str, Any]]:
-    """The ``cases`` list of the JSON output."""
+    """Return the ``cases`` list of the JSON output."""
     return [
         {
             "id": p.case.id,

@@ -1,4 +1,4 @@
-"""One pipeline step pass by pass: exact for the given times; the test of the closed forms and the source of traces."""
+"""Simulation of one pipeline step, pass by pass: exact for the given times; tests the closed forms and produces traces."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ KINDS = np.array(["F", "B", "W"])
 
 @dataclass(frozen=True)
 class Timeline:
-    """All passes of a step; arrays of shape [passes], ordered by stage and time. Seconds from the first forward on.
+    """All passes of a step; arrays of shape [passes], ordered by stage and time. Times are in seconds from the first forward.
 
-    kind: "F", "B" or, where the schedule splits the backward pass (B is then its input gradient), "W". A pass whose
-    sender waits for its message (``blocking``) ends with the message.
-    in_flight: [stages], most micro batches whose activations a stage holds at once, in units of the whole stage's
-    (a chunk's are 1 / vpp); held from the forward to the end of the backward, or of the weight gradient if split.
+    kind: "F", "B" or, where the schedule splits the backward pass (B is then its input gradient), "W". A pass whose sender
+    waits for its message (``blocking``) ends with the message. in_flight: [stages], most micro batches whose activations a
+    stage holds at once, in units of the whole stage's activations (a chunk's are 1 / vpp); held from the forward to the end of
+    the backward, or of the weight gradient if split.
     """
 
     stage: np.ndarray
@@ -38,7 +38,7 @@ class Timeline:
 
     @property
     def busy(self) -> np.ndarray:
-        """Seconds that each stage works, shape [stages]."""
+        """Seconds that each stage is busy, shape [stages]."""
         worked: np.ndarray = np.bincount(self.stage, self.end - self.start, len(self.in_flight))
         return worked
 
@@ -49,8 +49,11 @@ class Timeline:
 
     @property
     def span(self) -> np.ndarray:
-        """Seconds from each stage's first pass to its last, shape [stages]. Where stages need not wait for each other
-        between steps (zero bubble with a postponed check of the gradient norm), the longest span is a step's time."""
+        """Seconds from each stage's first pass to its last, shape [stages].
+
+        Where stages need not wait for each other between steps (zero bubble with a postponed check of the gradient norm), the
+        longest span is the time of a step.
+        """
         first = np.flatnonzero(np.diff(self.stage, prepend=-1))
         last = np.append(first[1:], len(self.stage)) - 1
         seconds: np.ndarray = self.end[last] - self.start[first]
@@ -69,11 +72,11 @@ def simulate(
 ) -> Timeline:
     """Run ``schedule`` on stages of unequal speed.
 
-    forward, backward: seconds of one micro batch, shape [stages] (a stage's chunks share it evenly) or [stages, vpp].
-    weight_grad: the part of ``backward`` that zero-bubble schedules run on its own; same shapes, needed by those only.
-    transfer: seconds to hand one chunk's activation or gradient to another stage. blocking: the sender waits for it, so
-    that its pass is ``transfer`` longer (Megatron's default: between two passes it sends and receives in one batch, at
-    once); otherwise it only delays the receiver. Raises InputError for times or schedules that make no sense.
+    forward, backward: seconds of one micro batch, shape [stages] (split evenly over the stage's chunks) or [stages, vpp].
+    weight_grad: the part of ``backward`` that zero-bubble schedules run separately; same shapes, needed by those schedules
+    only. transfer: seconds to send one chunk's activation or gradient to another stage. blocking: the sender waits for it, so
+    that its pass is ``transfer`` longer (Megatron's default: between two passes it sends and receives in one batch, at the same
+    time); otherwise it only delays the receiver. Raises InputError for invalid times or schedules.
     """
     stages = len(np.atleast_1d(forward))
     check_schedule(schedule, stages, micro_batches, vpp)
@@ -97,7 +100,7 @@ def simulate(
 
 
 def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, vpp: int) -> np.ndarray:
-    """Seconds of one pass by kind, stage and chunk: shape [3, stages, vpp]."""
+    """Return the seconds of one pass by kind, stage and chunk: shape [3, stages, vpp]."""
     given = {"forward": forward, "backward": backward, "weight_grad": 0.0 * np.asarray(backward, dtype=float)}
     if splits_backward(schedule):
         if weight_grad is None:
@@ -119,7 +122,7 @@ def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, 
 
 
 def _needed(kind: np.ndarray, part: np.ndarray, number: np.ndarray, parts: int, micro_batches: int) -> np.ndarray:
-    """The number of the pass whose result each pass needs (-1: none)."""
+    """Return the number of the pass whose result each pass needs (-1: none)."""
     before = np.where(part > 0, number - micro_batches, -1)
     after = np.where(part < parts - 1, number + micro_batches, number - parts * micro_batches)
     return np.select([kind == FORWARD, kind == BACKWARD], [before, after], number - parts * micro_batches)
@@ -128,8 +131,11 @@ def _needed(kind: np.ndarray, part: np.ndarray, number: np.ndarray, parts: int, 
 def _start_times(
     schedule: str, bounds: np.ndarray, number: np.ndarray, needs: np.ndarray, seconds: np.ndarray, lag: np.ndarray
 ) -> np.ndarray:
-    """When each pass starts: its stage is free and what it needs has arrived. Stages run until they must wait; whoever
-    made progress wakes its neighbours, so each pass is tried a constant number of times."""
+    """Return when each pass starts: when its stage is free and its input has arrived.
+
+    Stages run until they must wait; a stage that has made progress wakes its neighbours, so each pass is tried a constant
+    number of times.
+    """
     stages, numbers, wanted, spent, delay = len(bounds) - 1, *(a.tolist() for a in (number, needs, seconds, lag))
     end, start = [-1.0] * len(numbers), [0.0] * len(numbers)
     at, stop, clock = bounds[:-1].tolist(), bounds[1:].tolist(), [0.0] * stages
@@ -158,7 +164,7 @@ def _start_times(
 
 
 def _in_flight(schedule: str, orders: list[np.ndarray], vpp: int) -> np.ndarray:
-    """Peak of held activations by stage; a stage runs one pass at a time, so the order of passes alone decides."""
+    """Return the peak of held activations by stage. A stage runs one pass at a time, so only the order of passes matters."""
     frees = WEIGHT if splits_backward(schedule) else BACKWARD
     held = [np.cumsum(order[:, 0] == FORWARD) - np.cumsum(order[:, 0] == frees) for order in orders]
     return np.array([h.max() for h in held]) / vpp

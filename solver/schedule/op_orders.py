@@ -1,7 +1,7 @@
-"""In which order each pipeline stage runs its forward, backward and weight-gradient passes, by schedule.
+"""The order in which each pipeline stage runs its forward, backward and weight-gradient passes, by schedule.
 
-An order is an int64 array of shape [passes, 3] with the columns kind, chunk, micro batch. It depends on the stage, the
-number of stages and of micro batches, never on how long a pass takes: so frameworks do, and so unequal stages wait.
+An order is an int64 array of shape [passes, 3] with the columns kind, chunk, micro batch. It depends on the stage, the number
+of stages and the number of micro batches, never on how long a pass takes. Frameworks work the same way, so unequal stages wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def splits_backward(schedule: str) -> bool:
 
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> None:
-    """Raise InputError for what no framework runs."""
+    """Raise InputError for a schedule that no framework runs."""
     if schedule not in SCHEDULES:
         raise InputError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
     if min(stages, micro_batches, vpp) < 1:
@@ -32,17 +32,17 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> 
 
 
 def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1) -> np.ndarray:
-    """The passes of ``stage`` (0 is the first) in order.
+    """Return the passes of ``stage`` (0 is the first) in order.
 
     * gpipe: all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965).
-    * 1f1b: as many forwards as stages follow, then one forward and one backward in turn (Narayanan et al. 2021, arXiv
-      2006.09503: PipeDream-Flush).
-    * interleaved: Megatron-Core: micro batches in groups of pp run chunk after chunk; before the first backward
+    * 1f1b: as many forwards as there are later stages, then one forward and one backward in turn (Narayanan et al. 2021,
+      arXiv 2006.09503: PipeDream-Flush).
+    * interleaved: as in Megatron-Core, micro batches in groups of pp run chunk after chunk; before the first backward run
       2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473). One chunk: 1f1b.
-    * zb-h1, zb-1p: 1f1b whose weight gradients run ``stage`` micro batches late, so that every stage holds at most pp
-      micro batches (Qi et al. 2023, arXiv 2401.10241). zb-1p is their automatic search within the same memory, whose
-      orders depend on times; its handcrafted form stands for it.
-    * zb-2p: likewise their ZB-H2 (2 pp - 1 micro batches): twice the warm-up, weight gradients 2 ``stage`` late.
+    * zb-h1, zb-1p: 1f1b with weight gradients ``stage`` micro batches late, so that every stage holds at most pp micro
+      batches (Qi et al. 2023, arXiv 2401.10241). zb-1p is their automatic search within the same memory, whose orders
+      depend on times; the handcrafted form represents it here.
+    * zb-2p: likewise represented by their ZB-H2 (2 pp - 1 micro batches): twice the warm-up, weight gradients 2 ``stage`` late.
     """
     check_schedule(schedule, stages, micro_batches, vpp)
     behind = stages - 1 - stage
@@ -57,7 +57,7 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
 
 
 def _passes(micro_batches: int, stages: int, vpp: int) -> np.ndarray:
-    """(chunk, micro batch) of all forwards in order; backwards run in the same with chunks counted from the last."""
+    """Return (chunk, micro batch) of all forwards in order; backwards run in this order with chunks counted from the last."""
     k = np.arange(micro_batches * vpp)
     if vpp == 1:
         return np.stack([np.zeros_like(k), k], axis=1)
@@ -65,18 +65,18 @@ def _passes(micro_batches: int, stages: int, vpp: int) -> np.ndarray:
 
 
 def _one_by_one(forwards: np.ndarray, warm_up: int) -> np.ndarray:
-    """``warm_up`` forwards, then one forward and one backward in turn, then the backwards that are left."""
+    """Return ``warm_up`` forwards, then one forward and one backward in turn, then the remaining backwards."""
     count = len(forwards)
     backwards = np.stack([forwards[:, 0].max() - forwards[:, 0], forwards[:, 1]], axis=1)
     k, warm_up = np.arange(count), min(warm_up, count)
-    # a forward's time slot is its number; backward k follows forward k + warm_up
+    # a forward's time slot is given by its number; backward k follows forward k + warm_up
     slots = np.concatenate([2 * k, 2 * (k + warm_up) + 1])
     kinds = np.repeat([FORWARD, BACKWARD], count)
     return np.column_stack([kinds, np.concatenate([forwards, backwards])])[np.argsort(slots, kind="stable")]
 
 
 def _with_weights(micro_batches: int, warm_up: int, late: int) -> np.ndarray:
-    """As _one_by_one; after backward k the weight gradient of micro batch k - ``late``, and those left at the end."""
+    """As _one_by_one; weight gradient of micro batch k - ``late`` follows backward k, the remaining ones run at the end."""
     k, warm_up = np.arange(micro_batches), min(warm_up, micro_batches)
     slots = np.concatenate([3 * k, 3 * (k + warm_up) + 1, 3 * (k + late + warm_up) + 2])
     order = np.argsort(slots, kind="stable")

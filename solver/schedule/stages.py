@@ -1,4 +1,4 @@
-"""Pipeline stages: how many layers each holds, and closed forms for how long a schedule of stages takes."""
+"""Pipeline stages: number of layers of each, and closed forms for the time of a schedule of stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class StageLayers:
-    """Layers of the first, the fullest middle and the last stage; int64 arrays. With pp 1 all three are the whole model."""
+    """Layers of the first, the fullest middle and the last stage; int64 arrays. With pp 1 each is the whole model."""
 
     first: np.ndarray
     middle: np.ndarray
@@ -18,13 +18,14 @@ class StageLayers:
 
 
 def stage_layers(layers: int, pp: Any, first: int = 0, last: int = 0) -> StageLayers:
-    """An even share; what does not divide goes to middle stages, so that first and last (embedding, head) hold fewer.
+    """Return an even split of the layers.
 
-    ``first`` and ``last`` fix the layers of the end stages (0: even share).
+    The remainder goes to middle stages, so that first and last (embedding, head) hold fewer. first, last: fixed number of
+    layers of the end stages (0: even share).
     """
     pp = np.asarray(pp, dtype=np.int64)
     share, rest = layers // pp, layers % pp
-    # rest fits into the middle stages unless it needs all but one of the pp stages: then the first takes one too
+    # the rest fits into the middle stages unless it is pp - 1 layers: then the first stage also takes one
     n_first = np.where(first > 0, first, share + (rest > np.maximum(pp - 2, 0)))
     n_last = np.where(last > 0, last, share)
     middle_stages = np.maximum(pp - 2, 1)
@@ -36,8 +37,10 @@ def stage_layers(layers: int, pp: Any, first: int = 0, last: int = 0) -> StageLa
 
 
 def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
-    """Layers dealt as items of a list: the embedding, the layers, the final norm and the head; what does not divide goes to the
-    first stages, one each (AA-Scaling's and DeepSpeed's uniform partition)."""
+    """Return the layers of the stages where embedding, layers, final norm and head are assigned as items of one list.
+
+    The remainder goes to the first stages, one each (uniform partition of AA-Scaling and DeepSpeed).
+    """
     pp = np.asarray(pp, dtype=np.int64)
     share, rest = (layers + 3) // pp, (layers + 3) % pp
     first, middle = share + (rest > 0) - 1, share + (rest > 1)
@@ -47,14 +50,14 @@ def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
 
 
 def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, deferrable: Any) -> Any:
-    """Seconds from the first forward to the last backward of a step.
+    """Return the seconds from the first forward to the last backward of a step.
 
-    total: forward plus backward of one micro batch summed over all stages. slowest: of the slowest stage.
-    postponable: weight-gradient seconds of the slowest stage (used by zero-bubble schedules only).
-    1F1B and GPipe: total + (m - 1) * slowest (exact where the slowest stage is the last or all are equal); interleaving
-    shortens filling and draining by vpp (Narayanan et al. 2021, arXiv 2104.04473). Zero bubble (Qi et al. 2023, arXiv
-    2401.10241, table 2, where B is the input gradient): the bubble is (pp - 1)(F + B - W) for ZB-H1 (and the automatic
-    schedule of the same memory, 1p) and (pp - 1)(F + B - 2 W) for ZB-H2 (2p), so 2 or 3 W of 1F1B's are filled.
+    total: forward plus backward of one micro batch summed over all stages. slowest: the same for the slowest stage. deferrable:
+    weight-gradient seconds of the slowest stage (used by zero-bubble schedules only). 1F1B and GPipe: total + (m - 1) * slowest
+    (exact where the slowest stage is the last or all are equal); interleaving shortens filling and draining by vpp (Narayanan
+    et al. 2021, arXiv 2104.04473). Zero bubble (Qi et al. 2023, arXiv 2401.10241, table 2, where B is the input gradient): the
+    bubble is (pp - 1)(F + B - W) for ZB-H1 (and for 1p, the automatic schedule with the same memory) and (pp - 1)(F + B - 2 W)
+    for ZB-H2 (2p), so 2 W or 3 W of 1F1B's bubble are filled.
     """
     bubble = (total - slowest) / vpp
     if schedule.startswith("zb"):
@@ -64,11 +67,11 @@ def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total
 
 
 def micro_batches_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, last: bool = False) -> Any:
-    """Micro batches whose activations the first (or last) stage holds at its peak, in units of whole stages.
+    """Return the micro batches whose activations the first (or last) stage holds at its peak, in units of whole stages.
 
     1F1B: min(pp, m) on the first stage, one on the last. Interleaved: (2 (pp - 1) + (vpp - 1) pp + 1) / vpp chunks on the
-    first, ((vpp - 1) pp + 1) / vpp on the last (Megatron-Core's warm-up). GPipe: all m. Zero bubble delays weight
-    gradients, so every stage holds pp (ZB-2p: up to 2 pp - 1).
+    first, ((vpp - 1) pp + 1) / vpp on the last (Megatron-Core's warm-up). GPipe: all m. Zero bubble delays weight gradients, so
+    every stage holds pp (ZB-2p: up to 2 pp - 1).
     """
     pp, vpp, m = np.asarray(pp), np.asarray(vpp), np.asarray(micro_batches)
     if schedule == "gpipe":

@@ -1,1 +1,1 @@
-"""Every layout of a world size: the space, and the search through it."""
+"""The space of layouts of a world size, and the search through it."""

@@ -1,4 +1,4 @@
-"""Price every layout of a space in chunks, keep the best, count why the others fall out."""
+"""Estimate every layout of a space in chunks, keep the best, count why the other layouts are rejected."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 
-CHUNK_SPLITS = 16384  #: splits priced at once; with some 13 to 18 times as many layouts they take about 150 MB
+CHUNK_SPLITS = 16384  #: splits estimated at once; with about 13 to 18 times as many layouts they take about 150 MB
 OUT_OF_MEMORY = "does not fit in memory"
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """best: the fastest feasible layouts, in order (fewer bytes first where times are equal). best_of_mode: per tp_mode.
-    pareto: no other layout is faster with less memory. rejected: reason -> number; structural reasons count splits that
-    were never crossed into layouts, "does not fit in memory" counts priced layouts. least_memory: of infeasible spaces.
+    """The result of a search.
+
+    best: the fastest feasible layouts, in order (less memory first where times are equal). best_of_mode: the fastest per
+    tp_mode. pareto: layouts that are Pareto-optimal in time and memory. rejected: reason -> number; structural reasons count
+    splits that were never expanded into layouts, "does not fit in memory" counts estimated layouts.
     """
 
     problem: Problem
@@ -44,7 +46,7 @@ class SearchResult:
 
 @dataclass
 class _Best:
-    """Candidates kept so far: layouts with their seconds and device bytes, cut back to the best ``keep`` after each chunk."""
+    """Candidates kept so far: layouts with their seconds and device bytes, reduced to the best ``keep`` after each chunk."""
 
     keep: int
     parts: list[Layouts] = field(default_factory=list)
@@ -56,7 +58,7 @@ class _Best:
         index = index[seconds[index] <= bound]
         if not len(index):
             return
-        if len(index) > self.keep:  # a sort of all would cost more than pricing them
+        if len(index) > self.keep:  # sorting all of them would cost more than estimating them
             kth = np.partition(seconds[index], self.keep - 1)[self.keep - 1]
             index = index[seconds[index] <= kth]
         index = index[np.lexsort((memory[index], seconds[index]))[: self.keep]]
@@ -67,7 +69,7 @@ class _Best:
 
 
 def concatenate(parts: list[Layouts]) -> Layouts:
-    """One Layouts of several, splits and rows appended in order."""
+    """Return one Layouts from several, splits and rows appended in order."""
     starts = np.cumsum([0, *(len(p.splits) for p in parts[:-1])])
     return Layouts(
         Splits.concatenate([p.splits for p in parts]),
@@ -79,9 +81,10 @@ def concatenate(parts: list[Layouts]) -> Layouts:
 def search(
     problem: Problem, global_batch_size: int, top: int = 10, progress: Callable[[int, int], None] | None = None
 ) -> SearchResult:
-    """Price every layout of ``problem.run.world_size`` ranks and ``global_batch_size`` sequences.
+    """Estimate every layout of ``problem.run.world_size`` ranks and ``global_batch_size`` sequences.
 
-    progress(done, total) is called with numbers of splits. Raises InputError if nothing divides or nothing fits.
+    top: number of best layouts to keep. progress(done, total) is called with numbers of splits. Raises InputError if nothing
+    divides or nothing fits.
     """
     if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, int) or global_batch_size < 1:
         raise InputError(f"the global batch is {global_batch_size!r} sequences; it must be a whole number of at least 1")
@@ -146,10 +149,10 @@ class _ParetoFront:
 
 
 def pareto(seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
-    """Indexes of the points that no other point beats in both, by time; equal points count once."""
+    """Return the indexes of the Pareto-optimal points, ordered by time; equal points count once."""
     if not len(seconds):
         return np.empty(0, dtype=np.int64)
-    order = np.argsort(seconds)  # equal times stand in any order: they are settled among the few that this leaves
+    order = np.argsort(seconds)  # equal times are in any order: the sort of the few remaining points settles it
     order = order[memory[order] <= np.minimum.accumulate(memory[order])]
     order = order[np.lexsort((memory[order], seconds[order]))]
     lowest = np.minimum.accumulate(np.concatenate([[np.inf], memory[order][:-1]]))

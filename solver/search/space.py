@@ -1,4 +1,4 @@
-"""Every layout of a world size: rank splits by divisibility, crossed with the small axes. Arrays throughout."""
+"""Every layout of a world size: rank splits by divisibility, combined with the small axes. All are arrays."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from solver.spec.strategy import Recompute, TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
-#: Share of a stage's layers that partial full-recomputation covers.
+#: Shares of a stage's layers that full recomputation of a part of the layers recomputes.
 RECOMPUTE_SHARES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
 class Space:
-    """All valid splits, and why the others are none: reason -> number of splits of tp, cp, pp, batch or wp."""
+    """All valid splits, and why other splits are not valid: reason -> number of splits of tp, cp, pp, batch or wp."""
 
     splits: Splits
     rejected: Counter[str]
@@ -31,18 +31,18 @@ class Space:
 
 @lru_cache(maxsize=4096)
 def divisors(n: int) -> np.ndarray:
-    """All positive divisors of n, ascending."""
+    """Return all positive divisors of n, ascending."""
     candidates = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
     small = candidates[n % candidates == 0]
     found = np.union1d(small, n // small)
-    found.flags.writeable = False  # it is kept for the next caller
+    found.flags.writeable = False  # the cache shares it with later callers
     return found
 
 
 def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
-    """Every way to divide ``world_size`` ranks and ``global_batch_size`` sequences.
+    """Return every way to divide ``world_size`` ranks and ``global_batch_size`` sequences.
 
-    Raises InputError where the world does not fill whole nodes, is too large, or nothing divides.
+    Raises InputError where the world size does not fill whole nodes, is too large, or nothing divides.
     """
     model, world, seq_len = problem.model, problem.run.world_size, problem.run.seq_len
     framework, cp_comm = problem.framework, problem.run.cp_comm
@@ -85,7 +85,7 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
 
 
 def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
-    """All modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
+    """Return all modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
     modes = problem.framework.can_run.tp_modes
     if not sequence_divides(problem.run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
@@ -100,7 +100,10 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
 
 
 def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:
-    """(mode, wp) of a framework's modes: with one tensor rank MTP, MSP and FSP are the same layout, and ISP without wp."""
+    """Yield (mode, wp) for a framework's modes.
+
+    With one tensor rank MTP, MSP, FSP, and ISP without wp are the same layout.
+    """
     for mode in modes:
         if mode == TpMode.MTP or (tp > 1 and mode != TpMode.ISP):
             yield mode, 1
@@ -114,7 +117,7 @@ def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int,
 
 
 def _batches(model: ModelSpec, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, int, int]]:
-    """(micro_batch_size, num_micro_batches, vpp) of one data-parallel rank's sequences."""
+    """Return (micro_batch_size, num_micro_batches, vpp) for one data-parallel rank's sequences."""
     layers, found = model.num_hidden_layers, []
     chunks = [int(v) for v in divisors(layers // pp) if v > 1] if pp > 1 and layers % pp == 0 else []
     for size in divisors(sequences):
@@ -128,10 +131,10 @@ def _batches(model: ModelSpec, pp: int, sequences: int, rejected: Counter[str]) 
 
 
 def cross(problem: Problem, splits: Splits) -> Layouts:
-    """Cross splits with the framework's ZeRO stages (0 where nothing is dealt) and recomputation; duplicates left out.
+    """Combine splits with the framework's ZeRO stages (0 where nothing is sharded) and recompute levels, without duplicates.
 
-    Partial recomputation covers a quarter, a half or three quarters of a stage's layers, where that is a new number. ZeRO-3
-    beside a weight-parallel group would shard the same weights twice and is left out.
+    Partial recomputation recomputes a quarter, a half or three quarters of a stage's layers, where that is a new number. ZeRO-3
+    together with a weight-parallel group would shard the same weights twice and is left out.
     """
     levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
     levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]

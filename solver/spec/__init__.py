@@ -1,1 +1,1 @@
-"""The question: model, strategy, cluster, framework, precision, and which layouts are feasible."""
+"""Inputs of a prediction: model, strategy, cluster, framework, number formats, and which layouts are feasible."""

@@ -1,4 +1,4 @@
-"""Where it is trained: nodes of accelerators, and how ranks of a process group lie in them."""
+"""The cluster: nodes of accelerators, and how the ranks of a process group are placed on them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from profiler.errors import InputError
 from profiler.profile.profile import GIB, Device
 
-#: What the CUDA context, cuBLAS workspaces and NCCL's channels take outside the framework's allocator (assumed).
+#: Memory of the CUDA context, cuBLAS workspaces and NCCL's channels, outside the framework's allocator (assumed).
 RUNTIME_BYTES = 1.5 * GIB
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of equal accelerators. Bandwidths in bytes/s per accelerator, memory in bytes per accelerator."""
+    """Nodes of identical accelerators. Bandwidths in bytes/s per accelerator, memory in bytes per accelerator."""
 
     name: str
     gpus_per_node: int
@@ -34,9 +34,9 @@ _KEYS = ("name", "hardware", "gpus_per_node", "inter_node_gbit_per_gpu", "memory
 
 
 def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: str = "cluster") -> Cluster:
-    """The device's usual cluster, changed by ``config``: gpus_per_node, inter_node_gbit_per_gpu, memory_gib.
+    """Return the device's usual cluster; ``config`` may replace gpus_per_node, inter_node_gbit_per_gpu and memory_gib.
 
-    Raises InputError for an unknown key or a value that is no positive number.
+    Raises InputError for an unknown key or a value that is not a positive number; ``where`` names ``config`` in the message.
     """
     config = config or {}
     unknown = sorted(set(config) - set(_KEYS))
@@ -56,8 +56,11 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
 
 
 class Placement(NamedTuple):
-    """Where a group of ranks lies; int64 arrays. intra: its ranks in one node. inter: nodes it touches. strided: 1 where its
-    ranks are no neighbours, so that other groups work between them (it matters where a node's links are shared)."""
+    """Where the ranks of a group are; int64 arrays.
+
+    intra: ranks of the group in one node. inter: nodes that the group touches. strided: 1 where its ranks are not adjacent, so
+    that other groups communicate between them (this matters where the links of a node are shared).
+    """
 
     intra: np.ndarray
     inter: np.ndarray
@@ -65,10 +68,10 @@ class Placement(NamedTuple):
 
 
 def placement(size: Any, stride: Any, gpus_per_node: int) -> Placement:
-    """Placement of a group of ``size`` ranks that lie ``stride`` apart; arrays of the broadcast shape.
+    """Return the placement of a group of ``size`` ranks that are ``stride`` apart; arrays of the broadcast shape.
 
-    Ranks fill nodes in order, so ``intra = min(size, gpus_per_node // stride)`` of them share a node (at least 1), and
-    the group touches ``ceil(size / intra)`` nodes.
+    Ranks fill nodes in order, so ``intra = min(size, gpus_per_node // stride)`` of them share a node (at least 1), and the
+    group touches ``ceil(size / intra)`` nodes.
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
     intra = np.clip(gpus_per_node // np.maximum(stride, 1), 1, size)

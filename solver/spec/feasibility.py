@@ -1,4 +1,7 @@
-"""Rules that a layout must meet before it can be priced: what divides what. The search keeps them by construction."""
+"""Rules that a layout must meet before it can be estimated: which sizes divide which.
+
+The search generates only layouts that meet them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = 1 << 20
-#: A rank's share of one sequence shorter than this is not worth a split (kernels would be all launch time).
+#: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
 MIN_LOCAL_TOKENS = 128
 
 
 def check_world(world: int, node: int) -> None:
-    """Raises InputError unless ``world`` accelerators fill nodes of ``node`` (or a divisor of one)."""
+    """Raise InputError unless ``world`` accelerators fill nodes of ``node`` accelerators (or a divisor of one node)."""
     if world > MAX_WORLD_SIZE:
         raise InputError(f"world_size is {world}; this program estimates up to {MAX_WORLD_SIZE} accelerators")
     if (node % world if world < node else world % node) != 0:
@@ -24,25 +27,28 @@ def check_world(world: int, node: int) -> None:
 
 
 def heads_divide(model: ModelSpec, tp: int) -> bool:
-    """Query heads are dealt evenly; key and value heads are dealt evenly or copied evenly where tp exceeds them."""
+    """Whether tp shards the query heads evenly, and shards or (where tp exceeds them) replicates key and value heads evenly."""
     heads, kv = model.num_attention_heads, model.num_key_value_heads
     return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0) and model.intermediate_size % tp == 0
 
 
 def sequence_divides(seq_len: int, cp: int, split: int) -> bool:
-    """Context parallelism deals a causal sequence in 2 cp chunks; ``split`` ranks (tp but under MTP) share what is left."""
+    """Whether the sequence can be split over context- and tensor-parallel ranks.
+
+    Context parallelism cuts a causal sequence into 2 * cp chunks; ``split`` ranks (tp, or 1 under MTP) share the rest.
+    """
     chunks = 2 * cp if cp > 1 else 1
     long_enough = cp * split == 1 or seq_len // (cp * split) >= MIN_LOCAL_TOKENS
     return seq_len % (chunks * split) == 0 and long_enough
 
 
 def heads_divide_by_cp(model: ModelSpec, cp_comm: str, tp: int, cp: int) -> bool:
-    """All-to-all context parallelism deals a tensor rank's query heads once more among cp ranks."""
+    """Whether all-to-all context parallelism can shard a tensor rank's query heads again over cp ranks."""
     return cp_comm != "a2a" or model.num_attention_heads // tp % cp == 0
 
 
 def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
-    """Raises InputError with the first rule that an explicit layout breaks."""
+    """Raise InputError with the first rule that an explicit layout breaks."""
     check_world(s.world_size, cluster.gpus_per_node)
     replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
     split = 1 if s.tp_mode == "mtp" else s.tp

@@ -1,4 +1,4 @@
-"""What is trained: the dimensions of a decoder-only transformer, in the words of a Hugging Face ``config.json``."""
+"""The model: dimensions of a decoder-only transformer, with the key names of a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from profiler.errors import InputError
 
-MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
+MAX_DIM = 1 << 24  #: larger dims are mistakes, and their products would overflow 64 bits
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _OTHER_NAMES = {"n_embd": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
                 "n_inner": "intermediate_size", "n_routed_experts": "num_experts", "num_local_experts": "num_experts",
@@ -21,7 +21,7 @@ _HUGGING_FACE_MARKS = {"model_type", "architectures", "transformers_version"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """One model. Zero means "has none" for experts and latent attention dims."""
+    """One model. Zero means that the model has none, for experts and latent attention dims."""
 
     name: str = "model"
     hidden_size: int
@@ -87,10 +87,10 @@ class ModelSpec:
         return self.num_hidden_layers * (self.layer_linear_parameters + 2 * norm + bias) + tables + norm
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Model FLOPs of one token, forward and backward, causal attention counted once (half of the square).
+        """Return the model FLOPs per token, forward and backward, with causal attention counted once (half of the square).
 
-        6 * linears + 6 * layers * heads * head_dim * seq_len, as PaLM's appendix B with the causal half; recomputation
-        and the embedding lookup do no model FLOPs, the head does.
+        6 * linears + 6 * layers * heads * head_dim * seq_len, as in appendix B of PaLM with the causal half. Recomputation and
+        the embedding lookup count as no model FLOPs; the head counts.
         """
         linears = self.num_hidden_layers * self.layer_linear_parameters + self.vocab_size * self.hidden_size
         scores = self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
@@ -100,14 +100,14 @@ class ModelSpec:
         return replace(self, **changes)
 
 
-_LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known
+_LIKE = 0.85  #: similarity of a misspelt key: "hiden_size" resembles "hidden_size", "rms_norm_eps" resembles no known key
 _KNOWN = {f.name for f in fields(ModelSpec)} | {"hidden_act", "n_shared_experts"}
 
 
 def unknown_model_keys(config: Mapping[str, Any], but_misspelt: bool = False) -> list[str]:
-    """Keys of ``config`` that no ModelSpec is made of, in order; a null counts as absent.
+    """Return the keys of ``config`` that a ModelSpec does not use, in order; a null counts as absent.
 
-    but_misspelt: leave out those that look like a known key, which somebody meant.
+    but_misspelt: leave out keys that look like a known key, because they are probably misspelt.
     """
     known = _KNOWN | _HUGGING_FACE_MARKS
     unknown = (key for key, value in config.items() if value is not None and _OTHER_NAMES.get(key, key) not in known)
@@ -115,10 +115,10 @@ def unknown_model_keys(config: Mapping[str, Any], but_misspelt: bool = False) ->
 
 
 def model_from_config(config: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
-    """A ModelSpec from a mapping with Hugging Face keys; ``where`` names it in error messages.
+    """Return a ModelSpec from a mapping with Hugging Face keys; ``where`` names it in error messages.
 
-    A real ``config.json`` (it carries model_type, architectures or transformers_version) may hold any further keys; in a
-    plain mapping an unknown key is an error, since it is most likely a misspelt one.
+    A real ``config.json`` (it has model_type, architectures or transformers_version) may hold any further keys. In a plain
+    mapping an unknown key is an error, because it is most likely misspelt.
     """
     given = {_OTHER_NAMES.get(key, key): value for key, value in config.items() if value is not None}
     unknown = unknown_model_keys(config)
@@ -143,7 +143,7 @@ def model_from_config(config: Mapping[str, Any], where: str, name: str = "") -> 
 
 
 def _with_defaults(values: dict[str, Any], gpt: bool, name: str) -> dict[str, Any]:
-    """Fill what Hugging Face leaves out: one head per query head, 4h MLP, gate by activation."""
+    """Fill in what Hugging Face omits: a key and value head per query head, an MLP of 4 * hidden_size, gate by activation."""
     hidden, heads = values["hidden_size"], values["num_attention_heads"]
     act = str(values.pop("hidden_act", "" if not gpt else "gelu"))
     shared = values.pop("n_shared_experts", 0)

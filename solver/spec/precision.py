@@ -1,4 +1,4 @@
-"""Bytes of a number in each role it plays in training: what the run's precision and the framework's way of mixing decide."""
+"""Bytes per element of each tensor role in training, from the run's precision and the framework's mixed-precision scheme."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ GRAD_BYTES = {"fp32": FP32, "bf16": HALF, "fp16": HALF}
 
 @dataclass(frozen=True)
 class ElementBytes:
-    """activation: also of GEMM operands and of weights gathered for them. weight: as held between steps (ZeRO 0 to 2).
+    """Bytes per element by role.
+
+    activation: also GEMM operands and the weights all-gathered for them. weight: as stored between steps (ZeRO 0 to 2).
     gradient: as accumulated and reduced. states: Adam's moments, and the fp32 master copy of 16-bit weights.
     """
 
@@ -25,7 +27,7 @@ class ElementBytes:
 
     @property
     def sharded(self) -> int:
-        """Weight and states under ZeRO-3, whose shards are the master weights: no second copy."""
+        """Weight and states under ZeRO-3: the shards are the master weights, so there is no second copy."""
         return 3 * FP32
 
 
@@ -34,7 +36,10 @@ def activation_bytes(run: Strategy) -> int:
 
 
 def element_bytes(run: Strategy, framework: Framework) -> ElementBytes:
-    """In fp32, and under autocast, the weights are the fp32 master copy; otherwise they are 16-bit beside it."""
+    """Return the bytes per element of a run.
+
+    In fp32 and under autocast the weights are the fp32 master copy; otherwise 16-bit weights are held in addition to it.
+    """
     activation = activation_bytes(run)
     wide = activation == FP32 or framework.memory.fp32_weights
     weight = FP32 if wide else HALF

@@ -1,4 +1,4 @@
-"""How it is trained: one parallel layout with every choice stated."""
+"""The strategy: one parallel layout with every choice stated."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from profiler.errors import InputError
 
 
 class TpMode(IntEnum):
-    """How a tensor-parallel group shares a layer (InternEvo's names; Megatron's sequence parallelism is MSP)."""
+    """How a tensor-parallel group splits a layer (InternEvo's names; Megatron's sequence parallelism is MSP)."""
 
     MTP = 0  #: weights split, activations whole on every rank
     MSP = 1  #: weights split, activations outside linears split along the sequence
-    FSP = 2  #: as MSP; only the local shard of a linear's input is kept and gathered again in backward
-    ISP = 3  #: sequence split everywhere, heads by all-to-all in attention; weights split over ``wp`` and gathered
+    FSP = 2  #: as MSP; only the local shard of a linear's input is kept and all-gathered again in backward
+    ISP = 3  #: sequence split everywhere, all-to-all to heads in attention; weights split over ``wp`` and all-gathered
 
 
 class Recompute(IntEnum):
-    """What the forward pass throws away and the backward pass computes again."""
+    """What the forward pass discards and the backward pass recomputes."""
 
     NONE = 0
     SELECTIVE = 1  #: the attention core (scores, softmax, context)
@@ -28,7 +28,7 @@ class Recompute(IntEnum):
 
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p")
-#: What the keys may say that are words.
+#: Allowed values of the keys that have a fixed set of them.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp_mode": tuple(mode.name.lower() for mode in TpMode),
     "cp_comm": ("ring", "a2a", "allgather"),
@@ -61,10 +61,10 @@ _COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One layout. Sizes multiply up: world_size = tp * cp * dp * pp; ranks lie in the order tp, cp, dp, pp.
+    """One layout: world_size = tp * cp * dp * pp, and ranks are numbered in the order tp, cp, dp, pp.
 
-    zero_shard_size is the number of data-parallel ranks that share one copy of the optimizer states (InternEvo's zp).
-    recompute_layers: how many layers of a stage are recomputed (-1: all of them).
+    zero_shard_size: number of data-parallel ranks that share one copy of the optimizer states (InternEvo's zp).
+    recompute_layers: number of layers per stage that are recomputed (-1: all of them).
     """
 
     world_size: int
@@ -91,7 +91,7 @@ class Strategy:
     attention: str = "flash"
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
-    overlap_weight_gather: bool = True  #: ISP: prefetch the next block's weights while this one computes
+    overlap_weight_gather: bool = True  #: ISP: prefetch the next block's weights while this block computes
     tp_comm_overlap: bool = False
     p2p_overlap: bool = False
     cross_entropy_fusion: bool = False
@@ -122,12 +122,12 @@ class Strategy:
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences of one optimizer step."""
+        """Sequences per optimizer step."""
         return self.dp * self.micro_batch_size * self.num_micro_batches
 
     @property
     def tokens(self) -> int:
-        """Tokens of one optimizer step."""
+        """Tokens per optimizer step."""
         return self.global_batch_size * self.seq_len
 
     def replace(self, **changes: Any) -> Strategy:
@@ -135,7 +135,7 @@ class Strategy:
 
 
 def strategy_from(values: Mapping[str, Any], where: str) -> Strategy:
-    """A Strategy from a mapping with its field names. Raises InputError naming ``where`` and the first bad key."""
+    """Return a Strategy from a mapping of its field names. Raises InputError naming ``where`` and the first bad key."""
     known = {field.name for field in fields(Strategy)}
     unknown = sorted(set(values) - known)
     if unknown:

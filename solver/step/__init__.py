@@ -1,1 +1,1 @@
-"""A step put together: pricing, overlap, once-a-step work, time and memory."""
+"""Estimates of a whole step: ops, overlap, work outside the layers, time and memory."""

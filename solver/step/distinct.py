@@ -1,4 +1,4 @@
-"""Exact grouping of rows of integers: each distinct row is priced once and gathered by index."""
+"""Exact grouping of rows of integers: each distinct row is estimated once and looked up by index."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _CODE_LIMIT = 1 << 62
 
 
 def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(first, inverse): indexes of one row per distinct combination, and for every row its combination.
+    """Return (first, inverse): the index of one row per distinct combination, and for every row its combination.
 
-    ``columns`` are arrays of non-negative integers of equal length. Each is numbered by its distinct values and the
-    numbers are joined in mixed radix, so nothing can collide.
+    ``columns`` are arrays of non-negative integers of equal length. Each column is numbered by its distinct values and the
+    numbers are combined in mixed radix, so no two combinations can collide.
     """
     code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
@@ -28,7 +28,7 @@ def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _numbered(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """Each value's number among the distinct values of its column, and how many there are."""
+    """Return each value's number among the distinct values of its column, and the number of distinct values."""
     if len(column) and column.max() < _TABLE_LIMIT:
         present = np.zeros(int(column.max()) + 1, dtype=np.int64)
         present[column] = 1

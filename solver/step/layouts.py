@@ -1,4 +1,4 @@
-"""Many layouts as arrays: splits of the ranks, crossed with the small axes (ZeRO stage, recomputation) by index."""
+"""Many layouts as arrays: splits of the ranks, combined by index with the small axes (ZeRO stage, recomputation)."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Splits:
 
     @property
     def layer_columns(self) -> tuple[np.ndarray, ...]:
-        """What of a split its layers depend on, in the order of LayerKeys."""
+        """The columns of a split that its layers depend on, in the order of LayerKeys."""
         return self.mode, self.tp, self.cp, self.wp, self.micro_batch_size
 
     def layer_keys(self) -> tuple[LayerKeys, np.ndarray]:
-        """The distinct layers of these splits, and for each split its layer's index."""
+        """Return the distinct layers of these splits, and for each split the index of its layer."""
         first, inverse = distinct(self.layer_columns)
         return LayerKeys(*(column[first] for column in self.layer_columns)), inverse
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """Layouts of shape [layouts]: ``row`` indexes the split; the small axes are int64 arrays beside it.
+    """Layouts of shape [layouts]: ``row`` indexes the split; the small axes are int64 arrays of the same shape.
 
-    recompute holds Recompute codes; recompute_layers is how many layers of a stage it covers (-1: all).
+    recompute: Recompute codes. recompute_layers: number of layers per stage that are recomputed (-1: all).
     """
 
     splits: Splits
@@ -67,7 +67,7 @@ class Layouts:
         return len(self.row)
 
     def take(self, index: np.ndarray) -> Layouts:
-        """The chosen layouts, with only the splits they use."""
+        """Return the chosen layouts, with only the splits that they use."""
         rows, row = np.unique(self.row[index], return_inverse=True)
         return Layouts(self.splits.take(rows), row, self.zero[index], self.recompute[index], self.recompute_layers[index])
 
@@ -86,7 +86,7 @@ class Layouts:
         )  # fmt: skip
 
     def strategy(self, index: int, run: Strategy) -> Strategy:
-        """Layout ``index`` as a Strategy; what layouts do not vary comes from ``run``."""
+        """Return layout ``index`` as a Strategy; fields that layouts do not vary come from ``run``."""
         split = self.splits.take(np.array([self.row[index]]))
         numbers = {name: int(getattr(split, name)[0]) for name in _STRATEGY_NAMES}
         schedule = "interleaved" if numbers["vpp"] > 1 else run.schedule if run.schedule != "interleaved" else "1f1b"

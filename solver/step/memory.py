@@ -1,4 +1,4 @@
-"""Peak memory of every layout: what the first and the last stage hold when they hold most."""
+"""Peak memory of every layout: what the first and the last stage hold at their peaks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from solver.step.terms import SplitTerms
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
 PARTS = ("weights", "gradients", "optimizer", "activations", "backward_buffers", "loss", "gather_buffers")
-STATIC_PARTS = 3  #: the first so many are allocated once and stay
+STATIC_PARTS = 3  #: this many of the first parts are allocated once and stay
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the fullest stage, arrays over layouts.
+    """Bytes on the fullest stage, arrays over layouts.
 
-    allocated: what the framework's peak counter says. reserved: with the caching allocator's slack. device: with the
-    runtime outside the allocator; a layout fits if this does. parts: [parts, layouts], add up to ``allocated``.
+    allocated: the framework's peak counter. reserved: with the slack of the caching allocator. device: with the runtime outside
+    the allocator; a layout fits if this fits. parts: [parts, layouts], add up to ``allocated``.
     """
 
     allocated: np.ndarray
@@ -37,7 +37,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class StageState:
-    """Bytes by ZeRO stage of weights, gradients and optimizer states on one pipeline stage: [3, 4 zeros, splits]."""
+    """Bytes of weights, gradients and optimizer states on one pipeline stage, by ZeRO stage: [3, 4 ZeRO stages, splits]."""
 
     first: np.ndarray
     middle: np.ndarray
@@ -45,11 +45,11 @@ class StageState:
 
 
 def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> StageState:
-    """Static bytes of the end stages under ZeRO 0 to 3.
+    """Return the static bytes of the stages under ZeRO 0 to 3.
 
     16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
-    mixtures), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 deals the 12,
-    ZeRO-2 the gradients too, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
+    combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
+    ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
     splits, key, sizes = terms.splits, terms.key, problem.element_bytes
     groups = parameter_groups(problem, table, key, splits)
@@ -76,9 +76,9 @@ def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> Stage
 
 
 def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np.ndarray:
-    """Bytes of gathered weights by ZeRO stage, shape [4, splits].
+    """Return the bytes of all-gathered weights by ZeRO stage, shape [4, splits].
 
-    ISP keeps two blocks of full weights (this one's and the next one's); FSDP two gathered layers and one layer's
+    ISP keeps two blocks of full weights (this one's and the next one's); FSDP keeps two all-gathered layers and one layer's
     whole gradients.
     """
     splits, key, sizes = terms.splits, terms.key, problem.element_bytes
@@ -89,14 +89,16 @@ def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np
 
 
 def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> Memory:
-    """Peak bytes of each layout on its fullest stage (first: most micro batches in flight; second: perhaps more layers;
-    last: head and loss)."""
+    """Return the peak bytes of each layout on its fullest stage.
+
+    First stage: most micro batches in flight. Second: perhaps more layers. Last: head and loss.
+    """
     row, zero, level, splits = layouts.row, layouts.zero, layouts.recompute, terms.splits
     state, buffers = stage_state(problem, table, terms), gather_buffers(problem, table, terms)
     saved = table.layer.saved[:, terms.key]
     kept, whole = saved[level, row], saved[0][row]
     limit = np.where(layouts.recompute_layers < 0, problem.model.num_hidden_layers, layouts.recompute_layers)
-    # the layer whose backward pass runs: whole again where it was recomputed, and its largest gradients
+    # the layer whose backward pass runs: all its saved tensors where it was recomputed, and its largest gradients
     backward = np.where(limit > 0, whole - kept, 0.0) + table.layer.transient[terms.key][row]
     head, transient = table.head.saved[0][terms.key], table.head.transient[terms.key]
     schedule, m = problem.run.schedule, splits.num_micro_batches
@@ -106,9 +108,9 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
         recomputed = np.minimum(limit, layers[row])
         activations = flight[row] * (recomputed * kept + (layers[row] - recomputed) * whole)
         ends = np.where(splits.pp == 1, 1.0, float(last))
-        # the head's backward follows its forward at once, so one micro batch of logits is alive; GPipe keeps all
+        # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
         kept_logits = (ends * head * (flight - 1.0 if schedule == "gpipe" else 0.0))[row]
-        # what the loss holds is gone before the last layer's backward pass: the larger of the two counts
+        # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (ends * (head + transient))[row]
         at_loss = loss > backward
         parts = [*static[:, zero, row], activations, np.where(at_loss, 0.0, backward),
@@ -117,7 +119,7 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
 
     stages = terms.stages
     first, last = stage(stages.first, state.first, splits.pp, False), stage(stages.last, state.last, splits.pp, True)
-    if (stages.middle > stages.first).any():  # the second stage holds more layers, of one micro batch less
+    if (stages.middle > stages.first).any():  # the second stage holds more layers, for one micro batch less
         second = stage(stages.middle, state.middle, np.maximum(splits.pp - 1, 1), False)
         first = np.where((splits.pp > 2)[row] & (second.sum(axis=0) > first.sum(axis=0)), second, first)
     on_last = last.sum(axis=0) > first.sum(axis=0)

@@ -1,4 +1,4 @@
-"""Ops in seconds: every distinct GEMM, attention, kernel and message is asked of the cost model once."""
+"""Ops in seconds: the cost model is called once for every distinct GEMM, attention, kernel and message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MESSAGE = ("bytes", "intra", "inter", "strided")
 class OpEstimates:
     """Ops with their times: float64 arrays of shape [ops, keys] for one run of each op (counts not applied).
 
-    contention: seconds by which each second of a collective delays the compute that it hides under.
+    contention: seconds by which each second of a collective delays the compute that it overlaps with.
     """
 
     ops: tuple[Op, ...]
@@ -37,21 +37,21 @@ class OpEstimates:
     contention: np.ndarray
 
     def counts(self) -> np.ndarray:
-        """How often each op runs, shape [ops, keys]."""
+        """Return the number of times each op runs, shape [ops, keys]."""
         return np.array([np.broadcast_to(np.asarray(op.count, dtype=float), self.seconds.shape[1]) for op in self.ops])
 
     def row(self, name: str) -> np.ndarray:
-        """Seconds of all runs of the ops called ``name``, shape [keys]."""
+        """Return the seconds of all runs of the ops called ``name``, shape [keys]."""
         chosen = [i for i, op in enumerate(self.ops) if op.name == name]
         if not chosen:
             raise KeyError(name)
         return (self.seconds * self.counts())[chosen].sum(axis=0)
 
     def exposed(self) -> np.ndarray:
-        """Seconds each op adds to its pass, counts applied; shape [ops, keys].
+        """Return the seconds that each op adds to its pass, counts applied; shape [ops, keys].
 
-        A collective that hides under compute ops adds what outlasts them, its tail, and its contention times the part that
-        ran beside them. Collectives with the same cover share it in order.
+        A collective that overlaps with compute ops adds the part that outlasts them, its exposed_share, and its contention
+        times the part that ran at the same time. Collectives with the same ``overlaps_with`` share that compute in order.
         """
         total = self.seconds * self.counts()
         out = total.copy()
@@ -69,15 +69,18 @@ class OpEstimates:
 
 
 def exposed_seconds(communication: np.ndarray, compute: np.ndarray, contention: Any, exposed_share: Any = 0.0) -> np.ndarray:
-    """What a collective adds beside ``cover`` seconds of compute: the part that outlasts it or cannot be hidden
-    (``tail``, a share), and ``contention`` times the hidden part, by which it slows the compute."""
+    """Return the seconds that a collective adds when it overlaps with ``compute`` seconds of compute.
+
+    These are the part that outlasts the compute or cannot overlap (exposed_share, a share), and ``contention`` times the
+    overlapped part, by which it slows the compute.
+    """
     hidden = np.minimum(communication * (1 - exposed_share), compute)
     rest: np.ndarray = communication - hidden * (1 - contention)
     return rest
 
 
 def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
-    """Ask the cost model for every op, whose dims are arrays of shape [keys]; distinct shapes once."""
+    """Call the cost model for every op, whose dims are arrays of shape [keys]; once per distinct shape."""
     shape = (len(ops), keys)
     seconds, std, basis, contention = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8), np.zeros(shape)
     targets: tuple[np.ndarray, ...] = (seconds, std, basis, contention)
@@ -95,8 +98,11 @@ def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
 def _distinct_answers(
     cost: CostModel, signature: tuple[str, str], names: Sequence[str], columns: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, ...]:
-    """The cost model's answer for every row of ``columns``, asked once per distinct row; with the contention of collectives."""
-    if signature[0] == MEMORY_BOUND:  # a division: cheaper than finding out which sizes are equal
+    """Return the cost model's answer for every row of ``columns``, computed once per distinct row.
+
+    Collectives also have their contention.
+    """
+    if signature[0] == MEMORY_BOUND:  # a division is cheaper than finding out which sizes are equal
         return _ask(cost, signature, dict(zip(names, columns, strict=True)))
     first, inverse = distinct(columns)
     dims = {name: column[first] for name, column in zip(names, columns, strict=True)}
@@ -108,7 +114,7 @@ def _distinct_answers(
 
 
 def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:
-    """Ops that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound kernel."""
+    """Group the ops that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound kernel."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
         groups[op.kind, {LINEAR: op.dtype, MEMORY_BOUND: op.memory_kind}.get(op.kind, "")].append(i)
@@ -134,8 +140,8 @@ STREAMS = (COMPUTE, "tp", "cp", "wp")
 class LayerTimes:
     """Exposed seconds per micro batch by stream: float64 arrays of shape [streams, keys].
 
-    recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass.
-    weight_grad: shape [keys], the part of backward that zero-bubble schedules may postpone.
+    recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass. weight_grad: shape [keys],
+    the part of backward that zero-bubble schedules may postpone.
     """
 
     forward: np.ndarray
@@ -145,10 +151,10 @@ class LayerTimes:
 
 
 def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: float) -> LayerTimes:
-    """Sum ``exposed`` seconds (of priced.exposed) by pass and stream.
+    """Sum ``exposed`` seconds (from OpEstimates.exposed) by pass and stream.
 
-    Where the host needs longer to launch a pass's kernels than the device to run them, the rest of the host's time is
-    added to compute.
+    Where the host takes longer to launch a pass's kernels (host_op_seconds each) than the device to run them, the rest of the
+    host's time is added to compute.
     """
     ops, keys = estimates.ops, exposed.shape[1]
 

@@ -1,4 +1,4 @@
-"""What is asked: a model, the constants of the run, a cluster and its cost model; and its layers, priced once."""
+"""The problem: a model, the constants of the run, a cluster and its cost model; and the problem's layers, estimated once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from solver.step.op_estimates import LayerTimes, OpEstimates, estimate_ops, laye
 
 @dataclass(frozen=True)
 class Problem:
-    """run holds the constants (world size, sequence length, precision, overlap flags); layouts vary the rest."""
+    """The inputs of an estimate.
+
+    run: the constants (world size, sequence length, precision, overlap flags); layouts vary the rest.
+    """
 
     model: ModelSpec
     run: Strategy
@@ -40,13 +43,13 @@ class Problem:
 
 
 def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
-    """A Problem whose cost model runs the attention kernels of the run's framework."""
+    """Return a Problem whose cost model has the attention kernels of the run's framework."""
     return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).kernels.flash_attention))
 
 
 @dataclass(frozen=True)
 class Part:
-    """The layer, the embedding or the head: its priced program and what is read off it. Arrays over layer keys."""
+    """The layer, the embedding or the head: its estimated program and what is derived from it. Arrays over layer keys."""
 
     estimates: OpEstimates
     exposed: np.ndarray  #: seconds that each op adds to its pass, shape [ops, keys]
@@ -54,7 +57,7 @@ class Part:
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
     transient: np.ndarray  #: bytes, shape [keys]
     sharded: np.ndarray  #: parameters of one rank that wp splits, shape [keys]
-    unsharded: np.ndarray  #: the others, shape [keys]
+    unsharded: np.ndarray  #: all other parameters of one rank, shape [keys]
 
     @property
     def parameters(self) -> np.ndarray:
@@ -71,7 +74,7 @@ class LayerTable:
     head: Part
 
     def rows_of(self, splits: Splits) -> np.ndarray:
-        """Each split's row in this table, which must hold the layers of all of them; shape [splits]."""
+        """Return each split's row in this table, which must hold the layers of all of them; shape [splits]."""
         mine, asked = self.keys.columns, splits.layer_columns
         _, group = distinct([np.concatenate(pair) for pair in zip(mine, asked, strict=True)])
         row = np.empty(len(self.keys), dtype=np.int64)
@@ -80,7 +83,7 @@ class LayerTable:
 
 
 def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
-    """Build and price the three programs for ``keys``."""
+    """Build and estimate the three programs for ``keys``."""
     parts = []
     for build in (layer_program, embedding_program, head_program):
         program = build(keys, problem.model, problem.run, problem.cluster)

@@ -1,4 +1,4 @@
-"""Work on side streams: what collectives, and the copies that go with them, add to the compute they run beside."""
+"""Work on side streams: what collectives, and the copies that belong to them, add to the compute that they overlap with."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from solver.step.op_estimates import OpEstimates, exposed_seconds
 class SideStreamWork:
     """Seconds, float64 arrays of one shape.
 
-    communication: of the collectives, alone. contention: by which they delay compute if all of it runs beside them. kernels:
-    of copies between parameters and buffers, which fill the multiprocessors: compute waits for them on any stream.
+    communication: of the collectives, without overlap. contention: seconds by which they delay compute if all of it overlaps.
+    kernels: of copies between parameters and buffers, which fill the multiprocessors: compute waits for them on any stream.
     """
 
     communication: np.ndarray
@@ -24,11 +24,11 @@ class SideStreamWork:
 
     @property
     def exposed(self) -> np.ndarray:
-        """With nothing beside it."""
+        """Seconds without overlap."""
         return self.communication + self.kernels
 
     def overlapped_with(self, compute: np.ndarray, exposed_share: np.ndarray | float = 0.0) -> np.ndarray:
-        """What it adds to ``cover`` seconds of compute; ``tail``: share of the communication that cannot hide."""
+        """Return what it adds to ``compute`` seconds of compute; exposed_share: share of communication that cannot overlap."""
         rate = self.contention / np.maximum(self.communication, 1e-30)
         return exposed_seconds(self.communication, compute, rate, exposed_share) + self.kernels
 
@@ -36,7 +36,7 @@ class SideStreamWork:
         return SideStreamWork(self.communication[index], self.contention[index], self.kernels[index])
 
     def __mul__(self, times: np.ndarray) -> SideStreamWork:
-        """So often."""
+        """The work, repeated ``times`` times."""
         return SideStreamWork(self.communication * times, self.contention * times, self.kernels * times)
 
     def __add__(self, other: SideStreamWork) -> SideStreamWork:
@@ -46,13 +46,13 @@ class SideStreamWork:
 
     @staticmethod
     def where(first: np.ndarray, yes: SideStreamWork, no: SideStreamWork) -> SideStreamWork:
-        """``yes`` where ``first``, else ``no``."""
+        """Return ``yes`` where ``first``, else ``no``."""
         pairs = ((yes.communication, no.communication), (yes.contention, no.contention), (yes.kernels, no.kernels))
         return SideStreamWork(*(np.where(first, a, b) for a, b in pairs))
 
 
 def side_stream_work(estimates: OpEstimates, name: str) -> SideStreamWork:
-    """All ops of ``priced`` called ``name``, together; arrays of shape [keys]."""
+    """Return the sum of all ops of ``estimates`` called ``name``; arrays of shape [keys]."""
     total = estimates.seconds * estimates.counts()
     nothing = np.zeros(total.shape[1])
     parts = [nothing, nothing, nothing]

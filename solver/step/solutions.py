@@ -1,4 +1,4 @@
-"""Layouts with their prices: the table that search, reports and exports read."""
+"""Layouts with their estimates: the table that search, reports and exports read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from solver.step.time import StepTimes, step_times
 
 @dataclass(frozen=True)
 class Solutions:
-    """Priced layouts; arrays of shape [layouts]."""
+    """Estimated layouts; arrays of shape [layouts]."""
 
     problem: Problem
     table: LayerTable
@@ -31,25 +31,25 @@ class Solutions:
 
     @property
     def tokens(self) -> np.ndarray:
-        """Tokens of one step."""
+        """Tokens per step."""
         s, row = self.layouts.splits, self.layouts.row
         return s.dp[row] * s.micro_batch_size[row] * s.num_micro_batches[row] * float(self.problem.run.seq_len)
 
     @property
     def tgs(self) -> np.ndarray:
-        """Tokens per accelerator and second."""
+        """Tokens per accelerator per second."""
         return self.tokens / self.times.seconds / self.problem.run.world_size
 
     @property
     def mfu(self) -> np.ndarray:
-        """Model FLOPs over the datasheet's peak of the run's precision."""
+        """Model FLOP/s over the datasheet's peak for the run's precision."""
         run, device = self.problem.run, self.problem.cost.device
         peak = device.peak_flops.get(FAMILIES.get(run.precision, run.precision)) or device.peak_flops["bf16"]
         return self.tgs * self.problem.model.flops_per_token(run.seq_len) / peak
 
 
 def estimate_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None) -> Solutions:
-    """Price every layout. ``table`` may be given where one that holds all their layers was made before."""
+    """Estimate every layout. table: a LayerTable that holds all their layers, if one was made before."""
     if table is None:
         keys, key = layouts.splits.layer_keys()
         table = layer_table(problem, keys)

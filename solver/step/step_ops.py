@@ -1,7 +1,7 @@
-"""What a step does once, outside the layers: gradient and parameter synchronisation, optimizer, transfers between stages.
+"""Work of a step outside the layers: gradient and parameter synchronisation, optimizer, pipeline send/recv.
 
-Two groups of ranks hold copies of a parameter: those of the weights that ``wp`` splits (ISP: world / pp / wp ranks that lie
-wp apart) and those of all others (dp * cp ranks that lie tp apart). Without ISP both are the same group.
+Two groups of ranks hold copies of a parameter: those of the weights that ``wp`` shards (ISP: world / pp / wp ranks that are wp
+apart) and those of all other parameters (dp * cp ranks that are tp apart). Without ISP both are the same group.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from solver.step.problem import LayerTable, Problem
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that the same group of ranks holds: elements on one rank (shape [splits]) and that group's shape."""
+    """Parameters that the same group of ranks holds.
+
+    elements: on one rank, shape [splits]. size, stride: shape of that group of ranks.
+    """
 
     elements: np.ndarray
     size: np.ndarray
@@ -31,7 +34,10 @@ class ParameterGroup:
 def parameter_groups(
     problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits
 ) -> tuple[ParameterGroup, ParameterGroup]:
-    """Parameters of the fullest stage that wp splits, and the others (norms, biases, the larger of embedding and head)."""
+    """Return the parameters of the fullest stage: those that wp shards, and all others.
+
+    The others are norms, biases and the larger of embedding and head.
+    """
     stages = stages_of(problem, splits.pp)
     most = np.maximum(stages.middle, np.maximum(stages.first, stages.last))
     isp = splits.mode == TpMode.ISP
@@ -47,7 +53,7 @@ def parameter_groups(
 
 
 def stages_of(problem: Problem, pp: np.ndarray) -> StageLayers:
-    """Layers of the stages as run and framework deal them."""
+    """Return the layers of the stages as the run and the framework assign them."""
     run, layers = problem.run, problem.model.num_hidden_layers
     fixed = run.num_layers_in_first_pipeline_stage, run.num_layers_in_last_pipeline_stage
     return (
@@ -58,13 +64,15 @@ def stages_of(problem: Problem, pp: np.ndarray) -> StageLayers:
 
 
 def shard_ranks(group: ParameterGroup, zero_shard_size: np.ndarray) -> np.ndarray:
-    """Ranks of ``group`` among which ZeRO deals one copy: the asked size where the group has as many ranks."""
+    """Return the ranks of ``group`` over which ZeRO shards one copy: zero_shard_size where the group has that many ranks."""
     return np.minimum(zero_shard_size, group.size)
 
 
 def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """How many collectives carry ``elements`` gradients over ``ranks``, as the framework joins them: at least one, fractions
-    allowed."""
+    """Return the number of collectives that carry ``elements`` gradients over ``ranks``.
+
+    It follows the framework's bucket size: at least one, fractions allowed.
+    """
     sync = framework.data_parallel
     bucket = np.maximum(sync.bucket_elements, sync.bucket_elements_per_rank * ranks)
     return np.maximum(elements / bucket, 1.0)
@@ -73,9 +81,10 @@ def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np
 def partitioned_elements(
     problem: Problem, splits: Splits, groups: tuple[ParameterGroup, ParameterGroup]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Parameters of each group that the fullest ZeRO rank updates; shape [splits].
+    """Return the parameters of each group that the fullest ZeRO rank updates; shape [splits].
 
-    Where whole tensors are dealt, one rank has the vocabulary's matrix (in the second group), the largest of most models.
+    Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the second group), the largest of most
+    models.
     """
     linears, others = (group.elements / shard_ranks(group, splits.zero_shard_size) for group in groups)
     if problem.framework.data_parallel.partitions_whole_tensors:
@@ -85,7 +94,7 @@ def partitioned_elements(
 
 
 def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
-    """Every message and kernel that some ZeRO stage needs once per step (or, under FSDP, per layer); arrays over splits.
+    """Return every message and kernel that some ZeRO stage needs once per step (or, under FSDP, per layer); arrays over splits.
 
     gradients.all_reduce: whole gradients over all copies. gradients.reduce_scatter: reduce-scatter inside the shard group and
     all-reduce of the shards across groups (hybrid sharding). parameters.all_gather: 16-bit parameters inside the shard group.
@@ -98,12 +107,12 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         shard, count = shard_ranks(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
         ops += _group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
         ops += _copies("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
-        scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own, else those into buckets
+        scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
         ops += _copies("gradients.reduce_scatter", group.elements * scattered, group)
         ops += _gather(
             "parameters.all_gather", sync.param_collective, group.elements * sizes.weight, group, shard, count, problem
         )
-        # the new gradient is read, the buffer read and written; Megatron's and FSDP's GEMMs or shards need no such pass
+        # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, memory_kind="residual",
                       count=float(not sync.fused_gradient_accumulation)))  # fmt: skip
@@ -119,7 +128,7 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
 
 
 def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
-    """ZeRO-3's traffic of one layer (layer.*) and of embedding, head and final norm together (root.*)."""
+    """Return the ZeRO-3 messages of one layer (layer.*) and of embedding, head and final norm together (root.*)."""
     sizes, sync = problem.element_bytes, problem.framework.data_parallel
     root = table.embedding.parameters[key] + table.head.parameters[key]
     if problem.model.tie_word_embeddings:
@@ -139,10 +148,10 @@ def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
 
 
 def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
-    """One activation (or its gradient) to the neighbouring stage: every tensor rank sends its share.
+    """Return the send of one activation (or its gradient) to the neighbouring stage: every tensor rank sends its share.
 
-    Where the ranks hold the whole activation (MTP) each still sends only its part, and the receivers gather the parts inside
-    their node (Narayanan et al. 2021, arXiv 2104.04473, section 4.1; InternEvo and DeepSpeed do so too).
+    Where the ranks hold the whole activation (MTP), each still sends only its part, and the receivers all-gather the parts
+    inside their node (Narayanan et al. 2021, arXiv 2104.04473, section 4.1; InternEvo and DeepSpeed do the same).
     """
     row = problem.model.hidden_size * problem.element_bytes.activation
     whole = splits.micro_batch_size * problem.run.seq_len // splits.cp * row
@@ -158,7 +167,7 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
 
 
 def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:
-    """Tied embeddings on two stages: their gradients are summed between the first and the last stage."""
+    """Return the sum of the gradients of tied embeddings over the first and the last stage, where these are two stages."""
     ranks = splits.tp * splits.cp * splits.dp * np.maximum(splits.pp - 1, 1)
     place = placement(np.full(len(splits), 2), ranks, problem.cluster.gpus_per_node)
     size = table.embedding.parameters[key] * problem.element_bytes.gradient
@@ -168,7 +177,7 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
 
 
 def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.ndarray | float = 1.0) -> Op:
-    """``size`` bytes in ``count`` equal messages, one after the other."""
+    """Return an op that sends ``size`` bytes in ``count`` equal messages, one after the other."""
     ranks = place.intra * place.inter
     return Op(name, "data parallel", op, "step", message(size / count, place), "dp", count=np.where(ranks > 1, count, 0.0))
 
@@ -177,7 +186,10 @@ def _group_ops(
     problem: Problem, name: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float,
     whole: bool = True,
 ) -> list[Op]:  # fmt: skip
-    """Gradients of ``size`` bytes over a group: all-reduced whole, or scattered inside shard groups and summed across."""
+    """Gradients of ``size`` bytes over a group.
+
+    They are all-reduced whole, or reduce-scattered inside shard groups and all-reduced across them.
+    """
     node = problem.cluster.gpus_per_node
     inside = placement(shard, group.stride, node)
     across = placement(np.maximum(group.size // shard, 1), group.stride * shard, node)
@@ -192,7 +204,7 @@ def _group_ops(
 
 
 def _copies(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
-    """Copies of ``size`` bytes, read and written, that go with a message of this name; none where nothing is sent or copied."""
+    """Copies of ``size`` bytes, read and written, that belong to the message ``name``; none where nothing is sent or copied."""
     if not np.any(size):
         return []
     there = np.where(group.size > 1, 1.0, 0.0)
@@ -202,9 +214,9 @@ def _copies(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
 def _gather(
     name: str, how: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float, problem: Problem
 ) -> list[Op]:
-    """Parameters of ``size`` bytes inside the shard group: gathered at once, or each rank broadcasts its part in turn.
+    """Parameters of ``size`` bytes inside the shard group: all-gathered at once, or each rank broadcasts its part in turn.
 
-    Broadcasting frameworks deal whole tensors, so no more ranks than there are tensors have something to send.
+    Broadcasting frameworks assign whole tensors to ranks, so no more ranks send than there are tensors.
     """
     place = placement(shard, group.stride, problem.cluster.gpus_per_node)
     if how == "broadcast":

@@ -1,4 +1,4 @@
-"""Everything that a step's time needs of a split alone, priced for distinct layers, groups and messages and gathered."""
+"""All terms of a step's time that depend only on the split, estimated for distinct layers, groups and messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from solver.step.step_ops import fsdp_ops, send_recv_ops, stages_of, synchronisa
 
 @dataclass(frozen=True)
 class SplitTerms:
-    """Float64 arrays; S splits, streams as in solver.step.op_estimates.STREAMS, levels as in Recompute. Seconds per micro batch
-    for layer, embedding and head; seconds per step for the synchronisation.
+    """Terms of each split; float64 arrays. S: splits. Streams as in solver.step.op_estimates.STREAMS, levels as in Recompute.
+
+    Seconds per micro batch for layer, embedding and head; seconds per step for the synchronisation.
     """
 
     splits: Splits
@@ -30,28 +31,28 @@ class SplitTerms:
     weight_grad: np.ndarray  #: [S]
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
-    head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework leaves the head alone
+    head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework does not recompute the head
     send_recv: np.ndarray  #: [S] one activation between neighbouring stages
     all_reduce: SideStreamWork  #: [S] of gradients over all copies
     reduce_scatter: SideStreamWork  #: [S] of gradients inside shard groups and across
     all_gather: SideStreamWork  #: [S] of parameters inside shard groups
     layer_all_gather: SideStreamWork  #: [S] FSDP: parameters of one layer
     layer_reduce_scatter: SideStreamWork
-    root: np.ndarray  #: [S] FSDP: gather and scatter of embedding and head
-    accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a kernel of its own does it
+    root: np.ndarray  #: [S] FSDP: all-gather and reduce-scatter of embedding and head
+    accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a separate kernel does it
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
     once: np.ndarray  #: [S] gradient norm and tied embedding
 
 
 def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct rows of what the once-per-step ops depend on (micro batches do not change them)."""
+    """Return the distinct rows of what the once-per-step ops depend on (micro batches do not change them)."""
     s = splits
     return distinct((s.mode, s.tp, s.wp, s.cp, s.pp, s.dp, s.zero_shard_size))
 
 
 def estimate_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> OpEstimates:
-    """The once-per-step ops of ``splits``, priced; shape [ops, splits]."""
+    """Return the estimated once-per-step ops of ``splits``; shape [ops, splits]."""
     ops = [
         *synchronisation_ops(problem, table, key, splits),
         *fsdp_ops(problem, table, key, splits),
@@ -65,7 +66,7 @@ def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:
 
 
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
-    """Gather the priced layers for ``splits`` (``key``: each split's row in ``table``) and price their messages."""
+    """Look up the estimated layers for ``splits`` (``key``: each split's row in ``table``) and estimate their messages."""
     first, group = synchronisation_groups(splits)
     sync = estimate_synchronisation(problem, table, key[first], splits.take(first))
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.micro_batch_size))

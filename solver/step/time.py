@@ -23,7 +23,7 @@ PARTS = (
 
 @dataclass(frozen=True)
 class SlowestStage:
-    """The stage that sets the pace: its layers, how many of them are recomputed, and whether it holds the ends (0 or 1)."""
+    """The bottleneck stage: its layers, how many of them are recomputed, and whether it holds embedding and head (0 or 1)."""
 
     layers: np.ndarray
     recomputed: np.ndarray
@@ -41,7 +41,7 @@ class StepTimes:
 
 
 def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray) -> StepTimes:
-    """Seconds of each layout. ``table_parameters``: parameters of one rank's fullest stage, shape [splits]."""
+    """Return the seconds of each layout. table_parameters: parameters of one rank on the fullest stage, shape [splits]."""
     row, run, model = layouts.row, problem.run, problem.model
     pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
     forward, backward = terms.forward.sum(axis=0)[row], terms.backward.sum(axis=0)[row]
@@ -50,9 +50,10 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     fsdp, root = _fsdp(terms, layouts, forward, backward)
     fsdp_recomputing, _ = _fsdp(terms, layouts, forward, backward + recompute)
     layer = forward + backward + fsdp
-    # a recomputed layer runs its forward pass again, under which more of its gathers hide
+    # a recomputed layer runs its forward pass again, which overlaps with more of its all-gathers
     recomputed_layer = recompute + fsdp_recomputing - fsdp
-    # Megatron's interleaved schedule sends beside the next chunk's compute: only the first and last way through is seen
+    # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
+    # chunks are exposed
     overlapped = (vpp > 1) & run.p2p_overlap
     send_recv = np.where(overlapped, 0.0, problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row])
 
@@ -82,7 +83,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
 
 
 class _Bottleneck(NamedTuple):
-    """Seconds of one micro batch on the slowest stage, and what that stage holds (ends as 0 or 1); arrays over layouts."""
+    """Seconds of one micro batch on the slowest stage, and what it holds (embedding, head: 0 or 1); arrays over layouts."""
 
     seconds: np.ndarray
     layers: np.ndarray
@@ -91,7 +92,7 @@ class _Bottleneck(NamedTuple):
 
 
 def _by_stream(terms: SplitTerms, row: np.ndarray, bottleneck: _Bottleneck) -> list[np.ndarray]:
-    """Seconds of one micro batch on the slowest stage, forward and backward, of each stream."""
+    """Return the seconds of one micro batch on the slowest stage, forward and backward, for each stream."""
     return [
         bottleneck.layers * (terms.forward[s] + terms.backward[s])[row]
         + bottleneck.has_embedding * terms.embedding[s][row] + bottleneck.has_head * terms.head[s][row]
@@ -107,9 +108,10 @@ def _slowest_stage(
     recomputed_layer: np.ndarray,
     recomputed_layers: np.ndarray,
 ) -> _Bottleneck:
-    """The slowest of the first stage (with the embedding), the fullest middle one and the last (with the head).
+    """Return the slowest of the first stage (with the embedding), the fullest middle one and the last (with the head).
 
-    ends: seconds of embedding and head. covered: layers of a stage that are recomputed, each ``recomputed_layer`` longer.
+    ends: seconds of embedding and head. recomputed_layers: layers of a stage that are recomputed, each ``recomputed_layer``
+    longer.
     """
     first, middle, last = terms.stages.first[row], terms.stages.middle[row], terms.stages.last[row]
     single = terms.splits.pp[row] == 1
@@ -128,10 +130,11 @@ def _slowest_stage(
 
 
 def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ZeRO-3: exposed seconds per layer and micro batch, and of embedding and head; zero for other layouts.
+    """Return the exposed seconds of ZeRO-3 per layer and micro batch, and of embedding and head; zero for other layouts.
 
-    A layer's parameters are gathered while the layer before computes, in forward and again in backward, where the
-    gradients of the layer after leave at the same time. Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277).
+    A layer's parameters are all-gathered while the layer before it computes, in forward and again in backward, where the
+    gradients of the layer after it are reduce-scattered at the same time. Source: Zhao et al. 2023 (PyTorch FSDP, arXiv
+    2304.11277).
     """
     layer, root = np.zeros(len(layouts)), np.zeros(len(layouts))
     chosen = np.flatnonzero(layouts.zero == 3)
@@ -139,7 +142,7 @@ def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np
         row = layouts.row[chosen]
         gather, scatter = terms.layer_all_gather.take(row), terms.layer_reduce_scatter.take(row)
         layer[chosen] = gather.overlapped_with(forward[chosen]) + (gather + scatter).overlapped_with(backward[chosen])
-        root[chosen] = terms.root[row] + gather.communication  # nothing runs before the first layer's gather
+        root[chosen] = terms.root[row] + gather.communication  # no compute runs before the first layer's all-gather
     return layer, root
 
 
@@ -151,11 +154,11 @@ def _synchronisation(
     forward: np.ndarray,
     parameters: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Exposed seconds per step of gradient synchronisation and parameter gathering (ZeRO 0 to 2).
+    """Return the exposed seconds per step of gradient synchronisation and of the parameter all-gather (ZeRO 0 to 2).
 
-    Overlapped, gradients leave bucket by bucket under the last micro batch's backward pass; the last bucket has nothing
-    left to hide under. ZeRO-2 keeps only its share of the gradients, so it must scatter them in every micro batch, under its
-    backward pass and what follows.
+    With overlap, gradients are sent bucket by bucket during the last micro batch's backward pass; the last bucket has nothing
+    left to overlap with. ZeRO-2 keeps only its share of the gradients, so it must reduce-scatter them in every micro batch,
+    overlapped with its backward pass and what follows.
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework

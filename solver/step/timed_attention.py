@@ -24,7 +24,7 @@ from solver.step.problem import Problem
 
 @dataclass(frozen=True)
 class AttentionCalls:
-    """Distinct fused attention calls. columns: name of SHAPE -> int64 array [calls]; uses: how often they occur."""
+    """Distinct fused attention calls. columns: name of SHAPE -> int64 array [calls]; uses: number of times they occur."""
 
     columns: dict[str, np.ndarray]
     uses: np.ndarray
@@ -33,13 +33,13 @@ class AttentionCalls:
         return len(self.uses)
 
     def shapes(self) -> list[dict[str, int]]:
-        """The calls one by one."""
+        """Return the calls one by one."""
         values = [column.tolist() for column in self.columns.values()]
         return [dict(zip(self.columns, call, strict=True)) for call in zip(*values, strict=True)]
 
 
 def attention_calls(problem: Problem, splits: Splits) -> AttentionCalls:
-    """Every attention call that a layer of ``splits`` makes; uses are calls a layer, added up over the splits."""
+    """Return every attention call that a layer of ``splits`` makes; uses are calls per layer, added up over the splits."""
     keys, key = splits.layer_keys()
     ops = [op for op in layer_program(keys, problem.model, problem.run, problem.cluster).ops if op.kind == FLASH_ATTN]
     n, occurs = len(keys), np.bincount(key, minlength=len(keys))
@@ -48,7 +48,7 @@ def attention_calls(problem: Problem, splits: Splits) -> AttentionCalls:
         np.concatenate([none, *(np.broadcast_to(np.asarray(op.dims[name], dtype=np.int64), n) for op in ops)]) for name in SHAPE
     ]
     uses = np.concatenate([none, *(np.broadcast_to(np.asarray(op.count, dtype=float), n) * occurs for op in ops)])
-    made = uses > 0  # an op that none of these layouts runs has a shape, but no call
+    made = uses > 0  # an op that none of these layouts runs has a shape, but no calls
     if not made.any():
         return AttentionCalls(dict.fromkeys(SHAPE, none), none)
     columns = [column[made] for column in columns]
@@ -66,11 +66,11 @@ def with_timed_attention(
     timing: bool = True,
     seconds: float = TIMING_SECONDS,
 ) -> tuple[Problem, str]:
-    """The problem with attention as it was timed on this machine, and what to tell of it ("" where nothing was to do).
+    """Return the problem with attention as timed on this machine, and a message about it ("" where there was nothing to do).
 
     Where this machine has the profile's device, calls of ``splits()`` that are missing in ``folder`` are timed for about
-    ``seconds`` and kept there; the rest is the law's. Elsewhere the problem comes back as it is, and ``splits`` is not
-    asked. timing: False uses what was timed before and times nothing.
+    ``seconds`` and stored there; the rest is estimated by the fit. On other machines the problem is returned unchanged, and
+    ``splits`` is not called. timing: False uses stored times and times nothing.
     """
     target, why = find_local_device(profile)
     if target is None:
@@ -96,7 +96,7 @@ def with_timed_attention(
 
 
 def _timeable(problem: Problem, target: LocalDevice, made: AttentionCalls) -> list[Call]:
-    """Those calls that can be timed rightly, with their seconds by the fit of the device's best kernel."""
+    """Return the calls that can be timed correctly, with their seconds by the fit of the device's best kernel."""
     expected = problem.cost.flash_attn(**made.columns).seconds / problem.cost.attention_scale
     items = (attention_item(target, shape) for shape in made.shapes())
     found = zip(items, expected.tolist(), made.uses.tolist(), strict=True)
@@ -104,27 +104,30 @@ def _timeable(problem: Problem, target: LocalDevice, made: AttentionCalls) -> li
 
 
 def _missing(calls: Sequence[Call], rows: Mapping[Item, Row], recorder: Recorder) -> list[Call]:
-    """Calls that were neither timed nor found not to run here."""
+    """Return the calls that were neither timed nor found not to run on this machine."""
     settled = recorder.settled()
     return [call for call in calls if call.item not in rows and call.item.label not in settled]
 
 
 def _time(calls: Sequence[Call], profile: Profile, target: LocalDevice, path: Path, seconds: float) -> None:
-    """Time what is missing in the file at ``path`` into it, while no other run is timing."""
+    """Time what is missing in the file at ``path`` and store it there, while no other run is timing."""
     from rich.console import Console
 
-    from profiler.measure.attention_timing import time_calls, timing_alone  # torch takes a second to load
+    from profiler.measure.attention_timing import time_calls, timing_alone  # importing torch takes a second
 
     console = Console(stderr=True)
     with timing_alone(path.parent, console):
-        recorder, _ = open_cache(target, path, replaces=True)  # again: another run may have timed them meanwhile
+        recorder, _ = open_cache(target, path, replaces=True)  # opened again: another run may have timed them meanwhile
         missing = _missing(calls, known_rows(recorder, target, profile), recorder)
         if missing:
             time_calls(recorder, target, missing, console, seconds)
 
 
 def _sentence(used: int, now: int, missing: int, never: int) -> str:
-    """used: calls with a measured time, ``now`` of them new. missing: not timed yet. never: not to be timed here."""
+    """Return the message.
+
+    used: calls with a measured time, ``now`` of them new. missing: not timed yet. never: cannot be timed here.
+    """
     reasons = [f"{missing} not timed yet"] * (missing > 0) + [f"{never} too large or without a kernel"] * (never > 0)
     fit = f"{missing + never} by the fit" + (f" ({', '.join(reasons)})" if reasons else "")
     return f"attention: {used} shape{'s' * (used != 1)} timed on this machine ({now} of them now), {fit}"
