@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup predict test check bench validate-here accuracy step-factors laws clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy step-factors fits clean
 
 setup: $(VENV)/.predict
+
+setup-measure: $(VENV)/.measure
 
 $(VENV)/.predict: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/.measure: pyproject.toml $(VENV)/.predict
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[measure]"
 	touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.predict
@@ -39,7 +45,7 @@ step-factors: $(VENV)/.predict
 validate-here: $(VENV)/.dev
 	$(BIN)/python benchmarks/validate_here.py
 
-laws: $(VENV)/.predict
+fits: $(VENV)/.predict
 	$(BIN)/python -m predictor.accuracy --profile all
 
 clean:

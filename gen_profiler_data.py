@@ -13,11 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiler.errors import InputError
-from profiler.measure.run import DEFAULT_MINUTES, Options, run
-from profiler.measure.session import leave
+from profiler.errors import InputError, require_torch
 from profiler.profile.merge import merged
-from profiler.profile.plan import ModelDims
+from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
 from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import OPS
@@ -130,6 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if leads:
                 instead_of_measuring(args)
             return 0
+        require_torch("measuring")
+        from profiler.measure.run import Options, run
+
         models = [model_dims(path) for path in args.config]
         command = shlex.join([Path(sys.argv[0]).name, *(sys.argv[1:] if arguments is None else arguments)])
         options = Options(args.output, args.budget * 60, models, args.resume, args.append, args.quick, command)
@@ -145,7 +146,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def end(status: int) -> None:
     """Exit with ``status``; a rank of a job exits without destructors, since those of gloo's threads sometimes abort."""
-    if "RANK" in os.environ:
+    if "RANK" in os.environ and "torch" in sys.modules:
+        from profiler.measure.session import leave
+
         sys.stdout.flush()
         leave("", status)
     sys.exit(status)

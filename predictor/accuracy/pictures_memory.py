@@ -36,7 +36,7 @@ def draw_memory_bound(fit: MemoryBoundModel, rows: Table, device: str, scores: S
         f"; {len(kinds) - len(shown)} kinds of as many or fewer measurements are not shown" if len(kinds) > len(shown) else ""
     )
     formats_said = f" ({formats(rows)})" if formats(rows) else ""
-    errors = said_of(scores, "bytes").replace("alone): ", "alone):\n")  # on one line it would be wider than three panels
+    errors = said_of(scores, "bytes").replace("only): ", "only):\n")  # on one line it would be wider than three panels
     title = f"Memory-bound kernels{formats_said} on {device}\n{errors}"
     width = max(3.2 * columns, 9.5)  # the title and the caption have to fit
     caption = f"dots: measured; line: fit; band: 90% interval{left_out}"

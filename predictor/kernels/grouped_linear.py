@@ -77,13 +77,13 @@ class GroupedLinearModel:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file, including the dense model."""
         dense = {f"linear/{key}": array for key, array in self.linear.to_arrays().items()}
-        return {"overhead": self.overhead, "doubt": self.uncertainty, "measured": self.measured, **dense}
+        return {"overhead": self.overhead, "uncertainty": self.uncertainty, "measured": self.measured, **dense}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GroupedLinearModel:
         """The inverse of ``to_arrays``."""
         dense = {key.removeprefix("linear/"): arrays[key] for key in arrays if key.startswith("linear/")}
-        return cls(LinearModel.from_arrays(dense), *(np.asarray(arrays[n]) for n in ("overhead", "doubt", "measured")))
+        return cls(LinearModel.from_arrays(dense), *(np.asarray(arrays[n]) for n in ("overhead", "uncertainty", "measured")))
 
 
 def _gemm(tokens: Any, n: Any, k: Any, passes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

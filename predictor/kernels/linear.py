@@ -135,7 +135,7 @@ class LinearModel:
             out[f"{name}/physics"] = np.array(astuple(part.physics))
             out[f"{name}/machine"] = np.array(part.machine)
             out[f"{name}/known"] = part.known
-            out[f"{name}/layout_factor"], out[f"{name}/layout_doubt"] = part.layout_factor, part.layout_uncertainty
+            out[f"{name}/layout_factor"], out[f"{name}/layout_uncertainty"] = part.layout_factor, part.layout_uncertainty
             out.update(part.residual.to_arrays(f"{name}/residual/") if part.residual is not None else {})
         return out
 
@@ -149,7 +149,7 @@ class LinearModel:
                 GemmPhysics(*(float(v) for v in arrays[f"{name}/physics"])),
                 Machine._make(float(v) for v in arrays[f"{name}/machine"]),
                 Residual.from_arrays(arrays, f"{name}/residual/") if fitted else None,
-                *(np.asarray(arrays[f"{name}/{field}"]) for field in ("known", "layout_factor", "layout_doubt")),
+                *(np.asarray(arrays[f"{name}/{field}"]) for field in ("known", "layout_factor", "layout_uncertainty")),
             )
         return cls(parts)
 

@@ -113,13 +113,13 @@ class MemoryBoundModel:
         """Flat plain arrays, for an npz file."""
         return {
             "bandwidth": np.array(self.bandwidth), "kinds": np.array(self.kinds, dtype=np.str_), "launch": self.launch,
-            "fraction": self.fraction, "doubt": self.uncertainty, "smallest": self.smallest, "largest": self.largest,
+            "fraction": self.fraction, "uncertainty": self.uncertainty, "smallest": self.smallest, "largest": self.largest,
         }  # fmt: skip
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MemoryBoundModel:
         """The inverse of ``to_arrays``."""
-        columns = (np.asarray(arrays[n]) for n in ("launch", "fraction", "doubt", "smallest", "largest"))
+        columns = (np.asarray(arrays[n]) for n in ("launch", "fraction", "uncertainty", "smallest", "largest"))
         return cls(float(arrays["bandwidth"]), tuple(str(k) for k in arrays["kinds"]), *columns)
 
 

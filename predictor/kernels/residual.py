@@ -74,14 +74,14 @@ class Residual:
         return {
             **trees, f"{prefix}scalars": np.array([self.shift, self.radius]), f"{prefix}centres": self.centres,
             f"{prefix}low": self.low, f"{prefix}high": self.high,
-            f"{prefix}size_edges": self.size_edges, f"{prefix}size_doubt": self.size_uncertainty,
+            f"{prefix}size_edges": self.size_edges, f"{prefix}size_uncertainty": self.size_uncertainty,
         }  # fmt: skip
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], prefix: str) -> Residual:
         trees = Trees.from_arrays(arrays, f"{prefix}trees/") if f"{prefix}trees/scalars" in arrays else None
         shift, radius = (float(v) for v in arrays[f"{prefix}scalars"])
-        rest = (np.asarray(arrays[f"{prefix}{name}"]) for name in ("low", "high", "size_edges", "size_doubt"))
+        rest = (np.asarray(arrays[f"{prefix}{name}"]) for name in ("low", "high", "size_edges", "size_uncertainty"))
         return cls(trees, shift, np.asarray(arrays[f"{prefix}centres"]), radius, *rest)
 
 

@@ -242,7 +242,7 @@ def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
         for key in ("parameters", "relative_std", "most_nodes"):
             entry[key]
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"the inter_node constants of profile {name} is incomplete, it lacks {error}") from None
+        raise InputError(f"the inter_node constants of profile {name} are incomplete, they lack {error}") from None
     return entry
 
 

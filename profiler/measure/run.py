@@ -27,13 +27,21 @@ from profiler.measure.session import Session, leave, lost_ranks, named, open_ses
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.work_queue import WorkQueue
 from profiler.profile.merge import UNITS, check_same_machine, kept_aside
-from profiler.profile.plan import KINDS, Item, Limits, ModelDims, attention_items, linear_items, memory_bound_items
+from profiler.profile.plan import (
+    DEFAULT_MINUTES,
+    KINDS,
+    Item,
+    Limits,
+    ModelDims,
+    attention_items,
+    linear_items,
+    memory_bound_items,
+)
 from profiler.profile.profile import Device, Profile
 from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
 
-DEFAULT_MINUTES = 30.0
 _SAID = "said"  #: key of the job's store: rank 0 ends and states why
 INTERRUPTED = 130  #: exit status after Ctrl-C, as in shells
 #: Share of the budget: GEMMs are most of a training step, collectives most of the difference between layouts.

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError
+from profiler.errors import InputError, require_torch
 from profiler.files import replacing
 from profiler.profile.profile import SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
 
@@ -108,7 +108,8 @@ def read_profile(path: str | Path) -> Profile:
 
 def write_profile(path: str | Path, profile: Profile) -> None:
     """Write a profile atomically: the file at ``path`` is either the old one or the complete new one."""
-    import torch  # only writers need it; readers stay torch-free
+    require_torch("writing a profile")
+    import torch  # readers stay torch-free
 
     path = Path(path)
     plain = {

@@ -12,14 +12,14 @@ from profiler.published.rows import Ledger
 
 #: Note for ``meta["sustained"]``.
 SUSTAINED = (
-    "kernels were timed alone, in loops of some ten to a hundred launches at boost clock; training at the power limit"
-    " is slower, by a factor that belongs to the machine: how much slower a second laboratory timed the same products"
+    "kernels were timed one at a time, in loops of some ten to a hundred launches at boost clock; training at the power limit"
+    " is slower, by a factor that belongs to the machine: how much slower a second laboratory timed the same GEMMs"
 )
 #: Sustained-clock derating of parts that no second laboratory timed: the factor of the part with the same chip (H100 for H200,
 #: the larger A100 for the smaller).
 SAME_CHIP_SCALE = {"h200_sxm": 1.12, "a100_sxm_40gb": 1.06}
 
-_GEMM = "matrix products: forward layout only (TN); no input- or weight-gradient rows are published for this GPU"
+_GEMM = "GEMMs: forward layout only (TN); no input or weight gradients are published for this GPU"
 _PAGED = "attention: the forward kernel of a serving engine over a paged cache; slow under about 2,000 tokens"
 _HOT = "Transformer Engine kernels timed back to back on the same buffers: too fast where they are small"
 
@@ -32,7 +32,7 @@ PROFILE_NOTES: Mapping[str, Sequence[str]] = {
         _GEMM, _PAGED, "no attention backward, no norm, rope or activation kernels, no collectives between nodes",
     ),
     "b200_sxm": (
-        "two laboratories: a grid of forward products; products of layers in all passes, a quarter slower",
+        "two laboratories: a grid of forward GEMMs; GEMMs of layers in all passes, a quarter slower",
         _HOT, _PAGED, "no collectives between nodes, no point to point, no norm, rope or activation kernels",
     ),
     "a100_sxm_80gb": (
@@ -40,27 +40,27 @@ PROFILE_NOTES: Mapping[str, Sequence[str]] = {
         "collectives between nodes: all_reduce and point to point of two nodes, up to 64 MiB",
     ),
     "a100_sxm_40gb": (
-        "rows of the 80 GB part, whose chip and links are the same; memory-bound kernels scaled to this memory",
+        "measurements of the 80 GB part, whose chip and links are the same; memory-bound kernels scaled to this memory",
         _GEMM, _PAGED,
     ),
-    "a100_pcie_80gb": (_HOT, "collectives: fitted constants of one node in laws.intra_node; no rows"),
+    "a100_pcie_80gb": (_HOT, "collectives: fitted constants of one node in laws.intra_node; no measurements"),
 }  # fmt: skip
 
 _PAGE = """# Where the shipped profiles come from
 
 Written by `python -m profiler.published HARDWARE_DIR --output prof_data` from measurements that others published.
-Each row of a profile names its source as owner/repository:path. Please cite and credit them, not us.
+Each measurement of a profile names its source as owner/repository:path. Please cite and credit them, not us.
 
 | source | what | how it was measured | licence |
 |---|---|---|---|
-| ai-dynamo/aiconfigurator (commit 095f58a), systems/data | forward matrix products, attention of serving engines, \
-NCCL of one node, fp8 quantisation | CUDA graphs, 3 warm-ups, 6 replays (attention 20); products are medians over up \
+| ai-dynamo/aiconfigurator (commit 095f58a), systems/data | forward GEMMs, attention of serving engines, \
+NCCL of one node, fp8 quantisation | CUDA graphs, 3 warm-ups, 6 replays (attention 20); GEMMs are medians over up \
 to 7 collections of the same shape (`repeats`, `spread`); random operands. NCCL: nccl-tests, 40 warm-ups, 60-100 \
 repeats | Apache-2.0, NVIDIA |
-| microsoft/vidur, data/profiling | fp16 products and memory-bound kernels of the layers of seven models, all_reduce \
+| microsoft/vidur, data/profiling | fp16 GEMMs and memory-bound kernels of the layers of seven models, all_reduce \
 and send/recv on up to two nodes | CUDA events and torch.profiler, to 1 us; one GPU warm from call to call | MIT, \
 Microsoft |
-| MooreThreads/SimuMax, configs/system | products, grouped products and attention in all passes for A100-PCIe and \
+| MooreThreads/SimuMax, configs/system | GEMMs, grouped GEMMs and attention in all passes for A100-PCIe and \
 B200; fitted constants of collectives, permute and cross entropy; a log of H100 collectives | Transformer Engine, 25 \
 warm-ups, about 75 calls on the same buffers | Apache-2.0, Moore Threads |
 | VIA-Research/vTrain, trace/a100 | all_reduce of 2-8 A100 | table of its authors | MIT, KAIST |
@@ -71,35 +71,35 @@ BSD-3-Clause |
 
 ## What was left out, and why
 
-* Times no machine can reach: matrix products and attention above 97% of the datasheet peak, memory-bound kernels \
+* Times no machine can reach: GEMMs and attention above 97% of the datasheet peak, memory-bound kernels \
 above 97% of the bandwidth of the memory (their data was in the cache), messages faster than the links (copies inside \
 one GPU).
 * Two attention tables of the serving collection that imply thousands of TFLOP/s, and its runs whose weights were \
 never filled (4-8% too fast), did not enter the collection.
 * Other serving backends and versions of attention: kept are the kernels that training can use. Block-scaled fp8.
-* The fused mixture-of-experts tables: routing, two grouped products and the activation in one time, of backends that \
-differ by a factor of two; they are not grouped products. DeepEP dispatch and combine: no table for them here.
-* Rows without a stated licence (supercomputer logs of ALCF, texts of issues and pull requests, a log of an unnamed \
-Hopper) and share-alike rows (ml-engineering book). A law fitted on such rows may be in `laws.inter_node`; rows are \
-not.
-* Repeats: rows equal in all but their time are merged to the median; `spread` is their relative half range.
-* Thinning, never by looking at a time: bf16 products keep all of m, n and k >= 512, and an evenly spread fifth of \
-the rest; fp8 products a third of those and a thirtieth of the rest; model products 24 log-spaced m per (n, k), m >= \
+* The fused mixture-of-experts tables: routing, two grouped GEMMs and the activation in one time, of backends that \
+differ by a factor of two; they are not grouped GEMMs. DeepEP dispatch and combine: no table for them here.
+* Measurements without a stated licence (supercomputer logs of ALCF, texts of issues and pull requests, a log of an unnamed \
+Hopper) and share-alike ones (ml-engineering book). Constants fitted to them may be in `laws.inter_node`; they \
+themselves are not.
+* Repeats: measurements equal in all but their time are merged to the median; `spread` is their relative half range.
+* Thinning, never by looking at a time: bf16 GEMMs keep all of m, n and k >= 512, and an evenly spread fifth of \
+the rest; fp8 GEMMs a third of those and a thirtieth of the rest; model GEMMs 24 log-spaced m per (n, k), m >= \
 128; attention all of seq >= 1024 with batch <= 8, and a third of the rest; collectives 40 log-spaced sizes per curve; \
 memory-bound kernels 240 log-spaced sizes per kind.
-* Evenly spread means: sorted by shape, row i stays where the fraction of i times the golden ratio is below the share.
+* Evenly spread means: sorted by shape, measurement i stays where the fraction of i times the golden ratio is below the share.
 
 ## Conventions
 
-* `bytes` of a collective is the whole buffer (all_gather output, reduce_scatter input). p2p rows of groups of more \
+* `bytes` of a collective is the whole buffer (all_gather output, reduce_scatter input). p2p of groups of more \
 than two ranks are rings in which all ranks send at once.
-* Products: out[m, n], summed over k. TN forward, NN input gradient, NT weight gradient, as Transformer Engine calls \
-them. fp8 times of products include the quantisation of the activation.
+* GEMMs: out[m, n], summed over k. TN forward, NN input gradient, NT weight gradient, as Transformer Engine calls \
+them. fp8 times of GEMMs include the quantisation of the activation.
 * `memory_bound` bytes are what an ideal fused kernel reads and writes: norm and embedding 2, residual 3, gated_act 3 \
 values per element of their output, rope 2 per element of q and k; quantize 2 bytes in, 1 out. norm, residual and \
 embedding are not sharded by tensor parallelism in this source.
 * `pass` of attention: forward, backward, or forward_backward where only their sum was published.
-* The 40 GB A100 takes the rows of the 80 GB part: without products that the memory limits, with memory-bound times \
+* The 40 GB A100 takes the measurements of the 80 GB part: without GEMMs that the memory limits, with memory-bound times \
 multiplied by the ratio of the bandwidths (their source says so).
 * `laws.intra_node`: seconds = latency + traffic * bytes / bandwidth by op and ranks, constants fitted by SimuMax; \
 `bandwidth_all_groups`: bandwidth while all such groups of the node work across PCIe at once. `laws.memory_bound`: \
@@ -107,7 +107,7 @@ seconds = latency_s + bytes / bandwidth, where its `bytes` says how bytes are co
 behind these two constants is not published.
 * Device facts are from datasheets; memory is what a CUDA program is offered.
 
-## Rows
+## Measurements
 """
 
 
@@ -119,7 +119,7 @@ def sources_page(built: Sequence[tuple[Profile, Ledger]]) -> str:
 def _profile_section(profile: Profile, ledger: Ledger) -> str:
     lines = [f"\n### {profile.name}: {profile.device.name}\n"]
     lines += [f"* {note}" for note in profile.meta["notes"]]
-    lines += ["", "| table | rows | of which | licence |", "|---|---|---|---|"]
+    lines += ["", "| table | measurements | of which | licence |", "|---|---|---|---|"]
     licences: Mapping[str, str] = profile.meta["licences"]
     for op, table in profile.tables.items():
         by_repository = Counter[str]()
@@ -130,5 +130,5 @@ def _profile_section(profile: Profile, ledger: Ledger) -> str:
         lines.append(f"| {op} | {len(table):,} | {shares} | {terms} |")
     if ledger.left_out:
         left_out = "; ".join(f"{table}: {number:,} {reason}" for (table, reason), number in ledger.left_out.items())
-        lines += ["", f"Rows left out: {left_out}."]
+        lines += ["", f"Measurements left out: {left_out}."]
     return "\n".join(lines) + "\n"
