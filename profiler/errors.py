@@ -16,6 +16,4 @@ class InputError(ValueError):
 def require_torch(purpose: str) -> None:
     """Raise InputError if torch is not installed; reading profiles and predicting do not need it."""
     if importlib.util.find_spec("torch") is None:
-        raise InputError(
-            f"{purpose} needs torch, which is not installed; run `make setup-measure` or pip install torch==2.13.0"
-        )
+        raise InputError(f"{purpose} needs torch, which is missing here; run `make setup-measure` or pip install torch==2.13.0")

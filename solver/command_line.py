@@ -50,6 +50,14 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("--run_all_solu", action="store_true", help="estimate every layout instead of the config's own")
+    add_prediction_arguments(p)
+    add_search_arguments(p)
+    p.add_argument("--validate", type=Path, metavar="FILE.jsonl", help="predict measured runs and print the errors")
+    return p
+
+
+def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of a prediction, of one layout or of all."""
     p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
     p.add_argument("--model_size", default="7", help="which shipped config where --config is not given (default 7)")
     p.add_argument("--world_size", type=int, default=DEFAULT_WORLD_SIZE, help=f"GPUs (default {DEFAULT_WORLD_SIZE})")
@@ -63,24 +71,39 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
-    p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
-    p.add_argument("--json", type=Path, metavar="OUT", help="write every number, in SI units")
+    add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
+
+
+def add_search_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments that only a search has."""
+    p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
-    p.add_argument("--validate", type=Path, metavar="FILE.jsonl", help="predict measured runs and print the errors")
-    return p
+
+
+def add_json_argument(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--json", type=Path, metavar="OUT", help="write every number, in SI units")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return the exit status (2 for invalid input)."""
+    """Run the script; return the exit status (2 for input that cannot be used)."""
     args = parser().parse_args(arguments)
+
+    def command(console: Console) -> None:
+        check_arguments(args)
+        if args.validate:
+            validate(args.validate, args.json, console)
+        else:
+            predict(args, console)
+
+    return run(command)
+
+
+def run(command: Callable[[Console], None]) -> int:
+    """Run ``command`` on a console; return the exit status, and print one sentence for input that cannot be used."""
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     try:
-        _check(args)
-        if args.validate:
-            _validate(args, console)
-        else:
-            _predict(args, console)
+        command(console)
     except InputError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
         return 2
@@ -89,7 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise InputError for values that cannot be used, alone or together."""
     for name in ("world_size", "global_batch_size", "seq_len", "top", "memory_limit_gib"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
@@ -106,7 +130,8 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"--plot {args.plot}: the file must end in .png, .jpg, .pdf or .svg")
 
 
-def _predict(args: argparse.Namespace, console: Console) -> None:
+def predict(args: argparse.Namespace, console: Console) -> None:
+    """Predict the layout of the config, or every layout; print the report and write the files that were requested."""
     config = load_run_config(args.config or find_model(args.model_size))
     cluster = load_cluster(args.cluster) if args.cluster else {}
     name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
@@ -170,8 +195,9 @@ def _sequences(tokens: int, seq_len: int) -> int:
     return tokens // seq_len
 
 
-def _validate(args: argparse.Namespace, console: Console) -> None:
-    cases = read_cases(args.validate)
+def validate(path: Path, json_path: Path | None, console: Console) -> None:
+    """Predict the measured runs of a JSON-lines file; print the errors, and write every prediction to ``json_path``."""
+    cases = read_cases(path)
     with _progress("predicting cases") as report:
         predictions = predict_cases(cases, CostModels(shipped_profiles()), report)
     show_validation(
@@ -182,9 +208,9 @@ def _validate(args: argparse.Namespace, console: Console) -> None:
     if fitted:
         console.print(f"{', '.join(fitted)}: one factor is fitted to published training runs; errors on those are not held out "
                       "(make accuracy holds them out)", markup=False)  # fmt: skip
-    if args.json:
-        write_json(args.json, {"cases": as_json(predictions)})
-        console.print(f"wrote {args.json}", markup=False)
+    if json_path:
+        write_json(json_path, {"cases": as_json(predictions)})
+        console.print(f"wrote {json_path}", markup=False)
 
 
 class CostModels:

@@ -1,4 +1,4 @@
-"""Imports run one way: between the packages, between the wings of a package, and never in a circle between modules."""
+"""Imports go one way between packages and between their sub-packages, and modules never import each other in a cycle."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Wings from the ground up; a wing may import those of floors below its own, and of packages before its own.
-FLOORS = (
+#: Sub-packages by level, lowest first; a sub-package may import only from levels below its own.
+LEVELS = (
     ("profiler.errors",),
     ("profiler.files",),
     ("profiler.profile",),
@@ -27,19 +27,20 @@ FLOORS = (
     ("solver.search",),
     ("solver.report", "solver.api"),
     ("solver.command_line",),
+    ("solver.console",),
 )
-FLOOR = {wing: floor for floor, wings in enumerate(FLOORS) for wing in wings}
+LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}
 PACKAGES = ("profiler", "predictor", "solver")
 
 
 def modules() -> dict[str, Path]:
-    """Dotted name of every module of the three packages -> its file."""
+    """Map the dotted name of every module of the three packages to its file."""
     files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Modules of the three packages that a file imports anywhere, inside functions too."""
+    """Yield the modules of the three packages that a file imports, also inside functions."""
     known = modules()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -48,32 +49,36 @@ def imports(path: Path) -> Iterator[str]:
             yield from (full if (full := f"{node.module}.{name.name}") in known else node.module for name in node.names)
 
 
-def wing(module: str) -> str:
+def subpackage(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
 IMPORTS = {module: set(imports(path)) - {module} for module, path in modules().items()}
 
 
-def test_every_module_lives_in_a_wing_that_has_a_floor() -> None:
-    assert {wing(module) for module in IMPORTS} - set(PACKAGES) == set(FLOOR)
+def test_every_module_is_in_a_subpackage_that_has_a_level() -> None:
+    assert {subpackage(module) for module in IMPORTS} - set(PACKAGES) == set(LEVEL)
 
 
 @pytest.mark.parametrize("module", sorted(set(IMPORTS) - set(PACKAGES)))
-def test_imports_between_wings_run_downward(module: str) -> None:
-    upward = {other for other in IMPORTS[module] if wing(other) != wing(module) and FLOOR[wing(other)] >= FLOOR[wing(module)]}
+def test_imports_between_subpackages_go_down(module: str) -> None:
+    upward = {
+        other
+        for other in IMPORTS[module]
+        if subpackage(other) != subpackage(module) and LEVEL[subpackage(other)] >= LEVEL[subpackage(module)]
+    }
     assert not upward
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_no_import_cycles() -> None:
     try:
         order = list(TopologicalSorter(IMPORTS).static_order())
     except CycleError as error:
-        pytest.fail(f"imports run in a circle: {' -> '.join(error.args[1])}")
+        pytest.fail(f"imports form a cycle: {' -> '.join(error.args[1])}")
     assert len(order) == len(IMPORTS) > 100
 
 
-def test_a_wing_says_in_one_sentence_what_it_is() -> None:
+def test_every_subpackage_has_a_docstring_that_ends_with_a_period() -> None:
     for path in (path for path in modules().values() if path.name == "__init__.py" and len(path.relative_to(ROOT).parts) == 3):
-        told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        assert told and told.endswith("."), path
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        assert docstring and docstring.endswith("."), path

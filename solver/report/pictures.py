@@ -17,25 +17,25 @@ def draw_pareto(result: SearchResult, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    front, problem = result.pareto, result.problem
-    memory, tgs = front.memory.device / GIB, front.tgs
+    optimal, problem = result.pareto, result.problem
+    memory, tgs = optimal.memory.device / GIB, optimal.tgs
     figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
     axes.step(memory, tgs, where="post", color="tab:blue", alpha=0.5)
-    axes.plot(memory, tgs, "o", color="tab:blue", ms=4, label=f"{len(front)} Pareto-optimal layouts")
-    axes.axvline(problem.cluster.memory_bytes / GIB, color="tab:red", ls="--", label="memory of one GPU")
-    named = sorted({0, len(front) // 3, 2 * len(front) // 3, len(front) - 1})
-    for index in named:
+    axes.plot(memory, tgs, "o", color="tab:blue", ms=4, label=f"{len(optimal)} Pareto-optimal layouts")
+    axes.axvline(problem.cluster.memory_bytes / GIB, color="tab:red", ls="--", label="memory per GPU")
+    named = sorted({0, len(optimal) // 3, 2 * len(optimal) // 3, len(optimal) - 1})
+    for index in named:  # the curve rises: above it to the left, and below it to the right, nothing is drawn
         right = memory[index] > memory.max() / 2
         axes.annotate(
-            describe(front, index), (memory[index], tgs[index]), xytext=(-6 if right else 6, -10), fontsize=7,
-            textcoords="offset points", ha="right" if right else "left", va="top",
+            describe(optimal, index), (memory[index], tgs[index]), xytext=(-7, 5) if right else (7, -5), fontsize=7,
+            textcoords="offset points", ha="right" if right else "left", va="bottom" if right else "top",
         )  # fmt: skip
-    axes.set_xlabel("peak memory of one GPU [GiB]")
-    axes.set_ylabel("tokens / GPU / s")
+    axes.set_xlabel("peak memory per GPU [GiB]")
+    axes.set_ylabel("TGS [tokens per GPU per second]")
     axes.set_ylim(0, tgs.max() * 1.08)
     axes.set_title(
         f"{problem.model.name} on {problem.run.world_size} x {problem.cost.device.name}\n"
-        f"the fastest of {result.feasible:,} feasible layouts for any memory",
+        f"Pareto-optimal among {result.feasible:,} feasible layouts: none is both faster and smaller",
         fontsize=11,
     )
     axes.grid(alpha=0.3)

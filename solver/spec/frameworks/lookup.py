@@ -44,9 +44,12 @@ def known_framework(name: str) -> Framework:
 
 
 def release_for_search(name: str) -> str:
-    """``name``, or where it is the bare name of a family, the name of that family's newest release."""
-    releases = [f for f in FRAMEWORKS if _words(f.family) == _words(name)]
-    return max(releases, key=lambda f: f.released).name if releases else name
+    """Return the release that a search means by ``name``: of the bare name of a family its newest release, of an alias its
+    release; any other name comes back as it is (it may state more, such as a release of Transformer Engine)."""
+    family = [f for f in FRAMEWORKS if _words(f.family) == _words(name)]
+    aliased = [f for f in FRAMEWORKS if _words(name) in map(_words, f.aliases)]
+    found = max(family, key=lambda f: f.released) if family else next(iter(aliased), None)
+    return found.name if found else name
 
 
 def _first_named(name: str, aliases: Sequence[tuple[Framework, tuple[str, ...]]]) -> Framework | None:

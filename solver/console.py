@@ -1,0 +1,99 @@
+"""The console command ``foretrain``: one program for searching, predicting, validating and measuring."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from profiler.errors import InputError, require_torch
+from solver.command_line import (
+    add_json_argument,
+    add_prediction_arguments,
+    add_search_arguments,
+    check_arguments,
+    predict,
+    run,
+    validate,
+)
+
+#: The measuring script; it is started in processes of its own, one per rank.
+MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"
+
+_EXAMPLES = """examples:
+  foretrain search --model_size llama3_70b --framework megatron-core --world_size 512
+  foretrain predict --config configs/7B_internlm2.py --world_size 64
+  foretrain validate configs/cases/published.jsonl
+  foretrain measure --nproc-per-node 8 --budget 30
+"""
+_MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands but ``measure``, whose options are those of gen_profiler_data.py."""
+    p = argparse.ArgumentParser(
+        prog="foretrain",
+        description="Predict which parallel layout trains a language model fastest, how fast, if it fits, how sure, and why.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    search = commands.add_parser("search", help="estimate every layout of a model on a number of GPUs")
+    search.set_defaults(run_all_solu=True, validate=None)
+    add_prediction_arguments(search)
+    add_search_arguments(search)
+    single = commands.add_parser("predict", help="estimate the layout that a config states")
+    single.set_defaults(run_all_solu=False, validate=None, top=1, plot=None)
+    add_prediction_arguments(single)
+    checked = commands.add_parser("validate", help="predict measured runs and print the errors")
+    checked.add_argument(
+        "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"
+    )
+    add_json_argument(checked)
+    commands.add_parser("measure", help=_MEASURE_HELP, add_help=False)
+    return p
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status (2 for input that cannot be used)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["measure"]:
+        return _measure(given[1:])
+    args = parser().parse_args(given)
+
+    def command(console: Console) -> None:
+        if args.command == "validate":
+            validate(args.file, args.json, console)
+        else:
+            check_arguments(args)
+            predict(args, console)
+
+    return run(command)
+
+
+def _measure(options: Sequence[str]) -> int:
+    """Become gen_profiler_data.py with ``options`` (so that signals reach it), under torchrun for more than one process.
+
+    Return 2 if the options cannot be used.
+    """
+    p = argparse.ArgumentParser(prog="foretrain measure", description=_MEASURE_HELP, add_help=False)
+    p.add_argument("--nproc-per-node", type=int, default=1)
+    args, rest = p.parse_known_args(options)
+    launcher: list[str] = []
+    try:
+        if args.nproc_per_node < 1:
+            raise InputError(f"--nproc-per-node is {args.nproc_per_node}; it must be at least 1")
+        if args.nproc_per_node > 1:
+            require_torch("measuring with several processes")
+            launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.nproc_per_node}"]
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if {"-h", "--help"} & set(rest):
+        print("foretrain measure --nproc-per-node N (default 1) starts N processes of:\n")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, *launcher, str(MEASURE), *rest])
