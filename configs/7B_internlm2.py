@@ -59,7 +59,7 @@ model = dict(
     qk_interleaved=False,
 )
 
-# Optimizer states are dealt over all data-parallel ranks; a pair of neighbours shares each layer.
+# Optimizer states are sharded over all data-parallel ranks; a pair of neighbours shares each layer.
 parallel = dict(
     zero1=dict(size=-1),
     tensor=dict(size=2, mode="msp"),
