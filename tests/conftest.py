@@ -1,4 +1,4 @@
-"""Cost models of shipped profiles, fitted once for all workers and kept in the program's own cache."""
+"""Cost models of shipped profiles, fitted once for all test workers and kept in the program's cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from profiler.profile.store import read_profile
 
 @pytest.fixture(scope="session")
 def fitted() -> Callable[[str], CostModel]:
-    """The cost model of a shipped profile by name. A fit takes a minute: parallel workers wait for the first to do it."""
+    """Return a function from the name of a shipped profile to its cost model.
+
+    A fit takes a minute: parallel workers wait until the first one has done it.
+    """
 
     @cache
     def get(name: str) -> CostModel:

@@ -1,4 +1,4 @@
-"""This machine's CPU as a profile's device, and layouts of the tiny model on it, for tests that time attention."""
+"""Helpers of the attention timing tests: this machine's CPU as a profile's device, and layouts of the tiny model on it."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ BATCH = 4
 
 
 def cpu_device(name: str | None = None) -> Device:
-    """This machine's CPU with one thread a rank, or one that is called ``name``."""
+    """Return this machine's CPU, one thread per rank, as a device; it is called ``name`` if that is given."""
     here = re.sub(r"\(\d+ of", "(1 of", hardware._cpu_name())
     return Device(name or here, {"fp32": 5e10, "bf16": 5e10}, 4 * GIB, 1e10, 1, 2, 5e9, 5e9, "shared memory and sockets")
 
 
 def cpu_profile(device: Device) -> Profile:
-    rows = {"batch": [1, 1], "seq_q": [48, 96], "seq_kv": [48, 96], "heads": 2, "kv_heads": 2, "head_dim": 16, "v_head_dim": 16,
-            "causal": 1, "pass": "forward", "kernel": "torch_flash", "dtype": "fp32", "seconds": [1e-4, 2e-4], "spread": 0.1,
-            "repeats": 5, "source": "measured, torch 0.0"}  # fmt: skip
-    table = Table.from_columns("flash_attn", rows)
+    columns = {"batch": [1, 1], "seq_q": [48, 96], "seq_kv": [48, 96], "heads": 2, "kv_heads": 2, "head_dim": 16,
+               "v_head_dim": 16, "causal": 1, "pass": "forward", "kernel": "torch_flash", "dtype": "fp32",
+               "seconds": [1e-4, 2e-4], "spread": 0.1, "repeats": 5, "source": "measured, torch 0.0"}  # fmt: skip
+    table = Table.from_columns("flash_attn", columns)
     return Profile("this machine", device, {"flash_attn": table}, {"sustained_scale": 1.0}, "made for a test")
 
 
-def asked_of(device: Device, **changes: Any) -> Problem:
-    """Layouts of the tiny model on eight devices; context parallelism among them, by a ring."""
-    return toy.problem(toy.TINY, 8, toy.toy_cost(device=device, **changes), seq_len=256, cp_comm="ring")
+def problem_on(device: Device, **changes: Any) -> Problem:
+    """Return the problem of the tiny model on eight devices, with ring attention where cp > 1."""
+    return toy.make_problem(toy.TINY, 8, toy.toy_cost(device=device, **changes), seq_len=256, cp_comm="ring")
 
 
 def counted_timings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kernels that were timed, one entry each; a timing takes two real calls of the kernel."""
+    """Replace the timer; return a list that gets the device type of each timed kernel. A timing makes two real calls."""
     calls: list[str] = []
 
     def measure(work: Callable[[int], None], device: torch.device, seconds: float) -> Measurement:
@@ -63,8 +63,8 @@ def calls_of(problem: Problem) -> dict[str, np.ndarray]:
     return attention_calls(problem, enumerate_splits(problem, BATCH).splits).columns
 
 
-def counts(said: str) -> tuple[int, int, int]:
-    """(measured, of them now, by the fit) as the sentence tells."""
-    found = re.match(r"attention: (\d+) shapes? timed on this machine \((\d+) of them now\), (\d+) by the fit", said)
-    assert found, said
+def counts(report: str) -> tuple[int, int, int]:
+    """Read the reported sentence: (shapes with a measured time, those timed in this run, shapes estimated by the fit)."""
+    found = re.match(r"attention: (\d+) shapes? timed on this machine \((\d+) of them now\), (\d+) by the fit", report)
+    assert found, report
     return int(found[1]), int(found[2]), int(found[3])

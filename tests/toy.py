@@ -1,8 +1,8 @@
-"""A made-up machine whose every time can be worked out in the head, and a model small enough to write out.
+"""A made-up machine whose times can be computed by hand, and a model small enough for that.
 
 One FLOP takes 1e-15 s, one byte of a kernel 1e-12 s, one byte of a message 1e-11 s inside a node and 1 / bandwidth between
 nodes (2e-11 s by default); there is no latency, and groups of one rank send nothing. A collective takes a tenth of the
-device from the compute beside it; a chain of eager kernels moves the bytes that the program counts for it.
+device from the compute that it overlaps with; a chain of eager kernels moves the bytes that the program counts for it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Collective:
 
 
 def toy_cost(**changes: Any) -> CostModel:
-    """The real CostModel over hand-made laws."""
+    """Return the real CostModel with hand-made fits; ``changes`` replace its fields."""
     fits: Any = {"linears": _Linear(), "grouped": None, "attention": _Attention(), "kernels": _Kernel(),
                  "collectives": _Collective()}  # fmt: skip
     return CostModel(
@@ -78,38 +78,38 @@ def toy_cost(**changes: Any) -> CostModel:
 
 
 def run_of(world_size: int, seq_len: int = 4096, **constants: Any) -> Strategy:
-    """The constants of a run; layouts vary the rest."""
+    """Return a strategy with the constants of a run; layouts vary the other fields."""
     return Strategy(world_size=world_size, dp=world_size, seq_len=seq_len, **constants)
 
 
-def problem(
+def make_problem(
     model: ModelSpec, world_size: int, cost: CostModel, seq_len: int = 4096, cluster: Cluster | None = None, **constants: Any
 ) -> Problem:
-    """A problem on the usual cluster of the cost model's device."""
+    """Return a problem on ``cluster`` (None: the default cluster of the cost model's device)."""
     return problem_of(model, run_of(world_size, seq_len, **constants), cluster or cluster_of(cost.device), cost)
 
 
 def layer_keys(mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_size: Any = 1) -> LayerKeys:
-    """Layer keys of one mode; arguments broadcast."""
+    """Return the layer keys of one mode; arguments broadcast."""
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v)) for v in (int(TpMode[mode.upper()]), tp, cp, wp,
                                                                          micro_batch_size)))  # fmt: skip
     return LayerKeys(*(column.astype(np.int64) for column in columns))
 
 
-def all_layouts(asked: Problem, global_batch_size: int) -> Layouts:
-    """Every layout of the space."""
-    return cross(asked, enumerate_splits(asked, global_batch_size).splits)
+def all_layouts(problem: Problem, global_batch_size: int) -> Layouts:
+    """Return every layout of the search space."""
+    return cross(problem, enumerate_splits(problem, global_batch_size).splits)
 
 
-def some_layouts(asked: Problem, global_batch_size: int, count: int, seed: int) -> Layouts:
-    """``count`` random layouts of the space."""
-    layouts = all_layouts(asked, global_batch_size)
+def some_layouts(problem: Problem, global_batch_size: int, count: int, seed: int) -> Layouts:
+    """Return ``count`` random layouts of the search space."""
+    layouts = all_layouts(problem, global_batch_size)
     chosen = np.random.default_rng(seed).choice(len(layouts), min(count, len(layouts)), replace=False)
     return layouts.take(np.sort(chosen))
 
 
 def changed(layouts: Layouts, **columns: Any) -> Layouts:
-    """The same layouts with other values of some columns (of the splits or of the small axes)."""
+    """Return the layouts with other values in some columns (of the splits, or zero, recompute, recompute_layers)."""
     splits = layouts.splits.take(layouts.row)
     n = len(layouts)
     fields = {name: np.broadcast_to(np.asarray(columns.get(name, getattr(splits, name)), dtype=np.int64), n)
@@ -120,25 +120,25 @@ def changed(layouts: Layouts, **columns: Any) -> Layouts:
 
 
 def column(layouts: Layouts, name: str) -> np.ndarray:
-    """A column of the splits, one value a layout."""
+    """Return a column of the splits, [layouts]."""
     return getattr(layouts.splits, name)[layouts.row]
 
 
-def estimated(asked: Problem, strategies: list[Strategy]) -> Solutions:
-    """Explicit strategies, priced."""
-    return estimate_layouts(asked, Layouts.of(strategies))
+def estimated(problem: Problem, strategies: list[Strategy]) -> Solutions:
+    """Estimate the given strategies."""
+    return estimate_layouts(problem, Layouts.of(strategies))
 
 
 def tiny(
     framework: str, world_size: int = 1, model: ModelSpec = TINY, run: dict[str, Any] | None = None, **layout: Any
 ) -> Solutions:
-    """One layout of TINY under a framework, sequences of 32 tokens."""
-    asked = problem(model, world_size, toy_cost(), 32, framework=framework, **(run or {}))
-    return estimated(asked, [asked.run.replace(**layout)])
+    """Estimate one layout of TINY under a framework, with sequences of 32 tokens."""
+    problem = make_problem(model, world_size, toy_cost(), 32, framework=framework, **(run or {}))
+    return estimated(problem, [problem.run.replace(**layout)])
 
 
 def part(solutions: Solutions, name: str) -> np.ndarray:
-    """Seconds of one part of the step, one value a layout."""
+    """Return the seconds of one part of the step, [layouts]."""
     from solver.step.time import PARTS
 
     return solutions.times.parts[PARTS.index(name)]

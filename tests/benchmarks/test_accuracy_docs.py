@@ -1,4 +1,4 @@
-"""The shipped cases and the page about them: what the file holds, one MFU by hand, tables of made-up predictions."""
+"""The shipped cases and the page about them: file contents, constant-MFU baseline by hand, tables of made-up predictions."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def made(
     hardware: str = "a",
     **also: Any,
 ) -> Prediction:
-    """A prediction whose 90% interval goes from predicted / width to predicted * width."""
+    """Return a prediction whose 90% interval goes from predicted / width to predicted * width."""
     why = SimpleNamespace(seconds=predicted, interval=(predicted / width, predicted * width))
     case = Case(name, hardware, {}, SMALL, run, {"step_s": measured, **also}, ())
     return Prediction(case, None, None, 0, cast(Explanation, why))
 
 
-def weighed(name: str, device: float, limit: float = 10.0, **measured: Any) -> Prediction:
-    """A prediction of peak memory: all kinds are ``device`` bytes."""
+def memory_prediction(name: str, device: float, limit: float = 10.0, **measured: Any) -> Prediction:
+    """Return a prediction of peak memory: all kinds of memory are ``device`` bytes."""
     bytes_ = np.array([device])
     memory = SimpleNamespace(device=bytes_, allocated=bytes_, reserved=bytes_)
     problem = SimpleNamespace(cluster=SimpleNamespace(memory_bytes=limit))
@@ -65,7 +65,7 @@ def weighed(name: str, device: float, limit: float = 10.0, **measured: Any) -> P
 
 
 def cells(table: str) -> dict[str, list[str]]:
-    """Rows of a Markdown table by their first cell."""
+    """Return the rows of a Markdown table by their first cell."""
     rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines() if line.startswith("|")]
     assert len({len(row) for row in rows}) == 1, "all rows have the columns of the head"
     return {row[0]: row[1:] for row in rows}
@@ -82,7 +82,7 @@ def test_every_case_reads_and_only_experts_are_left_out(plain: list[dict[str, An
     assert {case.id for case in cases if case.skipped} <= experts
 
 
-def test_cases_hold_figures_and_no_texts(plain: list[dict[str, Any]]) -> None:
+def test_cases_hold_numbers_and_no_texts(plain: list[dict[str, Any]]) -> None:
     assert (CASES / "published.jsonl").stat().st_size < 1_000_000
     assert all(set(case) == KEYS for case in plain)
     assert {case["hardware"] for case in plain} <= set(shipped_profiles())
@@ -98,14 +98,14 @@ def test_every_group_has_a_source_and_a_description() -> None:
     assert set(json.loads((CASES / "groups.json").read_text())) == set(sizes)
 
 
-def test_sources_of_cases_are_named(plain: list[dict[str, Any]]) -> None:
+def test_sources_of_cases_are_listed(plain: list[dict[str, Any]]) -> None:
     text = (CASES / "SOURCES.md").read_text()
     origins = {case["source"].split(":")[0].split("@")[0].split(" Table")[0] for case in plain}
     assert len(origins) == 10
     assert all(origin in text for origin in origins)
 
 
-def test_notes_and_peers_speak_of_cases_that_exist(plain: list[dict[str, Any]]) -> None:
+def test_notes_and_peers_refer_to_existing_cases(plain: list[dict[str, Any]]) -> None:
     names = [case["id"] for case in plain]
     notes = [accuracy_tables.Note(**note) for note in json.loads((CASES / "notes.json").read_text())]
     assert all(any(fnmatchcase(name, note.cases) for name in names) for note in notes)
@@ -113,19 +113,19 @@ def test_notes_and_peers_speak_of_cases_that_exist(plain: list[dict[str, Any]]) 
     assert {peer.group for peer in peers} <= {name.split(":")[0].split("-")[0] for name in names}
 
 
-# one MFU
+# the constant-MFU baseline
 
 
 def test_flops_by_hand() -> None:
-    # 2 GPUs, 2 * 3 sequences of 10 tokens: 30 tokens a GPU; 6 * 105,000 for the weights, 6 * 1 * 100 * 10 for attention
+    # 2 GPUs, 2 * 3 sequences of 10 tokens: 30 tokens per GPU; 6 * 105,000 for the weights, 6 * 1 * 100 * 10 for attention
     assert SMALL.layer_linear_parameters == 100_000
     case = made("x-1", 1.0).case
     assert flops_per_gpu(case) == pytest.approx(30 * (630_000 + 6_000))
-    again = made("x-1", 1.0, run=RUN.replace(recompute="full")).case
-    assert flops_per_gpu(again) == pytest.approx(40 * 636_000)
+    recomputing = made("x-1", 1.0, run=RUN.replace(recompute="full")).case
+    assert flops_per_gpu(recomputing) == pytest.approx(40 * 636_000)
 
 
-def test_one_mfu_by_hand() -> None:
+def test_constant_mfu_by_hand() -> None:
     # work 1, 1 and 4/3 in 1, 2 and 4 s: rates 1, 1/2 and 1/3; the median, 1/2, predicts 2, 2 and 8/3 s
     full = RUN.replace(recompute="full")
     score = constant_mfu_scores([made("x-1", 1.0), made("x-2", 2.0), made("y-1", 4.0, run=full)])
@@ -134,16 +134,16 @@ def test_one_mfu_by_hand() -> None:
     assert (score["all"].n, score["all"].median) == (3, pytest.approx(1 / 3))
 
 
-def test_one_mfu_is_of_its_hardware() -> None:
+def test_constant_mfu_is_per_hardware() -> None:
     score = constant_mfu_scores([made("x-1", 1.0), made("x-2", 7.0, hardware="b")])
-    assert score["x"].p90 == pytest.approx(0), "one case alone is its own median"
+    assert score["x"].p90 == pytest.approx(0), "a single case is its own median"
 
 
 # the tables
 
 
 def test_time_table() -> None:
-    # one MFU predicts the median, 2 s, for all; ours are 10% short, right, and twice the time, which no interval holds
+    # the baseline predicts the median, 2 s, for all; predictions are 10% short, exact, and twice the time (not in its interval)
     found = [made("x-1", 1.0, 0.9), made("x-2", 2.0, 2.0), made("y-1", 4.0, 8.0)]
     rows = cells(accuracy_tables.time_table(found, {"x": "some runs"}))
     assert rows["x"][:8] == ["some runs", "2", "50.0%", "5.0%", "9.0%", "-5.0%", "100%", "0.90"]
@@ -151,30 +151,31 @@ def test_time_table() -> None:
     assert rows["all"][1:8] == ["3", "50.0%", "10.0%", "82.0%", "+30.0%", "67%", "0.80"]
 
 
-def test_regret_stands_beside_its_group() -> None:
-    # the program ranks the layout first that took 1.2 s; the best took 1.0 s
+def test_regret_is_in_the_row_of_its_group() -> None:
+    # the layout that is predicted fastest took 1.2 s; the best took 1.0 s
     runs = [RUN.replace(micro_batch_size=size, num_micro_batches=6 // size) for size in (1, 2, 3)]
     found = [
-        made(f"x-{i}", time, ours, run) for i, (time, ours, run) in enumerate(zip((1.0, 1.2, 2), (3, 1, 2), runs, strict=True))
+        made(f"x-{i}", time, predicted, run)
+        for i, (time, predicted, run) in enumerate(zip((1.0, 1.2, 2), (3, 1, 2), runs, strict=True))
     ]
     assert cells(accuracy_tables.time_table(found, {}))["x"][8:] == ["20.0%", "20.0%", "1"]
 
 
 def test_memory_table() -> None:
-    found = [weighed(f"x-{i}", ratio * 4 * GIB, peak_memory_gib=4.0) for i, ratio in enumerate((0.9, 1.0, 1.2))]
-    rows = cells(accuracy_tables.memory_table([*found, weighed("y-1", 5.0 * GIB, peak_memory_gib=4.0)], {}))
+    found = [memory_prediction(f"x-{i}", ratio * 4 * GIB, peak_memory_gib=4.0) for i, ratio in enumerate((0.9, 1.0, 1.2))]
+    rows = cells(accuracy_tables.memory_table([*found, memory_prediction("y-1", 5.0 * GIB, peak_memory_gib=4.0)], {}))
     assert rows["x"][1:] == ["3", "1", "10.0%", "18.0%", "+3.3%"]
     assert rows["all"][1:3] == ["4", "2"]
 
 
 def test_fits_table() -> None:
-    # of 4 runs that fitted one is predicted not to; of 2 that ran out of memory one is predicted to fit
-    fitted = [weighed(f"x-{i}", device) for i, device in enumerate((5.0, 6.0, 10.0, 11.0))]
-    failed = [weighed(f"xOOM-{i}", device, out_of_memory=True) for i, device in enumerate((9.0, 12.0))]
+    # of 4 runs that fitted one is predicted OOM; of 2 with OOM one is predicted to fit
+    fitted = [memory_prediction(f"x-{i}", device) for i, device in enumerate((5.0, 6.0, 10.0, 11.0))]
+    failed = [memory_prediction(f"xOOM-{i}", device, out_of_memory=True) for i, device in enumerate((9.0, 12.0))]
     text = accuracy_tables.fits_table(fitted + failed)
     assert cells(text)["fitted"] == ["3", "1"] and cells(text)["OOM"] == ["1", "1"]
     assert "Classified correctly: 66.7%" in text and "25.0% of 4 runs" in text and "50.0% of 2 runs" in text
-    assert accuracy_tables.fits_table(fitted) == "", "nobody reported a failure"
+    assert accuracy_tables.fits_table(fitted) == "", "no OOM was reported"
 
 
 def test_factor_table_leaves_the_largest_group_out() -> None:
@@ -189,17 +190,22 @@ def test_factor_table_leaves_the_largest_group_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "said"), [(1, "1"), (2, "2"), (3, "3 to 4"), (8, "5 to 8"), (16, "9 to 16"), (17, "over 16")]
+    ("size", "label"), [(1, "1"), (2, "2"), (3, "3 to 4"), (8, "5 to 8"), (16, "9 to 16"), (17, "over 16")]
 )  # fmt: skip
-def test_bins_of_the_micro_batch(size: int, said: str) -> None:
-    assert f"| micro batch | {said} | 1 |" in accuracy_tables.factor_table(
+def test_bins_of_the_micro_batch(size: int, label: str) -> None:
+    assert f"| micro batch | {label} | 1 |" in accuracy_tables.factor_table(
         [made("x-1", 1.0, run=RUN.replace(micro_batch_size=size))]
     )
 
 
-def test_peers_stand_beside_the_mean_of_their_group() -> None:
+def test_peers_are_listed_with_the_mean_of_their_group() -> None:
     peer = accuracy_tables.Peer("other", "its runs", "5%", "1%", "x", "its page")
-    found = [made("x-1", 1.0, 0.9), made("x-2", 1.0, 1.3), made("y-1", 1.0, 3.0), weighed("x-3", 5 * GIB, peak_memory_gib=4.0)]
+    found = [
+        made("x-1", 1.0, 0.9),
+        made("x-2", 1.0, 1.3),
+        made("y-1", 1.0, 3.0),
+        memory_prediction("x-3", 5 * GIB, peak_memory_gib=4.0),
+    ]
     assert cells(accuracy_tables.peer_table(found, [peer]))["other"] == [
         "its runs",
         "5%",
@@ -212,7 +218,7 @@ def test_peers_stand_beside_the_mean_of_their_group() -> None:
     ]
 
 
-def test_reasons_come_from_notes_then_from_runs_alike() -> None:
+def test_reasons_come_from_notes_then_from_similar_runs() -> None:
     notes = [accuracy_tables.Note("x-1?", "known")]
     other = RUN.replace(num_micro_batches=5)
     found = [made("x-11", 1.0, 2.0), made("x-2", 1.5, 2.0), made("x-3", 1.55, 2.0), made("x-4", 1.0, 4.0, run=other)]
@@ -220,27 +226,29 @@ def test_reasons_come_from_notes_then_from_runs_alike() -> None:
     assert list(rows)[2:] == ["x-4", "x-11", "x-2", "x-3"]
     assert [rows[name][-1] for name in ("x-11", "x-4")] == ["known", accuracy_tables.NOT_EXPLAINED]
     assert rows["x-2"][-1] == "x-11, described alike, took 1 s"
-    alone = [p for p in found if p.case.id != "x-11"]
-    assert cells(accuracy_tables.worst_table(alone, notes))["x-2"][-1] == accuracy_tables.NOT_EXPLAINED, "x-3 took 3% more only"
+    without = [p for p in found if p.case.id != "x-11"]
+    assert cells(accuracy_tables.worst_table(without, notes))["x-2"][-1] == accuracy_tables.NOT_EXPLAINED, (
+        "x-3 took only 3% more"
+    )
     assert cells(accuracy_tables.twin_table(found))["x"] == ["1", "55.0%", "55.0%"]
 
 
-def test_what_is_skipped_is_named() -> None:
-    gone = Prediction(made("x-1", 1.0).case, "no profile of it")
-    assert accuracy_tables.skipped_list([gone, made("x-2", 1.0)]) == "* 1: no profile of it: x-1\n"
+def test_skipped_cases_are_listed() -> None:
+    skipped = Prediction(made("x-1", 1.0).case, "no profile of it")
+    assert accuracy_tables.skipped_list([skipped, made("x-2", 1.0)]) == "* 1: no profile of it: x-1\n"
     assert accuracy_tables.skipped_list([made("x-2", 1.0)]) == "* none\n"
-    assert timed([gone]) == []
+    assert timed([skipped]) == []
 
 
 def test_the_page_has_every_table() -> None:
-    found = [made("x-1", 1.0, 0.9), made("x-2", 2.0, 2.0), weighed("x-3", 5 * GIB, peak_memory_gib=4.0)]
+    found = [made("x-1", 1.0, 0.9), made("x-2", 2.0, 2.0), memory_prediction("x-3", 5 * GIB, peak_memory_gib=4.0)]
     text = accuracy.document(found, {}, [], [], "here")
     assert "pics/here_time.jpg" in text and "3 can be expressed, 2 of these have a step time" in text
     assert not set("{}") & set(text)
 
 
-def test_pictures_know_every_shipped_gpu(tmp_path: Path) -> None:
+def test_pictures_have_a_colour_for_every_shipped_gpu(tmp_path: Path) -> None:
     assert set(shipped_profiles()) <= set(accuracy_pictures.COLOURS)
     accuracy.draw_pictures([made("x-1", 1.0, 0.9), made("y-1", 200.0, 150.0, hardware="h100_sxm")], tmp_path, "here")
-    assert [path.name for path in tmp_path.iterdir()] == ["here_time.jpg"], "nothing was weighed"
+    assert [path.name for path in tmp_path.iterdir()] == ["here_time.jpg"], "no memory was predicted"
     assert 10_000 < (tmp_path / "here_time.jpg").stat().st_size < 200_000

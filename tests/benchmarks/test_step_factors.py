@@ -1,4 +1,4 @@
-"""The factor of training steps: found again from runs made with one, kept where it helps runs left out, never on its own."""
+"""The factor of training steps: recovered from runs made with one, kept only where it improves held-out runs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def cases() -> list[Case]:
 
 
 def made_with(factor: float, cases: list[Case], models: CostModels) -> list[Case]:
-    """The same runs with the times that a machine of this factor would have measured."""
+    """Return the same runs with the times that a machine with this factor would have measured."""
     found = predict_cases(cases, step_factors.scaled(models, {"b200_sxm": factor}))
     return [replace(p.case, measured={"step_s": p.seconds}) for p in found]
 
 
 @pytest.mark.parametrize("factor", [0.8, 1.0, 1.3])
-def test_a_factor_is_found_again(factor: float, cases: list[Case], models: CostModels) -> None:
+def test_a_factor_is_recovered(factor: float, cases: list[Case], models: CostModels) -> None:
     fit = step_factors.fit_device(made_with(factor, cases, models), models)
     assert fit.fitted == pytest.approx(factor, abs=2e-3)
     assert fit.error_left_out < 2e-3
@@ -47,17 +47,17 @@ def test_a_factor_is_found_again(factor: float, cases: list[Case], models: CostM
         assert fit.kept and fit.error_without > 0.1
 
 
-def test_no_run_is_judged_by_its_own_factor(cases: list[Case], models: CostModels) -> None:
-    # one layout that is half as fast as the others: its own factor would make it exact, the others' does not
+def test_no_run_is_predicted_with_its_own_factor(cases: list[Case], models: CostModels) -> None:
+    # one layout is half as fast as the rest: its own factor would make it exact, the factor of the rest does not
     odd = step_factors.folds(cases)[cases[0].id]
     run = made_with(1.0, cases, models)
-    bent = [
+    changed = [
         replace(c, measured={"step_s": 2 * c.measured["step_s"]}) if step_factors.folds(run)[c.id] == odd else c for c in run
     ]
-    fit = step_factors.fit_device(bent, models)
+    fit = step_factors.fit_device(changed, models)
     assert fit.leaving_out(odd) == pytest.approx(1.0, abs=1e-6) and not fit.kept
-    judged = {p.case.id: p for p in step_factors.predict_left_out(bent, models, fit)}
-    assert judged[cases[0].id].seconds == pytest.approx(bent[0].measured["step_s"] / 2, rel=1e-6)
+    predicted = {p.case.id: p for p in step_factors.predict_left_out(changed, models, fit)}
+    assert predicted[cases[0].id].seconds == pytest.approx(changed[0].measured["step_s"] / 2, rel=1e-6)
 
 
 def test_the_file_holds_what_its_command_writes() -> None:
@@ -69,10 +69,10 @@ def test_the_file_holds_what_its_command_writes() -> None:
     assert entries["b200_sxm"]["factor"] > 1.0
 
 
-def test_what_no_clock_explains_is_not_kept() -> None:
+def test_a_factor_that_no_clock_explains_is_not_kept() -> None:
     assert step_factors.DeviceFit("x", dict.fromkeys("abc", 1.4), 9, 0.4, 0.01).kept
     assert not step_factors.DeviceFit("x", dict.fromkeys("abc", 3.0), 9, 0.6, 0.01).kept
-    assert not step_factors.DeviceFit("x", dict.fromkeys("ab", 1.4), 9, 0.4, 0.01).kept, "two folds judge nothing"
+    assert not step_factors.DeviceFit("x", dict.fromkeys("ab", 1.4), 9, 0.4, 0.01).kept, "two folds are too few"
     assert not step_factors.DeviceFit("x", dict.fromkeys("abc", 1.1), 9, 0.10, 0.09).kept
 
 
@@ -85,21 +85,21 @@ def test_runs_without_times_are_refused(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_only_runs_that_a_factor_was_fitted_on_lose_it(cases: list[Case], models: CostModels) -> None:
     kept = step_factors.kept_factors()["b200_sxm"]
-    alone = step_factors.predict_held_out(cases[:1], models)[0].seconds
+    single = step_factors.predict_held_out(cases[:1], models)[0].seconds
     among = step_factors.predict_held_out(cases, models)[0].seconds
-    assert alone == among != predict_cases(cases[:1], models)[0].seconds
-    # somebody else's run keeps the factor, even one of the same layout; and two cases of one id stay apart
-    theirs = [replace(cases[0], id="Y-1"), replace(cases[3], id="Y-1")]
-    judged = [p.seconds for p in step_factors.predict_held_out(theirs, models)]
-    assert judged == [p.seconds for p in predict_cases(theirs, models)] and judged[0] != judged[1]
+    assert single == among != predict_cases(cases[:1], models)[0].seconds
+    # a run of another source keeps the factor, even with the same layout; and two cases with one id are predicted separately
+    others = [replace(cases[0], id="Y-1"), replace(cases[3], id="Y-1")]
+    predicted = [p.seconds for p in step_factors.predict_held_out(others, models)]
+    assert predicted == [p.seconds for p in predict_cases(others, models)] and predicted[0] != predicted[1]
     without = predict_cases(cases[:1], step_factors.scaled(models, {"b200_sxm": 1 / kept}))[0].seconds
-    assert without < alone
+    assert without < single
 
 
 def test_factors_belong_to_shipped_profiles(tmp_path: Path) -> None:
     b200 = find_profile("b200_sxm")[0]
     assert step_factor(b200) == json.loads(STEP_FACTORS.read_text())["profiles"]["b200_sxm"]["factor"]
-    assert step_factor(replace(b200, meta={})) == 1.0  # measured by the harness, not by loops of others
+    assert step_factor(replace(b200, meta={})) == 1.0  # measured by the harness, not by loops of tests from other sources
     assert step_factor(replace(b200, name="another")) == 1.0
     assert step_factor(b200, tmp_path / "absent.json") == 1.0
     for bad in ('"fast"', "-1.0", "NaN"):

@@ -1,4 +1,4 @@
-"""Profile, train, predict, compare: the comparison by hand, and the command on a small trained layout."""
+"""Profile, train, predict and compare: the comparison by hand, and the command on a small trained layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TINY = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "nu
 
 
 def small_profile() -> Profile:
-    """A CPU of 50 GFLOP/s and 10 GB/s whose rows follow those rates exactly."""
+    """Return a profile of a CPU of 50 GFLOP/s and 10 GB/s whose measurements follow 2 us + FLOPs / 40 GFLOP/s."""
     side = np.repeat(2 ** np.arange(5, 11), 6)
     other = np.tile(2 ** np.arange(5, 11), 6)
     linear = {"m": side, "n": other, "k": 128, "batch": 1, "layout": "TN", "dtype": "fp32", "out_dtype": "fp32",
@@ -49,7 +49,7 @@ def test_errors_ranks_and_coverage_by_hand() -> None:
     assert found.rank_correlation == pytest.approx(0.8)
 
 
-def test_shipped_layouts_cover_what_a_step_can_do() -> None:
+def test_shipped_layouts_cover_the_options_of_a_step() -> None:
     runs = validate_here.read_runs(ROOT / "configs" / "validate_here" / "cpu.json", 2)
     assert len(runs) >= 12 and {run.ranks for run in runs} == {1, 2}
     options = [run.options for run in runs]
@@ -62,7 +62,7 @@ def test_shipped_layouts_cover_what_a_step_can_do() -> None:
     assert len(validate_here.read_runs(ROOT / "configs" / "validate_here" / "gpu.json", 1)) >= 12
 
 
-def test_layouts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_layouts_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "layouts.json"
     with pytest.raises(InputError, match="cannot read the layouts"):
         validate_here.read_runs(path, 2)
@@ -77,13 +77,13 @@ def test_kept_cases_are_compared_and_drawn(tmp_path: Path, capsys: pytest.Captur
     text = "\n".join(lines).replace("HERE", str(tmp_path / "data.pt"))
     (tmp_path / "validate_here.jsonl").write_text(text)
     status = validate_here.main(["--output", str(tmp_path), "--keep-profile", "--keep-cases", "--ranks", "1"])
-    said = capsys.readouterr().out
-    assert status == 0, said
-    assert "3 layouts: |error| median" in said and "rank correlation 1.000" in said
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert "3 layouts: |error| median" in printed and "rank correlation 1.000" in printed
     assert (tmp_path / "pics" / "validate_here.png").stat().st_size > 10_000
 
 
-def test_training_writes_a_case_of_the_own_profile(tmp_path: Path) -> None:
+def test_training_writes_a_case_with_the_given_profile(tmp_path: Path) -> None:
     options = {**TINY, "seq_len": 32, "dtype": "fp32", "steps": 4}
     cases = tmp_path / "cases.jsonl"
     environment = {**validate_here.os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

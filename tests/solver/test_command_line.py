@@ -1,4 +1,4 @@
-"""The program as a user runs it: what it prints and writes, and what it says of input that cannot be used."""
+"""The program as a user runs it: printed and written output, and error messages for wrong input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def works(*arguments: Any, cwd: Path = ROOT) -> str:
 
 
 def refused(*arguments: Any) -> str:
-    """The one line on stderr with which the input is refused."""
+    """Run the program on input that it must refuse; return its one line on stderr."""
     done = run(*arguments)
     assert done.returncode == 2, (done.returncode, done.stderr[-800:])
     assert "Traceback" not in done.stderr
@@ -49,16 +49,16 @@ def refused(*arguments: Any) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def fitted_before(h100_model: CostModel, a100_model: CostModel) -> None:
-    """The laws are in the program's cache, so that a run takes a second and no two fit at once."""
+    """Put the fits into the program's cache, so that a run takes a second and no two runs fit at the same time."""
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """The main job: report, JSON, and the folder with CSV and picture."""
+    """Run a search; return the printed report, the JSON, and the folder with the CSV and the picture."""
     folder = tmp_path_factory.mktemp("out")
-    said = works("--run_all_solu", "--world_size", 128, "--top", 5, "--json", folder / "out.json", "--csv", folder / "out.csv",
-                 "--plot", folder / "front.png")  # fmt: skip
-    return said, json.loads((folder / "out.json").read_text()), folder
+    printed = works("--run_all_solu", "--world_size", 128, "--top", 5, "--json", folder / "out.json", "--csv",
+                    folder / "out.csv", "--plot", folder / "front.png")  # fmt: skip
+    return printed, json.loads((folder / "out.json").read_text()), folder
 
 
 def check_solution(found: dict[str, Any], world: int, tokens: int) -> None:
@@ -77,7 +77,7 @@ def check_solution(found: dict[str, Any], world: int, tokens: int) -> None:
     assert found["allocated_memory_bytes"] < found["reserved_memory_bytes"] < found["peak_memory_bytes"]
 
 
-def test_the_json_of_the_main_job(searched: tuple[str, dict[str, Any], Path]) -> None:
+def test_the_json_of_a_search(searched: tuple[str, dict[str, Any], Path]) -> None:
     _, plain, _ = searched
     about = plain["search"]
     assert set(about) == {"layouts_priced", "feasible", "seconds", "layouts_per_second", "rejected"}
@@ -103,17 +103,17 @@ def test_every_key_of_the_json_is_documented(searched: tuple[str, dict[str, Any]
         assert f"`{key}`" in text or re.search(rf"\b{key}\b", text), key
 
 
-def test_the_report_says_the_verdict_first(searched: tuple[str, dict[str, Any], Path]) -> None:
-    said, plain, folder = searched
+def test_the_report_starts_with_the_best_layout(searched: tuple[str, dict[str, Any], Path]) -> None:
+    printed, plain, folder = searched
     best = plain["best"][0]
-    lines = said.splitlines()
+    lines = printed.splitlines()
     verdict = next(i for i, line in enumerate(lines) if "tokens/GPU/s" in line)
     assert verdict < next(i for i, line in enumerate(lines) if "Best layouts" in line)
     assert f"{best['tgs']:,.0f} tokens/GPU/s" in lines[verdict] and f"MFU {best['mfu']:.1%}" in lines[verdict]
-    assert f"searched {plain['search']['layouts_priced']:,} layouts" in said
-    assert "profile: h100_sxm" in said and "128 x NVIDIA H100" in said
+    assert f"searched {plain['search']['layouts_priced']:,} layouts" in printed
+    assert "profile: h100_sxm" in printed and "128 x NVIDIA H100" in printed
     for path in ("out.json", "out.csv", "front.png"):
-        assert f"wrote {folder / path}" in said.replace("\n", "")
+        assert f"wrote {folder / path}" in printed.replace("\n", "")
 
 
 def test_the_csv_has_the_same_numbers(searched: tuple[str, dict[str, Any], Path]) -> None:
@@ -128,28 +128,28 @@ def test_the_csv_has_the_same_numbers(searched: tuple[str, dict[str, Any], Path]
         assert sum(float(row[f"{part}_s"]) for part in PARTS) == pytest.approx(found["step_s"], rel=1e-9)
 
 
-def test_the_picture_is_one(searched: tuple[str, dict[str, Any], Path]) -> None:
+def test_the_picture_is_a_png(searched: tuple[str, dict[str, Any], Path]) -> None:
     content = (searched[2] / "front.png").read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 5_000
 
 
 def test_two_runs_agree(searched: tuple[str, dict[str, Any], Path], tmp_path: Path) -> None:
     works("--run_all_solu", "--world_size", 128, "--top", 5, "--json", tmp_path / "again.json", cwd=tmp_path)
-    again = json.loads((tmp_path / "again.json").read_text())
-    assert again["best"] == searched[1]["best"]
+    second = json.loads((tmp_path / "again.json").read_text())
+    assert second["best"] == searched[1]["best"]
     assert [path.name for path in tmp_path.iterdir()] == ["again.json"], "nothing else is written"
 
 
-def test_a_single_layout_is_the_configs(tmp_path: Path) -> None:
-    said = works("--config", CONFIG, "--world_size", 64, "--json", tmp_path / "one.json", "--csv", tmp_path / "one.csv")
+def test_a_single_layout_is_that_of_the_config(tmp_path: Path) -> None:
+    printed = works("--config", CONFIG, "--world_size", 64, "--json", tmp_path / "one.json", "--csv", tmp_path / "one.csv")
     plain = json.loads((tmp_path / "one.json").read_text())
     (found,) = plain["best"]
     layout = found["layout"]
-    asked = {"tp": 2, "tp_mode": "msp", "pp": 1, "dp": 32, "micro_batch_size": 2, "num_micro_batches": 8, "zero": 1,
-             "zero_shard_size": 32}  # fmt: skip
-    assert {key: layout[key] for key in asked} == asked
+    expected = {"tp": 2, "tp_mode": "msp", "pp": 1, "dp": 32, "micro_batch_size": 2, "num_micro_batches": 8, "zero": 1,
+                "zero_shard_size": 32}  # fmt: skip
+    assert {key: layout[key] for key in expected} == expected
     check_solution(found, 64, 32 * 2 * 8 * 4096)
-    assert f"{found['tgs']:,.0f} tokens/GPU/s" in said
+    assert f"{found['tgs']:,.0f} tokens/GPU/s" in printed
     assert len((tmp_path / "one.csv").read_text().splitlines()) == 2
 
 
@@ -160,9 +160,9 @@ def test_a_batch_in_tokens_sets_the_micro_batches(tmp_path: Path) -> None:
     check_solution(found, 64, 2**20)
 
 
-def test_a_layout_that_does_not_fit_is_said_to(tmp_path: Path) -> None:
-    said = works("--config", CONFIG, "--world_size", 64, "--memory_limit_gib", 5, "--json", tmp_path / "one.json")
-    assert "DOES NOT FIT" in said
+def test_a_layout_that_does_not_fit_is_reported(tmp_path: Path) -> None:
+    printed = works("--config", CONFIG, "--world_size", 64, "--memory_limit_gib", 5, "--json", tmp_path / "one.json")
+    assert "DOES NOT FIT" in printed
     assert json.loads((tmp_path / "one.json").read_text())["best"][0]["fits"] is False
 
 
@@ -170,18 +170,19 @@ def test_a_layout_that_does_not_fit_is_said_to(tmp_path: Path) -> None:
 def test_another_machine(tmp_path: Path, way: str) -> None:
     value = {"--profile": "a100_sxm_80gb", "--pre_profiling_data_path": ROOT / "prof_data" / "a100_sxm_80gb.pt",
              "--cluster": "dgx_a100"}[way]  # fmt: skip
-    said = works("--world_size", 64, way, value, "--json", tmp_path / "a100.json")
-    assert "A100" in said
+    printed = works("--world_size", 64, way, value, "--json", tmp_path / "a100.json")
+    assert "A100" in printed
     works("--world_size", 64, "--json", tmp_path / "h100.json")
     a100, h100 = (json.loads((tmp_path / f"{n}.json").read_text())["best"][0] for n in ("a100", "h100"))
     assert 1.5 < a100["step_s"] / h100["step_s"] < 3.5
 
 
-def test_the_framework_asked_for_is_the_one_that_counts(tmp_path: Path) -> None:
-    releases = {"internevo-2023": "internevo-2023", "megatron-lm": "megatron-core-0.12"}  # a family: its newest release
+def test_the_requested_framework_is_used(tmp_path: Path) -> None:
+    # the name of a family means its newest release
+    releases = {"internevo-2023": "internevo-2023", "megatron-lm": "megatron-core-0.12"}
     for name, release in releases.items():
-        said = works("--world_size", 64, "--framework", name, "--json", tmp_path / f"{name}.json")
-        assert release in said.splitlines()[0] + said.splitlines()[1]
+        printed = works("--world_size", 64, "--framework", name, "--json", tmp_path / f"{name}.json")
+        assert release in printed.splitlines()[0] + printed.splitlines()[1]
     first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in releases)
     assert [plain["run"]["framework"] for plain in (first, second)] == list(releases.values())
     assert (first["run"]["cross_entropy_fusion"], second["run"]["overlap_param_gather"]) == (True, True)
@@ -218,7 +219,7 @@ def test_validate(tmp_path: Path) -> None:
     slower = {**CASE, "id": "mine-2", "run": {**CASE["run"], "recompute": "full"}}
     split = {**CASE, "id": "mine-3", "run": {**CASE["run"], "tp": 2}}
     path = write_cases(tmp_path / "cases.jsonl", CASE, moe, elsewhere, slower, split)
-    said = works("--validate", path, "--json", tmp_path / "out.json")
+    printed = works("--validate", path, "--json", tmp_path / "out.json")
     cases = {case["id"]: case for case in json.loads((tmp_path / "out.json").read_text())["cases"]}
     assert list(cases) == ["mine-1", "mine-moe", "mine-tpu", "mine-2", "mine-3"], "none dropped, order kept"
     first = cases["mine-1"]
@@ -230,19 +231,19 @@ def test_validate(tmp_path: Path) -> None:
     assert any(a.startswith("zero:") for a in first["assumptions"]) and any("network" in a for a in first["assumptions"])
     assert "experts" in cases["mine-moe"]["skipped"] and cases["mine-moe"]["predicted_step_s"] is None
     assert "tpu_v9" in cases["mine-tpu"]["skipped"]
-    assert "5 cases, 3 predicted" in said and "mine-moe" in said and "mine-tpu" in said
-    # the printed error is that of the JSON: one source, three cases of 0.05 s
+    assert "5 cases, 3 predicted" in printed and "mine-moe" in printed and "mine-tpu" in printed
+    # the printed error is that of the JSON: one source, three cases that took 0.05 s
     errors = sorted(abs(cases[i]["predicted_step_s"] / 0.05 - 1) for i in ("mine-1", "mine-2", "mine-3"))
-    assert f"{errors[1]:.1%}" in said and "regret mine" in said
+    assert f"{errors[1]:.1%}" in printed and "regret mine" in printed
 
 
 def test_validate_of_runs_without_times(tmp_path: Path) -> None:
     out = {**CASE, "id": "dry-1", "measured": {"out_of_memory": True}}
-    said = works("--validate", write_cases(tmp_path / "cases.jsonl", out), "--json", tmp_path / "out.json")
-    assert "1 cases, 1 predicted" in said and "fits or not: 0.0% classified correctly" in said
+    printed = works("--validate", write_cases(tmp_path / "cases.jsonl", out), "--json", tmp_path / "out.json")
+    assert "1 cases, 1 predicted" in printed and "fits or not: 0.0% classified correctly" in printed
 
 
-def test_a_case_that_cannot_be_is_skipped_with_its_reason(tmp_path: Path) -> None:
+def test_an_impossible_case_is_skipped_with_its_reason(tmp_path: Path) -> None:
     wrong = {
         "mine-batch": {**CASE["run"], "global_batch_size": 7},
         "mine-tp": {**CASE["run"], "tp": 3},
@@ -255,24 +256,24 @@ def test_a_case_that_cannot_be_is_skipped_with_its_reason(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [("not json\n", "cases.jsonl:1"), ("[1, 2]\n", "cases.jsonl:1"), ('{"id": "x"}\n', "hardware is missing"),
      ("\n\n", "no case"),
      (json.dumps(CASE) + "\n{broken\n", "cases.jsonl:2"), ("5\n", "cases.jsonl:1"),
      (json.dumps({**CASE, "model": 5}) + "\n", "cases.jsonl:1"), (json.dumps({**CASE, "run": []}) + "\n", "cases.jsonl:1"),
      (json.dumps({**CASE, "measured": None}) + "\n", "cases.jsonl:1")],
 )  # fmt: skip
-def test_cases_that_are_none(tmp_path: Path, lines: str, said: str) -> None:
+def test_invalid_case_files(tmp_path: Path, lines: str, message: str) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(lines)
-    assert said in refused("--validate", path)
+    assert message in refused("--validate", path)
 
 
 # input that cannot be used
 
 
 class Hostile:
-    """Runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, command: str) -> None:
         self.command = command
@@ -296,7 +297,7 @@ def test_profiles_that_cannot_be_read(tmp_path: Path) -> None:
     assert "give one" in refused("--profile", "h100_sxm", "--pre_profiling_data_path", PROFILE)
 
 
-def test_a_profile_whose_device_is_nonsense(tmp_path: Path) -> None:
+def test_a_profile_with_invalid_device_values(tmp_path: Path) -> None:
     plain = torch.load(PROFILE, weights_only=True)
     path = tmp_path / "data.pt"
     wrong: list[dict[str, Any]] = [{"num_sms": 0}, {"peak_flops": {}}, {"memory_bandwidth": -1.0}, {"gpus_per_node": 0}]
@@ -307,7 +308,7 @@ def test_a_profile_whose_device_is_nonsense(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("hidden_size=HIDDEN_SIZE", "hidden_sise=HIDDEN_SIZE", "hidden_sise"),
         ("tensor=dict(size=2", "tensor=dict(sise=2", "sise"),
@@ -319,12 +320,12 @@ def test_a_profile_whose_device_is_nonsense(tmp_path: Path) -> None:
         ('mode="msp"', 'mode="other"', "mode"),
     ],
 )
-def test_configs_that_are_wrong(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_wrong_configs(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = CONFIG.read_text()
     assert old in text
     path = tmp_path / "wrong.py"
     path.write_text(text.replace(old, new))
-    assert said in refused("--config", path, "--world_size", 64)
+    assert message in refused("--config", path, "--world_size", 64)
     assert path.read_text() == text.replace(old, new)
 
 
@@ -336,7 +337,7 @@ def test_configs_that_are_wrong(tmp_path: Path, old: str, new: str, said: str) -
      ("x.json", json.dumps({**SMALL, "num_attention_heads": 7})), ("x.json", json.dumps({**SMALL, "hidden_size": -1})),
      ("x.json", json.dumps({**SMALL, "hidden_size": "512"})), ("x.json", json.dumps({**SMALL, "hiden_size": 512}))],
 )  # fmt: skip
-def test_config_files_that_are_none(tmp_path: Path, name: str, content: str | None) -> None:
+def test_invalid_config_files(tmp_path: Path, name: str, content: str | None) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
     assert "error: " in refused("--config", tmp_path / name, "--world_size", 8)
@@ -344,29 +345,29 @@ def test_config_files_that_are_none(tmp_path: Path, name: str, content: str | No
 
 @pytest.mark.parametrize("world", [0, -1, 7, 10**9])
 @pytest.mark.parametrize("how", [("--run_all_solu",), ()], ids=["search", "single"])
-def test_worlds_that_cannot_be(world: int, how: tuple[str, ...]) -> None:
+def test_invalid_world_sizes(world: int, how: tuple[str, ...]) -> None:
     assert "world_size" in refused("--world_size", world, *how)
 
 
 @pytest.mark.parametrize("batch", [0, -4096, 4097, 3 * 5 * 7 * 4096])
-def test_batches_that_cannot_be(batch: int) -> None:
-    said = refused("--run_all_solu", "--world_size", 131072, "--global_batch_size", batch)
-    assert "global_batch_size" in said or "global batch" in said
+def test_invalid_batches(batch: int) -> None:
+    message = refused("--run_all_solu", "--world_size", 131072, "--global_batch_size", batch)
+    assert "global_batch_size" in message or "global batch" in message
     if batch > 0:
         assert "global" in refused("--config", CONFIG, "--world_size", 64, "--global_batch_size", batch)
 
 
 def test_a_model_that_fits_nowhere() -> None:
-    said = refused("--run_all_solu", "--model_size", "llama3_405b", "--world_size", 8, "--global_batch_size", 2**20)
-    assert re.search(r"fits on 8 accelerators in none of \d+ layouts: the leanest needs [\d.]+ GiB of 79.1 GiB", said)
+    message = refused("--run_all_solu", "--model_size", "llama3_405b", "--world_size", 8, "--global_batch_size", 2**20)
+    assert re.search(r"fits on 8 accelerators in none of \d+ layouts: the leanest needs [\d.]+ GiB of 79.1 GiB", message)
 
 
 @pytest.mark.parametrize("option", ["--json", "--csv", "--plot"])
 def test_output_that_cannot_be_written(tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("here before")
     path = tmp_path / "file" / "out.png"
-    said = refused("--run_all_solu", "--world_size", 8, "--global_batch_size", 2**17, option, path)
-    assert "cannot write" in said and str(path) in said
+    message = refused("--run_all_solu", "--world_size", 8, "--global_batch_size", 2**17, option, path)
+    assert "cannot write" in message and str(path) in message
     assert (tmp_path / "file").read_text() == "here before"
 
 
@@ -378,7 +379,7 @@ def test_output_that_cannot_be_written(tmp_path: Path, option: str) -> None:
      ("--validate", "/absent.jsonl", "--profile", "h100_sxm"), ("--run_all_solu", "--seq_len", 4095)],
     ids=lambda a: " ".join(map(str, a)),
 )  # fmt: skip
-def test_options_that_cannot_be(arguments: tuple[Any, ...]) -> None:
+def test_invalid_options(arguments: tuple[Any, ...]) -> None:
     refused("--world_size", 8, *arguments)
 
 
@@ -387,8 +388,8 @@ def test_unlimited_memory_is_a_number_or_an_error(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and done.returncode in (0, 2)
 
 
-#: Layouts that no framework could run: more tensor ranks than heads, more stages than layers, chunks or weight groups that
-#: do not divide, stages with more layers than there are, weight groups of a mode that has none.
+#: Layouts that no framework can run: more tensor ranks than heads, more stages than layers, chunks or weight groups that
+#: do not divide, stages with more layers than the model has, weight groups of a mode without weight sharding.
 IMPOSSIBLE = {
     "heads": {"tp": 64}, "width": {"tp": 1, "pp": 16}, "chunks": {"pp": 4, "vpp": 3}, "chunks of one stage": {"vpp": 2},
     "weight group": {"tp_mode": "isp", "wp": 3}, "weight group beyond the world": {"tp_mode": "isp", "wp": 1000},
@@ -399,15 +400,15 @@ IMPOSSIBLE = {
 
 
 @pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_layouts_that_no_framework_could_run(tmp_path: Path, name: str) -> None:
+def test_layouts_that_no_framework_can_run(tmp_path: Path, name: str) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"name": "x", "model": SMALL, "layout": {"seq_len": 2048, **IMPOSSIBLE[name]}}))
     refused("--config", path, "--world_size", 64)
 
 
-def test_help_lists_every_option_and_needs_nothing_else() -> None:
-    said = works("--help")
+def test_help_lists_every_option() -> None:
+    printed = works("--help")
     options = "run_all_solu config model_size world_size global_batch_size json csv pre_profiling_data_path profile cluster"
     for option in (f"--{name}" for name in (options + " validate plot memory_limit_gib").split()):
-        assert option in said
-    assert "h100_sxm" in said and "examples" in said
+        assert option in printed
+    assert "h100_sxm" in printed and "examples" in printed

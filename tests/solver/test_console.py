@@ -47,15 +47,15 @@ def test_measure_passes_its_options_on() -> None:
     done = foretrain("measure", "--budget", "-1")
     assert (done.returncode, done.stderr) == (2, "gen_profiler_data.py: --budget is -1 minutes; it must be positive\n")
     assert foretrain("measure", "--nproc-per-node", "0").stderr == "error: --nproc-per-node is 0; it must be at least 1\n"
-    told = foretrain("measure", "--nproc-per-node", "2", "--help")
-    assert told.returncode == 0 and "usage: gen_profiler_data.py" in told.stdout
+    helped = foretrain("measure", "--nproc-per-node", "2", "--help")
+    assert helped.returncode == 0 and "usage: gen_profiler_data.py" in helped.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "purpose"),
     [(["--quick"], "measuring"), (["--merge", "prof_data/h100_sxm.pt", "prof_data/h100_sxm.pt"], "writing a profile")],
 )
-def test_without_torch_the_harness_says_one_sentence(tmp_path: Path, arguments: list[str], purpose: str) -> None:
+def test_without_torch_the_harness_fails_with_one_sentence(tmp_path: Path, arguments: list[str], purpose: str) -> None:
     code = (
         "import importlib.util, runpy, sys\n"
         "found = importlib.util.find_spec\n"
@@ -65,7 +65,7 @@ def test_without_torch_the_harness_says_one_sentence(tmp_path: Path, arguments: 
     )
     command = [sys.executable, "-c", code, *arguments, "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    said = "needs torch, which is missing here; run `make setup-measure` or pip install torch==2.13.0"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"gen_profiler_data.py: {purpose} {said}\n")
+    missing = "needs torch, which is missing here; run `make setup-measure` or pip install torch==2.13.0"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"gen_profiler_data.py: {purpose} {missing}\n")
     helped = subprocess.run([sys.executable, "-c", code, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert helped.returncode == 0 and "--budget MINUTES" in helped.stdout

@@ -1,4 +1,4 @@
-"""The command that states held-out errors: numbers where rows can be spared, a sentence where they cannot."""
+"""The command that reports held-out errors: scores where enough measurements can be held out, else a sentence."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from predictor.estimate import Estimate
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import write_profile
 
-pytest.importorskip("torch")  # only to write the profiles of these tests
+pytest.importorskip("torch")  # needed to write the profiles of these tests
 
 DEVICE = Device("some GPU", {"bf16": 1e15}, 8e10, 3e12, 132, 8, 4e11, 5e10)
 NUMBERS = ("mape", "p90", "bias", "coverage", "naive_mape")
 
 
 def all_reduce(ranks: int) -> Table:
-    """A latency and a rate: a law that interpolates well, and bandwidth over bytes does not at small sizes."""
+    """Return times of a latency and a rate: interpolation predicts them well, bytes / bandwidth does not at small sizes."""
     size = 2.0 ** np.arange(12, 30)
     seconds = 1e-5 * np.log2(ranks) + 1.75 * size / 3e11
     columns = {"intra": ranks, "inter": 1, "bytes": size.astype(np.int64), "seconds": seconds, "dtype": "half"}
@@ -57,24 +57,24 @@ def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(profile_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of one run with pictures and JSON."""
+    """Run the command with pictures and JSON; return the output folder."""
     folder = tmp_path_factory.mktemp("run")
     arguments = ["--profile", str(profile_file), "--pics", str(folder / "pics"), "--json", str(folder / "out.json")]
     assert main(arguments) == 0
     return folder
 
 
-def test_json_holds_finite_scores_of_what_can_be_held_out(run: Path) -> None:
+def test_json_holds_finite_scores_where_enough_can_be_held_out(run: Path) -> None:
     found = json.loads((run / "out.json").read_text(encoding="utf-8"))["profiles"]["small"]
     splits = {(s["op"], s["split"]): s for s in found["scores"]}
     every_second = splits["all_reduce", "every second size"]
     assert all(np.isfinite(every_second[name]) for name in NUMBERS)
-    assert every_second["rows"] == 16  # all sizes but the two ends, in two halves
+    assert every_second["rows"] == 16  # all sizes except the smallest and the largest, in two halves
     assert every_second["mape"] < 0.01 < every_second["naive_mape"]
     assert not any(op == "linear" for op, _ in splits)
 
 
-def test_too_few_rows_are_named_in_a_sentence(run: Path, profile_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_measurements_are_reported(run: Path, profile_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = json.loads((run / "out.json").read_text(encoding="utf-8"))["profiles"]["small"]["not_scored"]
     assert set(missing) == {"linear", "flash_attn", "memory_bound"}
     assert missing["linear"].startswith("12 bf16 forward measurements are too few")
@@ -85,7 +85,7 @@ def test_too_few_rows_are_named_in_a_sentence(run: Path, profile_file: Path, cap
     assert "%" in printed
 
 
-def test_pictures_lie_where_they_are_named(run: Path) -> None:
+def test_pictures_are_written_where_the_json_says(run: Path) -> None:
     named = json.loads((run / "out.json").read_text(encoding="utf-8"))["profiles"]["small"]["pictures"]
     written = sorted(str(path) for path in (run / "pics").rglob("*.jpg"))
     assert sorted(named) == written
@@ -94,7 +94,7 @@ def test_pictures_lie_where_they_are_named(run: Path) -> None:
     assert all(Path(path).read_bytes()[:3] == b"\xff\xd8\xff" for path in written)
 
 
-def test_several_profiles_share_one_table_each(profile_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_profiles_have_a_table_each(profile_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.pt"
     write_profile(other, Profile("other", DEVICE, {}))
     assert main(["--profile", str(profile_file), str(other), "--no-pictures"]) == 0
@@ -105,7 +105,7 @@ def test_several_profiles_share_one_table_each(profile_file: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--profile", "no_such_gpu"], "no profile is called 'no_such_gpu'"),
         (["--profile", "{tmp}/absent.pt"], "no such profile file"),
@@ -116,21 +116,21 @@ def test_several_profiles_share_one_table_each(profile_file: Path, tmp_path: Pat
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(
-    arguments: list[str], said: str, profile_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, profile_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text.pt").write_text("not a profile")
     (tmp_path / "small.pt").write_bytes(profile_file.read_bytes())
     assert main([a.format(tmp=tmp_path, small=profile_file) for a in arguments]) == 2
     error = capsys.readouterr().err
-    assert said in error
+    assert message in error
     assert "Traceback" not in error
 
 
 CPU = Device("some CPU", {"bf16": 4e11, "fp32": 1e11}, 1e10, 3e10, 1, 2, 4e9, 4e9)
 
 
-def products(dtypes: dict[str, int], layout: str = "TN") -> Table:
-    """So many products of each type, none of a shape twice, at nine tenths of 1e11 FLOP/s after 20 microseconds."""
+def gemms(dtypes: dict[str, int], layout: str = "TN") -> Table:
+    """Return ``dtypes[d]`` GEMMs of each type d, all of different shapes: 20 microseconds, then 0.9 * 1e11 FLOP/s."""
     rows = sum(dtypes.values())
     m, n, k = (64 * (1 + np.arange(rows) % period) for period in (37, 31, 29))
     seconds = 2e-5 + 2.0 * m * n * k / 9e10
@@ -139,7 +139,7 @@ def products(dtypes: dict[str, int], layout: str = "TN") -> Table:
 
 
 def streams(kinds: dict[str, int]) -> Table:
-    """So many sizes of each kind; each kind a launch and a bandwidth of its own."""
+    """Return ``kinds[k]`` sizes of each kind k; every kind has its own launch time and bandwidth."""
     parts = [
         (kind, np.geomspace(2**14, 2**28, rows), 2e-6 * (1 + i), 1e10 * (1 + 0.1 * i))
         for i, (kind, rows) in enumerate(kinds.items())
@@ -157,65 +157,65 @@ def streams(kinds: dict[str, int]) -> Table:
     [
         ({"fp32": 60, "bf16": 40}, "fp32", 60),
         ({"fp32": 60, "bf16": 60}, "bf16", 60),
-        ({"fp32": 60, "bf16": 40, "fp16": 30}, "bf16", 70),  # 16-bit floats are one arithmetic
-        ({"tf32": 90, "bf16": 40}, "bf16", 40),  # the device states no peak of tf32: it has no law
+        ({"fp32": 60, "bf16": 40, "fp16": 30}, "bf16", 70),  # bf16 and fp16 count as one type
+        ({"tf32": 90, "bf16": 40}, "bf16", 40),  # the device states no tf32 peak, so tf32 has no fit
         ({}, "bf16", 0),
     ],
 )
-def test_the_arithmetic_measured_most_is_scored(dtypes: dict[str, int], expected: str, rows: int) -> None:
-    profile = Profile("p", CPU, {"linear": products(dtypes)} if dtypes else {})
+def test_the_type_with_most_measurements_is_scored(dtypes: dict[str, int], expected: str, rows: int) -> None:
+    profile = Profile("p", CPU, {"linear": gemms(dtypes)} if dtypes else {})
     assert linear_family(profile) == expected
     assert len(linear_rows(profile)) == rows
 
 
-def test_gradients_do_not_choose_the_arithmetic() -> None:
-    forward, gradients = products({"bf16": 5}), products({"fp32": 90}, layout="NN")
+def test_gradients_do_not_choose_the_type() -> None:
+    forward, gradients = gemms({"bf16": 5}), gemms({"fp32": 90}, layout="NN")
     joined = {name: np.concatenate([forward[name], gradients[name]]) for name in forward.columns}
     assert linear_family(Profile("p", CPU, {"linear": Table(joined)})) == "bf16"
 
 
-def test_fp32_products_are_predicted_as_fp32() -> None:
-    """At the peak of bf16, or without its own rows, the law would be off by half and more."""
-    (score,) = linear_scores(Profile("p", CPU, {"linear": products({"fp32": 60, "bf16": 20})}))
+def test_fp32_gemms_are_predicted_as_fp32() -> None:
+    """With the bf16 peak, or without fp32 measurements, the fit would be wrong by half or more."""
+    (score,) = linear_scores(Profile("p", CPU, {"linear": gemms({"fp32": 60, "bf16": 20})}))
     assert (score.regime, score.split, score.rows) == ("all shapes", "five folds", 60)
     assert score.mape < 0.08 and score.coverage > 0.8
 
 
-def test_five_folds_predict_each_row_once_by_a_law_that_has_not_seen_it() -> None:
-    rows = products({"fp32": 83})
+def test_five_folds_predict_each_measurement_once_by_a_fit_without_it() -> None:
+    rows = gemms({"fp32": 83})
     strata = np.arange(83) % 3 == 0
     split = five_folds(strata)
     assert (np.sum(split.folds, axis=0) == 1).all()
     assert all(abs(int(fold[strata].sum()) - strata.sum() / 5) < 1 for fold in split.folds)
-    asked_for: list[float] = []
+    predicted: list[float] = []
 
-    def predict(fitted: Table, asked: Table) -> Estimate:
-        assert not set(fitted["seconds"]) & set(asked["seconds"])
-        assert len(fitted) + len(asked) == 83
-        asked_for.extend(asked["seconds"])
-        mean = np.full(len(asked), fitted["seconds"].mean())
-        return Estimate(mean, np.full(len(asked), 0.1), np.zeros(len(asked), dtype=np.int8))
+    def predict(fitted: Table, queries: Table) -> Estimate:
+        assert not set(fitted["seconds"]) & set(queries["seconds"])
+        assert len(fitted) + len(queries) == 83
+        predicted.extend(queries["seconds"])
+        mean = np.full(len(queries), fitted["seconds"].mean())
+        return Estimate(mean, np.full(len(queries), 0.1), np.zeros(len(queries), dtype=np.int8))
 
     found = held_out(rows, split, predict)
-    assert sorted(asked_for) == sorted(rows["seconds"])
+    assert sorted(predicted) == sorted(rows["seconds"])
     assert len(np.unique(found.seconds)) == 5
     for fold in split.folds:
         assert found.seconds[fold] == pytest.approx(rows["seconds"][~fold].mean(), rel=1e-12)
 
 
 def test_scores_of_folds_are_pooled_and_a_shared_split_is_fitted_once() -> None:
-    rows = products({"fp32": 100})
+    rows = gemms({"fp32": 100})
     everything, large = np.ones(100, dtype=bool), rows["m"] >= 1024
     split, fits = five_folds(large), []
 
-    def predict(fitted: Table, asked: Table) -> Estimate:
+    def predict(fitted: Table, queries: Table) -> Estimate:
         fits.append(len(fitted))
-        return Estimate(1.25 * asked["seconds"], np.full(len(asked), 0.1), np.zeros(len(asked), dtype=np.int8))
+        return Estimate(1.25 * queries["seconds"], np.full(len(queries), 0.1), np.zeros(len(queries), dtype=np.int8))
 
     trials = [Trial("large", large, split), Trial("all", everything, split), Trial("few", rows["m"] >= 2048, split)]
     flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
     scores = run_trials("toy", rows, flops, trials, predict)
-    assert [(s.regime, s.rows) for s in scores] == [("large", int(large.sum())), ("all", 100)]  # nothing told of the few
+    assert [(s.regime, s.rows) for s in scores] == [("large", int(large.sum())), ("all", 100)]  # no score for "few"
     assert sum(rows["m"] >= 2048) < LEAST_ROWS <= large.sum()
     assert len(fits) == 5 and sum(100 - n for n in fits) == 100
     for s in scores:
@@ -223,8 +223,8 @@ def test_scores_of_folds_are_pooled_and_a_shared_split_is_fitted_once() -> None:
         assert 0 < s.naive_mape < 1
 
 
-def test_a_fifth_is_held_out_where_it_holds_enough() -> None:
-    """400 rows of one kind: some eighty are held out, once; a quarter of the rows leave fewer than fifty: five folds."""
+def test_a_fifth_is_held_out_where_that_is_enough() -> None:
+    """A random fifth of 400 measurements (about 80) is held out once; a fifth of 100 is fewer than 50: five folds."""
     (score, *_) = memory_bound_scores(Profile("p", CPU, {"memory_bound": repeated(400)}))
     assert (score.split, score.rows) == ("random fifth", int(random_fifth(400).held.sum()))
     (score, *_) = memory_bound_scores(Profile("p", CPU, {"memory_bound": repeated(100)}))
@@ -238,10 +238,10 @@ def repeated(rows: int) -> Table:
 
 
 def test_every_kind_stays_in_the_fit() -> None:
-    """Eleven rows a kind can spare a fifth of themselves (eight make a law); nine cannot, and are not scored."""
+    """A fifth of 11 measurements of a kind can be held out (a fit needs 8); with 9 it cannot, and the kind is not scored."""
     exact = memory_bound_scores(Profile("p", CPU, {"memory_bound": streams({f"kind {i}": 11 for i in range(15)})}))
     assert [(s.regime, s.split, s.rows) for s in exact] == [("all kinds", "five folds", 165)]
-    assert exact[0].mape < 0.01  # each row by its own kind's law, whose form it has
+    assert exact[0].mape < 0.01  # each measurement is predicted by the fit of its kind, and has exactly that form
     some = memory_bound_scores(Profile("p", CPU, {"memory_bound": streams({f"kind {i}": 9 if i else 60 for i in range(3)})}))
     assert [(s.regime, s.rows) for s in some] == [("kinds with measurements to spare", 60)]
     none = Profile("p", CPU, {"memory_bound": streams({f"kind {i}": 9 for i in range(9)})})
@@ -258,7 +258,7 @@ def attention(lengths: list[int], rows: int) -> Table:
     return Table.from_columns("flash_attn", {**columns, "seconds": seconds * columns["batch"]})
 
 
-def test_short_attention_is_scored_where_long_is_rare() -> None:
+def test_all_attention_lengths_are_scored_where_long_ones_are_rare() -> None:
     (score,) = flash_attn_scores(Profile("p", CPU, {"flash_attn": attention([64, 128, 256, 512], 60)}))
     assert (score.regime, score.split, score.rows) == ("forward, all lengths", "five folds", 60)
     assert score.mape < 0.25
@@ -266,9 +266,9 @@ def test_short_attention_is_scored_where_long_is_rare() -> None:
     assert (score.regime, score.rows) == ("forward", 60)
 
 
-def test_folds_that_leave_too_few_rows_to_learn_from_are_named() -> None:
+def test_folds_that_leave_too_few_measurements_for_learning_are_reported() -> None:
     score = memory_bound_scores(Profile("p", CPU, {"memory_bound": repeated(100)}))[0]
     assert "in five folds 132 measurements are left" in caveat(165, [score])
-    assert caveat(149, [score]) == ""  # the law of all rows learns nothing either
-    assert caveat(188, [score]) == ""  # 150 rows are left
+    assert caveat(149, [score]) == ""  # too few for residual learning even with all measurements
+    assert caveat(188, [score]) == ""  # 150 measurements are left
     assert caveat(165, []) == ""

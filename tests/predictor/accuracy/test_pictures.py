@@ -1,4 +1,4 @@
-"""Pictures of a small fp32 profile whose shapes were each measured once: all rows, the right type, units and figures."""
+"""Pictures of a small fp32 profile with one measurement per shape: all points, correct type, units and numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEVICE = Device("some CPU", {"bf16": 2e11, "fp32": 1e11}, 1e10, 3e10, 1, 2, 4e9,
 KINDS = {f"kind_{i}": 10 for i in range(13)} | {"norm": 5}
 
 
-def grid_products(rows: int, dtype: str) -> Table:
+def grid_gemms(rows: int, dtype: str) -> Table:
     m, n, k = (64 * (1 + np.arange(rows) % period) for period in (37, 31, 29))
     columns = {"m": m, "n": n, "k": k, "batch": 1, "layout": "TN", "dtype": dtype, "seconds": 2e-5 + 2.0 * m * n * k / 9e10}
     return Table.from_columns("linear", columns)
@@ -53,8 +53,8 @@ def messages(op: str) -> Table:
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     tables = {
-        "linear": grid_products(60, "fp32"),
-        "flash_attn": grid_attention(20).where(np.arange(20) % 4 != 1),  # three lengths a layout: no curve
+        "linear": grid_gemms(60, "fp32"),
+        "flash_attn": grid_attention(20).where(np.arange(20) % 4 != 1),  # three lengths per head layout: no curve
         "memory_bound": streams(),
         "all_reduce": messages("all_reduce"),
     }
@@ -68,7 +68,7 @@ def fits(profile: Profile) -> dict[str, Any]:
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Figures by the name of their file, kept while they are saved."""
+    """Collect the figures that are saved, by file name."""
     kept: dict[str, Any] = {}
     for module in (pictures_kernels, pictures_attention, pictures_memory):
 
@@ -87,7 +87,7 @@ def test_a_small_fp32_profile_is_drawn(
 
     paths = pictures_kernels.draw(profile, fits, tmp_path, [])
     assert [path.name for path in paths] == ["linear.jpg", "flash_attn.jpg", "memory_bound.jpg"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)  # no temporary is left
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)  # no temporary files
     for path in paths:
         with Image.open(path) as picture:
             assert picture.format == "JPEG"
@@ -95,14 +95,14 @@ def test_a_small_fp32_profile_is_drawn(
     linear, attention = figures["linear.jpg"], figures["flash_attn.jpg"]
     assert linear.get_suptitle() == "Matrix multiplication (fp32, forward) on some CPU"
     assert "16-bit" not in attention.get_suptitle() and "(fp32, forward; k)" in attention.get_suptitle()
-    assert "only 15 measurements, too few to fit" in attention.get_suptitle()  # thirty make a law
+    assert "only 15 measurements, too few to fit" in attention.get_suptitle()  # a fit needs thirty
     assert linear.axes[0].get_ylabel() == "achieved GFLOP/s"
     assert linear.axes[0].get_lines()[0].get_ydata()[0] == 100.0  # the peak of fp32, not of bf16
     assert len(linear.axes[1].collections[-1].get_offsets()) == 60
     assert "none, too few measurements" in linear.get_supxlabel()
 
 
-def test_every_row_is_shown_measured_and_predicted() -> None:
+def test_every_measurement_is_shown_measured_and_predicted() -> None:
     flops = np.geomspace(1e6, 1e10, 40)
     seconds = flops / 5e10
     found = Estimate(seconds * 1.25, np.full(40, 0.1), np.zeros(40, dtype=np.int8))
@@ -122,7 +122,7 @@ def test_curves_where_shapes_repeat(profile: Profile) -> None:
     m = 64 * np.arange(1, 9)
     columns = {"m": np.tile(m, 2), "n": np.repeat([512, 1024], 8), "k": 512, "seconds": 1e-3, "dtype": "fp32"}
     assert pictures_kernels.weight_shapes(Table.from_columns("linear", columns)) == [(512, 512), (1024, 512)]
-    fewer = Table.from_columns("linear", {**columns, "m": np.tile(np.minimum(m, 5 * 64), 2)})  # five different m
+    fewer = Table.from_columns("linear", {**columns, "m": np.tile(np.minimum(m, 5 * 64), 2)})  # only five different m
     assert pictures_kernels.weight_shapes(fewer) == []
     assert pictures_kernels.weight_shapes(profile.table("linear")) == []
     assert pictures_attention.head_series(profile.table("flash_attn")) == []
@@ -130,7 +130,7 @@ def test_curves_where_shapes_repeat(profile: Profile) -> None:
     assert sorted(series["seq_q"]) == [64, 128, 256, 512] and set(series["heads"]) == {4}
 
 
-def test_memory_bound_panels_say_launch_and_rate(
+def test_memory_bound_panels_state_launch_and_rate(
     profile: Profile, fits: dict[str, Any], figures: dict[str, Any], tmp_path: Path
 ) -> None:  # fmt: skip
     fit, rows = fits["kernels"], profile.table("memory_bound")
@@ -139,13 +139,13 @@ def test_memory_bound_panels_say_launch_and_rate(
     figure = figures["memory_bound.jpg"]
     titles = [axes.get_title() for axes in figure.axes]
     assert len(titles) == 12 and titles[0] == "kind 0\n4 µs + bytes / 15 GB/s"
-    assert all("kind" in title for title in titles)  # those with most rows
+    assert all("kind" in title for title in titles)  # the kinds with most measurements
     assert "(fp32) on some CPU" in figure.get_suptitle() and "five folds 12.3% (40.0%)" in figure.get_suptitle()
     assert "2 kinds" in figure.get_supxlabel()
     assert len(figure.axes[0].collections[-1].get_offsets()) == 10
 
 
-def test_a_kind_with_too_few_rows_says_so() -> None:
+def test_a_kind_with_too_few_measurements_is_marked() -> None:
     fit = MemoryBoundModel.fit(streams(), DEVICE)
     assert pictures_memory.panel_title(fit, "norm", 5) == "norm: 5 measurements, too few to fit\nassumed 3 µs + bytes / 12 GB/s"
 
@@ -160,7 +160,7 @@ def test_collectives_beyond_the_measured_sizes_are_dashed(profile: Profile, fits
     figure = drawn(profile.table("all_reduce"), fit, 1)
     solid, dashed = figure.axes[0].get_lines()
     sizes, shown = np.asarray(solid.get_xdata()), np.isfinite(solid.get_ydata())
-    assert (sizes[shown].min(), sizes[shown].max()) == (2.0**10, 4.0**14)  # what was measured
+    assert (sizes[shown].min(), sizes[shown].max()) == (2.0**10, 4.0**14)  # the measured sizes
     assert sizes[np.isfinite(dashed.get_ydata())].min() == 4.0**14
     assert (solid.get_label(), dashed.get_label()) == ("fit", "fit, extrapolated")
     assert "2 ranks in one node" in figure.get_suptitle() and "GPU" not in figure.get_suptitle()
@@ -169,7 +169,7 @@ def test_collectives_beyond_the_measured_sizes_are_dashed(profile: Profile, fits
     assert figure.axes[0].get_lines()[0].get_label() == "usual efficiency: too few measurements to fit"
 
 
-def test_a_fast_memory_is_written_out() -> None:
+def test_high_bandwidth_is_written_in_full() -> None:
     size = np.geomspace(2**16, 2**32, 20)
     columns = {"kind": "norm", "bytes": size.astype(np.int64), "seconds": 2e-6 + size / 1.9874e12}
     fit = MemoryBoundModel.fit(Table.from_columns("memory_bound", columns), replace(DEVICE, memory_bandwidth=3e12))

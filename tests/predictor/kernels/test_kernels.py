@@ -1,4 +1,4 @@
-"""The kernel laws as properties: finite, positive, growing with work, honest about doubt, close to held-out rows."""
+"""Properties of the kernel fits: finite, positive, growing with work, calibrated uncertainty, small held-out errors."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ def test_attention_is_positive_and_finite_everywhere(attention: FlashAttnModel, 
 
 @given(st.tuples(SIZE, SIZE, SIZE), st.integers(0, 2), st.integers(1, 2**20))
 @settings(max_examples=100, deadline=None)
-def test_bare_gemm_physics_never_falls(shape: tuple[int, int, int], grown: int, by: int) -> None:
+def test_gemm_physics_never_decreases(shape: tuple[int, int, int], grown: int, by: int) -> None:
     machine, fit = Machine(1e15, 3e12, 132, 2.0, 2.0), GemmPhysics()
     small = [np.array([float(s)]) for s in (*shape, 1)]
     large = [a + by if i == grown else a for i, a in enumerate(small)]
-    tiles_more = [a * 256 if i == grown else a for i, a in enumerate(small)]  # less may lie inside one tile
+    tiles_more = [a * 256 if i == grown else a for i, a in enumerate(small)]  # a smaller increase may stay inside one tile
     before = gemm_times(fit, machine, *small).seconds
     assert gemm_times(fit, machine, *large).seconds >= before * (1 - 1e-12)
     assert gemm_times(fit, machine, *tiles_more).seconds > before
@@ -99,7 +99,7 @@ def test_bare_gemm_physics_never_falls(shape: tuple[int, int, int], grown: int, 
     st.booleans(),
 )
 @settings(max_examples=100, deadline=None)
-def test_bare_attention_physics_never_falls(shape: tuple[int, ...], grown: int, causal: bool) -> None:
+def test_attention_physics_never_decreases(shape: tuple[int, ...], grown: int, causal: bool) -> None:
     batch, seq, more, heads, group = shape
     machine, fit = AttnMachine(1e15, 3e12, 132), AttnPhysics()
 
@@ -111,10 +111,10 @@ def test_bare_attention_physics_never_falls(shape: tuple[int, ...], grown: int, 
     assert seconds(*(s + (i == grown) for i, s in enumerate(sizes))) >= seconds(*sizes) * (1 - 1e-9)
 
 
-def test_doubling_a_product_costs(linear: LinearModel) -> None:
-    """Tile and kernel steps are real: the fitted time may dip, but twice a large product never pays off.
+def test_doubling_a_gemm_takes_longer(linear: LinearModel) -> None:
+    """The fitted time may dip at steps of tiles and kernels, which are real, but a large GEMM of twice the size takes longer.
 
-    Below 50 microseconds idle multiprocessors take much of the doubled work for nothing.
+    Below 50 microseconds idle multiprocessors take much of the doubled work without extra time.
     """
     rng = np.random.default_rng(2)
     m, n, k = (64 * rng.integers(8, 256, 3000) for _ in range(3))
@@ -125,38 +125,41 @@ def test_doubling_a_product_costs(linear: LinearModel) -> None:
         assert (seconds > 1.5 * once)[once > 50e-6].all()
 
 
-def test_doubling_attention_costs(attention: FlashAttnModel) -> None:
+def test_doubling_attention_takes_longer(attention: FlashAttnModel) -> None:
     rng = np.random.default_rng(3)
     batch, seq, heads = rng.integers(1, 9, 3000), 256 * rng.integers(4, 64, 3000), 2 ** rng.integers(2, 7, 3000)
     for backward in (False, True):
         once = attention.predict(batch, seq, seq, heads, heads, 128, 128, True, backward).seconds
         long = attention.predict(batch, 2 * seq, 2 * seq, heads, heads, 128, 128, True, backward).seconds
         many = attention.predict(2 * batch, seq, seq, heads, heads, 128, 128, True, backward).seconds
-        assert (long > 1.3 * once).all() and (many > 0.9 * once).all()  # one block's chain of keys sets small calls
+        # the time of small calls is that of the loop over keys of one block
+        assert (long > 1.3 * once).all() and (many > 0.9 * once).all()
         assert (many > 1.5 * once)[once > 400e-6].all()
 
 
-def test_linear_beats_flops_alone_on_held_out_rows(linear: LinearModel, linear_rows: Table, held_out: np.ndarray) -> None:
+def test_linear_beats_the_flops_baseline_on_held_out_data(
+    linear: LinearModel, linear_rows: Table, held_out: np.ndarray
+) -> None:
     large = (linear_rows["m"] >= 1024) & (linear_rows["n"] >= 512) & (linear_rows["k"] >= 512)
-    asked = linear_rows.where(held_out & large)
-    found = linear.predict(asked["m"], asked["n"], asked["k"])
-    error = np.abs(found.seconds / asked["seconds"] - 1)
+    queries = linear_rows.where(held_out & large)
+    found = linear.predict(queries["m"], queries["n"], queries["k"])
+    error = np.abs(found.seconds / queries["seconds"] - 1)
     flops = 2.0 * linear_rows["m"] * linear_rows["n"] * linear_rows["k"]
     seen = ~held_out & large
     naive = naive_seconds(flops[seen], linear_rows["seconds"][seen], flops[held_out & large])
     assert error.mean() < 0.03
-    assert error.mean() < 0.6 * np.abs(naive / asked["seconds"] - 1).mean()
-    inside = np.abs(np.log(found.seconds / asked["seconds"])) <= 1.645 * found.relative_std
+    assert error.mean() < 0.6 * np.abs(naive / queries["seconds"] - 1).mean()
+    inside = np.abs(np.log(found.seconds / queries["seconds"])) <= 1.645 * found.relative_std
     assert 0.85 <= inside.mean() <= 0.985
 
 
 def test_attention_matches_published_training_kernels(profile: Profile, attention: FlashAttnModel) -> None:
-    """The law sees serving kernels only; without their cache copy it must meet FlashAttention 3 as published."""
+    """The fit sees serving kernels only; without their copy to the KV cache it must agree with published FlashAttention 3."""
     scale, rows = attention.kernel_scale(profile.table("flash_attn"))["fa3"]
     assert rows >= 30 and 0.9 < scale < 1.1
 
 
-def test_serving_copy_is_told_from_kv_heads() -> None:
+def test_serving_copy_is_separated_by_kv_heads() -> None:
     truth, machine = AttnPhysics(cache=1.2), AttnMachine(1e15, 3e12, 132)
     grid = np.meshgrid([1.0, 4.0, 16.0], [512.0, 2048.0, 8192.0], [8.0, 32.0, 64.0], [1.0, 8.0])
     batch, seq, heads, group = (axis.ravel() for axis in grid)
@@ -180,7 +183,7 @@ def test_backward_defaults_and_causal_area(attention: FlashAttnModel) -> None:
 
     assert default_backward_ratio(shape(512, 128)) == 3.2 and default_backward_ratio(shape(8192, 128)) == 2.9
     assert default_backward_ratio(shape(8192, 64)) == 3.5
-    assert shape(5, 128).keys_per_query == 3.0  # 1 + 2 + 3 + 4 + 5 = 15 pairs of 5 queries
+    assert shape(5, 128).keys_per_query == 3.0  # 1 + 2 + 3 + 4 + 5 = 15 pairs for 5 queries
     first, second, whole = attention.predict(1, [4096, 4096, 8192], [4096, 8192, 8192], 32, 8, 128, 128).seconds
     assert first < second < whole and 0.8 < (first + second) / whole < 1.3
 
@@ -197,10 +200,10 @@ def test_arrays_round_trip(name: str, linear: LinearModel, attention: FlashAttnM
         "memory_bound": (memory, lambda x: x.predict("norm", a * b)),
         "grouped": (grouped, lambda x: x.predict(8, a, b, c, 2)),
     }
-    fit, ask = cases[name]
+    fit, predict = cases[name]
     arrays = fit.to_arrays()
     assert all(isinstance(array, np.ndarray) and array.dtype != object for array in arrays.values())
-    for before, after in zip(ask(fit), ask(type(fit).from_arrays(arrays)), strict=True):
+    for before, after in zip(predict(fit), predict(type(fit).from_arrays(arrays)), strict=True):
         assert np.array_equal(before, after)
 
 
@@ -213,7 +216,7 @@ def test_trees_equal_scikit_learn() -> None:
     assert np.abs(Trees.from_hist_gradient_boosting(model).predict(x) - model.predict(x)).max() < 1e-9
 
 
-def test_basis_and_doubt_tell_how_far_the_data_is(linear: LinearModel, linear_rows: Table, held_out: np.ndarray) -> None:
+def test_basis_and_uncertainty_show_distance_to_data(linear: LinearModel, linear_rows: Table, held_out: np.ndarray) -> None:
     row = int(np.flatnonzero(~held_out & (linear_rows["m"] >= 1024))[0])
     measured = linear.predict(linear_rows["m"][row], linear_rows["n"][row], linear_rows["k"][row])
     assert measured.basis == Basis.MEASURED
@@ -225,8 +228,8 @@ def test_basis_and_doubt_tell_how_far_the_data_is(linear: LinearModel, linear_ro
         linear.predict(1, 1, 1, dtype="int3")
 
 
-def test_layouts_and_labs_are_told_apart() -> None:
-    """Another lab is 1.3 slower in everything, its weight gradients 1.1 slower again: each must land in its place."""
+def test_scales_of_layouts_and_laboratories_are_separated() -> None:
+    """Another laboratory is 1.3 times slower, and all weight gradients are 1.1 times slower: both factors must be recovered."""
     rng = np.random.default_rng(6)
     m, n, k = (64 * rng.integers(8, 128, 120) for _ in range(3))
     machine, sizes = Machine(1e15, 3e12, 132, 2.0, 2.0), [a.astype(np.float64) for a in (m, n, k)]
@@ -244,7 +247,7 @@ def test_layouts_and_labs_are_told_apart() -> None:
     assert list(scales) == ["MooreThreads/SimuMax:x"] and abs(scales["MooreThreads/SimuMax:x"][0] - 1.3) < 0.05
 
 
-def test_grouped_products_respect_the_peak(linear: LinearModel) -> None:
+def test_grouped_gemms_respect_the_peak(linear: LinearModel) -> None:
     fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear)
     passes = fit.predict(8, 2048, 4096, 2048, [0, 1, 2]).seconds
     assert passes[0] < passes[2] and (passes > 2 * 8 * 2048 * 4096 * 2048 / 989e12).all()
@@ -253,7 +256,7 @@ def test_grouped_products_respect_the_peak(linear: LinearModel) -> None:
 
 @given(st.lists(SIZE, min_size=2, max_size=50), st.sampled_from(["norm", "residual", "rope", "quantize", "adam"]))
 @settings(max_examples=30, deadline=None)
-def test_memory_bound_grows_and_never_beats_memory(profile: Profile, sizes: list[int], kind: str) -> None:
+def test_memory_bound_grows_and_never_exceeds_memory_bandwidth(profile: Profile, sizes: list[int], kind: str) -> None:
     fit = MemoryBoundModel.fit(_thinned(profile.table("memory_bound"), 300), profile.device)
     size = np.sort(np.array(sizes))
     found = fit.predict(kind, size)
@@ -261,17 +264,17 @@ def test_memory_bound_grows_and_never_beats_memory(profile: Profile, sizes: list
     assert (found.seconds > size / profile.device.memory_bandwidth).all()
 
 
-def test_pricing_thousands_of_shapes_is_quick(linear: LinearModel, attention: FlashAttnModel) -> None:
+def test_estimating_thousands_of_shapes_is_quick(linear: LinearModel, attention: FlashAttnModel) -> None:
     rng = np.random.default_rng(7)
     a, b, c = (rng.integers(1, 30000, 3000) for _ in range(3))
-    asks: tuple[Callable[[], Estimate], ...] = (
+    calls: tuple[Callable[[], Estimate], ...] = (
         lambda: linear.predict(a, b, c),
         lambda: attention.predict(1, a, a, 32, 8, 128, 128),
     )
-    for ask in asks:
+    for call in calls:
         spent = []
         for _ in range(3):
             start = time.perf_counter()
-            ask()
+            call()
             spent.append(time.perf_counter() - start)
         assert min(spent) < 0.5  # about 0.08 s on an idle core

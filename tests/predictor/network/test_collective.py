@@ -1,4 +1,4 @@
-"""The communication laws: limits that must hold everywhere, agreement with measurements, held-out errors."""
+"""Fits of collectives: properties that must hold everywhere, agreement with measurements, held-out errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def any_fit(request: pytest.FixtureRequest) -> CollectiveModel:
 
 
 def bare(tables: dict[str, Table] | None = None) -> Profile:
-    """A device that nothing was measured on, or only ``tables``."""
+    """Return a profile of a device without measurements, or with ``tables`` only."""
     device = Device("some GPU", {"bf16": 1e15}, 8e10, 3e12, 132, 8, 4e11, 5e10)
     return Profile("bare", device, tables or {})
 
@@ -86,7 +86,7 @@ def test_a_faster_network_is_never_slower(any_fit: CollectiveModel, op: str, int
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_no_faster_than_its_part_inside_the_node(any_fit: CollectiveModel, op: str) -> None:
+def test_several_nodes_are_no_faster_than_one(any_fit: CollectiveModel, op: str) -> None:
     one, many = (any_fit.predict(op, SIZES[:, None], np.arange(1, 9), nodes).seconds for nodes in (1, 4))
     assert (many >= one).all()
 
@@ -104,7 +104,7 @@ def test_no_jump_at_the_edges_of_the_measured_range(fit: CollectiveModel, op: st
 def test_curves_pass_through_the_measured_points(h100: Profile, fit: CollectiveModel) -> None:
     for (op, ranks), (size, seconds) in measured_points(h100).items():
         if op == "p2p" and ranks > 2:
-            continue  # two neighbours are the p2p curve, whatever the group
+            continue  # p2p has one curve, that of two neighbours, for any group
         estimate = fit.predict(op, size, ranks, 1)
         error = np.abs(estimate.seconds / seconds - 1)
         rising = np.all(np.diff(seconds) >= 0)
@@ -113,7 +113,7 @@ def test_curves_pass_through_the_measured_points(h100: Profile, fit: CollectiveM
         assert (estimate.basis == Basis.MEASURED).all()
 
 
-def test_basis_and_doubt_grow_with_the_distance_from_data(fit: CollectiveModel) -> None:
+def test_basis_and_uncertainty_grow_with_the_distance_to_data(fit: CollectiveModel) -> None:
     sizes = np.array([2.0**20, 1.4 * 2.0**20, 2.0**31, 2.0**36])
     estimate = fit.predict("all_reduce", sizes, 8, 1)
     assert estimate.basis.tolist() == [Basis.MEASURED, Basis.INTERPOLATED, Basis.EXTRAPOLATED, Basis.EXTRAPOLATED]
@@ -148,14 +148,14 @@ def test_arrays_broadcast_and_large_batches_are_fast(fit: CollectiveModel) -> No
 def test_round_trip_through_arrays(fit: CollectiveModel, tmp_path: Path) -> None:
     np.savez(tmp_path / "law.npz", allow_pickle=False, **fit.to_arrays())
     with np.load(tmp_path / "law.npz", allow_pickle=False) as arrays:
-        again = CollectiveModel.from_arrays(arrays)
+        restored = CollectiveModel.from_arrays(arrays)
     for op in OPS:
-        for before, after in zip(fit.predict(op, SIZES, 6, 3), again.predict(op, SIZES, 6, 3), strict=True):
+        for before, after in zip(fit.predict(op, SIZES, 6, 3), restored.predict(op, SIZES, 6, 3), strict=True):
             np.testing.assert_array_equal(before, after)
 
 
-def test_borrowed_ops_move_the_same_bytes(fit: CollectiveModel) -> None:
-    """A broadcast sends the whole buffer over every link, an all_gather all but one's own share."""
+def test_an_op_without_a_curve_borrows_one_by_bytes_moved(fit: CollectiveModel) -> None:
+    """A broadcast sends the whole buffer over every link, an all_gather all of it but the rank's own share."""
     size = 2.0**28
     gather = fit.predict("all_gather", size, 8, 1).seconds
     broadcast = fit.predict("broadcast", size * 7 / 8, 8, 1).seconds
@@ -163,7 +163,7 @@ def test_borrowed_ops_move_the_same_bytes(fit: CollectiveModel) -> None:
 
 
 def test_stated_constants_of_a_node_are_used() -> None:
-    """The PCIe part has no rows: 8 ranks at SimuMax's 13.45 GB/s send 7/4 of an all_reduce buffer."""
+    """The PCIe profile has no measurements: 8 ranks at SimuMax's 13.45 GB/s send 7/4 of an all_reduce buffer."""
     profile = shipped("a100_pcie_80gb")
     constants = profile.meta["laws"]["intra_node"]["all_reduce"][8]
     estimate = CollectiveModel.fit(profile).predict("all_reduce", 2.0**30, 8, 1)
@@ -188,8 +188,8 @@ def test_latency_over_nodes_grows_with_log_for_trees_and_linearly_for_rings(fit:
     assert ring[2] / ring[1] == pytest.approx(8, rel=0.15)
 
 
-def test_own_rows_over_nodes_refit_the_network_law() -> None:
-    """Rows made by the fit with other parameters, in a profile that states no network law, are recovered."""
+def test_own_measurements_over_nodes_refit_the_network() -> None:
+    """Parameters are recovered from measurements made with them, in a profile that states no network constants."""
     truth = NetworkParameters(start=5e-6, tree_hop=12e-6, ring_step=4e-6, link_efficiency=0.7, all2all_efficiency=0.5)
     plain = CollectiveModel.fit(bare())
     made = dataclasses.replace(plain, network=truth)
@@ -200,13 +200,13 @@ def test_own_rows_over_nodes_refit_the_network_law() -> None:
         tables[op] = Table.from_columns(op, {"intra": intra, "inter": inter, "bytes": size, "seconds": seconds})
     fitted = CollectiveModel.fit(bare(tables))
     for op, table in tables.items():
-        asked = fitted.predict(op, table["bytes"], table["intra"], table["inter"])
-        assert np.abs(asked.seconds / table["seconds"] - 1).mean() < 0.03
+        estimate = fitted.predict(op, table["bytes"], table["intra"], table["inter"])
+        assert np.abs(estimate.seconds / table["seconds"] - 1).mean() < 0.03
     assert fitted.predict("all_reduce", 2.0**20, 8, 4).basis == Basis.INTERPOLATED
     assert fitted.predict("all_reduce", 2.0**20, 8, 64).basis == Basis.EXTRAPOLATED
 
 
-def test_fit_keeps_what_no_row_tells(fit: CollectiveModel) -> None:
+def test_fit_keeps_parameters_that_no_measurement_determines(fit: CollectiveModel) -> None:
     columns = {
         "op": ["p2p"] * 3,
         "bytes": [1e6, 1e8, 1e9],
@@ -232,13 +232,13 @@ def test_errors_are_sentences(fit: CollectiveModel) -> None:
         CollectiveModel.fit(broken)
 
 
-def test_curve_never_falls_even_where_the_measurement_does() -> None:
+def test_curve_never_falls_even_where_the_measurements_do() -> None:
     curve = Curves.fit([(np.array([1e3, 2e3, 4e3, 8e3]), np.array([9e-6, 8e-6, 12e-6, 11e-6]))])
     seconds = curve.seconds(np.zeros(500, dtype=np.int64), np.log(np.geomspace(1, 1e12, 500)))
     assert (np.diff(seconds) >= -1e-18).all()
 
 
-def test_preferred_rows_are_half_precision_of_versioned_releases() -> None:
+def test_half_precision_of_versioned_releases_is_preferred() -> None:
     rows = {"intra": 8, "inter": 1, "bytes": 1024, "seconds": [1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 70.0],
             "dtype": ["fp16"] * 6 + ["int8"],
             "env": ["nccl 2.27", "nccl 2.28", "nccl 2.29", "nccl 2.30", "nccl 2.9", "", "nccl 2.30"]}  # fmt: skip
@@ -252,7 +252,7 @@ def test_inside_bound_grows_with_the_share_that_is_sent() -> None:
 
 @pytest.mark.parametrize("name", ["h100_sxm", "a100_sxm_80gb", "b200_sxm", "h200_sxm"])
 def test_held_out_errors_inside_a_node(name: str) -> None:
-    """Every second size 5%, largest sizes (fitted below 64 MiB) 15%; better than bandwidth by bytes alone."""
+    """Mean errors: every second size under 5%, sizes from 64 MiB (fitted below) under 15%; both below the baseline."""
     scores = {(s.op, s.split): s for s in collective_scores(shipped(name))}
     between = scores["collectives", "every second size"]
     beyond = scores["collectives", "sizes from 64 MiB"]
@@ -262,12 +262,12 @@ def test_held_out_errors_inside_a_node(name: str) -> None:
 
 
 def test_held_out_errors_over_nodes() -> None:
-    """As recorded by the command that fitted the shipped law: mean over the left-out scales of H100 on InfiniBand."""
+    """Mean error over the left-out scales of H100 on InfiniBand, as recorded by the command that made the shipped fit."""
     network = json.loads((PROF_DATA / "network_fits.json").read_text(encoding="utf-8"))
     errors = network["networks"][network["default"]]["left_out_scale_error"]["all_reduce, 1 MiB up, by nodes"]
     assert set(errors) == {"2", "4", "8", "10", "128"}
     assert np.mean(list(errors.values())) < 0.13
-    assert any(row["all_reduce_busbw"] < 10e9 for row in network["not_fitted"])  # untuned stacks are named
+    assert any(row["all_reduce_busbw"] < 10e9 for row in network["not_fitted"])  # untuned stacks are listed
 
 
 def test_pictures_are_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Attention timed while predicting: where the device is here, once a shape, and never on another device."""
+"""Attention timed while predicting: only where this machine has the device, and once per shape."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import toy
-from timing_toy import BATCH, asked_of, calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare
+from timing_toy import BATCH, calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare, problem_on
 
 from predictor.estimate import Basis
 from predictor.kernels.measured_attention import SHAPE
 from profiler.measure.kernels import Arena, workload
-from profiler.profile import local_device as present
+from profiler.profile import local_device
 from profiler.profile.attention_times import attention_item
 from profiler.profile.devices import DEVICES
 from profiler.profile.local_device import LocalDevice, find_local_device
@@ -52,50 +52,51 @@ def torch_threads() -> Iterator[None]:
     assert torch.get_num_threads() == before
 
 
-# timed once, kept, used
+# timed once, cached, used
 
 
 def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
-    problem = asked_of(profile.device, derating=3.0)
+    problem = problem_on(profile.device, derating=3.0)
     columns = calls_of(problem)
     n = len(columns["batch"])
     assert n > 20 and {0, 1} == set(columns["causal"]) and (columns["seq_q"] != columns["seq_kv"]).any()
-    first, said = prepare(problem, profile, tmp_path)
-    assert counts(said) == (n, n, 0) and timed == ["cpu"] * n
-    again, said = prepare(problem, profile, tmp_path)
-    assert counts(said) == (n, 0, 0) and len(timed) == n, "nothing is timed twice"
+    first, report = prepare(problem, profile, tmp_path)
+    assert counts(report) == (n, n, 0) and timed == ["cpu"] * n
+    repeated, report = prepare(problem, profile, tmp_path)
+    assert counts(report) == (n, 0, 0) and len(timed) == n, "nothing is timed twice"
     kept = read_profile(next(tmp_path.glob("*.pt")))
     shapes = [dict(zip(columns, call, strict=True)) for call in zip(*(c.tolist() for c in columns.values()), strict=True)]
     target = find_local_device(profile)[0]
     assert target is not None and (target.dtype, target.kernel, target.threads) == ("fp32", "torch_flash", 1)
     rows = rows_of(kept)
     cached = np.array([rows[item]["seconds"] for s in shapes if (item := attention_item(target, s)) is not None])
-    for known in (first, again):
+    for known in (first, repeated):
         estimate = known.cost.flash_attn(**columns)
         np.testing.assert_array_equal(estimate.seconds, cached)
         assert (estimate.basis == Basis.MEASURED).all()
-        np.testing.assert_allclose(estimate.relative_std, 0.2 / 2.2 / 2, rtol=1e-5)  # half of the rows' spread
-    slower = replace(again.cost, attention_scale=1.5).flash_attn(**columns).seconds
-    np.testing.assert_allclose(slower, cached * 1.5)  # the framework's generation counts, the sustained scale is in the times
+        np.testing.assert_allclose(estimate.relative_std, 0.2 / 2.2 / 2, rtol=1e-5)  # half of the measured spread
+    slower = replace(repeated.cost, attention_scale=1.5).flash_attn(**columns).seconds
+    # the scale of the FlashAttention generation applies; the sustained-clock derating is in the times
+    np.testing.assert_allclose(slower, cached * 1.5)
     fit = problem.cost.flash_attn(**columns).seconds
     assert not np.isclose(fit, cached).any()
 
 
-def test_a_search_rests_on_the_times(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
-    problem = asked_of(profile.device)
+def test_a_search_uses_the_measured_times(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
+    problem = problem_on(profile.device)
     known, _ = prepare(problem, profile, tmp_path)
     by_fit, measured = search(problem, BATCH), search(known, BATCH)
-    assert measured.best.times.seconds[0] > 2 * by_fit.best.times.seconds[0]  # milliseconds a call instead of nanoseconds
+    assert measured.best.times.seconds[0] > 2 * by_fit.best.times.seconds[0]  # milliseconds per call instead of nanoseconds
     row = measured.best.table.layer.estimates
     attention = [i for i, op in enumerate(row.ops) if op.label == "attention.forward"]
     slow = 1e-3 * len(timed) * 1.1
     assert attention and row.seconds[attention[0]].min() >= 1e-3 and row.seconds[attention[0]].max() <= slow
 
 
-def test_really_timed_seconds_grow_with_the_work(profile: Profile, tmp_path: Path) -> None:
-    problem = asked_of(profile.device)
-    known, said = prepare(problem, profile, tmp_path, seconds=20.0)
-    assert counts(said)[2] == 0
+def test_real_timings_grow_with_the_flops(profile: Profile, tmp_path: Path) -> None:
+    problem = problem_on(profile.device)
+    known, report = prepare(problem, profile, tmp_path, seconds=20.0)
+    assert counts(report)[2] == 0
     columns = calls_of(problem)
     flops = columns["batch"] * columns["seq_q"] * columns["seq_kv"] * columns["heads"] * (1 + 1.5 * columns["backward"])
     seconds = known.cost.flash_attn(**columns).seconds
@@ -104,12 +105,16 @@ def test_really_timed_seconds_grow_with_the_work(profile: Profile, tmp_path: Pat
 
 
 def test_only_calls_that_are_made_are_timed(profile: Profile) -> None:
-    """Without context parallelism a ring has no further steps: their shapes are no calls."""
-    problem = asked_of(profile.device)
+    """Without context parallelism a ring has one step; the shapes of further steps are not called."""
+    problem = problem_on(profile.device)
     space = enumerate_splits(problem, BATCH).splits
-    alone = attention_calls(problem, space.take(np.flatnonzero(space.cp == 1)))
-    assert (alone.columns["seq_q"] == 256).all() and (alone.columns["causal"] == 1).all() and (alone.uses >= 1).all()
-    unfused = toy.problem(toy.TINY, 8, problem.cost, seq_len=256, attention="unfused")
+    without_cp = attention_calls(problem, space.take(np.flatnonzero(space.cp == 1)))
+    assert (
+        (without_cp.columns["seq_q"] == 256).all()
+        and (without_cp.columns["causal"] == 1).all()
+        and (without_cp.uses >= 1).all()
+    )
+    unfused = toy.make_problem(toy.TINY, 8, problem.cost, seq_len=256, attention="unfused")
     assert len(attention_calls(unfused, space)) == 0
     assert with_timed_attention(unfused, profile, lambda: space, Path("/absent")) == (unfused, "")
 
@@ -117,45 +122,45 @@ def test_only_calls_that_are_made_are_timed(profile: Profile) -> None:
 def test_what_the_profile_measured_with_the_same_release_is_not_timed_again(
     profile: Profile, tmp_path: Path, timed: list[str]
 ) -> None:
-    problem = asked_of(profile.device)
+    problem = problem_on(profile.device)
     prepare(problem, profile, tmp_path / "a")
     n = len(timed)
     kept = read_profile(next((tmp_path / "a").glob("*.pt")))
     own = replace(profile, tables={"flash_attn": kept.table("flash_attn")})
-    _, said = prepare(problem, own, tmp_path / "b")
-    assert counts(said) == (n, 0, 0) and len(timed) == n and not (tmp_path / "b").exists()
+    _, report = prepare(problem, own, tmp_path / "b")
+    assert counts(report) == (n, 0, 0) and len(timed) == n and not (tmp_path / "b").exists()
 
 
 # not timed
 
 
-def test_no_timing_times_and_writes_nothing_and_uses_what_is_kept(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
-    problem = asked_of(profile.device)
+def test_no_timing_writes_nothing_and_uses_cached_times(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
+    problem = problem_on(profile.device)
     columns = calls_of(problem)
     n = len(columns["batch"])
-    known, said = prepare(problem, profile, tmp_path, timing=False)
-    assert counts(said) == (0, 0, n) and f"{n} not timed yet" in said and not timed and not list(tmp_path.iterdir())
+    known, report = prepare(problem, profile, tmp_path, timing=False)
+    assert counts(report) == (0, 0, n) and f"{n} not timed yet" in report and not timed and not list(tmp_path.iterdir())
     np.testing.assert_array_equal(known.cost.flash_attn(**columns).seconds, problem.cost.flash_attn(**columns).seconds)
     prepare(problem, profile, tmp_path)
-    known, said = prepare(problem, profile, tmp_path, timing=False)
-    assert counts(said) == (n, 0, 0) and len(timed) == n
+    known, report = prepare(problem, profile, tmp_path, timing=False)
+    assert counts(report) == (n, 0, 0) and len(timed) == n
 
 
 @pytest.mark.parametrize("which", ["an H100", "another CPU", "more cores", "the same name with other words"])
 def test_another_device_is_never_timed(which: str, tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     here = cpu_device().name
     cores = os.cpu_count()
-    monkeypatch.setattr(present, "gpus_here", lambda: [])
+    monkeypatch.setattr(local_device, "gpus_here", lambda: [])
     device = {
         "an H100": DEVICES["h100_sxm"],
         "another CPU": cpu_device("AMD K6 (1 of 1 cores a rank)"),
         "more cores": cpu_device(here.replace(f"of {cores}", f"of {cores + 1}" if cores else "")),
         "the same name with other words": cpu_device(f"{here}!"),
     }[which]
-    problem = asked_of(device)
+    problem = problem_on(device)
 
     def never() -> Any:
-        raise AssertionError("the space of layouts need not be known")
+        raise AssertionError("the space of layouts is not needed")
 
     assert with_timed_attention(problem, cpu_profile(device), never, tmp_path) == (problem, "")
     assert not timed and not list(tmp_path.iterdir())
@@ -167,28 +172,28 @@ def test_fewer_cores_than_the_profile_computes_with(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores - 1)))
     target, why = find_local_device(cpu_profile(device))
     assert target is None and f"{cores - 1} of the {cores} cores" in why
-    problem = asked_of(device)
+    problem = problem_on(device)
     assert prepare(problem, cpu_profile(device), tmp_path) == (problem, f"attention: by the fit, as {why}")
 
 
 def test_without_torch(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(present, "torch_version", lambda: "")
-    known, said = prepare(asked_of(profile.device), profile, tmp_path)
-    assert known.cost.measured is None and "PyTorch" in said and "not installed" in said
+    monkeypatch.setattr(local_device, "torch_version", lambda: "")
+    known, report = prepare(problem_on(profile.device), profile, tmp_path)
+    assert known.cost.measured is None and "PyTorch" in report and "not installed" in report
 
 
-def test_calls_that_would_be_timed_wrongly_are_the_laws() -> None:
+def test_calls_that_would_be_timed_wrongly_use_the_fit() -> None:
     target = LocalDevice(cpu_device(), "fp32", "torch_flash", "2.13", 1)
     shape = dict(zip(SHAPE, (1, 64, 64, 4, 2, 16, 16, 1, 0), strict=True))
     assert attention_item(target, shape) is not None
-    assert attention_item(target, {**shape, "seq_kv": 128}) is None, "a mask of other alignment"
+    assert attention_item(target, {**shape, "seq_kv": 128}) is None, "the mask is aligned differently"
     assert attention_item(target, {**shape, "seq_kv": 128, "causal": 0}) is not None
     assert attention_item(target, {**shape, "v_head_dim": 8}) is None
 
 
 @pytest.mark.parametrize(("causal", "keys"), [(1, 64), (0, 64), (0, 32), (0, 96)])
 @pytest.mark.parametrize("which", ["forward", "backward"])
-def test_the_kernel_runs_the_shape_that_is_asked(causal: int, keys: int, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_runs_the_requested_shape(causal: int, keys: int, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Any, ...]] = []
     real = F.scaled_dot_product_attention
 
@@ -213,9 +218,9 @@ MODEL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 
 
 def command(folder: Path, *arguments: Any, imports: bool = False) -> str:
-    """Standard output of a search over the tiny model with this machine's profile; torch starts with another thread count.
+    """Run a search over the tiny model with this machine's profile; return stdout. torch starts with another thread count.
 
-    imports: standard error instead, with a line for every module that was imported.
+    imports: return stderr instead, with a line for every imported module.
     """
     line = [sys.executable, *["-X", "importtime"] * imports, ROOT / "simulation_train_formulaic.py", "--run_all_solu",
             "--config", folder / "config.json",
@@ -227,8 +232,8 @@ def command(folder: Path, *arguments: Any, imports: bool = False) -> str:
     return done.stderr if imports else done.stdout
 
 
-def told(said: str) -> str:
-    return next((line for line in said.splitlines() if line.startswith("attention: ")), "")
+def attention_line(report: str) -> str:
+    return next((line for line in report.splitlines() if line.startswith("attention: ")), "")
 
 
 def attention_bases(folder: Path) -> set[str]:
@@ -240,22 +245,29 @@ def test_the_command_times_once(profile: Profile, tmp_path: Path) -> None:
     write_profile(tmp_path / "data.pt", profile)
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     folder = tmp_path / "flash_attn"
-    said = command(tmp_path, "--no-timing")
-    n = counts(told(said))[2]
-    assert counts(told(said)) == (0, 0, n) and n >= 8 and not folder.exists() and "measured" not in attention_bases(tmp_path)
-    assert counts(told(command(tmp_path))) == (n, n, 0) and attention_bases(tmp_path) == {"measured"}
+    report = command(tmp_path, "--no-timing")
+    n = counts(attention_line(report))[2]
+    assert (
+        counts(attention_line(report)) == (0, 0, n)
+        and n >= 8
+        and not folder.exists()
+        and "measured" not in attention_bases(tmp_path)
+    )
+    assert counts(attention_line(command(tmp_path))) == (n, n, 0) and attention_bases(tmp_path) == {"measured"}
     (path,) = folder.glob("*.pt")
     before, best = path.read_bytes(), json.loads((tmp_path / "out.json").read_text())["best"]
-    assert counts(told(command(tmp_path))) == (n, 0, 0) and path.read_bytes() == before
+    assert counts(attention_line(command(tmp_path))) == (n, 0, 0) and path.read_bytes() == before
     imported = command(tmp_path, imports=True)
-    assert "solver.step.timed_attention" in imported and " torch\n" not in imported, "kept times are read without torch"
-    assert json.loads((tmp_path / "out.json").read_text())["best"] == best, "fresh and kept times are the same numbers"
+    assert "solver.step.timed_attention" in imported and " torch\n" not in imported, "cached times are read without torch"
+    assert json.loads((tmp_path / "out.json").read_text())["best"] == best, "fresh and cached times are the same numbers"
     write_profile(tmp_path / "data.pt", cpu_profile(cpu_device("AMD K6 (1 of 1 cores a rank)")))
-    assert told(command(tmp_path)) == "" and path.read_bytes() == before and "measured" not in attention_bases(tmp_path)
+    assert (
+        attention_line(command(tmp_path)) == "" and path.read_bytes() == before and "measured" not in attention_bases(tmp_path)
+    )
     assert len(list(folder.glob("*.pt"))) == 1
 
 
-def test_the_help_names_the_option() -> None:
+def test_the_help_lists_the_option() -> None:
     from solver.command_line import parser
 
     assert "--no-timing" in parser().format_help() and parser().parse_args(["--no-timing"]).no_timing is True

@@ -1,4 +1,4 @@
-"""A measuring run whose disk is full: the profile of before stays whole, one sentence says why, nothing is left behind."""
+"""A measuring run on a full disk: the earlier profile stays intact, one sentence states why, no partial files are left."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(output: Path, *flags: str, ranks: int = 1, most_bytes: int | None = 
 
 
 def earlier(folder: Path) -> bytes:
-    """A small profile of another day in ``folder``; its content."""
+    """Write a small earlier profile into ``folder``; return the content of the file."""
     device = Device("yesterday's", {"fp32": 1e9}, 2.0**30, 1e9, 1, 1, 1e9, 1e9)
     columns = {"m": 1, "n": 2, "k": 3, "batch": 1, "layout": "TN", "dtype": "fp32"}
     row = {**Item.of("linear", columns).columns, "seconds": 1.0, "spread": 0.0, "repeats": 1, "source": "here"}
@@ -44,7 +44,7 @@ def earlier(folder: Path) -> bytes:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 KiB."""
+    """Mount a disk of 256 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False)
@@ -66,9 +66,9 @@ def test_a_full_disk(small_disk: Path, ranks: int) -> None:
     before = earlier(small_disk)
     fill(small_disk)
     ended = measure(small_disk, ranks=ranks)
-    said = [line for line in ended.stderr.splitlines() if line.startswith("gen_profiler_data.py: ")]
+    printed = [line for line in ended.stderr.splitlines() if line.startswith("gen_profiler_data.py: ")]
     assert ended.returncode != 0
-    assert said == [f"gen_profiler_data.py: {small_disk / 'data.pt'}: cannot write there: No space left on device"]
+    assert printed == [f"gen_profiler_data.py: {small_disk / 'data.pt'}: cannot write there: No space left on device"]
     assert (small_disk / "data.pt").read_bytes() == before
     assert len(read_profile(small_disk / "data.pt").table("linear")) == 1
     assert sorted(path.name for path in small_disk.iterdir()) == ["data.previous.pt", "data.pt", "filler"]
@@ -76,11 +76,11 @@ def test_a_full_disk(small_disk: Path, ranks: int) -> None:
 
 @pytest.mark.parametrize(("most_bytes", "some_fit"), [(2 * 2**10, False), (16 * 2**10, True)])
 def test_a_file_that_may_not_grow(tmp_path: Path, most_bytes: int, some_fit: bool) -> None:
-    """The last profile that could be written stays: yesterday's, or the first rows of today."""
+    """The last profile that could be written stays: yesterday's, or the first measurements of today."""
     before = earlier(tmp_path)
     ended = measure(tmp_path, most_bytes=most_bytes)
-    said = f"gen_profiler_data.py: {tmp_path / 'data.pt'}: cannot write there: File too large\n"
-    assert ended.returncode == 2 and ended.stderr.endswith(said) and "Traceback" not in ended.stderr
+    expected = f"gen_profiler_data.py: {tmp_path / 'data.pt'}: cannot write there: File too large\n"
+    assert ended.returncode == 2 and ended.stderr.endswith(expected) and "Traceback" not in ended.stderr
     assert (read_profile(tmp_path / "data.pt").device.name != "yesterday's") == some_fit
     assert (tmp_path / "data.previous.pt").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.previous.pt", "data.pt"]

@@ -1,4 +1,4 @@
-"""The attention kernels of the flash_attn packages, through stand-ins that lay operands out as the packages do."""
+"""The attention kernels of the flash_attn packages, with stand-ins that use the operand layout of the packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ calls: list[tuple[torch.Size, bool]] = []
 
 
 def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False) -> torch.Tensor:
-    """Takes and gives [batch, seq, heads, dim], and fewer key heads than query heads."""
+    """Take and return [batch, seq, heads, dim]; there may be fewer key heads than query heads."""
     calls.append((q.shape, causal))
     swapped = (t.transpose(1, 2) for t in (q, k, v))
     return F.scaled_dot_product_attention(*swapped, is_causal=causal, enable_gqa=True).transpose(1, 2)
@@ -28,7 +28,7 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: b
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Both packages; the newer gives the sums of its softmax along, as some of its releases do."""
+    """Install stand-ins of both packages; the newer also returns the sums of its softmax, as some of its releases do."""
 
     def with_sums(*given: Any, **options: Any) -> tuple[torch.Tensor, None]:
         return flash_attn_func(*given, **options), None
@@ -43,7 +43,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("kernel", PACKAGES)
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_package_gets_its_own_layout_and_gives_pytorchs_result(packages: None, kernel: str, causal: bool) -> None:
+def test_a_package_gets_its_own_layout_and_returns_the_result_of_pytorch(packages: None, kernel: str, causal: bool) -> None:
     q, k, v = torch.randn(2, 4, 8, 16), torch.randn(2, 2, 8, 16), torch.randn(2, 2, 8, 16)
     found = fused_attention(kernel, causal)(q, k, v)
     assert calls == [(torch.Size((2, 8, 4, 16)), causal)]
@@ -51,8 +51,8 @@ def test_a_package_gets_its_own_layout_and_gives_pytorchs_result(packages: None,
 
 
 @pytest.mark.parametrize(("which", "calls_before"), [("forward", 0), ("backward", 2)])
-def test_a_row_of_a_package_is_timed_as_others(packages: None, which: str, calls_before: int) -> None:
-    """Forward calls the package each time; backward only goes through the graphs of two calls made before."""
+def test_a_kernel_of_a_package_is_timed_like_others(packages: None, which: str, calls_before: int) -> None:
+    """Forward calls the package each time; backward only runs the graphs of two earlier calls."""
     columns = {"batch": 1, "seq_q": 16, "seq_kv": 16, "heads": 4, "kv_heads": 2, "head_dim": 8, "v_head_dim": 8, "causal": 1}
     row = Item.of("flash_attn", {**columns, "pass": which, "kernel": "flash_attn_2", "dtype": "fp32"})
     work = workload(row, Arena(torch.device("cpu"), 2**20))
@@ -74,7 +74,7 @@ def test_packages_are_found_where_they_are_made_for_the_device(packages: None, m
         fused_attention("flash_attn_2", True)
 
 
-def test_packages_are_measured_at_each_third_shape() -> None:
+def test_packages_are_measured_at_every_third_shape() -> None:
     limits = Limits(64, 4096, 4096, 2**24, 2**24, 2.0**33, 1.0, 1e14, grid_rows=60)
     items = attention_items(limits, [], "bf16", ("torch_cudnn", "torch_flash", "flash_attn_2"))
     shapes = {

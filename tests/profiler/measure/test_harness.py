@@ -1,4 +1,4 @@
-"""The measuring run as users start it: torchrun, gloo, real kernels of tiny sizes; and what it leaves when it is broken off."""
+"""The measuring run as users start it (torchrun, gloo, real kernels of tiny sizes), and what is kept when it is interrupted."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def start(ranks: int, output: Path, *flags: str, environment: Mapping[str, str] 
 
 def finish(process: subprocess.Popen[str], seconds: float = 60) -> str:
     try:
-        said, _ = process.communicate(timeout=seconds)
+        printed, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
-    return said
+    return printed
 
 
 def rows(profile: Profile) -> int:
@@ -63,11 +63,11 @@ def rows(profile: Profile) -> int:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profile of two gloo ranks."""
+    """Measure a profile with two gloo ranks; return its file."""
     output = tmp_path_factory.mktemp("two")
     process = start(2, output, "--budget", "0.2")
-    said = finish(process)
-    assert process.returncode == 0, said
+    printed = finish(process)
+    assert process.returncode == 0, printed
     return output / "data.pt"
 
 
@@ -82,7 +82,7 @@ def test_a_run_of_two_ranks_fills_every_table(measured: Path) -> None:
     assert set(profile.table("grouped_linear")["pass"]) == {"forward", "input_grad", "weight_grad"}
     summed = profile.table("linear").where(profile.table("linear")["accumulate"] == 1)
     assert set(summed["layout"]) == {"NT"} and set(summed["out_dtype"]) == {"fp32"}
-    overlap = profile.table("overlap")  # on a busy machine both sides may miss each other, which is then said
+    overlap = profile.table("overlap")  # on a busy machine the two may not overlap in time, which is then reported
     assert len(overlap) + sum(label.startswith("overlap ") for label in profile.meta["not_run"]) > 0
     assert set(overlap["collective"]) <= {"all_reduce", "all_gather", "reduce_scatter"}
     assert (overlap["gemm_slowdown"] > 0).all() and (overlap["collective_slowdown"] > 0).all()
@@ -91,15 +91,15 @@ def test_a_run_of_two_ranks_fills_every_table(measured: Path) -> None:
     assert set(profile.table("all_reduce")["intra"]) == {2} and set(profile.table("all_reduce")["inter"]) == {1}
 
 
-def test_the_file_holds_plain_values_and_says_how_it_came_about(measured: Path) -> None:
+def test_the_file_holds_plain_values_and_states_how_it_was_made(measured: Path) -> None:
     plain = torch.load(measured, weights_only=True)
     assert plain["meta"]["backend"] == "gloo" and "--quick" in plain["meta"]["command"] and plain["meta"]["date"]
 
 
-def test_four_ranks_can_stand_for_two_nodes(tmp_path: Path) -> None:
+def test_four_ranks_can_represent_two_nodes(tmp_path: Path) -> None:
     process = start(4, tmp_path, "--budget", "0.5", environment={"FORETRAIN_RANKS_PER_NODE": "2"})
-    said = finish(process)
-    assert process.returncode == 0, said
+    printed = finish(process)
+    assert process.returncode == 0, printed
     profile = read_profile(tmp_path / "data.pt")
     shapes = set(zip(profile.table("all_reduce")["intra"], profile.table("all_reduce")["inter"], strict=True))
     assert shapes >= {(2, 2), (2, 1), (1, 2)}
@@ -108,19 +108,19 @@ def test_four_ranks_can_stand_for_two_nodes(tmp_path: Path) -> None:
     assert profile.device.gpus_per_node == 2
 
 
-def test_a_killed_rank_is_named_and_what_was_measured_is_kept_and_resumed(tmp_path: Path) -> None:
+def test_a_killed_rank_is_reported_and_measurements_are_kept_and_resumed(tmp_path: Path) -> None:
     process = start(2, tmp_path, "--budget", "5")
     victim = wait_for_rank(process, 1)
     wait_for(tmp_path / "data.pt")
     os.kill(victim, signal.SIGKILL)
-    said = finish(process, 100)
-    assert process.returncode != 0 and "rank 1 died" in said and "--resume" in said
+    printed = finish(process, 100)
+    assert process.returncode != 0 and "rank 1 died" in printed and "--resume" in printed
     kept = read_profile(tmp_path / "data.pt")
     assert rows(kept) > 0
 
     process = start(2, tmp_path, "--budget", "0.12", "--resume")
-    said = finish(process)
-    assert process.returncode == 0, said
+    printed = finish(process)
+    assert process.returncode == 0, printed
     resumed = read_profile(tmp_path / "data.pt")
     assert rows(resumed) > rows(kept)
     before, after = rows_of(kept), rows_of(resumed)
@@ -128,12 +128,12 @@ def test_a_killed_rank_is_named_and_what_was_measured_is_kept_and_resumed(tmp_pa
     assert len(resumed.table("all_reduce"))
 
 
-def test_ctrl_c_keeps_the_rows(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_the_measurements(tmp_path: Path) -> None:
     process = start(1, tmp_path, "--budget", "5")
     wait_for(tmp_path / "data.pt")
     process.send_signal(signal.SIGINT)
-    said = finish(process)
-    assert process.returncode == 130 and "interrupted" in said and "Traceback" not in said
+    printed = finish(process)
+    assert process.returncode == 130 and "interrupted" in printed and "Traceback" not in printed
     assert rows(read_profile(tmp_path / "data.pt")) > 0
 
 
@@ -145,7 +145,7 @@ def wait_for(path: Path, seconds: float = 40) -> None:
 
 
 def wait_for_rank(launcher: subprocess.Popen[str], rank: int) -> int:
-    """The process id of a rank: torchrun's child with that RANK in its environment."""
+    """Return the process id of a rank: the child of torchrun with that RANK in its environment."""
     end = time.monotonic() + 40
     while time.monotonic() < end:
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
@@ -175,14 +175,14 @@ def test_profiles_of_one_device_merge_and_others_are_refused(measured: Path, tmp
     assert "differ in device" in finish(process) and process.returncode == 2
 
 
-def test_measuring_again_keeps_the_old_file_aside(measured: Path, tmp_path: Path) -> None:
+def test_measuring_again_keeps_the_old_file(measured: Path, tmp_path: Path) -> None:
     (tmp_path / "data.pt").write_bytes(measured.read_bytes())
     process = start(1, tmp_path, "--budget", "0.01")
     finish(process)
     assert (tmp_path / "data.previous.pt").read_bytes() == measured.read_bytes()
 
 
-def test_rows_that_do_not_fit_are_noted_and_not_tried_again(tmp_path: Path, measured: Path) -> None:
+def test_shapes_with_oom_are_noted_and_not_tried_again(tmp_path: Path, measured: Path) -> None:
     profile = read_profile(measured)
     meta = {"out_of_memory": [], "not_run": {}}
     recorder = Recorder(tmp_path / "data.pt", "here", profile.device, meta)
@@ -194,7 +194,7 @@ def test_rows_that_do_not_fit_are_noted_and_not_tried_again(tmp_path: Path, meas
     assert item.label in recorder.settled()
 
 
-def test_a_measurement_knows_how_sure_its_median_is() -> None:
+def test_uncertainty_of_the_median_of_a_measurement() -> None:
     sure, unsure = Measurement((1.0,) * 20), Measurement((1.0, 2.0, 1.0, 2.0, 1.5, 1.2))
     assert sure.uncertainty == 0 and sure.spread == 0 and unsure.uncertainty > 0.02
     assert unsure.spread == pytest.approx(0.5 / unsure.median)
@@ -205,13 +205,13 @@ def test_a_measurement_knows_how_sure_its_median_is() -> None:
 def test_every_prefix_of_a_plan_covers_the_range() -> None:
     points = low_discrepancy(64, 3)
     assert ((points > 0) & (points < 1)).all()
-    for prefix, parts in ((4, 4), (16, 16), (64, 64)):  # every part of every axis is met
+    for prefix, parts in ((4, 4), (16, 16), (64, 64)):  # every part of every axis has a point
         assert all(len(np.unique((points[:prefix, axis] * parts).astype(int))) == parts for axis in range(3))
     assert sorted(spread_order(11)) == list(range(11)) and spread_order(11)[:3] == [0, 10, 5]
     assert spread_order(1) == [0]
 
 
-def test_plans_hold_the_shapes_of_named_models_and_keep_to_the_limits() -> None:
+def test_plans_hold_the_shapes_of_named_models_and_respect_the_limits() -> None:
     limits = Limits(64, 4096, 4096, 2**24, 2**24, 2**28, 0.5, 1e12)
     model = ModelDims(1024, 2816, 8, 2, 128, 32000, seq_len=2048)
     items = linear_items(limits, [model], ("bf16",))
@@ -222,7 +222,7 @@ def test_plans_hold_the_shapes_of_named_models_and_keep_to_the_limits() -> None:
     assert any(item.number("seq_q") == 2048 and item.number("kv_heads") == 2 for item in attention)
 
 
-def test_groups_tile_the_world_and_the_full_ones_come_first() -> None:
+def test_groups_tile_the_world_and_full_ones_come_first() -> None:
     assert group_shapes(8, 4)[:2] == [(8, 4), (8, 1)]
     assert {inter for _, inter in group_shapes(8, 6)} == {1, 2, 4, 6}
     assert groups_of(2, 2, 4, 2) == [(0, 1, 4, 5), (2, 3, 6, 7)]
@@ -234,6 +234,6 @@ def test_groups_tile_the_world_and_the_full_ones_come_first() -> None:
     assert not any(item.op == "p2p" for item in items)
 
 
-def test_an_empty_table_is_no_obstacle(tmp_path: Path, measured: Path) -> None:
+def test_an_empty_table_is_accepted(tmp_path: Path, measured: Path) -> None:
     profile = replace(read_profile(measured), tables={"p2p": Table.from_columns("p2p", {})})
     assert rows_of(profile) == {}

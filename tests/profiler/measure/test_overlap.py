@@ -1,4 +1,4 @@
-"""Grouped products, sums of weight gradients, and GEMMs beside collectives: what is timed is what the row says."""
+"""Grouped GEMMs, accumulated weight gradients, and GEMMs overlapped with collectives: the stated shape is what is timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 LIMITS = Limits(64, 8192, 8192, 2**24, 2**30, 2.0**33, 1.0, 1e13, grid_rows=64)
 
 
-def test_passes_of_a_grouped_product_are_those_of_autograd() -> None:
+def test_passes_of_a_grouped_gemm_are_those_of_autograd() -> None:
     torch.manual_seed(0)
     x, dy = torch.randn(48, 32), torch.randn(48, 64)
     weight = torch.randn(3, 64, 32)
@@ -46,7 +46,7 @@ def test_grouped_shapes_cover_the_range_and_hold_the_experts_of_models() -> None
 
 
 @pytest.mark.parametrize("which", PASSES)
-def test_grouped_work_multiplies_the_shape_of_its_row(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_work_multiplies_the_shape_of_its_item(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Size] = []
     call = PASSES[which]
     monkeypatch.setitem(PASSES, which, lambda *given: seen.append(call(*given).shape))
@@ -55,7 +55,7 @@ def test_grouped_work_multiplies_the_shape_of_its_row(which: str, monkeypatch: p
     assert seen == [{"forward": (64, 48), "input_grad": (64, 32), "weight_grad": (4, 48, 32)}[which]]
 
 
-def test_every_eighth_shape_has_a_weight_gradient_that_is_summed_in_fp32() -> None:
+def test_every_eighth_shape_has_a_weight_gradient_accumulated_in_fp32() -> None:
     items = linear_items(LIMITS, [], ("bf16", "fp32"))
     summed = [item for item in items if item.number("accumulate")]
     plain = {item.values[:3] for item in items if item.columns["layout"] == "NT" and not item.number("accumulate")}
@@ -64,7 +64,7 @@ def test_every_eighth_shape_has_a_weight_gradient_that_is_summed_in_fp32() -> No
     assert not any(item.columns["layout"] == ACCUMULATING for item in items)
 
 
-def test_a_summed_weight_gradient_adds_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accumulated_weight_gradient_adds_to_the_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     sums: list[torch.Tensor] = []
     zeros = torch.zeros
 
@@ -77,21 +77,21 @@ def test_a_summed_weight_gradient_adds_to_what_is_there(monkeypatch: pytest.Monk
     columns = {"m": 64, "n": 32, "k": 48, "batch": 1, "layout": "NT", "out_dtype": "fp32", "accumulate": 1, "dtype": "fp32"}
     work = workload(Item.of("linear", columns), arena)
     (a, b), *others = arena.sets(torch.float32, (48, 64), (48, 32))
-    assert not others and sums[0].shape == (1, 64, 32)  # one set is more than twice this cache
+    assert not others and sums[0].shape == (1, 64, 32)  # one set of operands is more than twice the cache size of this arena
     work(0)
     work(1)
     torch.testing.assert_close(sums[0][0], 2 * a.t() @ b, rtol=1e-5, atol=1e-4)
 
 
-def test_a_slowdown_counts_only_the_time_together() -> None:
-    """8 s of work undisturbed; in company it runs at half its rate."""
+def test_a_slowdown_counts_only_the_overlapped_time() -> None:
+    """8 s of work without overlap; overlapped it runs at half its rate."""
     assert slowdown((0.0, 16.0), (0.0, 16.0), 8.0) == pytest.approx(2.0)
-    assert slowdown((0.0, 12.0), (0.0, 8.0), 8.0) == pytest.approx(2.0)  # 4 s of it beside, 4 s alone after
-    assert slowdown((1.0, 13.0), (4.0, 12.0), 8.0) == pytest.approx(2.0)  # 3 s alone before, 1 s after
+    assert slowdown((0.0, 12.0), (0.0, 8.0), 8.0) == pytest.approx(2.0)  # 4 s of the work overlapped, 4 s without overlap after
+    assert slowdown((1.0, 13.0), (4.0, 12.0), 8.0) == pytest.approx(2.0)  # 3 s without overlap before, 1 s after
     assert slowdown((0.0, 8.0), (0.0, 99.0), 8.0) == pytest.approx(1.0)
-    assert math.isnan(slowdown((0.0, 8.0), (9.0, 10.0), 8.0))  # never together
-    assert math.isnan(slowdown((0.0, 8.0), (7.0, 20.0), 8.0))  # too briefly to tell
-    assert math.isnan(slowdown((0.0, 16.5), (0.0, 9.0), 8.0))  # slower than any company explains: something else disturbed
+    assert math.isnan(slowdown((0.0, 8.0), (9.0, 10.0), 8.0))  # no overlap
+    assert math.isnan(slowdown((0.0, 8.0), (7.0, 20.0), 8.0))  # too short an overlap
+    assert math.isnan(slowdown((0.0, 16.5), (0.0, 9.0), 8.0))  # slower than any overlap explains: something else disturbed it
 
 
 def test_overlap_pairs_every_collective_with_every_gemm() -> None:
@@ -100,7 +100,7 @@ def test_overlap_pairs_every_collective_with_every_gemm() -> None:
     assert {item.number("bytes") for item in items} == {2**22, 2**24, 2**26, 2**28}
     assert {(item.number("m"), item.number("n")) for item in items} == {(256, 256), (512, 512), (1024, 1024)}
     assert {(item.number("intra"), item.number("inter")) for item in items} == {(8, 2)}
-    assert len({item.columns["collective"] for item in items[:3]}) == 3  # a budget that ends early has all of them
+    assert len({item.columns["collective"] for item in items[:3]}) == 3  # a budget that ends early covers all of them
     odd = overlap_items(3, 1, Limits(32, 128, 64, 2**18, 2**14, 2**24, 0.05, 1e9), "fp32")
     assert odd and all(item.number("bytes") % 12 == 0 for item in odd)
     assert {"intra", "inter", "gemm_slowdown", "collective_slowdown"} <= set(TABLE_COLUMNS["overlap"])

@@ -1,4 +1,4 @@
-"""What the time for timing attention goes to, and how the times are kept: whatever breaks it off, whatever lies there."""
+"""How the budget for timing attention is spent, and how times are cached: interruptions, and files that are not a cache."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from timing_toy import asked_of, calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare
+from timing_toy import calls_of, counted_timings, counts, cpu_device, cpu_profile, prepare, problem_on
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.measured_attention import LEAST_UNCERTAINTY, SHAPE, MeasuredAttention
 from profiler.measure import attention_timing, try_kernel
 from profiler.measure.attention_timing import time_calls, timing_alone
 from profiler.measure.timing import Measurement
-from profiler.profile import local_device as present
+from profiler.profile import local_device
 from profiler.profile.attention_times import TIMING_SECONDS, Call, attention_item, cache_path, open_cache
 from profiler.profile.local_device import LocalDevice, find_local_device
 from profiler.profile.plan import Item
@@ -47,7 +47,7 @@ def call(seq: int, expected: float, uses: float = 1.0) -> Call:
 
 
 def run_calls(profile: Profile, folder: Path, calls: list[Call], seconds: float) -> list[int]:
-    """The sequence lengths that were timed, in order."""
+    """Time the calls; return the sequence lengths that were timed, in order."""
     from rich.console import Console
 
     target = find_local_device(profile)[0]
@@ -57,16 +57,18 @@ def run_calls(profile: Profile, folder: Path, calls: list[Call], seconds: float)
     return [item.number("seq_q") for item in recorder.rows]
 
 
-def test_the_most_used_come_first_and_too_long_ones_are_left(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
+def test_the_most_used_are_timed_first_and_long_ones_skipped(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
     calls = [call(16, 1e-3), call(32, 1e-3, uses=50), call(48, 1e-2), call(64, 100.0), call(80, 1e-2, uses=9)]
     assert run_calls(profile, tmp_path, calls, 60.0) == [80, 32, 48, 16]
 
 
-def test_a_law_that_is_too_fast_does_not_break_the_budget(
+def test_a_fit_that_is_too_fast_does_not_exceed_the_budget(
     profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is measured a hundred times slower than expected, so a long one is expected to take longer too and is left; that the
-    first, a very short one, is twenty-five times slower says only what a launch takes."""
+    """A call a hundred times slower than estimated raises the estimate of a long call, which is then skipped.
+
+    The first call, a very short one, is twenty-five times slower, but that only shows the launch time.
+    """
     calls = [call(16, 2e-5, uses=1e9), call(32, 1e-2, uses=1e6), call(48, 1.0), call(64, 1e-5)]
     for slowness, timed in ((1.0, [16, 32, 48, 64]), (100.0, [16, 32, 64])):
         times = iter([5e-4, 1e-2 * slowness, 1.0, 1.0])
@@ -74,24 +76,24 @@ def test_a_law_that_is_too_fast_does_not_break_the_budget(
         assert run_calls(profile, tmp_path / str(slowness), calls, 10.0) == timed
 
 
-def test_what_the_budget_leaves_is_the_laws_and_comes_next_time(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
-    problem = asked_of(profile.device)
+def test_shapes_beyond_the_budget_use_the_fit_until_timed(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
+    problem = problem_on(profile.device)
     columns = calls_of(problem)
     n = len(columns["batch"])
-    known, said = prepare(problem, profile, tmp_path, seconds=0.0)
-    assert counts(said) == (0, 0, n) and f"{n} not timed yet" in said and not timed
+    known, report = prepare(problem, profile, tmp_path, seconds=0.0)
+    assert counts(report) == (0, 0, n) and f"{n} not timed yet" in report and not timed
     fit = problem.cost.flash_attn(**columns)
-    for ours, fits in zip(known.cost.flash_attn(**columns), fit, strict=True):
-        np.testing.assert_array_equal(ours, fits)
-    _, said = prepare(problem, profile, tmp_path)
-    assert counts(said) == (n, n, 0)
+    for estimated, fitted in zip(known.cost.flash_attn(**columns), fit, strict=True):
+        np.testing.assert_array_equal(estimated, fitted)
+    _, report = prepare(problem, profile, tmp_path)
+    assert counts(report) == (n, n, 0)
     assert TIMING_SECONDS == 60.0
 
 
 def test_a_shape_without_memory_or_kernel_is_remembered(
     profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = asked_of(profile.device)
+    problem = problem_on(profile.device)
     n = len(calls_of(problem)["batch"])
     tries: list[int] = []
 
@@ -107,19 +109,19 @@ def test_a_shape_without_memory_or_kernel_is_remembered(
 
     monkeypatch.setattr(try_kernel, "measure", measure)
     for now in (n - 3, 0):
-        _, said = prepare(problem, profile, tmp_path)
-        assert counts(said) == (n - 3, now, 3) and "3 too large or without a kernel" in said
+        _, report = prepare(problem, profile, tmp_path)
+        assert counts(report) == (n - 3, now, 3) and "3 too large or without a kernel" in report
     assert len(tries) == n
     monkeypatch.setattr(attention_timing, "_most_bytes", lambda *_: 1.0)
-    _, said = prepare(problem, profile, tmp_path / "none fits")
-    assert counts(said) == (0, 0, n) and len(tries) == n, "none is even tried"
+    _, report = prepare(problem, profile, tmp_path / "none fits")
+    assert counts(report) == (0, 0, n) and len(tries) == n, "none is tried"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_what_was_timed_is_kept_when_it_is_broken_off(
+def test_times_are_kept_when_timing_is_interrupted(
     error: type[BaseException], profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = asked_of(profile.device)
+    problem = problem_on(profile.device)
     n, tries = len(calls_of(problem)["batch"]), []
 
     def measure(*_: Any) -> Measurement:
@@ -133,11 +135,11 @@ def test_what_was_timed_is_kept_when_it_is_broken_off(
         with pytest.raises(KeyboardInterrupt):
             prepare(problem, profile, tmp_path)
     else:
-        _, said = prepare(problem, profile, tmp_path)
-        assert counts(said) == (7, 7, n - 7) and "timing attention failed (the device fell off the bus)" in said
+        _, report = prepare(problem, profile, tmp_path)
+        assert counts(report) == (7, 7, n - 7) and "timing attention failed (the device fell off the bus)" in report
     assert len(read_profile(next(tmp_path.glob("*.pt"))).table("flash_attn")) == 7
-    _, said = prepare(problem, profile, tmp_path)
-    assert counts(said) == (n, n - 7, 0) and len(tries) == n + 1
+    _, report = prepare(problem, profile, tmp_path)
+    assert counts(report) == (n, n - 7, 0) and len(tries) == n + 1
 
 
 # the cache
@@ -146,8 +148,8 @@ def test_what_was_timed_is_kept_when_it_is_broken_off(
 @pytest.mark.parametrize(
     "damage", ["truncated", "no archive", "another kernel", "a whole profile", "wild notes", "other measurements"]
 )
-def test_a_cache_that_is_not_one_is_set_aside(damage: str, profile: Profile, tmp_path: Path, timed: list[str]) -> None:
-    problem = asked_of(profile.device)
+def test_an_invalid_cache_is_set_aside(damage: str, profile: Profile, tmp_path: Path, timed: list[str]) -> None:
+    problem = problem_on(profile.device)
     n = len(calls_of(problem)["batch"])
     prepare(problem, profile, tmp_path)
     (path,) = tmp_path.glob("*.pt")
@@ -168,16 +170,16 @@ def test_a_cache_that_is_not_one_is_set_aside(damage: str, profile: Profile, tmp
         wrong = Table({**table.columns, "dtype": np.full(len(table), "bf16")})
         write_profile(path, replace(kept, tables={"flash_attn": wrong}))
     before = path.read_bytes()
-    _, said = prepare(problem, profile, tmp_path, timing=False)
-    assert counts(said.splitlines()[0]) == (0, 0, n) and "it is not used" in said and path.read_bytes() == before
-    _, said = prepare(problem, profile, tmp_path)
-    assert counts(said.splitlines()[0]) == (n, n, 0) and str(path) in said and "it is not used" in said
+    _, report = prepare(problem, profile, tmp_path, timing=False)
+    assert counts(report.splitlines()[0]) == (0, 0, n) and "it is not used" in report and path.read_bytes() == before
+    _, report = prepare(problem, profile, tmp_path)
+    assert counts(report.splitlines()[0]) == (n, n, 0) and str(path) in report and "it is not used" in report
     assert path.with_suffix(".unused").read_bytes() == before, "nothing of it is lost"
-    _, said = prepare(problem, profile, tmp_path)
-    assert counts(said) == (n, 0, 0) and len(timed) == 2 * n
+    _, report = prepare(problem, profile, tmp_path)
+    assert counts(report) == (n, 0, 0) and len(timed) == 2 * n
 
 
-def test_what_decides_a_time_decides_the_file() -> None:
+def test_the_cache_file_depends_on_what_a_time_depends_on() -> None:
     target = LocalDevice(cpu_device(), "fp32", "torch_flash", "2.13.0+cpu", 1)
     others = [replace(target, torch="2.14.0+cpu"), replace(target, dtype="bf16"), replace(target, kernel="torch_cudnn"),
               replace(target, device=cpu_device("AMD K6 (1 of 1 cores a rank)"))]  # fmt: skip
@@ -185,35 +187,35 @@ def test_what_decides_a_time_decides_the_file() -> None:
     assert len(paths) == 5 and all(re.fullmatch(r"[a-z0-9_.]+\.pt", path.name) for path in paths)
 
 
-def test_another_release_of_torch_times_anew(
+def test_another_release_of_torch_is_timed_separately(
     profile: Profile, tmp_path: Path, timed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    problem = asked_of(profile.device)
+    problem = problem_on(profile.device)
     prepare(problem, profile, tmp_path)
     n = len(timed)
-    monkeypatch.setattr(present, "torch_version", lambda: "9.9.9")
-    known, said = prepare(problem, profile, tmp_path, timing=False)
-    assert counts(said) == (0, 0, n), "times of another release do not count"
-    known, said = prepare(problem, profile, tmp_path)  # this process's torch is not the one that would be loaded
-    assert counts(said) == (0, 0, n) and "9.9.9" in said and len(timed) == n
+    monkeypatch.setattr(local_device, "torch_version", lambda: "9.9.9")
+    known, report = prepare(problem, profile, tmp_path, timing=False)
+    assert counts(report) == (0, 0, n), "times of another release do not count"
+    known, report = prepare(problem, profile, tmp_path)  # the torch of this process is not the one that would be loaded
+    assert counts(report) == (0, 0, n) and "9.9.9" in report and len(timed) == n
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    _, said = prepare(problem, profile, tmp_path)
-    assert counts(said) == (n, n, 0) and len(list(tmp_path.glob("*.pt"))) == 2
+    _, report = prepare(problem, profile, tmp_path)
+    assert counts(report) == (n, n, 0) and len(list(tmp_path.glob("*.pt"))) == 2
 
 
 def test_torch_states_the_same_release_in_its_files() -> None:
-    assert present.torch_version() == torch.__version__
+    assert local_device.torch_version() == torch.__version__
 
 
 def test_a_folder_that_cannot_be_written(profile: Profile, tmp_path: Path, timed: list[str]) -> None:
     (tmp_path / "file").write_text("here before")
-    problem = asked_of(profile.device)
-    _, said = prepare(problem, profile, tmp_path / "file")
-    assert counts(said.splitlines()[0])[:2] == (0, 0) and "cannot be kept there" in said and not timed
+    problem = problem_on(profile.device)
+    _, report = prepare(problem, profile, tmp_path / "file")
+    assert counts(report.splitlines()[0])[:2] == (0, 0) and "cannot be kept there" in report and not timed
     assert (tmp_path / "file").read_text() == "here before"
 
 
-def test_many_shapes_are_found_among_many() -> None:
+def test_lookup_of_many_shapes() -> None:
     rng = np.random.default_rng(3)
     sizes = rng.integers(1, 5000, (400, len(SHAPE)))
     sizes[:, 7:] %= 2
@@ -221,29 +223,29 @@ def test_many_shapes_are_found_among_many() -> None:
     rows = [{**dict(zip(SHAPE, s.tolist(), strict=True)), "pass": "backward" if s[8] else "forward", "seconds": i + 1.0,
              "spread": np.nan if i % 2 else 0.3} for i, s in enumerate(sizes)]  # fmt: skip
     measured = MeasuredAttention.of(rows[::2] + rows[1::4])
-    asked = sizes[::-1].T.reshape(len(SHAPE), 5, -1) if len(sizes) % 5 == 0 else sizes[::-1].T[:, None]
-    shape = asked.shape[1:]
+    queries = sizes[::-1].T.reshape(len(SHAPE), 5, -1) if len(sizes) % 5 == 0 else sizes[::-1].T[:, None]
+    shape = queries.shape[1:]
     fit = Estimate(np.full(shape, 0.5), np.full(shape, 0.7), np.full(shape, Basis.EXTRAPOLATED, dtype=np.int8))
-    found = measured.instead_of(fit, *asked)
+    found = measured.instead_of(fit, *queries)
     at = np.arange(len(sizes))[::-1]
     known = (at % 2 == 0) | (at % 4 == 1)
     np.testing.assert_array_equal(found.seconds.ravel(), np.where(known, at + 1.0, 0.5))
     np.testing.assert_array_equal(found.relative_std.ravel(), np.where(known, np.where(at % 2, LEAST_UNCERTAINTY, 0.15), 0.7))
     np.testing.assert_array_equal(found.basis.ravel(), np.where(known, Basis.MEASURED, Basis.EXTRAPOLATED))
-    assert MeasuredAttention.of([]).instead_of(fit, *asked) is fit
+    assert MeasuredAttention.of([]).instead_of(fit, *queries) is fit
 
 
 def test_items_name_every_column() -> None:
-    """A shape from the solver and the same one from a measuring plan are one row."""
+    """A shape from the solver and the same shape from a measuring plan are the same item."""
     target = LocalDevice(cpu_device(), "bf16", "torch_flash", "2.13", 1)
-    ours = attention_item(target, dict(zip(SHAPE, (2, 64, 64, 4, 2, 16, 16, 1, 1), strict=True)))
+    item = attention_item(target, dict(zip(SHAPE, (2, 64, 64, 4, 2, 16, 16, 1, 1), strict=True)))
     columns: dict[str, int | str] = {"batch": 2, "seq_q": 64, "seq_kv": 64, "heads": 4, "kv_heads": 2, "head_dim": 16,
                                      "v_head_dim": 16, "causal": 1, "pass": "backward", "kernel": "torch_flash",
                                      "dtype": "bf16"}  # fmt: skip
-    assert ours == Item.of("flash_attn", columns)
+    assert item == Item.of("flash_attn", columns)
 
 
-def test_two_runs_do_not_time_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_do_not_time_at_the_same_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
     order: list[str] = []

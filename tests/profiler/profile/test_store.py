@@ -1,4 +1,4 @@
-"""Profiles on disk: what is written comes back, torch can open it, and no damaged or hostile file does harm."""
+"""Profiles on disk: they are read back as written, torch can open them, and damaged or hostile files do no harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE = Device("toy", {"bf16": 1e15, "fp32": 1e14}, 80e9, 2e12, 132, 8, 4.5e11,
 
 
 def profile(rows: int = 5) -> Profile:
-    """Every table with ``rows`` rows of different words and numbers."""
+    """Return a profile whose tables have ``rows`` rows of different words and numbers each."""
     rng = np.random.default_rng(7)
 
     def values(name: str) -> Any:
@@ -50,7 +50,7 @@ def plain_of(path: Path) -> dict[str, Any]:
 
 
 def refused(path: Path) -> str:
-    """The one sentence with which ``path`` is refused; it names the file."""
+    """Read a profile that must be refused; return the error, one sentence that names the file."""
     with pytest.raises(InputError) as caught:
         read_profile(path)
     sentence = str(caught.value)
@@ -65,14 +65,14 @@ def test_round_trip(written: Path) -> None:
     assert set(after.tables) == set(TABLE_COLUMNS)
     for op, table in before.tables.items():
         for name, column in table.columns.items():
-            if column.dtype == np.float64:  # kept as float32, a relative error of at most 2^-24
+            if column.dtype == np.float64:  # stored as float32, a relative error of at most 2^-24
                 np.testing.assert_allclose(after.tables[op][name], column, rtol=6e-8)
                 assert after.tables[op][name].dtype == np.float64
             else:
                 assert after.tables[op][name].tolist() == column.tolist(), (op, name)
 
 
-def test_an_empty_table_comes_back_empty(tmp_path: Path) -> None:
+def test_an_empty_table_is_read_as_empty(tmp_path: Path) -> None:
     path = tmp_path / "empty.pt"
     write_profile(path, Profile("bare", DEVICE, {}))
     assert len(read_profile(path).table("linear")) == 0
@@ -85,7 +85,7 @@ def test_the_digest_is_that_of_the_content(written: Path, tmp_path: Path) -> Non
     assert read_profile(copy).digest == read_profile(written).digest != read_profile(other).digest
 
 
-def test_torch_opens_it_without_trust(written: Path) -> None:
+def test_torch_opens_it_with_weights_only(written: Path) -> None:
     plain = torch.load(written, weights_only=True)
     assert plain["schema"] == SCHEMA_VERSION and plain["meta"]["device"]["num_sms"] == 132
     seconds = plain["tables"]["linear"]["seconds"]
@@ -107,7 +107,7 @@ def test_missing_file(tmp_path: Path) -> None:
     assert "no such profile" in refused(tmp_path / "absent.pt")
 
 
-def test_a_folder_is_no_profile(tmp_path: Path) -> None:
+def test_a_folder_is_refused(tmp_path: Path) -> None:
     refused(tmp_path)
 
 
@@ -138,11 +138,11 @@ def test_a_zip_of_something_else(tmp_path: Path) -> None:
 
 
 class Innocent:
-    """Any class is too much."""
+    """No class may be unpickled."""
 
 
 class Hostile:
-    """Runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.call = function, arguments
@@ -173,7 +173,7 @@ def test_objects_are_refused_and_nothing_runs(written: Path, tmp_path: Path, whe
     assert "only plain values are read" in refused(hostile)
     assert not trace.exists()
     assert hostile.read_bytes() == before
-    # the attack is a real one: an ordinary unpickler would have run it
+    # the attack is real: an ordinary unpickler runs it
     if how in ("system", "eval") and where == "top":
         torch.load(hostile, weights_only=False)
         assert trace.exists()
@@ -188,7 +188,7 @@ def archive_of(path: Path, pickled: bytes, storages: dict[str, bytes]) -> Path:
 
 
 def tensor_pickle(offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -> bytes:
-    """A pickle of one float tensor on storage "0", with any geometry."""
+    """Pickle one float tensor on storage "0", with any geometry."""
 
     class Storage:
         pass
@@ -209,7 +209,7 @@ def tensor_pickle(offset: int, size: tuple[int, ...], stride: tuple[int, ...]) -
 STORAGE = {"0": np.arange(4, dtype=np.float32).tobytes()}
 
 
-def test_a_made_tensor_inside_its_storage_is_read(tmp_path: Path) -> None:
+def test_a_tensor_inside_its_storage_is_read(tmp_path: Path) -> None:
     path = archive_of(tmp_path / "t.pt", tensor_pickle(1, (3,), (1,)), STORAGE)
     assert load_plain(path).tolist() == [1, 2, 3]
 
@@ -234,8 +234,8 @@ def test_a_few_bytes_cannot_claim_terabytes(tmp_path: Path) -> None:
         load_plain(path)
 
 
-def test_no_damage_gets_through_as_another_error(written: Path) -> None:
-    # flipped bits and bytes anywhere: the file is read or refused, never anything else
+def test_damage_raises_no_other_error(written: Path) -> None:
+    # flipped bits and bytes anywhere: the file is read or refused, without any other error
     whole, rng = written.read_bytes(), np.random.default_rng(3)
     kept = []
     for _ in range(400):
@@ -251,7 +251,7 @@ def test_no_damage_gets_through_as_another_error(written: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"schema": SCHEMA_VERSION + 1}, "newer"),
         ({"format": "something else"}, "not a profile of this program"),
@@ -269,12 +269,12 @@ def test_no_damage_gets_through_as_another_error(written: Path) -> None:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_contents_that_are_no_profile(written: Path, change: dict[str, Any], said: str) -> None:
+def test_contents_that_are_not_a_profile(written: Path, change: dict[str, Any], message: str) -> None:
     torch.save({**plain_of(written), **change}, written)
-    assert said in refused(written)
+    assert message in refused(written)
 
 
-def test_lists_and_numbers_are_no_profile(tmp_path: Path) -> None:
+def test_lists_and_numbers_are_not_a_profile(tmp_path: Path) -> None:
     for content in ([1, 2], 3.0, {"linear": 1}, torch.ones(3)):
         torch.save(content, tmp_path / "x.pt")
         assert "not a profile of this program" in refused(tmp_path / "x.pt")
@@ -294,7 +294,7 @@ def test_writing_is_all_or_nothing(written: Path, tmp_path: Path, monkeypatch: p
     assert [path.name for path in tmp_path.iterdir()] == ["data.pt"], "no part of the new file is left"
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(InputError, match="cannot write there"):
         write_profile(tmp_path / "file" / "data.pt", profile())

@@ -26,7 +26,7 @@ TABLE_HEAD = """#
 
 
 def devices(hosts: int, per_host: int, device: str = H100, group_of: int = 0) -> str:
-    """The list of devices; ``group_of`` ranks form a group (0: all in one)."""
+    """Return the list of devices; ``group_of`` ranks form a group (0: all ranks form one)."""
     lines = [
         f"#  Rank {rank:2d} Group {rank // group_of if group_of else 0:2d} Pid {4000 + rank:6d} on node-{rank // per_host:04d} "
         f"device {rank % per_host:2d} [0000:{16 + rank % per_host:02x}:00] {device}"
@@ -43,7 +43,7 @@ def parameters(iterations: int = 20) -> str:
 
 
 def time_of(us: float) -> str:
-    """As nccl-tests prints a time: seven characters, fewer decimals the longer it is."""
+    """Format a time as nccl-tests prints it: seven characters, fewer decimals for longer times."""
     return f"{us:7.0f}" if us >= 1e4 else f"{us:7.1f}" if us >= 100 else f"{us:7.2f}"
 
 
@@ -53,7 +53,7 @@ def row(size: int, count: int, dtype: str, redop: str, root: int, out: float, in
 
 
 def new_log(test: str, hosts: int, per_host: int, rows: str, **given: object) -> str:
-    """Output of nccl-tests 2.17, which names the test and itself."""
+    """Return output of nccl-tests 2.17, which names the test and its own version."""
     return (
         "# nccl-tests version 2.17.9 nccl-headers=22903 nccl-library=22903\n"
         f"# Collective test starting: {test}_perf\n{parameters()}{devices(hosts, per_host, **given)}{TABLE_HEAD}{rows}"
@@ -74,7 +74,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 
 def test_round_trip_of_a_real_run(tmp_path: Path, fixture_rows: list[dict[str, str]]) -> None:
-    """70 measured rows printed in the true format come back: op, size, time and shape."""
+    """70 measurements printed in the real format are read back: op, size, time and group shape."""
     logs = []
     for test in ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "sendrecv"):
         of_test = [r for r in fixture_rows if r["op"] == test]
@@ -105,8 +105,8 @@ def test_round_trip_of_a_real_run(tmp_path: Path, fixture_rows: list[dict[str, s
         assert set(table["env"]) == {"nccl-tests, NCCL 2.29.3"} and set(table["repeats"]) == {20}
 
 
-def test_joined_to_the_shipped_profile(tmp_path: Path, fixture_rows: list[dict[str, str]]) -> None:
-    """The cluster's rows take the place of the shipped rows of their group, kernels stay, the source of each is said."""
+def test_merged_into_the_shipped_profile(tmp_path: Path, fixture_rows: list[dict[str, str]]) -> None:
+    """The cluster's measurements replace the shipped ones of the same group, kernels stay, and every source is stated."""
     lines = "".join(
         row(int(r["size_bytes"]), int(r["count"]), r["dtype"], "sum", -1, float(r["time_us"]), float(r["time_us"]))
         for r in fixture_rows if r["op"] == "all_reduce"
@@ -125,7 +125,7 @@ def test_joined_to_the_shipped_profile(tmp_path: Path, fixture_rows: list[dict[s
 
 
 def test_copies_inside_one_gpu_are_left_out(tmp_path: Path) -> None:
-    """A sendrecv of 1.4 TB/s did not cross a link of 0.45 TB/s; the note says what was dropped."""
+    """A sendrecv of 1.4 TB/s did not cross a link of 0.45 TB/s; the note states what was left out."""
     profile = read_profile(PROF_DATA / "h100_sxm.pt")
     fast = new_log("sendrecv", 1, 2, row(8589934592, 4294967296, "bfloat16", "none", -1, 5968.9, 2.5))
     real = new_log("broadcast", 1, 2, row(8589934592, 4294967296, "bfloat16", "none", 0, 24000.0, 24000.0))
@@ -137,7 +137,7 @@ def test_copies_inside_one_gpu_are_left_out(tmp_path: Path) -> None:
         import_logs(paths[:1], profile)
 
 
-def test_several_nodes_behind_a_launcher(tmp_path: Path) -> None:
+def test_several_nodes_under_a_launcher(tmp_path: Path) -> None:
     """Two nodes of 8 under mpirun --tag-output, two tests in one file, NCCL's messages in between."""
     text = new_log("all_gather", 2, 8, row(1073741824, 16777216, "float", "none", -1, 10908.0, 10850.0))
     text += new_log("reduce_scatter", 2, 8, row(1073741824, 16777216, "float", "sum", -1, 10700.0, 10650.0))
@@ -152,14 +152,14 @@ def test_several_nodes_behind_a_launcher(tmp_path: Path) -> None:
 
 
 def test_groups_of_a_split_run(tmp_path: Path) -> None:
-    """NCCL_TESTS_SPLIT: 16 ranks in groups of 4; a row is of one group while the others work too."""
+    """NCCL_TESTS_SPLIT: 16 ranks in groups of 4; a measurement is of one group while the other groups communicate too."""
     text = new_log("alltoall", 2, 8, row(1048576, 131072, "bfloat16", "none", -1, 75.0, 74.0), group_of=4)
     table = read_log(write(tmp_path, "x.log", text)).tables["all2all"]
     assert (table["intra"][0], table["inter"][0]) == (4, 1) and table["env"][0].endswith("4 groups at once")
 
 
 def test_early_version(tmp_path: Path) -> None:
-    """Version 2.0: no group, no redop and root for all_gather, error in place of #wrong, a size of nothing."""
+    """Version 2.0: no group, no redop and root for all_gather, error in place of #wrong, and a size of 0."""
     text = (
         "# nThread 1 nGpus 8 minBytes 1 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 30 validation: 0 \n#\n"
         "# Using devices\n"
@@ -175,13 +175,13 @@ def test_early_version(tmp_path: Path) -> None:
     table = read_log(write(tmp_path, "allgather-8.txt", text)).tables["all_gather"]
     assert (len(table), table["intra"][0], table["repeats"][0], table["env"][0]) == (1, 8, 30, "nccl-tests")
     assert table["seconds"][0] == pytest.approx(38438e-6)
-    errors = text.replace("N/A", "4e-07").replace("int8 ", "int8     sum ")  # all_reduce: redop, no root, a float error
+    errors = text.replace("N/A", "4e-07").replace("int8 ", "int8     sum ")  # all_reduce: redop, no root, a float as error
     errors = errors.replace("8589934592    1073741824", "8589934592    8589934592")
     assert len(read_log(write(tmp_path, "all_reduce.txt", errors)).tables["all_reduce"]) == 1
 
 
 def test_in_place_only(tmp_path: Path) -> None:
-    """Where out-of-place is N/A the other time is taken, and env says so."""
+    """Where out-of-place is N/A the in-place time is taken, and env states it."""
     line = row(1048576, 262144, "float", "sum", -1, 50.0, 40.0).replace(
         "  50.00   20.97   20.97      0", "    N/A     N/A     N/A    N/A"
     )
@@ -190,7 +190,7 @@ def test_in_place_only(tmp_path: Path) -> None:
     assert table["seconds"][0] == pytest.approx(40e-6) and table["env"][0].endswith("in-place")
 
 
-def test_wrong_and_torn_rows_are_left_out_and_named(tmp_path: Path) -> None:
+def test_wrong_and_incomplete_lines_are_left_out_and_noted(tmp_path: Path) -> None:
     good = row(1048576, 262144, "float", "sum", -1, 50.0, 50.0)
     wrong = row(2097152, 524288, "float", "sum", -1, 60.0, 60.0).replace("      0\n", "     17\n")
     log = read_log(write(tmp_path, "x.log", new_log("all_reduce", 1, 4, good + wrong + good[:60] + "\n")))
@@ -213,16 +213,16 @@ ROW = row(1048576, 262144, "float", "sum", -1, 50.0, 50.0)
         (new_log("all_reduce", 2, 4, ROW).replace("node-0001 device  3 [0000:13", "node-0000 device  9 [0000:19"), "unequal"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_unusable_logs_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_log(write(tmp_path, "job.log", text))
 
 
-HALF = " ".join(ROW.split()[:-1])  # all but the last cell: it has as many as a whole row without a root
+HALF = " ".join(ROW.split()[:-1])  # all but the last cell: as many cells as a complete row without a root
 
 
 @pytest.mark.parametrize("torn", [HALF, ROW[:30], ROW[:47], ROW[:70]])
-def test_a_crashed_run_keeps_its_whole_rows(tmp_path: Path, torn: str) -> None:
+def test_complete_lines_of_a_crashed_run_are_kept(tmp_path: Path, torn: str) -> None:
     whole = new_log("all_reduce", 1, 4, ROW)
     text = whole[: whole.index("# Out of bounds")] + torn
     log = read_log(write(tmp_path, "x.log", text))
@@ -230,14 +230,14 @@ def test_a_crashed_run_keeps_its_whole_rows(tmp_path: Path, torn: str) -> None:
     assert "broke off" in log.notes[-1] and not any("broke off" in note for note in read_log(write(tmp_path, "y", whole)).notes)
 
 
-def test_a_run_that_crashed_before_its_first_row_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_crashed_before_its_first_line_is_refused(tmp_path: Path) -> None:
     text = new_log("all_reduce", 1, 4, "")
     log = write(tmp_path, "x.log", text[: text.index("# Out of bounds")])
     with pytest.raises(InputError, match="no measurement that can be used: .* holds no measured size"):
         import_logs([log])
 
 
-def test_rows_of_an_unknown_type_are_left_out_and_named(tmp_path: Path) -> None:
+def test_lines_of_an_unknown_type_are_left_out_and_noted(tmp_path: Path) -> None:
     log = read_log(write(tmp_path, "x.log", new_log("all_reduce", 1, 4, ROW + ROW.replace("float", "fp4x2"))))
     assert len(log.tables["all_reduce"]) == 1 and log.notes == (
         "x.log: rows of all_reduce left out: their type 'fp4x2' is not known",
@@ -245,15 +245,15 @@ def test_rows_of_an_unknown_type_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [("none.log", "cannot read the log"), ("empty.log", "no output of nccl-tests")])
-def test_files_that_are_no_logs(tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_not_logs(tmp_path: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "empty.log", "")
     assert main(["--import-nccl-tests", str(tmp_path / name), "--output", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and message in said.err and not said.out and not (tmp_path / "out").exists()
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and message in captured.err and not captured.out and not (tmp_path / "out").exists()
 
 
 def test_a_second_import_keeps_the_first(tmp_path: Path) -> None:
-    """Logs join the data.pt that is there, whatever the default profile is; what came from earlier logs stays known."""
+    """Logs are added to the existing data.pt, whatever the default profile is; earlier logs stay listed."""
     for test, ranks in (("all_reduce", 4), ("broadcast", 2)):
         log = write(tmp_path, f"{test}.log", new_log(test, 1, ranks, ROW))
         assert main(["--import-nccl-tests", str(log), "--output", str(tmp_path)]) == 0
@@ -264,7 +264,7 @@ def test_a_second_import_keeps_the_first(tmp_path: Path) -> None:
     assert len(own) == 1 and own["source"][0] == "nccl-tests log all_reduce.log" and len(joined.table("broadcast")) == 1
 
 
-def test_a_named_profile_gives_an_own_one_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_named_profile_adds_missing_tables_to_an_own_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shipped = read_profile(PROF_DATA / "h100_sxm.pt")
     few = shipped.table("linear").where(np.arange(len(shipped.table("linear"))) < 10)
     write_profile(tmp_path / "data.pt", replace(shipped, tables={"linear": few}))
@@ -286,12 +286,12 @@ def test_a_named_profile_gives_an_own_one_what_it_lacks(tmp_path: Path, capsys: 
         (["--merge", "a.pt", "b.pt", "--nccl-test", "alltoall"], "--nccl-test says nothing to --merge"),
     ],
 )
-def test_options_that_say_nothing_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_without_effect_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(flags) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_test_without_a_table_is_named(tmp_path: Path) -> None:
+def test_a_test_without_a_table_is_noted(tmp_path: Path) -> None:
     text = new_log("reduce", 1, 4, ROW) + new_log("all_reduce", 1, 4, ROW)
     log = read_log(write(tmp_path, "x.log", text))
     assert list(log.tables) == ["all_reduce"] and "reduce_perf left out" in log.notes[0]
@@ -311,7 +311,7 @@ def test_other_devices_are_refused(tmp_path: Path, device: str, fits: bool, caps
 
 @pytest.mark.parametrize("kinds", [1, 2])
 def test_own_network(tmp_path: Path, kinds: int) -> None:
-    """Rows over two kinds of groups replace the shipped network, law and rows; of one kind they are too few for that."""
+    """Measurements of two group shapes over nodes replace the shipped network, fit and measurements; one shape is too few."""
     profile = read_profile(PROF_DATA / "h100_sxm.pt")
     paths = []
     for hosts in (2, 4)[:kinds]:

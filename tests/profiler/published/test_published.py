@@ -1,4 +1,4 @@
-"""The importer on tiny made-up files, and what the shipped profiles must hold."""
+"""The importer on small made-up files, and properties of the shipped profiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHIPPED = Path(__file__).resolve().parents[3] / "prof_data"
 def _gemm(pd):
     shapes = [(m, n, k) for m in (256, 1024, 4096) for n in (512, 1024) for k in (512, 2048)]
     rows = [(m, n, k, "bf16", 2e6 * m * n * k / 500e12) for m, n, k in shapes]
-    rows += [(4096, 4096, 4096, "bf16", 1.0), (4096, 4096, 4096, "fp8_block_trtllm", 300.0)]  # impossible, unwanted
+    rows += [(4096, 4096, 4096, "bf16", 1.0), (4096, 4096, 4096, "fp8_block_trtllm", 300.0)]  # impossible time; unwanted type
     frame = pd.DataFrame(rows, columns=["m", "n", "k", "dtype", "us"])
     return frame.assign(us_min=frame.us * 0.9, us_max=frame.us * 1.1, n_src=2, source="aic:h100_sxm/gemm/x.parquet")
 
@@ -52,7 +52,7 @@ def _kernels(pd):
         ("a100_sxm", "y", "post_attention_layernorm", 4096, 4, 4096, 32, 8, 14336, 110.0),
         ("a100_sxm", "x", "attn_rope", 4096, 2, 4096, 32, 32, 11008, 80.0),
         ("a100_sxm", "x", "mlp_act", 4096, 2, 4096, 32, 32, 11008, 140.0),
-        ("a100_sxm", "x", "add", 4096, 2, 4096, 32, 32, 11008, 10.0),  # ten times the memory's bandwidth
+        ("a100_sxm", "x", "add", 4096, 2, 4096, 32, 32, 11008, 10.0),  # ten times the memory bandwidth
     ]
     return pd.DataFrame(rows, columns=columns).assign(source="microsoft/vidur:x")
 
@@ -84,7 +84,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
     return {name: read_profile(output / f"{name}.pt") for name in RECIPES}
 
 
-def test_products_keep_training_shapes_and_drop_impossible_times(imported: dict[str, Profile]) -> None:
+def test_gemms_keep_training_shapes_and_drop_impossible_times(imported: dict[str, Profile]) -> None:
     linear = imported["h100_sxm"].table("linear")
     assert (linear["m"] >= 1024).sum() == 8  # every training-like shape whose time is possible
     assert set(linear["dtype"]) == {"bf16"} and set(linear["layout"]) == {"TN"}
@@ -93,7 +93,7 @@ def test_products_keep_training_shapes_and_drop_impossible_times(imported: dict[
     assert np.allclose(linear["spread"], 0.1, atol=1e-6) and set(linear["repeats"]) == {2}
 
 
-def test_collectives_merge_runs_and_follow_licences_and_physics(imported: dict[str, Profile]) -> None:
+def test_collectives_merge_runs_and_respect_licences_and_links(imported: dict[str, Profile]) -> None:
     profile = imported["h100_sxm"]
     gather = profile.table("all_gather")
     assert gather["seconds"] == pytest.approx(40e-6) and gather["repeats"].tolist() == [3]
@@ -101,7 +101,7 @@ def test_collectives_merge_runs_and_follow_licences_and_physics(imported: dict[s
     assert gather["source"].tolist() == ["xxrjun/nccl-tests-cluster:b/single-node"]
     assert (gather["intra"].tolist(), gather["inter"].tolist(), gather["bytes"].tolist()) == ([8], [1], [2**20])
     assert len(profile.table("all2all")) == 1 and profile.table("all2all")["dtype"].tolist() == ["fp16"]
-    assert len(profile.table("all_reduce")) == 0, "rows without a licence"
+    assert len(profile.table("all_reduce")) == 0, "measurements without a licence"
     assert len(profile.table("p2p")) == 0, "faster than the links"
 
 
@@ -124,13 +124,13 @@ def test_smaller_a100_is_slower_by_its_memory(imported: dict[str, Profile]) -> N
     assert all("80GB" in source for source in small["source"])
 
 
-def test_laws_reproduce_the_published_formula(imported: dict[str, Profile]) -> None:
+def test_constants_reproduce_the_published_formula(imported: dict[str, Profile]) -> None:
     fit = imported["a100_pcie_80gb"].meta["laws"]["intra_node"]
     assert set(fit) == {"all_reduce", "all_gather"}, "no template constants, no copies inside one GPU"
     reduce = fit["all_reduce"][4]
     size, ranks = 2**26, 4
-    theirs = size * 2 * (ranks - 1) / ranks / (30 * 0.5 * 2**30) + 1e-6 * (10 * (ranks - 1) * 2 + 3)
-    assert reduce["latency"] + reduce["traffic"] * size / reduce["bandwidth"] == pytest.approx(theirs)
+    published = size * 2 * (ranks - 1) / ranks / (30 * 0.5 * 2**30) + 1e-6 * (10 * (ranks - 1) * 2 + 3)
+    assert reduce["latency"] + reduce["traffic"] * size / reduce["bandwidth"] == pytest.approx(published)
     assert fit["all_gather"][2] == {"bandwidth_all_groups": 4 * 2**30}
     assert all(p.meta["laws"]["inter_node"] == {"efficiency": 0.9} for p in imported.values())
 
@@ -142,12 +142,12 @@ def test_wrong_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixtu
     pd.DataFrame({"m": [1]}).to_csv(tmp_path / "simumax_b200_gemm.csv")
     assert main([str(tmp_path), "--output", str(tmp_path / "out")]) == 2, "a column is missing"
     assert len(capsys.readouterr().err.strip().splitlines()) == 3
-    assert not (tmp_path / "out").exists(), "nothing half written"
+    assert not (tmp_path / "out").exists(), "nothing is half written"
     with pytest.raises(InputError, match="h100_sxm"):
         device("h100")
 
 
-def test_thinning_is_even_and_blind_to_times() -> None:
+def test_thinning_is_even_and_independent_of_times() -> None:
     m, n = (a.ravel().astype(float) for a in np.meshgrid(np.arange(100), np.arange(100)))
     rows = {"m": m, "n": n, "seconds": np.ones(10_000)}
     keep = m >= 90
@@ -157,8 +157,8 @@ def test_thinning_is_even_and_blind_to_times() -> None:
     per_m = np.bincount(m[mask & ~keep].astype(int), minlength=90)
     assert per_m.min() >= 18 and per_m.max() <= 22  # a fifth of every hundred
     shuffled = np.random.default_rng(0).permutation(10_000)
-    again = thinned({name: column[shuffled] for name, column in rows.items()}, keep[shuffled], 0.2, ("m", "n"))
-    assert (again == mask[shuffled]).all(), "the order of the file does not matter"
+    reordered = thinned({name: column[shuffled] for name, column in rows.items()}, keep[shuffled], 0.2, ("m", "n"))
+    assert (reordered == mask[shuffled]).all(), "the order of the file does not matter"
 
 
 def test_merging_and_spacing() -> None:
@@ -189,7 +189,7 @@ def test_shipped_profile(name: str) -> None:
     assert profile.device == DEVICES[name] and set(plain["tables"]) == set(profile.tables)
     for op, table in profile.tables.items():
         sources = {repository(str(s)) for s in np.unique(table["source"])}
-        assert sources <= set(LICENCES), f"{op}: rows that may not be shipped"
+        assert sources <= set(LICENCES), f"{op}: measurements that may not be shipped"
         assert all(table["dtype"]) and len(table)
     linear = profile.table("linear")
     peak = np.array([profile.device.peak_flops[d] for d in linear["dtype"]])

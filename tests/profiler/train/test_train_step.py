@@ -1,4 +1,4 @@
-"""Real training steps over one, two and four processes on gloo: every layout trains the same model, gradients and all."""
+"""Real training steps over one, two and four gloo processes: every layout trains the same model with the same gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIMS = {
 }  # fmt: skip
 FLAGS = [word for name, value in DIMS.items() for word in (f"--{name}", str(value))] + ["--seq_len", "32"]
 
-#: Trained one after the other by two ranks of one job. All see the same 4 sequences a step.
+#: Trained one after the other by two ranks of one job. All train on the same 4 sequences per step.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "ddp": {"num_micro_batches": 2},
     "ddp_recompute": {"num_micro_batches": 2, "recompute": "full"},
@@ -43,7 +43,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fsdp_bf16": {"num_micro_batches": 2, "zero": 3, "dtype": "bf16"},
     "pp_bf16": {"num_micro_batches": 4, "pp": 2, "dtype": "bf16"},
 }
-#: Likewise by four ranks: two kinds of parallelism at once.
+#: Trained in the same way by four ranks: two kinds of parallelism at the same time.
 LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
     "tp_fsdp": {"num_micro_batches": 2, "tp": 2, "sequence_parallel": True, "zero": 3},
     "pp_ddp": {"num_micro_batches": 2, "pp": 2},
@@ -76,7 +76,7 @@ def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The case of the same 4 sequences on one rank."""
+    """Return the case of the same 4 sequences on one rank."""
     output = tmp_path_factory.mktemp("one") / "cases.jsonl"
     flags = [*FLAGS, "--num_micro_batches", "4", "--dtype", "fp32", "--steps", "6", "--output", str(output)]
     assert main(flags) == 0
@@ -86,7 +86,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[float], float, list[float]]]:
-    """(losses, norm of the first gradient, seconds) of every layout."""
+    """Return (losses, norm of the first gradient, seconds) of every layout."""
     script = tmp_path_factory.mktemp("jobs") / "driver.py"
     script.write_text(DRIVER)
     found = {}
@@ -99,7 +99,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[fl
 
 @pytest.mark.parametrize("name", [*LAYOUTS, *LAYOUTS_OF_4])
 def test_all_layouts_train_the_same_model(name: str, one_rank: dict[str, Any], trained: dict[str, Any]) -> None:
-    """Losses of six steps and the first gradient's norm agree with one rank's: communication and scaling are right."""
+    """Losses of six steps and the norm of the first gradient agree with one rank: communication and scaling are correct."""
     losses, norm, seconds = trained[name]
     tolerance = 2e-2 if "bf16" in name else 1e-4
     assert losses == pytest.approx(one_rank["measured"]["losses"], rel=tolerance)
@@ -133,7 +133,7 @@ def test_command_writes_a_case_that_validation_reads(tmp_path: Path) -> None:
         (["--num_attention_heads", "5"], "num_attention_heads 5"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_options_are_refused(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS, *flags]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and message in error
@@ -149,13 +149,13 @@ def test_what_cannot_be_trained_is_refused(flags: list[str], message: str, capsy
         ({"world_size": 3, "pp": 3, "num_micro_batches": 3}, "num_hidden_layers 2 is not a multiple of pp 3"),
     ],
 )
-def test_layouts_that_cannot_be(given: dict[str, Any], message: str) -> None:
+def test_impossible_layouts(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Layout(**{"dims": Dims(**DIMS), "seq_len": 32, **given}).check()
 
 
-def test_lines_are_appended_whole(tmp_path: Path) -> None:
-    """Two ranks that run out of memory write one case, not two; other lines stay."""
+def test_lines_are_appended_once(tmp_path: Path) -> None:
+    """Two ranks with OOM write one case, not two; other lines stay."""
     path = tmp_path / "deep" / "cases.jsonl"
     for line in ('{"a": 1}', '{"b": 2}', '{"b": 2}'):
         append_line(path, line)

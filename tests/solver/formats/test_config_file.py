@@ -1,4 +1,4 @@
-"""Configuration files: what real ones mean, what is refused and how it is said, and that none is ever run."""
+"""Configuration files: how real ones are read, what is refused with which message, and that none is ever executed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from solver.formats.literal_python import read_assignments
 from solver.spec.cluster import cluster_of
 from solver.spec.strategy import strategy_from
 
-#: Parameters as published: model cards and papers named in the files; GPT-3's own table says 174,600 millions.
+#: Parameters as published in the model cards and papers named in the files; GPT-3's own table states 174,600 millions.
 PUBLISHED = {
     "llama2_7b": 6.738e9, "llama2_13b": 13.016e9, "llama2_70b": 68.977e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9,
     "llama3_405b": 405.853e9, "gpt3_175b": 174.6e9, "mistral_7b": 7.242e9, "qwen2_7b": 7.616e9,
     "internlm2_7b": 7.738e9, "internlm2_20b": 19.861e9,
 }  # fmt: skip
 
-#: The smallest file that says all that is needed; tests change single lines of it.
+#: The smallest file with all required keys; tests change single lines of it.
 SMALL = """
 HIDDEN = 4096
 data = dict(seq_len=2048, micro_num=4, micro_bsz=2)
@@ -111,18 +111,18 @@ def test_clusters_have_the_published_network():
     assert load_cluster("a100_polaris")["gpus_per_node"] == 4
 
 
-@pytest.mark.parametrize(("asked", "found"), [
+@pytest.mark.parametrize(("name", "found"), [
     (7, "7B_internlm2.py"), ("7", "7B_internlm2.py"), ("20B", "20B_internlm2.py"), ("70b", "70B_internlm.py"),
     (104, "104B_internlm.py"), ("llama3_70b", "models/llama3_70b.json"), ("7B_internlm2", "7B_internlm2.py"),
 ])  # fmt: skip
-def test_models_are_found_by_size_and_by_name(asked, found):
-    assert find_model(asked) == CONFIGS / found
+def test_models_are_found_by_size_and_by_name(name, found):
+    assert find_model(name) == CONFIGS / found
 
 
-@pytest.mark.parametrize("asked", [8, 0, "", "7.5", "9" * 9000, "٧", "../README", "/etc/passwd", "clusters/b200"])
-def test_an_unknown_model_lists_the_choices(asked):
+@pytest.mark.parametrize("name", [8, 0, "", "7.5", "9" * 9000, "٧", "../README", "/etc/passwd", "clusters/b200"])
+def test_an_unknown_model_lists_the_choices(name):
     with pytest.raises(InputError, match=r"choose a size of 7, 20, 70, 104 or one of .*llama3_70b"):
-        find_model(asked)
+        find_model(name)
 
 
 def test_a_nearly_right_name_is_suggested():
@@ -132,7 +132,7 @@ def test_a_nearly_right_name_is_suggested():
         load_cluster("dgx_h10")
 
 
-# --- what InternEvo's keys mean
+# --- meaning of InternEvo's keys
 
 
 @pytest.mark.parametrize(("hidden", "ratio", "multiple", "width"), [
@@ -194,9 +194,9 @@ def test_chunks_interleave_the_pipeline(load):
     layout = load(text + "parallel = dict(parallel, pipeline=dict(size=4, interleaved_overlap=True))").layout
     assert (layout["vpp"], layout["schedule"], layout["p2p_overlap"]) == (2, "interleaved", True)
     assert layout["recompute_layers"] == 4  # half of each of two chunks of four layers
-    alone = load(text)
-    assert (alone.layout["vpp"], alone.layout["schedule"]) == (1, "1f1b")
-    assert "model.num_chunks" in alone.ignored
+    one_stage = load(text)
+    assert (one_stage.layout["vpp"], one_stage.layout["schedule"]) == (1, "1f1b")
+    assert "model.num_chunks" in one_stage.ignored
 
 
 @pytest.mark.parametrize(("pipeline", "schedule"), [
@@ -206,7 +206,7 @@ def test_pipeline_schedules(load, pipeline, schedule):
     assert load(with_parallel(f"pipeline={pipeline}")).layout["schedule"] == schedule
 
 
-def test_a_missing_key_is_internevos_default_and_is_named(load):
+def test_a_missing_key_takes_internevos_default_and_is_listed(load):
     run = load(SMALL)
     assert run.layout["precision"] == "fp16"
     assert run.layout["overlap_grad_reduce"] is False
@@ -263,7 +263,7 @@ model = dict(model, hidden_size=HIDDEN / 1, num_layers=1 << 5)
     "x = f'{{open(\"{mark}\")}}'", "x = int(open('{mark}', 'w'))", "x = dict(a=eval('1'))", "del HIDDEN", "x = y = z()",
     "x, y = 1, 2", "x: 'open()' = print()", "HIDDEN += 1", "x = (y := 1)", "x = {{*()}}", "x = 'a' * 9", "x = 'a' % 9",
 ])  # fmt: skip
-def test_nothing_is_run(load, tmp_path, attack):
+def test_nothing_is_executed(load, tmp_path, attack):
     mark = tmp_path / "mark"
     with pytest.raises(InputError, match=r"run\.py, line 1: .* is not read.* not run; allowed are numbers"):
         load(attack.format(mark=mark) + "\n" + SMALL)
@@ -277,7 +277,7 @@ def test_nothing_is_run(load, tmp_path, attack):
     "a = dict(b=1)\n" + "a = dict(b=a, c=a)\n" * 60 + "model = a", "a = 1e300**9", "a = 10**300 * 10**300 * 1.5",
     "a = " + "(" * 500, "a = " + "-" * 200_000 + "1", "a = 1" + " + 1" * 50_000, "a = " + "9" * 9000, "a = '\0'",
 ])  # fmt: skip
-def test_no_file_makes_the_reader_run_long(load, bomb):
+def test_no_file_makes_the_reader_slow(load, bomb):
     start = time.monotonic()
     with pytest.raises(InputError, match=r"run\.py"):
         load(bomb)
@@ -293,7 +293,7 @@ def test_no_file_makes_the_reader_run_long(load, bomb):
     ("a = dict(lr=1)\nb = a['rl']", "line 2: there is no key 'rl'"),
     ("a = [1, 2][2]", "line 1: there is no item 2"),
 ])  # fmt: skip
-def test_mistakes_in_python_are_told_with_their_line(load, text, message):
+def test_mistakes_in_python_are_reported_with_their_line(load, text, message):
     with pytest.raises(InputError) as error:
         load(text)
     assert message in str(error.value)
@@ -334,14 +334,14 @@ def test_mistakes_in_python_are_told_with_their_line(load, text, message):
     (with_parallel("fsdp=dict(enable=True)"), "zero1=dict(fsdp=True)"),
     (SMALL + "hybrid_zero_optimizer = dict(overlap_sync_grad='yes')", "it must be True or False"),
 ])  # fmt: skip
-def test_wrong_keys_and_values_are_told_with_what_would_be_right(load, text, message):
+def test_wrong_keys_and_values_are_reported_with_the_valid_ones(load, text, message):
     with pytest.raises(InputError) as error:
         load(text)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_helpers_in_capitals_and_names_the_file_uses_are_no_mistakes(load):
+def test_helpers_in_capitals_and_used_names_are_valid(load):
     assert load("GPUS = 8\nsize = 2\n" + with_parallel("tensor=size")).layout["tp"] == 2
 
 
@@ -366,7 +366,7 @@ def test_a_hugging_face_config_is_read_as_it_is(load, tmp_path):
     assert load({"model_type": "llava", "text_config": LLAMA, "vision_config": {}}, "config.json").model == run.model
 
 
-def test_a_bare_model_refuses_keys_that_nobody_knows(load):
+def test_a_bare_model_refuses_unknown_keys(load):
     assert load(BARE, "m.json").model.intermediate_size == 256
     with pytest.raises(InputError, match="unknown model key 'hiden_size'"):
         load({**BARE, "hiden_size": 1}, "m.json")
@@ -401,7 +401,7 @@ def test_a_model_with_its_layout(load):
     ({"model": 7}, "model must be an object of model keys or a shipped model's name"),
     ({"model": "llama9"}, "no model is called 'llama9'"),
 ])  # fmt: skip
-def test_wrong_json_is_told(load, plain, message):
+def test_wrong_json_is_reported(load, plain, message):
     with pytest.raises(InputError) as error:
         load(plain, "run.json")
     assert message in str(error.value)
@@ -412,7 +412,7 @@ def test_wrong_json_is_told(load, plain, message):
     ("[" * 100_000, "not valid JSON"), (b"\xff\xfe{}", "not UTF-8 text (byte 0)"),
     (b" " * (MAX_BYTES + 1), "larger than 1 MiB"), ('{"model": ' * 90_000, r"run.json"),
 ])  # fmt: skip
-def test_files_that_are_no_json(load, content, message):
+def test_invalid_json_files(load, content, message):
     with pytest.raises(InputError) as error:
         load(content, "run.json")
     assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""Words of sources become ours; what decides between releases is said; nothing unknown is lost in silence."""
+"""Words of sources are translated; assumed releases and unknown words are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(hardware: str = "a100_sxm_80gb", **keys: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("key", "said", "meant"),
+    ("key", "word", "meant"),
     [("schedule", "1F1B", "1f1b"), ("schedule", "Interleaved1F1B", "interleaved"), ("schedule", "ZB-H1", "zb-h1"),
      ("schedule", "1f1b-interleaved", "interleaved"), ("schedule", "zb-v", "zb-v"), ("cp_comm", "p2p", "ring"),
      ("cp_comm", "all_gather", "allgather"), ("precision", "bfloat16", "bf16"), ("precision", "FP8-hybrid", "fp8"),
@@ -33,11 +33,11 @@ def run(hardware: str = "a100_sxm_80gb", **keys: Any) -> dict[str, Any]:
      ("recompute", "Full", "full"), ("recompute", True, "full"), ("recompute", False, "none"),
      ("recompute", "uniform", "full"), ("recompute", "False", "none"), ("recompute", "selective", "selective")],
 )  # fmt: skip
-def test_words(key: str, said: str | bool, meant: str) -> None:
-    assert run(**{key: said}) == {key: meant}
+def test_words(key: str, word: str | bool, meant: str) -> None:
+    assert run(**{key: word}) == {key: meant}
 
 
-def test_keys_of_others_and_values_that_are_no_words() -> None:
+def test_other_keys_and_values_that_are_not_strings() -> None:
     assert run(cp_comm_type="a2a") == {"cp_comm": "a2a"}
     assert run(cp_comm_type="a2a", cp_comm="p2p") == {"cp_comm_type": "a2a", "cp_comm": "ring"}
     assert run(schedule=None, tp=8) == {"schedule": None, "tp": 8}
@@ -50,10 +50,10 @@ def test_keys_of_others_and_values_that_are_no_words() -> None:
      ("internevo", "a100_sxm_80gb", {"tp_mode": "mtp"}, "internevo"), ("internevo", "h100_sxm", {}, "internevo-2024")],
 )  # fmt: skip
 def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: str) -> None:
-    told: list[str] = []
-    ours = normalized_run({"framework": framework, **keys}, hardware, told)["framework"]
-    assert ours == (framework if framework == meant else f"{meant}, {framework}")
-    assert bool(told) == (framework != meant) and framework_of(ours) == framework_of(meant)
+    assumptions: list[str] = []
+    normalized = normalized_run({"framework": framework, **keys}, hardware, assumptions)["framework"]
+    assert normalized == (framework if framework == meant else f"{meant}, {framework}")
+    assert bool(assumptions) == (framework != meant) and framework_of(normalized) == framework_of(meant)
 
 
 def test_a_case_in_the_words_of_its_source() -> None:
@@ -67,10 +67,11 @@ def test_a_case_in_the_words_of_its_source() -> None:
     assert "not read: model.sliding_window=4096" in case.assumptions
 
 
-def test_the_rest_of_a_name_still_holds() -> None:
-    ours = normalized_run({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
+def test_the_rest_of_a_name_is_kept() -> None:
+    normalized = normalized_run({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
     assert (
-        framework_of(ours["framework"]).memory.dummy_gradients and framework_of(ours["framework"]).name == "megatron-core-0.12"
+        framework_of(normalized["framework"]).memory.dummy_gradients
+        and framework_of(normalized["framework"]).name == "megatron-core-0.12"
     )
 
 
@@ -84,7 +85,7 @@ def test_a_hugging_face_config_in_a_case_is_read_as_one() -> None:
     assert "not read: model.attn_pdrop=0.1" in case.assumptions
 
 
-def test_a_word_nobody_knows_is_named() -> None:
+def test_an_unknown_word_is_reported() -> None:
     plain = {"id": "X-1", "hardware": "h100_sxm", "model": MODEL, "measured": {},
              "run": {"framework": "nemo", "world_size": 8, "seq_len": 4096, "dp": 8, "schedule": "zb-v"}}  # fmt: skip
     assert "schedule is 'zb-v'" in str(case_of(plain).skipped)

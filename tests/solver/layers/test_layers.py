@@ -1,4 +1,4 @@
-"""The layer program: FLOPs, weights, messages and kept bytes of every mode, against formulas written out here."""
+"""The layer program: FLOPs, weights, messages and saved bytes of every mode, against formulas written out here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def program(model: ModelSpec, mode: str, tp: Any = 1, *, build: Any = layer_prog
 
 
 def messages(layer: LayerProgram, stream: str, key: int = 0) -> Counter[tuple[str, str]]:
-    """How often each (kind, pass) is sent on one process group."""
+    """Count the messages of each (kind, pass) on one process group."""
     found: Counter[tuple[str, str]] = Counter()
     for op in layer.ops:
         times = int(np.broadcast_to(op.count, len(layer.keys))[key])
@@ -44,7 +44,7 @@ def messages(layer: LayerProgram, stream: str, key: int = 0) -> Counter[tuple[st
 
 
 def sizes(layer: LayerProgram, stream: str, key: int = 0) -> dict[str, float]:
-    """Bytes of each message by op label."""
+    """Return the bytes of each message by op label."""
     return {
         op.label: float(np.broadcast_to(op.dims["bytes"], len(layer.keys))[key])
         for op in layer.ops
@@ -53,7 +53,7 @@ def sizes(layer: LayerProgram, stream: str, key: int = 0) -> dict[str, float]:
 
 
 def attention_flops(model: ModelSpec, seq: int = SEQ) -> float:
-    """Causal, forward (2 products) and backward (5): 7 products of 2 * head_dim FLOPs for each of s (s + 1) / 2 pairs."""
+    """Causal, forward (2 GEMMs) and backward (5): 7 GEMMs of 2 * head_dim FLOPs per head for each of s (s + 1) / 2 pairs."""
     return 7 * 2 * model.head_dim * model.num_attention_heads * seq * (seq + 1) / 2
 
 
@@ -67,25 +67,25 @@ def test_all_ranks_together_do_the_flops_of_the_layer(mode: str, tp: int, name: 
     model = MODELS[name]
     for micro_batch in (1, 3):
         layer = program(model, mode, tp, micro_batch_size=micro_batch)
-        asked = 6.0 * model.layer_linear_parameters * SEQ * micro_batch + attention_flops(model) * micro_batch
-        assert layer.flops()[0] * tp == pytest.approx(asked, rel=1e-12)
+        expected = 6.0 * model.layer_linear_parameters * SEQ * micro_batch + attention_flops(model) * micro_batch
+        assert layer.flops()[0] * tp == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("how", ["ring", "a2a"])
 @pytest.mark.parametrize("mode", MODES)
 def test_context_ranks_share_the_flops_evenly(mode: str, how: str) -> None:
-    alone = program(GQA, mode).flops()[0]
+    one_rank = program(GQA, mode).flops()[0]
     shared = program(GQA, mode, tp=[1, 1, 2, 4], cp=[2, 4, 2, 2], cp_comm=how).flops() * [2, 4, 4, 8]
-    np.testing.assert_allclose(shared, alone, rtol=1e-12)
+    np.testing.assert_allclose(shared, one_rank, rtol=1e-12)
 
 
-def test_gathered_keys_do_the_flops_but_for_the_diagonal() -> None:
-    # each of cp ranks: s / cp queries times s / 2 keys on average; the exact causal sum has s / 2 + 1 / 2
-    alone, shared = program(GQA, "mtp").flops()[0], program(GQA, "mtp", cp=4, cp_comm="allgather").flops()[0] * 4
-    assert shared == pytest.approx(alone - attention_flops(GQA) / (SEQ + 1), rel=1e-12)
+def test_all_gathered_keys_do_all_flops_except_on_the_diagonal() -> None:
+    # each of cp ranks has s / cp queries times s / 2 keys on average; the exact causal sum has s / 2 + 1 / 2 keys
+    one_rank, shared = program(GQA, "mtp").flops()[0], program(GQA, "mtp", cp=4, cp_comm="allgather").flops()[0] * 4
+    assert shared == pytest.approx(one_rank - attention_flops(GQA) / (SEQ + 1), rel=1e-12)
 
 
-def test_copied_key_and_value_heads_are_computed_on_every_rank() -> None:
+def test_replicated_key_and_value_heads_are_computed_on_every_rank() -> None:
     # 16 ranks, 8 key-value heads: each rank projects 1 query head, 1 key and 1 value head
     layer = program(GQA, "mtp", tp=16)
     qkv = next(op for op in layer.ops if op.label == "wqkv.forward")
@@ -97,11 +97,11 @@ def test_copied_key_and_value_heads_are_computed_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_linear_has_three_products_of_the_same_flops(mode: str) -> None:
+def test_every_linear_has_three_gemms_of_the_same_flops(mode: str) -> None:
     layer = program(GQA, mode, tp=4)
-    products = {op.label: op.dims for op in layer.ops if op.kind == LINEAR}
+    gemms = {op.label: op.dims for op in layer.ops if op.kind == LINEAR}
     for name in ("wqkv", "wo", "w1", "w3", "w2"):
-        f, i, w = (products[f"{name}.{phase}"] for phase in ("forward", "input_grad", "weight_grad"))
+        f, i, w = (gemms[f"{name}.{phase}"] for phase in ("forward", "input_grad", "weight_grad"))
         assert (i["m"], i["n"], i["k"]) == (f["m"], f["k"], f["n"])
         assert (w["m"], w["n"], w["k"]) == (f["n"], f["k"], f["m"])
         assert (f["layout"], i["layout"], w["layout"]) == (0, 1, 2)
@@ -130,27 +130,27 @@ def test_flops_of_any_model(heads: int, group: int, d: int, hidden: int, ffn: in
         hidden_size=hidden, intermediate_size=4 * ffn, num_attention_heads=4 * heads * group,
         num_key_value_heads=4 * heads, head_dim=d, gated_mlp=gated,
     )  # fmt: skip
-    asked = 6.0 * model.layer_linear_parameters * SEQ + attention_flops(model)
-    assert program(model, mode, tp).flops()[0] * tp == pytest.approx(asked, rel=1e-12)
+    expected = 6.0 * model.layer_linear_parameters * SEQ + attention_flops(model)
+    assert program(model, mode, tp).flops()[0] * tp == pytest.approx(expected, rel=1e-12)
 
 
 def test_unfused_attention_computes_the_whole_square() -> None:
-    # two products forward, four backward, of 2 * head_dim FLOPs for each of s * s pairs
+    # two GEMMs forward, four backward, of 2 * head_dim FLOPs for each head and each of s * s pairs
     layer = program(GQA, "mtp", attention="unfused")
     scores = 6 * 2 * GQA.head_dim * GQA.num_attention_heads * SEQ * SEQ
     assert layer.flops()[0] == pytest.approx(6 * GQA.layer_linear_parameters * SEQ + scores, rel=1e-12)
 
 
 def test_the_head_is_counted() -> None:
-    # vocabulary 1000 padded to 1024 = 128 * 8, over 2 ranks; ISP's head is split by columns like the others'
+    # vocabulary 1000 padded to 1024 = 128 * 8, over 2 ranks; ISP splits the head by columns like the other modes
     for mode in MODES:
         assert program(GQA, mode, tp=2, build=head_program).flops()[0] * 2 == 6 * 512 * 1024 * SEQ
 
 
-def test_model_flops_per_token_are_the_programs() -> None:
+def test_model_flops_per_token_are_those_of_the_program() -> None:
     model = GQA.replace(vocab_size=1024)
     layer, head = program(model, "mtp").flops()[0], program(model, "mtp", build=head_program).flops()[0]
-    # a causal token sees s / 2 keys (the program counts its own too); MFU counts 3 passes of attention, the program 3.5
+    # a causal token sees s / 2 keys (the program also counts its own key); MFU counts 3 passes of attention, the program 3.5
     per_token = (
         (layer - attention_flops(model)) / SEQ * 4 + head / SEQ + 4 * attention_flops(model, SEQ - 1) / (SEQ - 1) * 6 / 7
     )
@@ -177,7 +177,7 @@ def test_weights_of_one_rank(name: str) -> None:
         assert isp.weight_elements(wp_sharded=False).tolist() == [norms, norms]
 
 
-def test_all_weights_are_the_models_parameters() -> None:
+def test_all_weights_are_the_parameters_of_the_model() -> None:
     for changes in ({}, {"bias": True, "norm": "layernorm", "position": "learned", "max_position_embeddings": 2048}):
         model = PLAIN.replace(vocab_size=1024, **changes)
         parts = [program(model, "mtp", build=b).weight_elements()[0] for b in (layer_program, embedding_program, head_program)]
@@ -230,7 +230,7 @@ def test_a_plain_mlp_has_one_column_linear_less() -> None:
 
 
 def test_megatron_collectives() -> None:
-    # gate and up are one GEMM: g and g-bar of arXiv 2205.05198 figure 5; the kept shard is gathered again in backward
+    # gate and up are one GEMM: g and g-bar of arXiv 2205.05198 figure 5; the saved shard is all-gathered again in backward
     assert messages(program(GQA, "msp", tp=4, framework="megatron-lm"), "tp") == Counter(
         {("all_gather", "forward"): 2, ("reduce_scatter", "forward"): 2, ("all_gather", "backward"): 2 + 2,
          ("reduce_scatter", "backward"): 2}
@@ -242,7 +242,7 @@ def test_megatron_collectives() -> None:
 
 @pytest.mark.parametrize("mode", ["mtp", "msp", "fsp"])
 def test_tensor_messages_are_the_whole_activation(mode: str) -> None:
-    # b * s * h * 2 bytes, whatever tp is; context ranks have their part of the sequence
+    # b * s * h * 2 bytes for any tp; context ranks have their part of the sequence
     for tp in (2, 8):
         layer = program(GQA, mode, tp, micro_batch_size=3)
         assert set(sizes(layer, "tp").values()) == {3 * 1024 * 512 * 2}
@@ -252,19 +252,19 @@ def test_tensor_messages_are_the_whole_activation(mode: str) -> None:
 def test_isp_exchanges_heads_with_the_volume_of_grouped_queries() -> None:
     # this rank's quarter of the sequence: 256 tokens * 32 dims * 2 bytes, times 16 query, 2 * 8 key-value, 16 context heads
     unit = 256 * 32 * 2
-    asked = {"exchange.q": 16 * unit, "exchange.kv": 16 * unit, "exchange.context": 16 * unit}
+    expected = {"exchange.q": 16 * unit, "exchange.kv": 16 * unit, "exchange.context": 16 * unit}
     layer = program(GQA, "isp", tp=4)
     assert sizes(layer, "tp") == {
-        f"{name}.{phase}": size for name, size in asked.items() for phase in ("forward", "input_grad")
+        f"{name}.{phase}": size for name, size in expected.items() for phase in ("forward", "input_grad")
     }
     ungrouped = program(GQA.replace(num_key_value_heads=16), "isp", tp=4)
     assert sizes(ungrouped, "tp")["exchange.kv.forward"] == 32 * unit
     assert sizes(program(GQA.replace(num_key_value_heads=2), "isp", tp=2), "tp")["exchange.kv.forward"] == 4 * 2 * unit
-    # two key-value heads for four ranks: each is copied once, so four are sent
+    # two key-value heads for four ranks: each is replicated once, so four are sent
     assert sizes(program(GQA.replace(num_key_value_heads=2), "isp", tp=4), "tp")["exchange.kv.forward"] == 8 * unit
 
 
-def test_isp_weights_are_gathered_twice_and_scattered_once() -> None:
+def test_isp_weights_are_all_gathered_twice_and_reduce_scattered_once() -> None:
     layer = program(GQA, "isp", tp=2, wp=8)
     assert messages(layer, "wp") == Counter(
         {("all_gather", "forward"): 5, ("all_gather", "backward"): 5, ("reduce_scatter", "backward"): 5}
@@ -274,21 +274,21 @@ def test_isp_weights_are_gathered_twice_and_scattered_once() -> None:
     assert {name: size[f"{name}.weights.forward"] for name in linears} == {n: 2.0 * e for n, e in linears.items()}
     assert {name: size[f"{name}.weights.input_grad"] for name in linears} == {n: 2.0 * e for n, e in linears.items()}
     assert {name: size[f"{name}.gradients.input_grad"] for name in linears} == {n: 2.0 * e for n, e in linears.items()}
-    # the whole message, whoever holds the shards, and none where the weights are whole
+    # the whole message for any number of shards, and no message where the weights are not sharded
     assert sizes(program(GQA, "isp", tp=2, wp=32), "wp") == size
     assert not messages(program(GQA, "isp", tp=2, wp=1), "wp")
 
 
-def test_isp_without_prefetch_gathers_a_third_time_to_recompute() -> None:
-    def again(overlap: bool) -> int:
+def test_isp_without_prefetch_all_gathers_a_third_time_to_recompute() -> None:
+    def recomputed(overlap: bool) -> int:
         layer = program(GQA, "isp", tp=2, wp=8, overlap_weight_gather=overlap)
         return sum(op.stream == "wp" and Recompute.FULL in op.recomputed_by for op in layer.ops)
 
-    assert again(True) == 0 and again(False) == 5
+    assert recomputed(True) == 0 and recomputed(False) == 5
 
 
-def test_groups_lie_where_their_ranks_are() -> None:
-    # nodes of 8: tp 4 and wp 8 inside a node, wp 32 over four; cp 4 with stride 4 puts two of its ranks in each node
+def test_placement_of_groups() -> None:
+    # nodes of 8: tp 4 and wp 8 inside a node, wp 32 over four nodes; cp 4 with stride 4 has two ranks in each node
     def place(layer: LayerProgram, stream: str) -> tuple[int, int]:
         op = next(op for op in layer.ops if op.stream == stream)
         return int(op.dims["intra"][0]), int(op.dims["inter"][0])
@@ -322,10 +322,10 @@ def test_context_ranks_always_exchange_keys_and_values(how: str, attention: str)
     assert sum(n for (_, phase), n in sent.items() if phase == "backward") >= 1
 
 
-# kept activations
+# saved activations
 
 
-def test_kept_bytes_by_hand() -> None:
+def test_saved_bytes_by_hand() -> None:
     # 1024 tokens, hidden 512, 16 query + 2 * 8 key-value heads of 32, width 1536, gate:
     # input, norm output, residual, norm output: 4 * 1024 * 512 * 2 = 4,194,304; q, k, v: 1024 * 1024 * 2 = 2,097,152;
     # context: 1024 * 512 * 2 = 1,048,576; log-sum-exp: 1024 * 16 * 4 = 65,536;
@@ -336,51 +336,51 @@ def test_kept_bytes_by_hand() -> None:
     assert layer.saved_bytes(Recompute.FULL)[0] == 1024 * 512 * 2
 
 
-def test_kept_bytes_of_the_modes_by_hand() -> None:
-    # over 4 ranks; s h = 1024 * 512 elements, rows of norms and residuals a quarter but under MTP
+def test_saved_bytes_of_the_modes_by_hand() -> None:
+    # over 4 ranks; s h = 1024 * 512 elements; norms and residuals have a quarter of the rows, except under MTP
     sh, inside = 1024 * 512 * 2, (2_097_152 + 1_048_576 + 65_536 + 9_437_184) / 4
     kept = {mode: float(program(GQA, mode, tp=4).saved_bytes(Recompute.NONE)[0]) for mode in MODES}
     assert kept == {
         "mtp": 4 * sh + inside,
-        "msp": 2 * sh / 4 + 2 * sh + inside,  # InternEvo keeps the gathered input of the linears
+        "msp": 2 * sh / 4 + 2 * sh + inside,  # InternEvo saves the all-gathered input of the linears
         "fsp": 4 * sh / 4 + inside,
         "isp": 4 * sh / 4 + inside,
     }
 
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
-def test_kept_bytes_are_those_of_the_sequence_parallel_paper(tp: int) -> None:
+def test_saved_bytes_are_those_of_the_sequence_parallel_paper(tp: int) -> None:
     # Korthikanti et al. 2022 (arXiv 2205.05198): s b h (34 + 5 a s / h) / t, and s b h (10 + 24 / t + 5 a s / (h t))
     # without sequence parallelism; GPT with dropout, as Megatron-LM runs it
     gpt = PLAIN.replace(norm="layernorm", position="learned")
     sbh, square = 1024 * 3 * 512, 5 * 16 * 1024 * 1024 * 3
-    for mode, asked in (("msp", (34 * sbh + square) / tp), ("mtp", 10 * sbh + (24 * sbh + square) / tp)):
+    for mode, expected in (("msp", (34 * sbh + square) / tp), ("mtp", 10 * sbh + (24 * sbh + square) / tp)):
         layer = program(gpt, mode, tp, micro_batch_size=3, framework="megatron-lm", attention="unfused")
-        assert layer.saved_bytes(Recompute.NONE)[0] == pytest.approx(asked, rel=1e-12)
+        assert layer.saved_bytes(Recompute.NONE)[0] == pytest.approx(expected, rel=1e-12)
         without = layer.saved_bytes(Recompute.NONE) - layer.saved_bytes(Recompute.SELECTIVE)
         assert without[0] == pytest.approx(square / tp, rel=1e-12)
         assert layer.saved_bytes(Recompute.FULL)[0] == 2 * sbh / (tp if mode == "msp" else 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_deeper_recomputation_keeps_less_and_computes_more(mode: str) -> None:
+def test_deeper_recomputation_saves_less_and_computes_more(mode: str) -> None:
     layer = program(GQA, mode, tp=[1, 2, 4, 8], micro_batch_size=2)
     none, selective, full = (layer.saved_bytes(level) for level in Recompute)
     assert (full < selective).all() and (selective < none).all()
 
-    def again(level: Recompute) -> set[str]:
+    def recomputed(level: Recompute) -> set[str]:
         return {op.label for op in layer.ops if level in op.recomputed_by}
 
-    assert again(Recompute.NONE) == set()
-    assert again(Recompute.SELECTIVE) == {"attention.forward"} | {
-        label for label in again(Recompute.SELECTIVE) if label.startswith(("kv.", "attention."))
+    assert recomputed(Recompute.NONE) == set()
+    assert recomputed(Recompute.SELECTIVE) == {"attention.forward"} | {
+        label for label in recomputed(Recompute.SELECTIVE) if label.startswith(("kv.", "attention."))
     }
     forward = {op.label for op in layer.ops if op.phase == FORWARD and op.stream in (COMPUTE, "tp")}
-    assert forward - again(Recompute.FULL) <= {"residual2.forward"}
+    assert forward - recomputed(Recompute.FULL) <= {"residual2.forward"}
     assert all(op.phase == FORWARD for op in layer.ops if op.recomputed_by)
 
 
-def test_kept_bytes_grow_with_the_micro_batch_and_shrink_with_context_ranks() -> None:
+def test_saved_bytes_grow_with_the_micro_batch_and_shrink_with_context_ranks() -> None:
     for mode in MODES:
         one, two, four = program(GQA, mode, tp=2, micro_batch_size=[1, 2, 4]).saved_bytes(Recompute.NONE)
         assert (two, four) == (2 * one, 4 * one)

@@ -1,4 +1,4 @@
-"""What frameworks run again and keep: early end of recomputation, and torchtitan's selection by op, by hand and in torch."""
+"""What frameworks recompute and save: early stop of recomputation, torchtitan's selection by op; by hand and in torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from solver.spec.strategy import Recompute
 
 
 def rerun(framework: str, level: Recompute, **layout: int) -> set[str]:
-    """Names of the ops of TINY's layer that run again."""
+    """Return the names of the ops of TINY's layer that are recomputed."""
     found = tiny(framework, **layout)
     ops = found.table.layer.estimates.ops
     return {op.name for op in ops if op.phase == FORWARD and level in op.recomputed_by and np.any(np.asarray(op.count) > 0)}
 
 
-def test_torch_stops_before_the_last_product() -> None:
-    # the fact behind stops_recompute: forward 2, backward 4, and one product again, not two
+def test_torch_stops_before_the_last_gemm() -> None:
+    # the reason for Recomputation.stops_early: forward 2, backward 4, and one GEMM recomputed, not two
     w1, w2 = torch.randn(64, 16, requires_grad=True), torch.randn(16, 64, requires_grad=True)
 
     def layer(x: torch.Tensor) -> torch.Tensor:
@@ -34,26 +34,28 @@ def test_torch_stops_before_the_last_product() -> None:
 
 
 def test_recomputation_ends_with_the_last_tensor_needed() -> None:
-    def again(framework: str) -> float:
+    def recompute_seconds(framework: str) -> float:
         layer = tiny(framework).table.layer
         rows = [i for i, op in enumerate(layer.estimates.ops) if op.phase == FORWARD and Recompute.FULL in op.recomputed_by]
         return float(layer.exposed[rows].sum())
 
-    # "generic" and "fsdp" differ in gate and up, one product or two, which take as long here; then the down projection of 32
-    # tokens, 128 to 64, and the residual behind it: two reads and a write of 2,048 elements
-    assert again("generic") - again("fsdp") == pytest.approx(2 * 32 * 64 * 128 * FLOP + 2048 * 6 * BYTE, rel=1e-9)
+    # "generic" and "fsdp" have one GEMM or two for gate and up, which take the same time here; they differ by the down
+    # projection of 32 tokens, 128 to 64, and the residual after it: two reads and a write of 2,048 elements
+    assert recompute_seconds("generic") - recompute_seconds("fsdp") == pytest.approx(
+        2 * 32 * 64 * 128 * FLOP + 2048 * 6 * BYTE, rel=1e-9
+    )
     assert "w2" in rerun("generic", Recompute.FULL) and "w2" not in rerun("fsdp", Recompute.FULL)
 
 
-def test_selection_by_op_runs_every_second_product_again() -> None:
-    again = rerun("torchtitan", Recompute.SELECTIVE)
-    products = {op.name for op in tiny("torchtitan").table.layer.estimates.ops if op.kind == LINEAR}
-    assert again & products == {"wk", "wo", "w3"}
-    assert again - products == {"norm1", "rope", "residual1", "norm2", "activation"}  # attention's output is kept
+def test_selection_by_op_recomputes_every_second_gemm() -> None:
+    recomputed = rerun("torchtitan", Recompute.SELECTIVE)
+    gemms = {op.name for op in tiny("torchtitan").table.layer.estimates.ops if op.kind == LINEAR}
+    assert recomputed & gemms == {"wk", "wo", "w3"}
+    assert recomputed - gemms == {"norm1", "rope", "residual1", "norm2", "activation"}  # attention's output is saved
     assert rerun("megatron-core", Recompute.SELECTIVE) == {"attention"}
 
 
-def test_what_selection_by_op_keeps_by_hand() -> None:
+def test_what_selection_by_op_saves_by_hand() -> None:
     saved = tiny("torchtitan").table.layer.saved
     # the input (64), outputs of wq (64), wv (32), w1 (128) and w2 (64), the context (64): 2 bytes each of 32 tokens; and the
     # log-sum-exp of 4 heads in fp32
@@ -69,7 +71,7 @@ def test_flash_attention_in_sequence_first_code_copies_batches() -> None:
         ]
         return float(sum(np.ravel(op.dims["bytes"] * op.count)[0] for op in ops))
 
-    # q, k and v once (4 + 2 * 2 heads), the context twice (4 heads), of 16 values and 2 bytes, read and written, there and back
+    # q, k and v once (4 + 2 * 2 heads), the context twice (4 heads), of 16 values and 2 bytes, read and written, in both passes
     assert copied(2) == 2 * 64 * 16 * 16 * 4
     assert copied(1) == 0
 
@@ -79,8 +81,8 @@ def test_split_and_compiled_losses_hold_less() -> None:
         found = tiny(framework, tp, run={"compile": compiled}, tp=tp, dp=1)
         return float(found.table.head.saved[0][0] + found.table.head.transient[0])
 
-    stream, logits = 2 * 32 * 64 * 2, 32 * 256  # the final norm's input and the projection's; logits
+    stream, logits = 2 * 32 * 64 * 2, 32 * 256  # inputs of the final norm and the projection; logits
     assert loss("torchtitan", False) == stream + logits * (4 + 2 + 2 * 4)
     assert loss("torchtitan", True) == stream + logits * (2 + 2)
     assert loss("torchtitan", False, 2) == stream + logits / 2 * (4 + 2 + 2 * 4)
-    assert loss("fsdp", False, 2) == stream + logits * (4 + 2 + 2 * 4)  # gathered
+    assert loss("fsdp", False, 2) == stream + logits * (4 + 2 + 2 * 4)  # the logits are all-gathered

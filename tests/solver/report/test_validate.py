@@ -1,4 +1,4 @@
-"""Measured runs, read and predicted: scores worked out by hand, and files with any value in any place."""
+"""Measured runs, read and predicted: scores computed by hand, and files with any value at any key."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def predicted(*plain: dict[str, Any]) -> list[Prediction]:
 
 
 def case(**changes: Any) -> dict[str, Any]:
-    """CASE with changes; those of run, model and measured are merged."""
+    """Return CASE with changes; those of its sections (run, model, ...) are merged into them."""
     return {**CASE, **{k: {**CASE[k], **v} if isinstance(CASE.get(k), dict) else v for k, v in changes.items()}}
 
 
 def report(predictions: list[Prediction]) -> None:
-    """Everything that the command prints or writes."""
+    """Compute everything that the command prints or writes."""
     time_scores(predictions), memory_scores(predictions), confusion(predictions)
     regret(predictions), worst(predictions), as_json(predictions)
 
@@ -48,7 +48,7 @@ def report(predictions: list[Prediction]) -> None:
 # reading
 
 
-def test_keys_mean_what_they_say() -> None:
+def test_keys_of_a_case() -> None:
     found = case_of(CASE)
     assert found.skipped is None and found.strategy is not None and found.source == "lab"
     s = found.strategy
@@ -56,30 +56,30 @@ def test_keys_mean_what_they_say() -> None:
     assert (s.micro_batch_size, s.num_micro_batches, s.grad_dtype, s.framework) == (4, 2, "fp32", "megatron-lm")
 
 
-def test_what_is_missing_is_assumed_and_said() -> None:
+def test_missing_keys_are_assumed_and_reported() -> None:
     run = {"world_size": 8, "seq_len": 2048, "framework": "internevo", "global_batch_size": 32, "weather": "fine"}
     found = case_of({**CASE, "run": run, "cluster": {}, "model": {k: v for k, v in MODEL.items() if k != "vocab_size"}})
     assert found.strategy is not None and found.strategy.num_micro_batches == 4 and found.strategy.dp == 8
     assert found.strategy.grad_dtype == "bf16" and found.strategy.zero_shard_size == 8
-    said = "; ".join(found.assumptions)
+    assumptions = "; ".join(found.assumptions)
     for words in ("vocab_size: 51200", "inter_node_gbit_per_gpu", "zero: 1", "recompute: none", "not read: weather=fine"):
-        assert words in said
+        assert words in assumptions
     assert case_of(CASE).assumptions == tuple(a for a in case_of(CASE).assumptions if "network" not in a)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [({"model": {"num_experts": 8}}, "experts"), ({"model": {"kv_lora_rank": 64}}, "latent"), ({"run": {"ep": 4}}, "experts"),
      ({"run": {"dp": 3}}, "world_size"), ({"run": {"pp": 16, "world_size": 64}}, "layers"),
      ({"run": {"recompute": "some"}}, "recompute"), ({"model": {"hiden_size": 3}}, "hiden_size")],
 )  # fmt: skip
-def test_what_cannot_be_expressed_is_skipped_with_its_reason(changes: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_expressed_is_skipped_with_its_reason(changes: dict[str, Any], message: str) -> None:
     (found,) = predicted(case(**changes))
-    assert found.skipped is not None and said in found.skipped
+    assert found.skipped is not None and message in found.skipped
     assert as_json([found])[0]["skipped"] == found.skipped and np.isnan(found.seconds)
 
 
-def test_a_case_that_a_device_cannot_run_does_not_stop_the_others(a100_model: CostModel) -> None:
+def test_a_case_that_a_device_cannot_run_does_not_stop_other_cases(a100_model: CostModel) -> None:
     cases = [case_of(case(id="lab-1")), case_of(case(id="lab-2", run={"precision": "fp8"}))]
     found = predict_cases(cases, lambda hardware, network_bandwidth: a100_model)
     assert found[0].skipped is None and found[0].seconds > 0
@@ -97,26 +97,26 @@ def test_files_keep_their_order(tmp_path: Path) -> None:
 # predicting
 
 
-def test_cases_together_are_predicted_as_alone() -> None:
+def test_cases_together_are_predicted_as_one_by_one() -> None:
     cases = [
         case(id="lab-1"), case(id="lab-2", run={"tp": 1, "dp": 4}), case(id="lab-3", model={"num_hidden_layers": 4}),
         case(id="lab-4", run={"recompute": "full"}), case(id="lab-5", cluster={"inter_node_gbit_per_gpu": 100}),
         case(id="lab-6", hardware="unknown"),
     ]  # fmt: skip
-    together, alone = predicted(*cases), [predicted(c)[0] for c in cases]
+    together, single = predicted(*cases), [predicted(c)[0] for c in cases]
     assert [p.case.id for p in together] == [c["id"] for c in cases]
-    for one, other in zip(together[:5], alone[:5], strict=True):
+    for one, other in zip(together[:5], single[:5], strict=True):
         assert one.seconds == pytest.approx(other.seconds, rel=1e-12) and one.memory_bytes == other.memory_bytes
     assert together[5].skipped == "no profile of unknown"
 
 
-def test_the_network_of_the_case_counts() -> None:
+def test_the_network_of_the_case_is_used() -> None:
     slow, fast = predicted(*(case(id=f"lab-{g}", run={"world_size": 64, "dp": 16}, cluster={"inter_node_gbit_per_gpu": g})
                              for g in (25, 800)))  # fmt: skip
     assert slow.seconds > fast.seconds
 
 
-def test_each_kind_of_memory_is_answered() -> None:
+def test_each_kind_of_memory_is_predicted() -> None:
     found = [predicted(case(measured={"memory_kind": kind}))[0].memory_bytes for kind in ("allocated", "reserved", "device")]
     assert found[0] < found[1] < found[2]
 
@@ -126,7 +126,7 @@ def test_each_kind_of_memory_is_answered() -> None:
 
 def test_scores_by_hand() -> None:
     (base,) = predicted(CASE)
-    # measured so that the prediction is 20% too long, 10% too short and right
+    # measured so that the prediction is 20% too long, 10% too short and correct
     cases = [case(id=f"lab-{i}", measured={"step_s": base.seconds / r}) for i, r in enumerate((1.2, 0.9, 1.0))]
     score = time_scores(predicted(*cases))["lab"]
     assert (score.n, score.median, score.bias) == (3, pytest.approx(0.1), pytest.approx(0.1 / 3))
@@ -135,7 +135,7 @@ def test_scores_by_hand() -> None:
     assert [p.case.id for p in worst(predicted(*cases))] == ["lab-0", "lab-1", "lab-2"]
 
 
-def test_sources_are_scored_apart_and_together() -> None:
+def test_sources_are_scored_separately_and_together() -> None:
     (base,) = predicted(CASE)
     cases = [case(id=f"{name}-1", measured={"step_s": base.seconds / r}) for name, r in (("lab", 1.5), ("other", 1.0))]
     scores = time_scores(predicted(*cases))
@@ -144,7 +144,7 @@ def test_sources_are_scored_apart_and_together() -> None:
 
 
 def test_regret_by_hand() -> None:
-    # three layouts of one family; the one that is predicted fastest was measured 25% slower than the best
+    # three layouts of one family; the one predicted fastest was measured 25% slower than the best
     cases = [case(id=f"lab-{i}", run={"recompute": r}) for i, r in enumerate(("none", "selective", "full"))]
     times = [p.seconds for p in predicted(*cases)]
     assert times == sorted(times)
@@ -154,7 +154,7 @@ def test_regret_by_hand() -> None:
     assert (found.families, found.mean, found.worst) == (1, pytest.approx(0.25), pytest.approx(0.25))
 
 
-def test_fitting_or_not_by_hand() -> None:
+def test_fits_or_oom_by_hand() -> None:
     gib = DEVICE.memory_bytes / 2**30
     assert gib == 80
     big = {"micro_batch_size": 4096}
@@ -168,7 +168,7 @@ def test_fitting_or_not_by_hand() -> None:
     }  # fmt: skip
 
 
-# any value in any place
+# any value at any key
 
 VALUES = [None, 0, -1, 1.5, "x", [], {}, True, 10**9, 3, "2", [1]]
 
@@ -181,7 +181,7 @@ def _places() -> list[tuple[str | None, str]]:
 
 @pytest.mark.parametrize(("section", "key"), _places(), ids=lambda place: str(place))
 def test_any_value_is_predicted_skipped_or_refused(section: str | None, key: str) -> None:
-    # a sentence about the case, never a traceback about the program
+    # an error is a sentence about the case, never a traceback
     failures = []
     for value in VALUES:
         plain = copy.deepcopy(CASE)
@@ -196,7 +196,7 @@ def test_any_value_is_predicted_skipped_or_refused(section: str | None, key: str
     assert not failures
 
 
-def test_nulls_are_as_good_as_absent() -> None:
+def test_nulls_mean_absent() -> None:
     # sources write null for what they do not report
     keys = [
         "cp",

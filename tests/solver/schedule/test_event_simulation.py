@@ -1,4 +1,4 @@
-"""The event simulation against pipelines worked out by hand and laws of all schedules; closed forms against it."""
+"""The event simulation against pipelines computed by hand and invariants of all schedules; closed forms against it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
 
 
 def _words(line: Timeline, stage: int) -> str:
-    """The passes of a stage: "F0[0-1] ..." with their times."""
+    """Return the passes of a stage with their times, as "F0[0-1] ..."."""
     rows = np.flatnonzero(line.stage == stage)
     return " ".join(f"{line.kind[i]}{line.micro_batch[i]}[{line.start[i]:g}-{line.end[i]:g}]" for i in rows)
 
 
 def _run(schedule: str, stages: int, m: int, vpp: int = 1, f: float = 1.0, b: float = 2.0, w: float = 0.0) -> Timeline:
-    """Equal stages of ``f`` and ``b`` + ``w`` seconds."""
+    """Simulate equal stages of ``f`` seconds forward and ``b`` + ``w`` seconds backward."""
     return simulate(schedule, np.full(stages, f), np.full(stages, b + w), m, vpp, weight_grad=np.full(stages, w))
 
 
 def test_1f1b_by_hand() -> None:
-    # stage 0: F 1, B 2; stage 1: F 2, B 4. Stage 1 has F0 from 1 to 3 and B0 to 7, then F1 to 9 and B1 to 13;
+    # stage 0: F 1, B 2; stage 1: F 2, B 4. Stage 1 runs F0 from 1 to 3 and B0 to 7, then F1 to 9 and B1 to 13;
     # stage 0 runs F1 while it waits, B0 from 7 to 9, B1 from 13 to 15.
     line = simulate("1f1b", [1, 2], [2, 4], 2)
     assert _words(line, 0) == "F0[0-1] F1[1-2] B0[7-9] B1[13-15]"
@@ -43,7 +43,7 @@ def test_1f1b_by_hand() -> None:
 
 
 def test_gpipe_by_hand() -> None:
-    # the same stages: forwards end on stage 1 at 1 + 2 + 2 = 5, backwards at 9 and 13, the last one above at 15
+    # the same stages: forward ends on stage 1 at 1 + 2 + 2 = 5, its backward passes at 9 and 13, the last one of stage 0 at 15
     line = simulate("gpipe", [1, 2], [2, 4], 2)
     assert _words(line, 0) == "F0[0-1] F1[1-2] B0[9-11] B1[13-15]"
     assert _words(line, 1) == "F0[1-3] F1[3-5] B0[5-9] B1[9-13]"
@@ -51,14 +51,14 @@ def test_gpipe_by_hand() -> None:
 
 
 def test_zero_bubble_by_hand() -> None:
-    # F 1, B 1, W 1 on two stages: stage 1 puts W0 off by one micro batch, so stage 0 has its gradients a second earlier
+    # F 1, B 1, W 1 on two stages: stage 1 delays W0 by one micro batch, so stage 0 gets its gradients one second earlier
     line = _run("zb-h1", 2, 2, b=1.0, w=1.0)
     assert _words(line, 0) == "F0[0-1] F1[1-2] B0[3-4] W0[4-5] B1[5-6] W1[6-7]"
     assert _words(line, 1) == "F0[1-2] B0[2-3] F1[3-4] B1[4-5] W0[5-6] W1[6-7]"
 
 
 def test_interleaved_by_hand() -> None:
-    # two stages of two chunks, F 1, B 1 a chunk: stage 0 runs F of chunk 0, then of chunk 1, all in its warm-up
+    # two stages of two chunks, F 1, B 1 per chunk: stage 0 runs F of chunk 0, then of chunk 1, all in its warm-up
     line = simulate("interleaved", np.ones((2, 2)), np.ones((2, 2)), 2, 2)
     assert _words(line, 0) == "F0[0-1] F1[1-2] F0[2-3] F1[3-4] B0[5-6] B1[7-8] B0[8-9] B1[9-10]"
     assert _words(line, 1) == "F0[1-2] F1[2-3] F0[3-4] B0[4-5] F1[5-6] B1[6-7] B0[7-8] B1[8-9]"
@@ -66,15 +66,15 @@ def test_interleaved_by_hand() -> None:
     assert line.in_flight.tolist() == [2.0, 1.5]
 
 
-def test_transfers_by_hand() -> None:
-    # one micro batch, two stages, F 1, B 2, message 0.5: both ways the message adds to the path
+def test_send_recv_by_hand() -> None:
+    # one micro batch, two stages, F 1, B 2, message 0.5: the message adds to the path in both directions
     for blocking in (True, False):
         assert simulate("1f1b", [1, 1], [2, 2], 1, transfer=0.5, blocking=blocking).makespan == 7.0
-    # two micro batches: only a blocked sender delays its own next pass
+    # two micro batches: only a blocking send delays the next pass of the sender
     assert _words(simulate("1f1b", [1, 1], [2, 2], 2, transfer=0.5), 0) == "F0[0-1.5] F1[1.5-3] B0[5-7] B1[8.5-10.5]"
     late = simulate("1f1b", [1, 1], [2, 2], 2, transfer=0.5, blocking=False)
     assert _words(late, 0) == "F0[0-1] F1[1-2] B0[5-7] B1[8-10]"
-    assert simulate("1f1b", [1.0], [2.0], 3, transfer=9.0).makespan == 9.0  # nobody to send to
+    assert simulate("1f1b", [1.0], [2.0], 3, transfer=9.0).makespan == 9.0  # one stage sends nothing
 
 
 Pipeline = tuple[str, np.ndarray, np.ndarray, np.ndarray, int, int]
@@ -98,15 +98,15 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 @few
 @given(pipelines(), st.floats(0, 1), st.booleans())
-def test_laws_of_every_schedule(pipeline: Pipeline, transfer: float, blocking: bool) -> None:
+def test_invariants_of_every_schedule(pipeline: Pipeline, transfer: float, blocking: bool) -> None:
     schedule, f, b, w, m, vpp = pipeline
     line = simulate(schedule, f, b, m, vpp, transfer, w, blocking)
     sums = (f + b).sum(axis=1)
     assert line.makespan >= line.busy.max() - 1e-9
     assert line.busy.min() >= 0 and (line.busy >= m * sums - 1e-9).all()
-    assert line.makespan >= (f + b - (w if schedule in ZERO_BUBBLE else 0)).sum() - 1e-9  # one micro batch's way
+    assert line.makespan >= (f + b - (w if schedule in ZERO_BUBBLE else 0)).sum() - 1e-9  # the path of one micro batch
     same = np.diff(line.stage) == 0
-    assert (line.start[1:][same] >= line.end[:-1][same] - 1e-12).all()  # one pass at a time
+    assert (line.start[1:][same] >= line.end[:-1][same] - 1e-12).all()  # a stage runs one pass at a time
     counts = {kind: int((line.kind == kind).sum()) for kind in "FBW"}
     assert counts == {"F": f.size * m, "B": f.size * m, "W": f.size * m * (schedule in ZERO_BUBBLE)}
     more = simulate(schedule, f, b, m + (len(f) if vpp > 1 else 1), vpp, transfer, w, blocking)
@@ -117,7 +117,7 @@ def test_laws_of_every_schedule(pipeline: Pipeline, transfer: float, blocking: b
 
 @few
 @given(pipelines())
-def test_what_a_pass_needs_is_there(pipeline: Pipeline) -> None:
+def test_passes_start_after_the_passes_they_need(pipeline: Pipeline) -> None:
     schedule, f, b, w, m, vpp = pipeline
     line = simulate(schedule, f, b, m, vpp, 0.0, w)
     part = line.chunk * len(f) + line.stage
@@ -131,7 +131,7 @@ def test_what_a_pass_needs_is_there(pipeline: Pipeline) -> None:
 
 @few
 @given(times, st.floats(0.1, 10), st.floats(0.1, 10), st.integers(1, 30))
-def test_unequal_stages_where_the_form_is_exact(f: list[float], ratio: float, b: float, m: int) -> None:
+def test_unequal_stages_where_the_closed_form_is_exact(f: list[float], ratio: float, b: float, m: int) -> None:
     forward, backward = np.array(f), np.array(f) * ratio
     flow = (forward + backward).sum() + (m - 1) * (forward.max() + backward.max())
     assert simulate("gpipe", forward, backward, m).makespan == pytest.approx(flow, rel=1e-9)
@@ -168,8 +168,8 @@ def test_closed_form_of_equal_stages(kind: tuple[str, int], pp: int, groups: int
 
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 8), (4, 16), (8, 32)])
-def test_zero_bubble_leaves_what_its_paper_says(pp: int, m: int) -> None:
-    # Qi et al. 2023: ZB-H1 (pp - 1)(F + B - W); ZB-H2 (pp - 1)(F + B - 2 W) where steps need not wait for each other
+def test_zero_bubble_has_the_bubble_of_its_paper(pp: int, m: int) -> None:
+    # Qi et al. 2023: ZB-H1 (pp - 1)(F + B - W); ZB-H2 (pp - 1)(F + B - 2 W) where a step need not wait for the step before
     h1, h2 = (_run(schedule, pp, m, b=1.1, w=0.9) for schedule in ("zb-h1", "zb-2p"))
     assert h1.makespan - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 0.9))
     assert h2.span.max() - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 1.8))
@@ -190,7 +190,7 @@ def test_activations_in_flight(pp: int, m: int) -> None:
             assert [held[0], held[-1]] == pytest.approx([float(x) for x in formula])
 
 
-def test_interleaved_order_is_megatrons() -> None:
+def test_interleaved_order_is_that_of_megatron() -> None:
     # pp 2, vpp 2, m 4, stage 1: warm-up of 2 chunks, groups of two micro batches, backward from the last chunk
     order = stage_order("interleaved", 1, 2, 4, 2)
     forwards = [(int(c), int(i)) for k, c, i in order if k == FORWARD]
@@ -227,13 +227,13 @@ def test_largest_pipeline_is_quick() -> None:
         ({"transfer": -1.0}, "transfer is -1.0 seconds"),
     ],
 )
-def test_bad_input_is_named(arguments: dict[str, Any], sentence: str) -> None:
+def test_bad_input_is_reported(arguments: dict[str, Any], sentence: str) -> None:
     given_: dict[str, Any] = {"schedule": "1f1b", "forward": [1, 1], "backward": [2, 2], "micro_batches": 4} | arguments
     with pytest.raises(InputError, match=sentence):
         simulate(**given_)
 
 
-def test_an_order_that_cannot_run_is_a_named_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_that_cannot_run_is_reported_as_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     def backwards_first(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1) -> np.ndarray:
         return stage_order(schedule, stage, stages, micro_batches, vpp)[::-1]
 
@@ -243,13 +243,13 @@ def test_an_order_that_cannot_run_is_a_named_bug(monkeypatch: pytest.MonkeyPatch
 
 
 def _random_pipeline(rng: np.random.Generator, schedule: str) -> tuple[int, int, int, np.ndarray, np.ndarray]:
-    """pp, vpp, micro batches, forward and backward of equal layers with an embedding and a head of up to three layers."""
+    """Draw (pp, vpp, micro batches, forward, backward) of equal layers with an embedding and a head of up to three layers."""
     pp, vpp = int(rng.choice([2, 4, 8, 16])), int(rng.choice([2, 4])) if schedule == "interleaved" else 1
     layers = pp * vpp * int(rng.integers(1, 5)) + (int(rng.integers(0, pp)) if vpp == 1 else 0)
     stages = stage_layers(layers, np.array([pp]))
     count = np.full(pp, int(stages.middle[0]))
     count[0], count[-1] = int(stages.first[0]), int(stages.last[0])
-    for stage in range(1, count.sum() - layers + 1):  # fuller stages last among the middle ones
+    for stage in range(1, count.sum() - layers + 1):  # middle stages with fewer layers come before those with more
         count[stage] -= 1
     m = int(rng.choice([1, 2, 4, 8, 16])) * (pp if vpp > 1 else 1)
     share = np.repeat(count[:, None], vpp, axis=1) / vpp
@@ -263,7 +263,7 @@ def _random_pipeline(rng: np.random.Generator, schedule: str) -> tuple[int, int,
 @pytest.mark.parametrize(
     ("schedule", "mean", "low", "high"), [("1f1b", 0.012, -1e-9, 0.14), ("interleaved", 0.003, -0.02, 0.01)]
 )
-def test_closed_forms_of_uneven_stages_stay_within_what_the_docs_say(
+def test_closed_forms_of_uneven_stages_stay_within_the_documented_error(
     schedule: str, mean: float, low: float, high: float
 ) -> None:
     rng, errors = np.random.default_rng(0), []

@@ -1,4 +1,4 @@
-"""The search against brute force: the space is whole and without duplicates, and what is called best is best."""
+"""The search against brute force: the space is complete and without duplicates, and the reported best is the best."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy import all_layouts, column, problem, toy_cost
+from toy import all_layouts, column, make_problem, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -36,39 +36,39 @@ def cluster(memory_gib: float, gpus_per_node: int = 8) -> Cluster:
 
 
 def table(layouts: Layouts) -> np.ndarray:
-    """All columns of all layouts, [layouts, columns]."""
+    """Return all columns of all layouts, [layouts, columns]."""
     small = (layouts.zero, layouts.recompute, layouts.recompute_layers)
     return np.stack([*(column(layouts, name) for name in _SPLIT_COLUMNS), *small], axis=1)
 
 
-def brute_force(asked: Problem, batch: int) -> tuple[Solutions, np.ndarray]:
-    """Every layout priced in one call, and which of them fit."""
-    found = estimate_layouts(asked, all_layouts(asked, batch))
-    return found, found.memory.device <= asked.cluster.memory_bytes
+def brute_force(problem: Problem, batch: int) -> tuple[Solutions, np.ndarray]:
+    """Estimate every layout in one call; return the solutions and which of them fit in memory."""
+    found = estimate_layouts(problem, all_layouts(problem, batch))
+    return found, found.memory.device <= problem.cluster.memory_bytes
 
 
 @pytest.fixture(scope="module")
-def asked(h100_model: CostModel) -> Problem:
-    return problem(MODEL, 16, h100_model, cluster=cluster(14.0))
+def problem(h100_model: CostModel) -> Problem:
+    return make_problem(MODEL, 16, h100_model, cluster=cluster(14.0))
 
 
 @pytest.fixture(scope="module")
-def result(asked: Problem) -> SearchResult:
-    return search(asked, 64, top=7)
+def result(problem: Problem) -> SearchResult:
+    return search(problem, 64, top=7)
 
 
 @pytest.fixture(scope="module")
-def everything(asked: Problem) -> tuple[Solutions, np.ndarray]:
-    return brute_force(asked, 64)
+def everything(problem: Problem) -> tuple[Solutions, np.ndarray]:
+    return brute_force(problem, 64)
 
 
 # the space
 
 
 @pytest.mark.parametrize(("world", "batch"), [(1, 4), (2, 6), (8, 32), (16, 96), (64, 128)])
-def test_sizes_multiply_up_and_nothing_comes_twice(world: int, batch: int) -> None:
-    asked = problem(MODEL, world, toy_cost())
-    layouts = all_layouts(asked, batch)
+def test_sizes_multiply_to_the_world_and_layouts_are_unique(world: int, batch: int) -> None:
+    problem = make_problem(MODEL, world, toy_cost())
+    layouts = all_layouts(problem, batch)
     c = {name: column(layouts, name) for name in _SPLIT_COLUMNS}
     assert (c["tp"] * c["cp"] * c["dp"] * c["pp"] == world).all()
     assert (c["dp"] * c["micro_batch_size"] * c["num_micro_batches"] == batch).all()
@@ -85,43 +85,43 @@ def test_sizes_multiply_up_and_nothing_comes_twice(world: int, batch: int) -> No
     assert (MODEL.num_hidden_layers % (c["pp"] * c["vpp"])[interleaved] == 0).all()
 
 
-def test_every_layout_is_a_strategy_that_prices_the_same() -> None:
-    asked = problem(MODEL, 8, toy_cost())
-    layouts = all_layouts(asked, 8)
+def test_every_layout_is_a_strategy_with_the_same_estimate() -> None:
+    problem = make_problem(MODEL, 8, toy_cost())
+    layouts = all_layouts(problem, 8)
     chosen = layouts.take(np.arange(0, len(layouts), 23))
-    strategies = [chosen.strategy(i, asked.run) for i in range(len(chosen))]
+    strategies = [chosen.strategy(i, problem.run) for i in range(len(chosen))]
     rebuilt = Layouts.of(strategies)
     np.testing.assert_array_equal(table(rebuilt), table(chosen))
-    first, second = estimate_layouts(asked, chosen), estimate_layouts(asked, rebuilt)
+    first, second = estimate_layouts(problem, chosen), estimate_layouts(problem, rebuilt)
     np.testing.assert_allclose(first.times.seconds, second.times.seconds, rtol=1e-12)
 
 
 def test_the_space_has_every_mode_and_axis() -> None:
     # small enough to count by hand: 2 ranks, 1 sequence of 512 tokens: dp 2 does not divide the batch; tp, cp or pp is 2
-    asked = problem(MODEL.replace(num_hidden_layers=2), 2, toy_cost(), seq_len=512)
-    splits = enumerate_splits(asked, 1).splits
+    problem = make_problem(MODEL.replace(num_hidden_layers=2), 2, toy_cost(), seq_len=512)
+    splits = enumerate_splits(problem, 1).splits
     rows = Counter(
         zip(*(getattr(splits, n).tolist() for n in ("mode", "tp", "cp", "pp", "wp", "zero_shard_size")), strict=True)
     )
     expected = [
         (0, 1, 1, 2, 1, 1),  # two stages of one layer each
-        (0, 1, 2, 1, 1, 1), (0, 1, 2, 1, 1, 2), (3, 1, 2, 1, 2, 1),  # context: parameters copied, dealt, or split by wp
-        (0, 2, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), (2, 2, 1, 1, 1, 1),  # tensor modes have nothing to deal
-        (3, 2, 1, 1, 1, 1), (3, 2, 1, 1, 1, 2), (3, 2, 1, 1, 2, 1),  # ISP copies parameters over the tensor group
+        (0, 1, 2, 1, 1, 1), (0, 1, 2, 1, 1, 2), (3, 1, 2, 1, 2, 1),  # context: parameters replicated, sharded, split by wp
+        (0, 2, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), (2, 2, 1, 1, 1, 1),  # tensor modes have nothing to shard
+        (3, 2, 1, 1, 1, 1), (3, 2, 1, 1, 1, 2), (3, 2, 1, 1, 2, 1),  # ISP replicates parameters over the tensor group
     ]  # fmt: skip
     assert rows == Counter(expected)
 
 
 def test_sizes_that_are_no_powers_of_two_are_searched() -> None:
     model = MODEL.replace(num_attention_heads=24, num_key_value_heads=6, num_hidden_layers=12, intermediate_size=8064)
-    asked = problem(model, 48, toy_cost(), seq_len=4608)
-    layouts = all_layouts(asked, 96)
+    problem = make_problem(model, 48, toy_cost(), seq_len=4608)
+    layouts = all_layouts(problem, 96)
     assert set(column(layouts, "tp")) == {1, 2, 3, 6, 12, 24}
     assert {3, 6, 12} <= set(column(layouts, "pp")) and {3, 12, 24} <= set(column(layouts, "wp"))
 
 
 def test_fewer_micro_batches_than_stages_are_searched() -> None:
-    layouts = all_layouts(problem(MODEL, 8, toy_cost()), 8)
+    layouts = all_layouts(make_problem(MODEL, 8, toy_cost()), 8)
     assert (column(layouts, "num_micro_batches") < column(layouts, "pp")).any()
 
 
@@ -135,13 +135,13 @@ def test_divisors(n: int) -> None:
 @pytest.mark.parametrize("how", ["ring", "a2a", "allgather"])
 @pytest.mark.parametrize("heads", [(32, 8), (24, 8), (12, 2)])
 def test_no_layout_of_the_space_loses_or_repeats_attention(how: str, heads: tuple[int, int]) -> None:
-    # all ranks of a stage together do one layer's attention: 7 * 2 * 64 FLOPs for each head and pair (the last half step of
-    # the diagonal is not counted where keys are gathered)
+    # all ranks of a stage together do one layer's attention: 7 * 2 * 64 FLOPs for each head and pair (where keys are
+    # all-gathered, half a pair per query, on the diagonal, is not counted)
     model = MODEL.replace(num_attention_heads=heads[0], num_key_value_heads=heads[1], intermediate_size=6144)
-    asked = problem(model, 16, toy_cost(), cp_comm=how)
-    splits = enumerate_splits(asked, 16).splits
+    problem = make_problem(model, 16, toy_cost(), cp_comm=how)
+    splits = enumerate_splits(problem, 16).splits
     keys, _ = splits.layer_keys()
-    layer = layer_program(keys, model, asked.run, asked.cluster)
+    layer = layer_program(keys, model, problem.run, problem.cluster)
     attention = sum(op_flops(op) * op.count for op in layer.ops if op.kind == FLASH_ATTN) * keys.tp * keys.cp
     pairs = 4096 * 4097 / 2 * keys.micro_batch_size
     np.testing.assert_allclose(attention / (7 * 2 * 64 * heads[0] * pairs), 1, atol=3e-4)
@@ -150,9 +150,9 @@ def test_no_layout_of_the_space_loses_or_repeats_attention(how: str, heads: tupl
 # what the search finds
 
 
-def test_best_is_the_argmin_of_everything(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+def test_best_is_the_argmin_of_all_layouts(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
     found, fits = everything
-    assert 0 < fits.sum() < len(found), "the limit divides the space, so that it is tested"
+    assert 0 < fits.sum() < len(found), "some layouts fit and some do not, so that the limit is tested"
     seconds = np.sort(found.times.seconds[fits])
     np.testing.assert_allclose(result.best.times.seconds, seconds[:7], rtol=1e-12)
     assert result.best.times.seconds[0] == pytest.approx(found.times.seconds[fits].min(), rel=1e-12)
@@ -164,14 +164,14 @@ def test_best_is_the_argmin_of_everything(result: SearchResult, everything: tupl
     assert result.best.tgs[0] == result.best.tgs.max()
 
 
-def test_counts_are_those_of_everything(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+def test_counts_are_those_of_all_layouts(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
     found, fits = everything
     assert (result.layouts_estimated, result.feasible) == (len(found), fits.sum())
     assert result.rejected[OUT_OF_MEMORY] == (~fits).sum()
     assert result.layouts_per_second == pytest.approx(result.layouts_estimated / result.seconds)
 
 
-def test_best_of_each_mode_is_its_best(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+def test_best_of_each_mode(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
     found, fits = everything
     assert set(result.best_of_mode) == {"mtp", "msp", "fsp", "isp"}
     for name, best in result.best_of_mode.items():
@@ -181,16 +181,18 @@ def test_best_of_each_mode_is_its_best(result: SearchResult, everything: tuple[S
         assert best.times.seconds[0] < np.median(found.times.seconds[mine])
 
 
-def test_the_front_is_the_front_of_everything(result: SearchResult, everything: tuple[Solutions, np.ndarray]) -> None:
+def test_pareto_optimal_layouts_are_those_of_all_layouts(
+    result: SearchResult, everything: tuple[Solutions, np.ndarray]
+) -> None:
     found, fits = everything
     seconds, memory = found.times.seconds[fits], found.memory.device[fits]
-    front = result.pareto
-    assert (np.diff(front.times.seconds) > 0).all() and (np.diff(front.memory.device) < 0).all()
-    for t, m in zip(front.times.seconds, front.memory.device, strict=True):  # nobody beats a point of the front
+    optimal = result.pareto
+    assert (np.diff(optimal.times.seconds) > 0).all() and (np.diff(optimal.memory.device) < 0).all()
+    for t, m in zip(optimal.times.seconds, optimal.memory.device, strict=True):  # no layout is better than these
         assert not ((seconds < t * (1 - 1e-12)) & (memory <= m)).any()
         assert not ((seconds <= t * (1 - 1e-12)) & (memory < m)).any()
-    for t, m in zip(seconds, memory, strict=True):  # and everybody is beaten or met by one
-        assert ((front.times.seconds <= t * (1 + 1e-12)) & (front.memory.device <= m * (1 + 1e-12))).any()
+    for t, m in zip(seconds, memory, strict=True):  # and one of these matches or beats every layout
+        assert ((optimal.times.seconds <= t * (1 + 1e-12)) & (optimal.memory.device <= m * (1 + 1e-12))).any()
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))
@@ -203,37 +205,37 @@ def test_pareto_by_brute_force(points: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 37, 10**6])
 def test_the_chunk_size_does_not_matter(
-    asked: Problem, result: SearchResult, monkeypatch: pytest.MonkeyPatch, chunk: int
+    problem: Problem, result: SearchResult, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    small = problem(MODEL, 4, asked.cost, cluster=cluster(20.0)) if chunk == 1 else asked
+    small = make_problem(MODEL, 4, problem.cost, cluster=cluster(20.0)) if chunk == 1 else problem
     reference = search(small, 8, top=7) if chunk == 1 else result
     monkeypatch.setattr(sys.modules[SearchResult.__module__], "CHUNK_SPLITS", chunk)
-    again = search(small, 8 if chunk == 1 else 64, top=7)
-    np.testing.assert_allclose(again.best.times.seconds, reference.best.times.seconds, rtol=1e-12)
-    np.testing.assert_allclose(again.best.memory.device, reference.best.memory.device, rtol=1e-12)
-    np.testing.assert_allclose(again.pareto.memory.device, reference.pareto.memory.device, rtol=1e-12)
+    other = search(small, 8 if chunk == 1 else 64, top=7)
+    np.testing.assert_allclose(other.best.times.seconds, reference.best.times.seconds, rtol=1e-12)
+    np.testing.assert_allclose(other.best.memory.device, reference.best.memory.device, rtol=1e-12)
+    np.testing.assert_allclose(other.pareto.memory.device, reference.pareto.memory.device, rtol=1e-12)
     for mode, found in reference.best_of_mode.items():
-        assert again.best_of_mode[mode].times.seconds[0] == pytest.approx(found.times.seconds[0], rel=1e-12)
-    assert (again.layouts_estimated, again.feasible, again.rejected) == (
+        assert other.best_of_mode[mode].times.seconds[0] == pytest.approx(found.times.seconds[0], rel=1e-12)
+    assert (other.layouts_estimated, other.feasible, other.rejected) == (
         reference.layouts_estimated, reference.feasible, reference.rejected,
     )  # fmt: skip
 
 
-def test_progress_reaches_the_end(asked: Problem) -> None:
+def test_progress_reaches_the_end(problem: Problem) -> None:
     seen: list[tuple[int, int]] = []
-    search(asked, 64, progress=lambda done, total: seen.append((done, total)))
-    assert seen and seen[-1][0] == seen[-1][1] == len(enumerate_splits(asked, 64).splits)
+    search(problem, 64, progress=lambda done, total: seen.append((done, total)))
+    assert seen and seen[-1][0] == seen[-1][1] == len(enumerate_splits(problem, 64).splits)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
-def test_less_memory_is_never_faster(asked: Problem, result: SearchResult) -> None:
-    tight = search(problem(MODEL, 16, asked.cost, cluster=cluster(7.0)), 64)
+def test_less_memory_is_never_faster(problem: Problem, result: SearchResult) -> None:
+    tight = search(make_problem(MODEL, 16, problem.cost, cluster=cluster(7.0)), 64)
     assert tight.feasible < result.feasible and tight.best.times.seconds[0] >= result.best.times.seconds[0]
     assert (tight.best.memory.device <= 7 * 2**30).all() and (tight.pareto.memory.device <= 7 * 2**30).all()
 
 
-def test_more_asked_for_begins_the_same(asked: Problem, result: SearchResult) -> None:
-    one, many = search(asked, 64, top=1), search(asked, 64, top=50)
+def test_a_larger_top_starts_with_the_same_layouts(problem: Problem, result: SearchResult) -> None:
+    one, many = search(problem, 64, top=1), search(problem, 64, top=50)
     assert len(one.best) == 1 and len(many.best) == 50
     np.testing.assert_allclose(many.best.times.seconds[:7], result.best.times.seconds, rtol=1e-12)
 
@@ -251,9 +253,9 @@ def test_small_random_models(
         hidden_size=256, intermediate_size=768, num_hidden_layers=layers, num_attention_heads=kv * group,
         num_key_value_heads=kv, head_dim=d, vocab_size=500, gated_mlp=gated, tie_word_embeddings=tied,
     )  # fmt: skip
-    asked = problem(model, world, toy_cost(), seq_len=1024, cluster=cluster(memory), framework=framework)
+    problem = make_problem(model, world, toy_cost(), seq_len=1024, cluster=cluster(memory), framework=framework)
     try:
-        found, fits = brute_force(asked, sequences)
+        found, fits = brute_force(problem, sequences)
     except InputError as error:
         assert "no layout divides" in str(error)
         return
@@ -262,9 +264,9 @@ def test_small_random_models(
     np.testing.assert_allclose(found.times.parts.sum(axis=0), found.times.seconds, rtol=1e-9)
     if not fits.any():
         with pytest.raises(InputError, match="fits on"):
-            search(asked, sequences)
+            search(problem, sequences)
         return
-    result = search(asked, sequences, top=3)
+    result = search(problem, sequences, top=3)
     np.testing.assert_allclose(result.best.times.seconds, np.sort(found.times.seconds[fits])[:3], rtol=1e-12)
     assert (result.layouts_estimated, result.feasible) == (len(found), fits.sum())
     for name, best in result.best_of_mode.items():
@@ -276,37 +278,37 @@ def test_small_random_models(
 
 
 @pytest.mark.parametrize(
-    ("world", "batch", "said"),
+    ("world", "batch", "message"),
     [(0, 8, "world_size"), (-1, 8, "world_size"), (12, 12, "nodes"), (10**9, 8, "world_size"), (2**20 + 8, 8, "world_size"),
      (8, 0, "global batch"), (8, -4, "global batch")],
 )  # fmt: skip
-def test_worlds_and_batches_that_cannot_be(world: int, batch: int, said: str) -> None:
+def test_invalid_world_sizes_and_batches(world: int, batch: int, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        search(problem(MODEL, world, toy_cost()), batch)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+        search(make_problem(MODEL, world, toy_cost()), batch)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_batch_that_nothing_divides_names_the_reasons() -> None:
-    # 7 GPUs a node and 7 of them: no head, no sequence, no batch divides by 7
-    asked = problem(MODEL.replace(num_hidden_layers=4), 7, toy_cost(), cluster=cluster(80, gpus_per_node=7))
+def test_a_batch_that_no_layout_divides_names_the_reasons() -> None:
+    # 7 GPUs per node, 7 in all: heads, sequences and batch are not divisible by 7
+    problem = make_problem(MODEL.replace(num_hidden_layers=4), 7, toy_cost(), cluster=cluster(80, gpus_per_node=7))
     with pytest.raises(InputError) as caught:
-        search(asked, 8)
+        search(problem, 8)
     sentence = str(caught.value)
     assert "no layout divides 7 accelerators" in sentence and "\n" not in sentence
     for reason in ("heads", "global batch", "stages than layers"):
         assert reason in sentence
 
 
-def test_what_fits_nowhere_says_how_much_it_needs() -> None:
-    asked = problem(MODEL, 8, toy_cost(), cluster=cluster(1.0))
+def test_a_model_that_fits_nowhere_states_how_much_it_needs() -> None:
+    problem = make_problem(MODEL, 8, toy_cost(), cluster=cluster(1.0))
     with pytest.raises(InputError) as caught:
-        search(asked, 32)
-    found, _ = brute_force(asked, 32)
+        search(problem, 32)
+    found, _ = brute_force(problem, 32)
     assert f"{found.memory.device.min() / 2**30:.1f} GiB of 1.0 GiB" in str(caught.value)
     assert str(len(found)) in str(caught.value)
 
 
 def test_a_large_world_is_quick(h100_model: CostModel) -> None:
-    result = search(problem(MODEL, 128, h100_model), 1024)
+    result = search(make_problem(MODEL, 128, h100_model), 1024)
     assert result.layouts_estimated > 100_000
-    assert result.layouts_per_second > 100_000  # a tenth of what one core of the build machine does
+    assert result.layouts_per_second > 100_000  # a tenth of the rate on one core of the build machine

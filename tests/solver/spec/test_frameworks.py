@@ -1,4 +1,4 @@
-"""Habits of frameworks, each by a number worked out by hand; and explanations that add up under all of them."""
+"""Implementation behaviour of frameworks, each checked by hand; explanations that add up under all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, part, problem, tiny, toy_cost
+from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, make_problem, part, tiny, toy_cost
 
 from solver.report.explain import explain
 from solver.schedule.stages import stage_layers_counting_ends
@@ -17,7 +17,7 @@ from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework, re
 from solver.spec.strategy import Recompute, Strategy, TpMode
 from solver.step.layouts import Layouts
 
-PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, embedding and head, the last norm
+PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, embedding and head, the final norm
 
 
 @pytest.mark.parametrize(
@@ -31,44 +31,44 @@ def test_embedding_norm_and_head_count_as_items(layers: int, pp: int, first: int
 
 
 def test_gradients_are_cast_to_fp32_and_reduced_whole() -> None:
-    # 4 bytes a gradient on the wire between two devices of a node, 32 bytes a parameter of copies, casts and norm
+    # 4 bytes per gradient on the link between two devices of a node, 32 bytes per parameter for copies, casts and norm
     found = tiny("aleph alpha", 2, run={"overlap_grad_reduce": False, "overlap_param_gather": False}, zero=1, zero_shard_size=2)
     assert part(found, "gradient_sync")[0] == pytest.approx(PARAMETERS * (4 * LINK + 32 * BYTE), rel=1e-12)
-    # the bf16 parameters are gathered afterwards
+    # the bf16 parameters are all-gathered afterwards
     assert part(found, "parameter_gather")[0] == pytest.approx(PARAMETERS * 2 * LINK, rel=1e-12)
 
 
-def test_copies_go_with_scattered_gradients_too() -> None:
-    # FSDP2's two, FSDP1's four reads and writes of a whole fp32 gradient; 32 bytes a parameter where buckets are copied
-    for framework, wire, copied in (("pytorch", 4, 8.0), ("fsdp", 4, 16.0), ("aleph alpha", 4, 32.0)):
+def test_reduce_scattered_gradients_are_copied_too() -> None:
+    # FSDP2 has two and FSDP1 four reads and writes of a whole fp32 gradient; 32 bytes per parameter where buckets are copied
+    for framework, sent, copied in (("pytorch", 4, 8.0), ("fsdp", 4, 16.0), ("aleph alpha", 4, 32.0)):
         found = tiny(framework, 2, run={"overlap_grad_reduce": False, "grad_dtype": "fp32"}, zero=2, zero_shard_size=2)
-        assert part(found, "gradient_sync")[0] == pytest.approx(PARAMETERS * (wire * LINK + copied * BYTE), rel=1e-12)
+        assert part(found, "gradient_sync")[0] == pytest.approx(PARAMETERS * (sent * LINK + copied * BYTE), rel=1e-12)
 
 
-def test_whole_activations_travel_between_blocking_stages() -> None:
-    # 32 tokens of 64 values of 2 bytes to the other node, whole from each of two tensor ranks, four in turn a micro batch
+def test_blocking_stages_send_whole_activations() -> None:
+    # 32 tokens of 64 values of 2 bytes to the other node, unsplit from each of two tensor ranks, four in turn per micro batch
     layout: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 4, "num_micro_batches": 4}
     found = tiny("aleph alpha", 16, **layout)
     assert part(found, "pp_transfer")[0] == pytest.approx(4 * 4 * 32 * 64 * 2 * NETWORK, rel=1e-12)
-    # Megatron sends half from each, gathers it on the other side, and waits for one transfer each way
+    # Megatron-LM sends half from each rank, all-gathers it on the other side, and waits for one send/recv each way
     found = tiny("megatron-lm", 16, **layout)
     assert part(found, "pp_transfer")[0] == pytest.approx(4 * 2 * (32 * 64 * NETWORK + 32 * 64 * 2 * LINK), rel=1e-12)
 
 
 def test_full_recomputation_includes_the_head_where_every_item_is_checkpointed() -> None:
-    # norm of 2,048 elements (4 bytes), 2 * 32 * 64 * 256 FLOPs; the loss is not run again
-    again = 2048 * 4 * BYTE + 2 * 32 * 64 * 256 * FLOP
+    # norm of 2,048 elements (4 bytes each), 2 * 32 * 64 * 256 FLOPs; the loss is not recomputed
+    recomputed = 2048 * 4 * BYTE + 2 * 32 * 64 * 256 * FLOP
     with_head, without = tiny("aleph alpha", recompute="full"), tiny("megatron-lm", recompute="full")
     layers = [2 * float(s.table.layer.times.recompute[2].sum()) for s in (with_head, without)]
     head = with_head.table.head
     full = [i for i, op in enumerate(head.estimates.ops) if Recompute.FULL in op.recomputed_by]
-    assert head.exposed[full].sum() == pytest.approx(again, rel=1e-12)
+    assert head.exposed[full].sum() == pytest.approx(recomputed, rel=1e-12)
     assert part(with_head, "recompute")[0] == pytest.approx(layers[0] + head.times.recompute[2].sum(), rel=1e-12)
     assert part(without, "recompute")[0] == pytest.approx(layers[1], rel=1e-12)
 
 
-def test_some_rank_updates_the_largest_whole_tensor() -> None:
-    # 106,816 parameters over 8 ranks are 13,352 each, but the vocabulary's matrix of 16,384 stays whole: 132 bytes a parameter
+def test_one_rank_updates_the_largest_whole_tensor() -> None:
+    # 106,816 parameters over 8 ranks are 13,352 each, but the vocabulary matrix of 16,384 stays whole: 132 bytes per parameter
     found = tiny("internevo", 8, run={"overlap_grad_reduce": False}, zero=1, zero_shard_size=8)
     assert PARAMETERS == 106_816
     assert part(found, "optimizer")[0] == pytest.approx(16_384 * 132 * BYTE + 4 * LINK, rel=1e-12)
@@ -91,13 +91,13 @@ def test_norms_on_fp32_copies_move_more_bytes() -> None:
      ("internevo", (0, 1, 3)), ("megatron-core", (0, 1)), ("nemo", (0, 1)), ("megatron-lm-2021", (0,))],
 )  # fmt: skip
 def test_zero_stages_that_a_search_may_choose(framework: str, offered: tuple[int, ...]) -> None:
-    asked = problem(TINY, 8, toy_cost(), 32, framework=framework)
-    assert sorted(set(all_layouts(asked, 8).zero.tolist())) == list(offered)
+    problem = make_problem(TINY, 8, toy_cost(), 32, framework=framework)
+    assert sorted(set(all_layouts(problem, 8).zero.tolist())) == list(offered)
 
 
 def test_a_search_uses_what_the_release_can_run() -> None:
     def searched(framework: str, cp_comm: str = "ring") -> Layouts:
-        return all_layouts(problem(TINY, 8, toy_cost(), 512, framework=framework, cp_comm=cp_comm), 8)
+        return all_layouts(make_problem(TINY, 8, toy_cost(), 512, framework=framework, cp_comm=cp_comm), 8)
 
     of_2021 = searched("megatron-lm-2021")
     assert set(of_2021.splits.cp.tolist()) == {1} and set(of_2021.splits.mode.tolist()) == {int(TpMode.MTP)}
@@ -107,7 +107,7 @@ def test_a_search_uses_what_the_release_can_run() -> None:
     assert set(searched("megatron-core-0.12", "a2a").splits.cp.tolist()) == {1, 2, 4}
 
 
-def test_releases_are_told_apart() -> None:
+def test_releases_differ() -> None:
     assert framework_of("internevo").kernels.flash_attention == 1 and framework_of("InternLM v0.1").name == "internevo-2023"
     assert framework_of("internevo-2024").kernels.flash_attention == 0
     assert framework_of("fms-fsdp (PyTorch FSDP)").recomputation.selective_is_full
@@ -145,7 +145,7 @@ def test_every_release_differs_from_every_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("text", "meant"),
     [("NVIDIA NeMo 25.02", "nemo-25"), ("nemo 24.07 (megatron-core)", "nemo-24"), ("Megatron Core r0.13", "megatron-core-0.12"),
      ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core-0.12"), ("Megatron-LM", "megatron-lm-2023"),
      ("MegaScale", "nemo-24"), ("Megatron Core r0.8", "megatron-core-0.8"), ("Megatron-LM 2021", "megatron-lm-2021"),
@@ -157,8 +157,8 @@ def test_every_release_differs_from_every_other() -> None:
      ("Hugging Face accelerate", "fsdp"), ("accelerated JAX", "generic"), ("Nemotron (Megatron-LM)", "megatron-lm-2023"),
      ("megatron-bridge 26.02", "nemo-25")],
 )  # fmt: skip
-def test_a_name_means_the_framework_it_speaks_of_first(said: str, meant: str) -> None:
-    assert framework_of(said).name == meant
+def test_a_name_means_the_framework_that_it_names_first(text: str, meant: str) -> None:
+    assert framework_of(text).name == meant
 
 
 @pytest.mark.parametrize("framework", [f.name for f in FRAMEWORKS])
@@ -170,5 +170,5 @@ def test_a_name_means_the_framework_it_speaks_of_first(said: str, meant: str) ->
 def test_explanations_add_up_under_every_framework(framework: str, layout: dict[str, Any]) -> None:
     shard = layout.get("dp", 8)
     found = tiny(framework, 8, zero_shard_size=shard, **layout)
-    told = explain(found, 0)
-    assert sum(line.seconds for line in told.lines) == pytest.approx(found.times.seconds[0], rel=1e-9)
+    explanation = explain(found, 0)
+    assert sum(line.seconds for line in explanation.lines) == pytest.approx(found.times.seconds[0], rel=1e-9)

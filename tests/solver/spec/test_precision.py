@@ -1,4 +1,4 @@
-"""Bytes of weights, gradients and states by precision and framework, and what a shared input saves, by hand."""
+"""Bytes of weights, gradients and states by precision and framework, and messages of a shared input, by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, estimated, problem, run_of, toy_cost
+from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, estimated, make_problem, run_of, toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.kernels.memory_bound import EAGER_BYTES, MemoryBoundModel
@@ -22,7 +22,7 @@ def sizes(precision: str, framework: str, grad_dtype: str = "fp32") -> ElementBy
     return element_bytes(run_of(1, precision=precision, grad_dtype=grad_dtype), framework_of(framework))
 
 
-def test_bytes_of_every_mixture() -> None:
+def test_bytes_of_every_precision() -> None:
     assert sizes("bf16", "internevo", "bf16") == ElementBytes(activation=2, weight=2, gradient=2, states=12)
     assert sizes("fp8", "nemo") == ElementBytes(activation=2, weight=2, gradient=4, states=12)
     assert sizes("bf16", "pytorch") == ElementBytes(activation=2, weight=4, gradient=4, states=8)
@@ -32,11 +32,11 @@ def test_bytes_of_every_mixture() -> None:
 
 def tiny(world_size: int = 1, layout: Mapping[str, Any] | None = None, **constants: Any) -> Solutions:
     run = {"framework": "pytorch", "grad_dtype": "fp32", **constants}
-    asked = problem(TINY, world_size, toy_cost(), 32, **run)
-    return estimated(asked, [asked.run.replace(zero=0, **(layout or {}))])
+    problem = make_problem(TINY, world_size, toy_cost(), 32, **run)
+    return estimated(problem, [problem.run.replace(zero=0, **(layout or {}))])
 
 
-def test_fp32_weights_and_states_are_16_bytes_a_parameter() -> None:
+def test_fp32_weights_and_states_are_16_bytes_per_parameter() -> None:
     # two layers of 36,864 + 128, embedding and head of 256 * 64, final norm of 64
     parameters = 2 * (36_864 + 128) + 2 * 16_384 + 64
     for precision in ("fp32", "bf16"):
@@ -55,8 +55,8 @@ def test_fp32_activations_take_twice_the_bytes_and_time_of_bf16() -> None:
     assert {op.dtype for op in wide.table.layer.estimates.ops if op.kind == "linear"} == {"fp32"}
 
 
-def test_projections_of_one_input_communicate_once_where_the_framework_knows() -> None:
-    # (q, k, v) and (gate, up): two gathers forward, two scatters backward, and those of the two row-split linears
+def test_projections_of_one_input_communicate_once_where_the_framework_does_so() -> None:
+    # (q, k, v) and (gate, up): two all-gathers forward, two reduce-scatters backward, and those of the two row-split linears
     def messages(framework: str) -> int:
         found = tiny(2, {"tp": 2, "dp": 1, "tp_mode": "msp"}, framework=framework)
         ops = found.table.layer.estimates.ops
@@ -77,8 +77,8 @@ def test_eager_chains_move_the_counted_bytes_until_they_are_measured() -> None:
     assert MemoryBoundModel.fit(rows, DEVICE).predict("rope_eager", 1e8).seconds == pytest.approx(1.001e-3, rel=0.01)
 
 
-def test_contention_is_what_the_overlap_rows_say() -> None:
-    # beside a GEMM slowed by 1.25 a message takes 1.5 times as long: 1.5 * (1 - 1 / 1.25) = 0.3 of its time alone is lost
+def test_contention_is_that_of_the_overlap_measurements() -> None:
+    # overlapped with a GEMM slowed by 1.25 a message takes 1.5 times its exposed time: 1.5 * (1 - 1 / 1.25) = 0.3 is lost
     gemm, message = [1.25] * 3 + [9.0], [1.5] * 3 + [9.0]
     columns = {"bytes": [2**22] * 3 + [1024], "gemm_slowdown": gemm, "collective_slowdown": message, "seconds": 1.0}
     assert contention(DEVICE, Table.from_columns("overlap", columns)) == pytest.approx(0.3)
@@ -87,13 +87,13 @@ def test_contention_is_what_the_overlap_rows_say() -> None:
 
 def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None:
     parameters = 2 * (36_864 + 128) + 2 * 16_384 + 64
-    alone, two = (tiny(n, overlap_grad_reduce=False, precision="fp32") for n in (1, 2))
+    one, two = (tiny(n, overlap_grad_reduce=False, precision="fp32") for n in (1, 2))
     # four passes of 4 bytes over the gradients, and their all-reduce
-    added = two.times.seconds[0] - alone.times.seconds[0]
+    added = two.times.seconds[0] - one.times.seconds[0]
     assert added == pytest.approx(parameters * 4 * (4 * BYTE + LINK) + 4 * LINK, rel=1e-9)
 
 
-def test_block_scaled_fp8_is_judged_by_the_same_peak(h100_model: CostModel) -> None:
-    asked = [problem(TINY, 1, h100_model, 64, precision=name) for name in ("fp8", "mxfp8")]
-    plain, scaled = (estimated(each, [each.run]) for each in asked)
+def test_block_scaled_fp8_has_the_same_peak(h100_model: CostModel) -> None:
+    problems = [make_problem(TINY, 1, h100_model, 64, precision=name) for name in ("fp8", "mxfp8")]
+    plain, scaled = (estimated(each, [each.run]) for each in problems)
     assert plain.tgs[0] == scaled.tgs[0] and plain.mfu[0] == scaled.mfu[0] > 0

@@ -1,10 +1,10 @@
-"""Peak memory: a case worked out by hand, and laws that every layout must obey."""
+"""Peak memory: cases computed by hand, and invariants of every layout."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy import TINY, changed, column, estimated, problem, run_of, some_layouts, toy_cost
+from toy import TINY, changed, column, estimated, make_problem, run_of, some_layouts, toy_cost
 
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.model import ModelSpec
@@ -17,13 +17,13 @@ MODEL = ModelSpec(
     num_key_value_heads=8, head_dim=128, vocab_size=128256,
 )  # fmt: skip
 TINY_RUN = {"seq_len": 32, "compile": True}
-#: What one micro batch of TINY leaves in a layer: 32 tokens; input, two norm outputs and residual 4 * 64, q, k, v 8 * 16,
+#: Bytes that one micro batch of TINY saves in a layer: 32 tokens; input, two norm outputs and residual 4 * 64, q, k, v 8 * 16,
 #: context 64, gate, up and product 3 * 128, two bytes each, and the log-sum-exp of 4 heads in four bytes.
 TINY_SAVED = 32 * (2 * (4 * 64 + 8 * 16 + 64 + 3 * 128) + 4 * 4)
 TINY_LAYER = 36_864 + 2 * 64
 LOGITS = 32 * 256
-#: Gradients alive in a layer's backward pass: the stream's, and in the attention core those of q, k, v and context (12 * 16,
-#: two bytes each) and the fp32 sum of the queries' (4 * 16); more than the 2 * 128 of gate and up.
+#: Bytes of gradients alive in a layer's backward pass: that of the residual stream, and in the attention core those of q, k, v
+#: and context (12 * 16, two bytes each) and the fp32 sum of the queries' (4 * 16); more than the 2 * 128 of gate and up.
 TINY_WORKING = 32 * (64 * 2 + 12 * 16 * 2 + 4 * 16 * 4)
 
 
@@ -33,9 +33,9 @@ def parts(solutions: Solutions, index: int = 0) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def sample() -> Solutions:
-    """Random layouts of an 8B model on 64 accelerators; memory needs no fitted machine."""
-    asked = problem(MODEL, 64, toy_cost())
-    return estimate_layouts(asked, some_layouts(asked, 512, 3000, seed=5))
+    """Estimate random layouts of an 8B model on 64 accelerators; memory needs no fitted machine."""
+    problem = make_problem(MODEL, 64, toy_cost())
+    return estimate_layouts(problem, some_layouts(problem, 512, 3000, seed=5))
 
 
 def with_zero(solutions: Solutions, zero: int) -> Solutions:
@@ -44,14 +44,14 @@ def with_zero(solutions: Solutions, zero: int) -> Solutions:
 
 def test_two_stages_by_hand() -> None:
     assert TINY_SAVED == 53_760
-    asked = problem(TINY, 2, toy_cost(), **TINY_RUN)
-    found = estimated(asked, [asked.run.replace(dp=1, pp=2, zero=0)])
+    problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0)])
     # The last stage: one layer, the head of 256 * 64 and its norm; 16-bit weights and gradients, 12 bytes of fp32 states.
     elements = TINY_LAYER + 256 * 64 + 64
     last = {"weights": 2 * elements, "gradients": 2 * elements, "optimizer": 12 * elements, "activations": TINY_SAVED}
-    # The loss: final norm's input and output, fp32 probabilities, which become their gradient, and the 16-bit logits.
+    # The loss: input and output of the final norm, fp32 probabilities, whose buffer becomes their gradient, and 16-bit logits.
     loss = 2 * 32 * 64 * 2 + LOGITS * 4 + LOGITS * 2
-    # The first: one layer, the table of 256 * 64, the one micro batch.
+    # The first stage: one layer, the embedding table of 256 * 64, one micro batch.
     first = 16 * (TINY_LAYER + 256 * 64) + TINY_SAVED + TINY_WORKING
     assert loss > TINY_WORKING and sum(last.values()) + loss > first
     assert parts(found) == pytest.approx({**last, "backward_buffers": 0, "loss": loss, "gather_buffers": 0})
@@ -62,11 +62,11 @@ def test_two_stages_by_hand() -> None:
 
 
 def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
-    # four stages of a layer each: the first holds four micro batches of activations, one where there is only one
+    # four stages of one layer each: the first holds up to four micro batches of activations, fewer where there are fewer
     model = TINY.replace(num_hidden_layers=4)
-    asked = problem(model, 4, toy_cost(), **TINY_RUN)
-    layout = asked.run.replace(dp=1, pp=4, zero=0)
-    found = estimated(asked, [layout.replace(num_micro_batches=m) for m in (1, 2, 3, 4, 8)])
+    problem = make_problem(model, 4, toy_cost(), **TINY_RUN)
+    layout = problem.run.replace(dp=1, pp=4, zero=0)
+    found = estimated(problem, [layout.replace(num_micro_batches=m) for m in (1, 2, 3, 4, 8)])
     first = 16 * (TINY_LAYER + 256 * 64) + TINY_SAVED * np.array([1, 2, 3, 4, 4]) + TINY_WORKING
     last = 16 * (TINY_LAYER + 256 * 64 + 64) + TINY_SAVED + 2 * 32 * 64 * 2 + LOGITS * 6
     np.testing.assert_array_equal(found.memory.allocated, np.maximum(first, last))
@@ -74,37 +74,37 @@ def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
 
 
 def test_recomputation_by_hand() -> None:
-    # one device, two layers: full recomputation keeps each layer's input (32 * 64 * 2 bytes) and one layer whole
-    asked = problem(TINY, 1, toy_cost(), **TINY_RUN)
-    layout = asked.run.replace(zero=0)
-    found = estimated(asked, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1)])
+    # one device, two layers: full recomputation saves each layer's input (32 * 64 * 2 bytes) and all of one layer
+    problem = make_problem(TINY, 1, toy_cost(), **TINY_RUN)
+    layout = problem.run.replace(zero=0)
+    found = estimated(problem, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1)])
     kept = 32 * 64 * 2
-    # never at once: what the loss holds is gone when layers are recomputed
-    loss, again = 2 * kept + LOGITS * 6, TINY_SAVED - kept + TINY_WORKING
+    # not at the same time: the memory of the loss is freed before layers are recomputed
+    loss, recomputed = 2 * kept + LOGITS * 6, TINY_SAVED - kept + TINY_WORKING
     state = 16 * (2 * TINY_LAYER + 2 * 256 * 64 + 64)
-    assert again > loss > TINY_WORKING
-    asked_bytes = [state + 2 * TINY_SAVED + loss, state + 2 * kept + again, state + TINY_SAVED + kept + again]
-    assert found.memory.allocated.tolist() == asked_bytes
+    assert recomputed > loss > TINY_WORKING
+    expected = [state + 2 * TINY_SAVED + loss, state + 2 * kept + recomputed, state + TINY_SAVED + kept + recomputed]
+    assert found.memory.allocated.tolist() == expected
 
 
 def test_states_by_zero_stage_by_hand() -> None:
-    # 7.5 GB of ZeRO's paper: 2 + 2 + 12 bytes a parameter, dealt to 8 ranks from the optimizer on
-    asked = problem(TINY, 8, toy_cost(), **TINY_RUN)
-    found = estimated(asked, [asked.run.replace(zero=z, zero_shard_size=8) for z in range(4)])
+    # as in the ZeRO paper's example of 7.5 billion parameters: 2 + 2 + 12 bytes per parameter, over 8 ranks, optimizer first
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=8) for z in range(4)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     state = found.memory.parts[:3] / elements
     np.testing.assert_allclose(state[:, :3].T, [[2, 2, 12], [2, 2, 12 / 8], [2, 2 / 8, 12 / 8]], rtol=1e-12)
     assert state[1:, 3].tolist() == [2 / 8, 12 / 8] and state[0, 3] <= 2 / 8
-    # gathered under ZeRO-3: two layers of 16-bit weights and one layer's gradients
+    # all-gather buffers of ZeRO-3: two layers of 16-bit weights and one layer's gradients
     assert parts(found, 3)["gather_buffers"] == (2 * HALF + HALF) * TINY_LAYER
-    fp32 = problem(TINY, 8, toy_cost(), **TINY_RUN, grad_dtype="fp32")
+    fp32 = make_problem(TINY, 8, toy_cost(), **TINY_RUN, grad_dtype="fp32")
     assert estimated(fp32, [fp32.run.replace(zero=0)]).memory.parts[1, 0] == FP32 * elements
 
 
 def test_weight_parallel_states_by_hand() -> None:
-    # ISP over wp 4 of 8: a quarter of the linears; norms, embedding and head whole; a pool of two blocks' whole weights
-    asked = problem(TINY, 8, toy_cost(), **TINY_RUN)
-    found = estimated(asked, [asked.run.replace(tp_mode="isp", wp=4, zero=0)])
+    # ISP over wp 4 of 8 ranks: a quarter of the linears; whole norms, embedding and head; a pool of two blocks' whole weights
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=0)])
     elements = 2 * (36_864 / 4 + 2 * 64) + 2 * 256 * 64 + 64
     assert found.memory.parts[:3, 0].tolist() == [2 * elements, 2 * elements, 12 * elements]
     assert parts(found)["gather_buffers"] == 2 * 36_864 * HALF
@@ -137,13 +137,13 @@ def test_zero_stages_save_memory(sample: Solutions) -> None:
     for before, after in zip(stages[:2], stages[1:3], strict=True):
         assert (after.memory.allocated < before.memory.allocated).all()
     state = [solutions.memory.parts[:3].sum(axis=0) for solutions in stages]
-    # beyond states, ZeRO-3 gathers layers into buffers, so it saves only where a stage has more than those
+    # ZeRO-3 also all-gathers layers into buffers, so it saves memory only where a stage has more layers than these
     same = stages[3].memory.on_last_stage == stages[2].memory.on_last_stage
     assert (state[3] < state[2])[same].all() and same.mean() > 0.9
     assert (stages[3].memory.allocated < stages[2].memory.allocated).mean() > 0.9
 
 
-def test_larger_shards_hold_less(sample: Solutions) -> None:
+def test_sharding_over_more_ranks_holds_less(sample: Solutions) -> None:
     one = estimate_layouts(sample.problem, changed(sample.layouts, zero=1))
     layouts = one.layouts.take(np.flatnonzero(column(one.layouts, "dp") % 4 == 0))
     two, four = (estimate_layouts(sample.problem, changed(layouts, zero_shard_size=k)).memory.allocated for k in (2, 4))
@@ -164,8 +164,8 @@ def test_fewer_micro_batches_than_stages_hold_less(sample: Solutions) -> None:
 def test_the_longest_stage_holds_most_where_layers_do_not_divide() -> None:
     # 5 layers on 4 stages: 1, 2, 1, 1. The second holds 2 layers and 3 micro batches, the first 1 and 4
     model = TINY.replace(num_hidden_layers=5, vocab_size=128)
-    asked = problem(model, 4, toy_cost(), **TINY_RUN)
-    found = estimated(asked, [asked.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
+    problem = make_problem(model, 4, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
     middle = 16 * 2 * TINY_LAYER + 2 * 3 * TINY_SAVED
     assert found.memory.allocated[0] >= middle
 
@@ -174,8 +174,8 @@ def test_gpipe_holds_all_micro_batches_and_zero_bubble_no_less_than_1f1b() -> No
     model = TINY.replace(num_hidden_layers=4)
 
     def activations(schedule: str, m: int) -> float:
-        asked = problem(model, 4, toy_cost(), **TINY_RUN, schedule=schedule)
-        found = estimated(asked, [asked.run.replace(dp=1, pp=4, zero=0, num_micro_batches=m)])
+        problem = make_problem(model, 4, toy_cost(), **TINY_RUN, schedule=schedule)
+        found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=m)])
         return parts(found)["activations"] / TINY_SAVED
 
     assert activations("gpipe", 8) == 8 and activations("1f1b", 8) == 4
@@ -183,31 +183,31 @@ def test_gpipe_holds_all_micro_batches_and_zero_bubble_no_less_than_1f1b() -> No
 
 
 def test_interleaving_holds_more() -> None:
-    # arXiv 2104.04473: chunks in flight on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1, of 1 / vpp of its layers each
+    # arXiv 2104.04473: chunks in flight on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1, each with 1 / vpp of its layers
     model = TINY.replace(num_hidden_layers=16)
-    asked = problem(model, 4, toy_cost(), **TINY_RUN)
-    found = estimated(asked, [asked.run.replace(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
+    problem = make_problem(model, 4, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
     held = found.memory.parts[PARTS.index("activations")] / TINY_SAVED
     assert held.tolist() == [4 * 4, 11 * 2, 19 * 1]
 
 
-def test_memory_scales_with_what_is_held() -> None:
-    asked = problem(MODEL, 1, toy_cost())
-    found = estimated(asked, [run_of(1, zero=0, micro_batch_size=b) for b in (1, 2, 4)])
+def test_memory_scales_with_micro_batch_and_parameters() -> None:
+    problem = make_problem(MODEL, 1, toy_cost())
+    found = estimated(problem, [run_of(1, zero=0, micro_batch_size=b) for b in (1, 2, 4)])
     activations = found.memory.parts[PARTS.index("activations")]
     assert activations.tolist() == [activations[0], 2 * activations[0], 4 * activations[0]]
-    # an 8B model trained in 16 bits on one device: 16 bytes a parameter, give or take the vocabulary's padding
+    # an 8B model trained in 16 bits on one device: 16 bytes per parameter, except for the padding of the vocabulary
     assert found.memory.parts[:3, 0].sum() == pytest.approx(16 * MODEL.parameters, rel=1e-3)
 
 
-def test_megatrons_dummy_gradients_by_hand() -> None:
-    # one 16-bit buffer for each linear of a layer since Transformer Engine 2.11; one for the vocabulary while its backward runs
+def test_dummy_gradients_of_megatron_by_hand() -> None:
+    # a 16-bit buffer for each linear of a layer since Transformer Engine 2.11; one for the vocabulary during its backward pass
     names = ("megatron-core 0.12, transformer-engine release_v2.1", "megatron-core 0.14, transformer-engine 2.11.0+c188b5")
-    old, new = (problem(TINY, 1, toy_cost(), framework=name, grad_dtype="fp32", **TINY_RUN) for name in names)
-    before, after = (estimated(asked, [asked.run.replace(zero=0)]) for asked in (old, new))
+    old, new = (make_problem(TINY, 1, toy_cost(), framework=name, grad_dtype="fp32", **TINY_RUN) for name in names)
+    before, after = (estimated(problem, [problem.run.replace(zero=0)]) for problem in (old, new))
     assert parts(after)["gradients"] - parts(before)["gradients"] == 2 * 36_864
     # fused cross entropy: the 16-bit logits in place, and the dummy of 256 * 64 weights
-    fused = problem(TINY, 1, toy_cost(), framework=names[0], grad_dtype="fp32", cross_entropy_fusion=True, **TINY_RUN)
+    fused = make_problem(TINY, 1, toy_cost(), framework=names[0], grad_dtype="fp32", cross_entropy_fusion=True, **TINY_RUN)
     found = estimated(fused, [fused.run.replace(zero=0)])
     loss = 2 * 32 * 64 * 2 + LOGITS * 2 + 256 * 64 * 2
     held = max(loss, TINY_WORKING)

@@ -1,4 +1,4 @@
-"""Collectives and copies beside compute: what hides, what does not, and what a training step adds to a loop of tests."""
+"""Collectives and copies overlapped with compute: overlapped and exposed time, and rank skew of a training step."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def side(communication: float, contention: float, kernels: float) -> SideStreamW
     return SideStreamWork(*(np.array([x]) for x in (communication, contention, kernels)))
 
 
-def test_copies_are_never_hidden_and_contention_is_paid_for_what_is() -> None:
+def test_copies_are_never_overlapped_and_contention_counts_for_overlapped_time() -> None:
     work = side(4.0, 0.4, 2.0)
     assert work.exposed[0] == 6.0
     assert work.overlapped_with(np.array([10.0]))[0] == pytest.approx(2.0 + 0.4, rel=1e-12)
     assert work.overlapped_with(np.array([1.0]))[0] == pytest.approx(2.0 + 3.0 + 0.1, rel=1e-12)
-    # a quarter cannot hide, whatever the cover
+    # a quarter stays exposed, however much compute there is
     assert work.overlapped_with(np.array([10.0]), exposed_share=0.25)[0] == pytest.approx(2.0 + 1.0 + 0.3, rel=1e-12)
     assert (work + side(1.0, 0.1, 0.5)).exposed[0] == 7.5
 
@@ -38,14 +38,17 @@ seconds = st.floats(0.0, 10.0)
 
 
 @given(seconds, st.floats(0.0, 1.0), seconds, seconds, seconds)
-def test_more_cover_never_costs(communication: float, rate: float, kernels: float, cover: float, more: float) -> None:
+def test_more_compute_never_exposes_more(
+    communication: float, rate: float, kernels: float, compute: float, more: float
+) -> None:
     work = side(communication, communication * rate, kernels)
-    less, covered = (work.overlapped_with(np.array([c]))[0] for c in (cover, cover + more))
-    assert kernels - 1e-12 <= covered <= less + 1e-12 <= work.exposed[0] + 2e-12
+    less, longer = (work.overlapped_with(np.array([c]))[0] for c in (compute, compute + more))
+    assert kernels - 1e-12 <= longer <= less + 1e-12 <= work.exposed[0] + 2e-12
 
 
-def test_a_slow_network_draws_the_same_bytes_out() -> None:
-    cost = toy_cost()  # a tenth of a second for each second inside a node, where a byte takes half as long as between nodes
+def test_contention_on_a_slow_network_is_that_inside_a_node() -> None:
+    # contention is 0.1 s per second of a collective inside a node, where a byte takes half as long as between nodes
+    cost = toy_cost()
     inside = cost.contention_seconds("all_reduce", 1e6, 1, 1e6 * LINK)
     between = cost.contention_seconds("all_reduce", 1e6, 4, 1e6 * NETWORK)
     assert inside == between == pytest.approx(0.1 * 1e6 * LINK, rel=1e-12)
@@ -63,56 +66,58 @@ def test_contention_does_not_reward_a_slower_network(size: float, nodes: int, sl
 
 
 @given(st.floats(1e3, 1e10), st.floats(1.0, 3.0), st.floats(0.0, 1.0), st.floats(1.01, 5.0))
-def test_no_contention_rewards_a_slower_network(size: float, contention: float, covered: float, slower: float) -> None:
-    # on a CPU a collective may cost the compute beside it more than it takes
+def test_a_slower_network_is_never_faster(size: float, contention: float, share: float, slower: float) -> None:
+    # on a CPU a collective may delay the compute that it overlaps with by more than its own time
     fast = toy_cost(contention=contention)
-    cover = np.array([covered * fast.collective("all_reduce", size, 8, 4).seconds])
+    compute = np.array([share * fast.collective("all_reduce", size, 8, 4).seconds])
     times = []
     for cost in (fast, fast.with_network(DEVICE.network_bandwidth / slower)):
-        alone = np.array([cost.collective("all_reduce", size, 8, 4).seconds])
-        delay = cost.contention_seconds("all_reduce", size, 4, alone)
-        times.append(SideStreamWork(alone, delay, np.zeros(1)).overlapped_with(cover)[0])
+        exposed = np.array([cost.collective("all_reduce", size, 8, 4).seconds])
+        delay = cost.contention_seconds("all_reduce", size, 4, exposed)
+        times.append(SideStreamWork(exposed, delay, np.zeros(1)).overlapped_with(compute)[0])
     assert times[1] >= times[0] * (1 - 1e-12)
 
 
-def test_nodes_of_one_accelerator_pay_too() -> None:
+def test_nodes_of_one_accelerator_have_contention_too() -> None:
     cost = toy_cost(device=replace(DEVICE, gpus_per_node=1))
     assert cost.contention_seconds("all_reduce", 1e6, 2, 1.0) == pytest.approx(0.1, rel=1e-12)
 
 
-def test_gradients_travel_in_the_frameworks_buckets() -> None:
+def test_gradients_are_reduced_in_the_buckets_of_the_framework() -> None:
     elements, ranks = np.array([400e6, 400e6, 1e6]), np.array([8, 100, 8])
-    # Megatron-Core: 40 million, or a million a rank
+    # Megatron-Core: buckets of 40 million elements, or a million per rank
     np.testing.assert_allclose(buckets(framework_of("megatron-core"), elements, ranks), [10, 4, 1])
     np.testing.assert_allclose(buckets(framework_of("internevo"), elements * 10, ranks), [4e9 / 2**29, 4e9 / 2**29, 1])
     np.testing.assert_allclose(buckets(framework_of("internevo"), elements * 10, ranks * 100), [4e9 / 2**29, 4e9 / 2**29, 1])
     np.testing.assert_allclose(buckets(framework_of("aleph alpha"), elements * 10, ranks), [8, 8, 1])
 
 
-def test_ranks_of_a_step_arrive_apart(h100_model: CostModel) -> None:
-    alone = h100_model.collectives.predict("all_gather", 2**20, 8, 1, h100_model.network_bandwidth).seconds
-    assert h100_model.collective("all_gather", 2**20, 8, 1).seconds == pytest.approx(alone + 7 * SECONDS_PER_RANK, rel=1e-12)
-    # one rank waits for nobody; broadcasts and transfers are queued ahead
+def test_rank_skew_of_a_step(h100_model: CostModel) -> None:
+    without_skew = h100_model.collectives.predict("all_gather", 2**20, 8, 1, h100_model.network_bandwidth).seconds
+    assert h100_model.collective("all_gather", 2**20, 8, 1).seconds == pytest.approx(
+        without_skew + 7 * SECONDS_PER_RANK, rel=1e-12
+    )
+    # a single rank has no skew; broadcasts and point-to-point sends are queued ahead
     assert h100_model.collective("all_gather", 2**20, 1, 1).seconds == 0
     for op in ("broadcast", "p2p"):
-        bare = h100_model.collectives.predict(op, 2**20, 2, 1, h100_model.network_bandwidth).seconds
-        assert h100_model.collective(op, 2**20, 2, 1).seconds == pytest.approx(bare, rel=1e-12)
+        without_skew = h100_model.collectives.predict(op, 2**20, 2, 1, h100_model.network_bandwidth).seconds
+        assert h100_model.collective(op, 2**20, 2, 1).seconds == pytest.approx(without_skew, rel=1e-12)
 
 
-def test_the_arrival_is_what_two_tables_of_one_gpu_differ_by(fitted: Callable[[str], CostModel]) -> None:
+def test_rank_skew_is_the_difference_of_two_tables_of_one_gpu(fitted: Callable[[str], CostModel]) -> None:
     tests, training = fitted("b200_sxm").collectives, find_profile("b200_sxm")[0].meta["laws"]["intra_node"]
     for ranks in (2, 4, 8):
         size = 2.0 ** np.arange(20, 27)
-        apart = []
+        differences = []
         for op in ("all_reduce", "all_gather", "reduce_scatter"):
             fit = training[op][ranks]
             step = fit["latency"] + size * fit["traffic"] / fit["bandwidth"]
-            apart.append(step - tests.predict(op, size, ranks, 1).seconds)
-        assert np.median(apart) / (ranks - 1) == pytest.approx(SECONDS_PER_RANK, rel=0.2)
+            differences.append(step - tests.predict(op, size, ranks, 1).seconds)
+        assert np.median(differences) / (ranks - 1) == pytest.approx(SECONDS_PER_RANK, rel=0.2)
 
 
 @pytest.mark.parametrize(("source", "expected"), [("ai-dynamo/aiconfigurator:x", SECONDS_PER_RANK), ("measured here", 0.0)])
-def test_only_loops_of_tests_lack_the_arrival(source: str, expected: float) -> None:
+def test_only_loops_of_tests_lack_rank_skew(source: str, expected: float) -> None:
     columns = {"intra": [2], "inter": [1], "bytes": [1024], "seconds": [1e-5], "source": [source]}
     for op in SKEWED_COLLECTIVES:
         assert rank_skew_seconds(Profile("toy", DEVICE, {op: Table.from_columns(op, columns)}, {})) == expected

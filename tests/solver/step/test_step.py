@@ -1,4 +1,4 @@
-"""The time of a step: cases worked out by hand, and laws that every layout must obey on fitted machines."""
+"""The time of a step: cases computed by hand, and invariants of every layout on fitted machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, estimated, part, problem, run_of, some_layouts, toy_cost
+from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, estimated, make_problem, part, run_of, some_layouts, toy_cost
 
 from predictor.cost_model import CostModel
 from solver.report.explain import explain
@@ -23,18 +23,18 @@ LLAMA = ModelSpec(
     num_key_value_heads=8, head_dim=128, vocab_size=128256,
 )  # fmt: skip
 STATE_PARTS = ("gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer")
-TINY_RUN = {"seq_len": 32, "compile": True}  # compiled: the host's launches cost nothing
+TINY_RUN = {"seq_len": 32, "compile": True}  # compiled: the launches of the host take no time
 
 
 # by hand
 
 
 def test_two_stages_and_three_micro_batches_by_hand() -> None:
-    # TINY, one layer a stage, 32 tokens a micro batch, InternEvo, bf16, no ZeRO.
+    # TINY, one layer per stage, 32 tokens per micro batch, InternEvo, bf16, no ZeRO.
     # A layer's GEMMs: 36,864 weights * 2 * 32 tokens = 2,359,296 FLOPs forward, twice that backward.
     # Attention: 32 * 33 / 2 = 528 pairs * 4 heads * 2 * 2 * 16 = 135,168 forward, 5 / 2 of it = 337,920 backward.
-    # Kernels, bytes an element: two norms of 2,048 elements 4 | 6, rope of 32 * (4 + 2) * 16 = 3,072 elements 4 | 4,
-    # gate of 32 * 128 = 4,096 elements 6 | 10, two residuals of 2,048 elements 6 | 6.
+    # Kernels, bytes per element, forward | backward: two norms of 2,048 elements 4 | 6, rope of 32 * (4 + 2) * 16 = 3,072
+    # elements 4 | 4, gate of 32 * 128 = 4,096 elements 6 | 10, two residuals of 2,048 elements 6 | 6.
     layer_forward = (2_359_296 + 135_168) * FLOP + (2 * 2048 * 4 + 3072 * 4 + 4096 * 6 + 2 * 2048 * 6) * BYTE
     layer_backward = (4_718_592 + 337_920) * FLOP + (2 * 2048 * 6 + 3072 * 4 + 4096 * 10 + 2 * 2048 * 6) * BYTE
     assert layer_forward == pytest.approx(2_494_464e-15 + 77_824e-12)
@@ -43,72 +43,73 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     # 32 * 256 = 8,192 logits at 38 | 16 bytes.
     embedding = 2048 * 12 * BYTE
     head = 2048 * 10 * BYTE + 3_145_728 * FLOP + 8192 * 54 * BYTE
-    # 32 * 64 * 2 = 4,096 bytes go to the next stage in the same node and the same come back.
-    transfers = 2 * 4096 * LINK
+    # Each stage sends 32 * 64 * 2 = 4,096 bytes to the other one in the same node.
+    send_recv = 2 * 4096 * LINK
     first, last = layer_forward + layer_backward + embedding, layer_forward + layer_backward + head
     assert last > first
-    slowest = last + transfers
-    bubble = first + transfers  # the first micro batch passes the other stage
-    # Once: 36,864 + 2 * 64 norm weights + the larger table, the head's 256 * 64 + 64: 53,440 parameters. Gradients of two
-    # further micro batches are added (6 bytes each), Adam moves 36 bytes and the norm and zeroing 4, and a 4-byte message.
+    slowest = last + send_recv
+    bubble = first + send_recv  # the first micro batch on the other stage
+    # Once per step: 36,864 + 2 * 64 norm weights + the larger table, the head's 256 * 64 + 64: 53,440 parameters. Gradients of
+    # two further micro batches are added (6 bytes each), Adam moves 36 bytes, norm and zeroing 4, and a 4-byte message is sent.
     parameters = 36_864 + 128 + 16_448
     accumulation, optimizer = 2 * parameters * 6 * BYTE, parameters * 40 * BYTE + 4 * LINK
     step = 3 * slowest + bubble + accumulation + optimizer
 
-    asked = problem(TINY, 2, toy_cost(), **TINY_RUN)
-    layout = asked.run.replace(dp=1, pp=2, zero=0, num_micro_batches=3)
-    found = estimated(asked, [layout])
+    problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN)
+    layout = problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=3)
+    found = estimated(problem, [layout])
     assert found.times.seconds[0] == pytest.approx(step, rel=1e-12)
     by_part = dict(zip(PARTS, found.times.parts[:, 0], strict=True))
     assert by_part == pytest.approx(
         {
             "compute": 3 * last, "recompute": 0, "tp_exposed": 0, "cp_exposed": 0, "wp_exposed": 0, "fsdp_exposed": 0,
-            "pp_transfer": 3 * transfers, "bubble": bubble, "gradient_accumulation": accumulation, "gradient_sync": 0,
+            "pp_transfer": 3 * send_recv, "bubble": bubble, "gradient_accumulation": accumulation, "gradient_sync": 0,
             "parameter_gather": 0, "optimizer": optimizer,
         },
         rel=1e-12, abs=1e-30,
     )  # fmt: skip
-    # tokens a second: 96 tokens on two devices
+    # tokens per second and device: 96 tokens on two devices
     assert found.tgs[0] == pytest.approx(96 / step / 2, rel=1e-12)
 
 
 def test_full_recomputation_by_hand() -> None:
-    # one stage of two layers, two micro batches: each layer's forward pass again, the embedding and head not
+    # one stage of two layers, two micro batches: the forward pass of each layer is recomputed, embedding and head are not
     layer_forward = 2_494_464 * FLOP + 77_824 * BYTE
-    asked = problem(TINY, 1, toy_cost(), **TINY_RUN)
-    layout = asked.run.replace(zero=0, num_micro_batches=2)
-    found = estimated(asked, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1),
-                           layout.replace(recompute="selective")])  # fmt: skip
+    problem = make_problem(TINY, 1, toy_cost(), **TINY_RUN)
+    layout = problem.run.replace(zero=0, num_micro_batches=2)
+    found = estimated(problem, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1),
+                              layout.replace(recompute="selective")])  # fmt: skip
     none, full, half, selective = found.times.seconds
-    last_residual = 2048 * 6 * BYTE  # its output is the next layer's kept input; running it again or not is both defensible
+    last_residual = 2048 * 6 * BYTE  # its output is the saved input of the next layer; it may be recomputed or not
     assert full - none == pytest.approx(4 * layer_forward, abs=4 * last_residual * 1.01)
     assert half - none == pytest.approx((full - none) / 2, rel=1e-9)
     assert selective - none == pytest.approx(4 * 135_168 * FLOP, rel=1e-9)
 
 
 def _layer_streams(mode: str, **constants: object) -> tuple[float, float]:
-    """Exposed seconds of one micro batch on the tensor group in one layer: two layers' difference to the ends'."""
-    asked = problem(TINY, 2, toy_cost(), **{**TINY_RUN, **constants})
-    layout = asked.run.replace(dp=1, tp=2, tp_mode=mode, zero=0)
-    found = estimated(asked, [layout])
+    """Return the exposed seconds of the tensor group in one layer and micro batch: (forward, backward)."""
+    problem = make_problem(TINY, 2, toy_cost(), **{**TINY_RUN, **constants})
+    layout = problem.run.replace(dp=1, tp=2, tp_mode=mode, zero=0)
+    found = estimated(problem, [layout])
     key = found.terms.key[0]
     return float(found.table.layer.times.forward[1, key]), float(found.table.layer.times.backward[1, key])
 
 
 def test_exposed_tensor_communication_by_hand() -> None:
-    # 32 * 64 * 2 = 4,096 bytes a message, 1e-11 s a byte: 40.96 ns. A weight-gradient GEMM of wqkv over 2 ranks,
-    # 2 * 32 * 64 * 64 FLOPs, takes 0.262 ns, one of w1 or w3 the same: it hides that much of the message beside it, of which
-    # a tenth comes back as contention.
-    message, hidden = 4096 * LINK, 3 * 2 * 32 * 64 * 64 * FLOP * 0.9
+    # 32 * 64 * 2 = 4,096 bytes per message, 1e-11 s per byte: 40.96 ns. A weight-gradient GEMM of wqkv over 2 ranks,
+    # 2 * 32 * 64 * 64 FLOPs, takes 0.262 ns, and one of w1 or w3 the same: that much of its message is overlapped, of which a
+    # tenth is lost to contention.
+    message, overlapped = 4096 * LINK, 3 * 2 * 32 * 64 * 64 * FLOP * 0.9
     forward, backward = _layer_streams("mtp")
     assert forward == pytest.approx(2 * message, rel=1e-12)
-    assert backward == pytest.approx(3 * message - hidden, rel=1e-12)
+    assert backward == pytest.approx(3 * message - overlapped, rel=1e-12)
     forward, backward = _layer_streams("msp")
     assert forward == pytest.approx(5 * message, rel=1e-12)
-    assert backward == pytest.approx(5 * message - hidden, rel=1e-12)
-    forward, backward = _layer_streams("fsp")  # the regathers hide under the input-gradient GEMMs, which are as long
+    assert backward == pytest.approx(5 * message - overlapped, rel=1e-12)
+    # the second all-gathers overlap with the input-gradient GEMMs, which take as long as the weight-gradient GEMMs
+    forward, backward = _layer_streams("fsp")
     assert forward == pytest.approx(5 * message, rel=1e-12)
-    assert backward == pytest.approx(8 * message - 2 * hidden, rel=1e-12)
+    assert backward == pytest.approx(8 * message - 2 * overlapped, rel=1e-12)
     # 16 tokens * (4 query, 2 * 2 key-value, 4 context heads) * 16 * 2 bytes, each way
     forward, backward = _layer_streams("isp")
     assert forward == backward == pytest.approx(16 * 12 * 16 * 2 * LINK, rel=1e-12)
@@ -118,53 +119,55 @@ def test_exposed_tensor_communication_by_hand() -> None:
 def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
     # 16 data-parallel ranks on two nodes, the whole model on each: 73,728 + 2 * 128 + 2 * 256 * 64 + 64 parameters
     parameters = 2 * 36_864 + 256 + 2 * 16_384 + 64
-    asked = problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
-                    overlap_grad_reduce=overlap, overlap_param_gather=overlap)  # fmt: skip
-    found = estimated(asked, [asked.run.replace(zero=1, zero_shard_size=16), asked.run.replace(zero=0)])
-    scatter, gather = parameters * 4 * NETWORK, parameters * 2 * NETWORK
+    problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
+                           overlap_grad_reduce=overlap, overlap_param_gather=overlap)  # fmt: skip
+    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=16), problem.run.replace(zero=0)])
+    reduce_scatter, all_gather = parameters * 4 * NETWORK, parameters * 2 * NETWORK
     if not overlap:
-        assert part(found, "gradient_sync") == pytest.approx([scatter, scatter], rel=1e-12)
-        assert part(found, "parameter_gather") == pytest.approx([gather, 0], rel=1e-12)
+        assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, reduce_scatter], rel=1e-12)
+        assert part(found, "parameter_gather") == pytest.approx([all_gather, 0], rel=1e-12)
     else:
-        # one bucket holds all gradients, so nothing of them is hidden; of the parameters what two layers' forward covers
+        # one bucket holds all gradients: all of it is exposed; the parameter all-gather overlaps with two layers' forward
         forward = 2 * (2_494_464 * FLOP + 77_824 * BYTE)
-        assert part(found, "gradient_sync") == pytest.approx([scatter, scatter], rel=1e-12)
-        # (inside a node the same bytes would pass in half the time, so they delay it by half the contention of a tenth)
-        assert part(found, "parameter_gather") == pytest.approx([gather - 0.95 * forward, 0], rel=1e-12)
-    # 30 bytes of Adam and 8 of norm and zeroing for each parameter, shared by 16 or not; the norm's 4 bytes cross nodes
+        assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, reduce_scatter], rel=1e-12)
+        # (inside a node the same bytes take half the time, so the delay by contention is half of a tenth)
+        assert part(found, "parameter_gather") == pytest.approx([all_gather - 0.95 * forward, 0], rel=1e-12)
+    # 30 bytes of Adam and 8 of norm and zeroing per parameter, sharded over 16 ranks or not; the norm's 4 bytes cross nodes
     whole = parameters * 38 * BYTE
     assert part(found, "optimizer") == pytest.approx([whole / 16 + 4 * NETWORK, whole + 4 * NETWORK], rel=1e-4)
 
 
-def test_zero_2_scatters_every_micro_batch_and_shows_the_last_bucket_once() -> None:
-    # one bucket holds all gradients: three of four scatters may hide under four backward passes of two layers
+def test_zero_2_reduce_scatters_every_micro_batch_and_exposes_the_last_bucket_once() -> None:
+    # one bucket holds all gradients: three of four reduce-scatters may overlap with four backward passes of two layers
     parameters = 2 * 36_864 + 256 + 2 * 16_384 + 64
-    scatter = parameters * 4 * NETWORK
-    asked = problem(TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True)
-    found = estimated(asked, [asked.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    reduce_scatter = parameters * 4 * NETWORK
+    problem = make_problem(
+        TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True
+    )
+    found = estimated(problem, [problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
     backward = 2 * float(found.table.layer.times.backward[:, 0].sum())
-    assert 4 * backward < 3 * scatter
-    # a byte between nodes delays compute by a tenth of what it takes inside one, which is half as long
-    assert part(found, "gradient_sync") == pytest.approx([scatter, 4 * scatter - 4 * backward * 0.95], rel=1e-9)
+    assert 4 * backward < 3 * reduce_scatter
+    # a byte between nodes delays compute by a tenth of its time inside a node, which is half as long
+    assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, 4 * reduce_scatter - 4 * backward * 0.95], rel=1e-9)
 
 
-# laws of all layouts, on fitted machines
+# invariants of all layouts, on fitted machines
 
 
 @pytest.fixture(scope="module")
 def sample(h100_model: CostModel) -> Callable[[str], Solutions]:
-    """Random layouts of an 8B model on 64 GPUs under a framework's habits, priced."""
+    """Return a function from a framework to estimates of random layouts of an 8B model on 64 GPUs under it."""
 
     @cache
     def get(framework: str = "internevo") -> Solutions:
-        asked = problem(LLAMA, 64, h100_model, framework=framework)
-        return estimate_layouts(asked, some_layouts(asked, 512, 3000, seed=11))
+        problem = make_problem(LLAMA, 64, h100_model, framework=framework)
+        return estimate_layouts(problem, some_layouts(problem, 512, 3000, seed=11))
 
     return get
 
 
-def again(solutions: Solutions, layouts: Layouts, asked: Problem | None = None) -> np.ndarray:
-    return estimate_layouts(asked or solutions.problem, layouts).times.seconds
+def step_seconds(solutions: Solutions, layouts: Layouts, problem: Problem | None = None) -> np.ndarray:
+    return estimate_layouts(problem or solutions.problem, layouts).times.seconds
 
 
 @pytest.mark.parametrize("framework", ["internevo", "megatron-lm", "torchtitan"])
@@ -176,7 +179,7 @@ def test_parts_add_up_and_none_is_negative(sample: Callable[[str], Solutions], f
 
 
 @pytest.mark.parametrize("framework", ["internevo", "megatron-lm", "torchtitan"])
-def test_explanations_agree_with_the_score(sample: Callable[[str], Solutions], framework: str) -> None:
+def test_explanations_agree_with_the_estimate(sample: Callable[[str], Solutions], framework: str) -> None:
     found = sample(framework)
     for index in range(0, len(found), 10):
         why = explain(found, index)
@@ -190,12 +193,12 @@ def test_explanations_agree_with_the_score(sample: Callable[[str], Solutions], f
         assert 0 < low < why.seconds < high < 2 * why.seconds
 
 
-def test_one_layout_alone_costs_what_it_costs_among_many(sample: Callable[[str], Solutions]) -> None:
+def test_one_layout_has_the_same_estimate_as_among_many(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
     for index in range(0, len(found), 50):
-        alone = estimate_layouts(found.problem, found.layouts.take(np.array([index])))
-        np.testing.assert_allclose(alone.times.parts[:, 0], found.times.parts[:, index], rtol=1e-12)
-        np.testing.assert_allclose(alone.memory.parts[:, 0], found.memory.parts[:, index], rtol=1e-12)
+        single = estimate_layouts(found.problem, found.layouts.take(np.array([index])))
+        np.testing.assert_allclose(single.times.parts[:, 0], found.times.parts[:, index], rtol=1e-12)
+        np.testing.assert_allclose(single.memory.parts[:, 0], found.memory.parts[:, index], rtol=1e-12)
         strategy = found.layouts.strategy(index, found.problem.run)
         assert estimated(found.problem, [strategy]).times.seconds[0] == pytest.approx(found.times.seconds[index], rel=1e-12)
 
@@ -203,37 +206,41 @@ def test_one_layout_alone_costs_what_it_costs_among_many(sample: Callable[[str],
 def test_order_does_not_matter(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
     order = np.random.default_rng(0).permutation(len(found))
-    np.testing.assert_allclose(again(found, found.layouts.take(order)), found.times.seconds[order], rtol=1e-12)
+    np.testing.assert_allclose(step_seconds(found, found.layouts.take(order)), found.times.seconds[order], rtol=1e-12)
 
 
-def test_split_weights_are_never_free(sample: Callable[[str], Solutions]) -> None:
+def test_weight_sharding_always_takes_time(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
     split = found.layouts.take(np.flatnonzero((column(found.layouts, "wp") > 1) & (found.layouts.zero == 0)))
     assert len(split) > 100
     whole = estimate_layouts(found.problem, changed(split, wp=1))
     costs = estimate_layouts(found.problem, split)
     assert (part(costs, "wp_exposed") > 0).all() and (part(whole, "wp_exposed") == 0).all()
-    # every micro batch takes longer; what may be saved is state that is dealt out (optimizer, its gradients) once a step
+    # every micro batch takes longer; only the sharded state (optimizer and its gradients) may save time, once per step
     once = sum(part(costs, name) for name in STATE_PARTS), sum(part(whole, name) for name in STATE_PARTS)
     assert (costs.times.seconds - once[0] > whole.times.seconds - once[1]).all()
     slower_by = part(costs, "wp_exposed") / part(whole, "compute")
-    assert slower_by.max() > 0.05, "with small micro batches it shows"
+    assert slower_by.max() > 0.05, "it is visible with small micro batches"
 
 
 def test_zero3_is_never_faster_than_zero1(sample: Callable[[str], Solutions]) -> None:
-    # where both reduce-scatter and all-gather, as in Megatron's code (InternEvo broadcasts for ZeRO-1, which may be slower)
+    # where both stages reduce-scatter and all-gather, as in Megatron-LM (InternEvo broadcasts for ZeRO-1, which may be slower)
     found = sample("generic")
     partitioned = found.layouts.take(np.flatnonzero(found.layouts.zero == 3))
     assert len(partitioned) > 300
-    assert (again(found, partitioned) >= again(found, changed(partitioned, zero=1)) * (1 - 1e-12)).all()
-    assert (again(found, changed(partitioned, zero=2)) >= again(found, changed(partitioned, zero=1)) * (1 - 1e-12)).all()
+    assert (step_seconds(found, partitioned) >= step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12)).all()
+    assert (
+        step_seconds(found, changed(partitioned, zero=2)) >= step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12)
+    ).all()
 
 
 @pytest.mark.parametrize("framework", ["internevo", "torchtitan"])
 def test_a_slower_network_exposes_more(sample: Callable[[str], Solutions], h100_model: CostModel, framework: str) -> None:
     found = sample(framework)
     times = [
-        again(found, found.layouts, problem(LLAMA, 64, h100_model.with_network(gbit * 1e9 / 8), framework=framework))
+        step_seconds(
+            found, found.layouts, make_problem(LLAMA, 64, h100_model.with_network(gbit * 1e9 / 8), framework=framework)
+        )
         for gbit in (800, 400, 100, 25)
     ]
     for faster, slower in zip(times, times[1:], strict=False):
@@ -241,13 +248,15 @@ def test_a_slower_network_exposes_more(sample: Callable[[str], Solutions], h100_
     assert np.median(times[-1] / times[0]) > 1.01
 
 
-def test_recomputation_costs_time(sample: Callable[[str], Solutions]) -> None:
+def test_recomputation_takes_time(sample: Callable[[str], Solutions]) -> None:
     found = sample("internevo")
-    none, selective, full = (again(found, changed(found.layouts, recompute=level, recompute_layers=-1)) for level in range(3))
+    none, selective, full = (
+        step_seconds(found, changed(found.layouts, recompute=level, recompute_layers=-1)) for level in range(3)
+    )
     assert (none < selective).all() and (selective < full).all()
-    some = again(found, changed(found.layouts, recompute=2, recompute_layers=1))
+    some = step_seconds(found, changed(found.layouts, recompute=2, recompute_layers=1))
     assert (none <= some).all() and (some <= full).all()
-    # a forward pass again costs about a third of a layer's time, never more than all of it
+    # recomputing the forward pass takes about a third of a layer's time, never more than all of it
     assert (full < 1.6 * none).all() and np.median(full / none) > 1.1
 
 
@@ -263,40 +272,40 @@ def test_more_micro_batches_take_longer_and_fill_the_pipeline(sample: Callable[[
 
 def test_a_slower_device_makes_every_step_slower(sample: Callable[[str], Solutions], a100_model: CostModel) -> None:
     found = sample("internevo")
-    slower = again(found, found.layouts, problem(LLAMA, 64, a100_model, framework="internevo"))
+    slower = step_seconds(found, found.layouts, make_problem(LLAMA, 64, a100_model, framework="internevo"))
     assert (slower > found.times.seconds).all()
-    assert 1.5 < np.median(slower / found.times.seconds) < 3.5  # peaks 3.2 apart, memory 1.6
+    assert 1.5 < np.median(slower / found.times.seconds) < 3.5  # the ratio of peak FLOP/s is 3.2, of memory bandwidth 1.6
 
 
 def test_overlap_never_hurts(sample: Callable[[str], Solutions], h100_model: CostModel) -> None:
     found = sample("megatron-lm")
-    exposed = problem(LLAMA, 64, h100_model, framework="megatron-lm", overlap_grad_reduce=False,
-                      overlap_param_gather=False, overlap_weight_gather=False)  # fmt: skip
-    without = again(found, found.layouts, exposed)
+    exposed = make_problem(LLAMA, 64, h100_model, framework="megatron-lm", overlap_grad_reduce=False,
+                            overlap_param_gather=False, overlap_weight_gather=False)  # fmt: skip
+    without = step_seconds(found, found.layouts, exposed)
     assert (without >= found.times.seconds * (1 - 1e-12)).all() and (without > found.times.seconds * 1.02).any()
 
 
-def test_nothing_beats_the_datasheet(sample: Callable[[str], Solutions]) -> None:
+def test_no_layout_exceeds_the_datasheet(sample: Callable[[str], Solutions]) -> None:
     for framework in ("internevo", "megatron-lm"):
         found = sample(framework)
         assert (found.mfu > 0).all() and found.mfu.max() < 0.75
 
 
 def test_interleaving_shortens_the_bubble(h100_model: CostModel) -> None:
-    asked = problem(LLAMA, 32, h100_model)
+    problem = make_problem(LLAMA, 32, h100_model)
     layouts = [run_of(32).replace(dp=8, pp=4, vpp=v, num_micro_batches=16) for v in (1, 2, 4, 8)]
-    bubbles = part(estimated(asked, layouts), "bubble")
-    compute = part(estimated(asked, layouts), "compute")
+    bubbles = part(estimated(problem, layouts), "bubble")
+    compute = part(estimated(problem, layouts), "compute")
     assert (np.diff(bubbles) < 0).all()
     assert bubbles[1] < 0.6 * bubbles[0] and compute.std() == 0
 
 
-def test_the_pipeline_is_that_of_the_event_simulation(h100_model: CostModel) -> None:
-    # 30 layers divide over 2 stages and not over 4, 8 or 16; every stage with its own layers, embedding and head
-    asked = problem(LLAMA.replace(num_hidden_layers=30), 64, h100_model)
-    layouts = some_layouts(asked, 512, 20_000, seed=3)
+def test_the_pipeline_agrees_with_the_event_simulation(h100_model: CostModel) -> None:
+    # 30 layers divide evenly over 2 stages, not over 4, 8 or 16; every stage has its own layers, embedding and head
+    problem = make_problem(LLAMA.replace(num_hidden_layers=30), 64, h100_model)
+    layouts = some_layouts(problem, 512, 20_000, seed=3)
     keep = (column(layouts, "pp") > 1) & (column(layouts, "vpp") == 1) & (layouts.zero < 3) & (layouts.recompute_layers < 0)
-    found = estimate_layouts(asked, layouts.take(np.flatnonzero(keep & (column(layouts, "num_micro_batches") <= 32))[:200]))
+    found = estimate_layouts(problem, layouts.take(np.flatnonzero(keep & (column(layouts, "num_micro_batches") <= 32))[:200]))
     even, errors = [], []
     for index, row in enumerate(found.layouts.row):
         key, terms = found.terms.key[row], found.terms
@@ -312,10 +321,10 @@ def test_the_pipeline_is_that_of_the_event_simulation(h100_model: CostModel) -> 
         errors.append((found.times.seconds[index] - once) / exact - 1)
         even.append(len(set(layers.tolist())) == 1)
     assert np.abs(errors)[np.array(even)].max() < 1e-9 and sum(even) > 20
-    assert min(errors) > -1e-9 and max(errors) < 0.02, "never too fast, and little too slow where layers do not divide"
+    assert min(errors) > -1e-9 and max(errors) < 0.02, "never too fast, and at most 2% too slow for uneven layers"
 
 
 def _stage_sizes(layers: int, first: int, last: int, pp: int) -> np.ndarray:
-    """Layers of every stage: given ends, and the rest dealt evenly to the middle."""
+    """Return the layers of every stage: ``first`` and ``last`` as given, the rest assigned evenly to the middle stages."""
     middle, rest = divmod(layers - first - last, max(pp - 2, 1))
     return np.array([first, *(middle + (i < rest) for i in range(pp - 2)), last], dtype=float)
