@@ -43,6 +43,7 @@ def load_problem(
     cluster: str | Path | Mapping[str, Any] | None = None,
     seq_len: int | None = None,
     memory_limit_gib: float | None = None,
+    approximate: bool = False,
     **constants: Any,
 ) -> Problem:
     """Return a Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
@@ -66,7 +67,8 @@ def load_problem(
     defaults = {key: value for key, value in {**chosen.flags, **chosen.best_practice}.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
-    return problem_of(run_config.model, strategy_from({**values, "seq_len": length}, run_config.name), place, cost)
+    run = strategy_from({**values, "seq_len": length}, run_config.name)
+    return problem_of(run_config.model, run, place, cost, approximate)
 
 
 def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:

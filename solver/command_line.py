@@ -18,14 +18,17 @@ from profiler.profile.attention_times import FOLDER, TIMING_SECONDS
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
 from solver.api import CACHE, configured_strategy, estimate, load_problem, time_attention
 from solver.formats.cases import read_cases
-from solver.formats.config_file import find_model, load_cluster, load_run_config
+from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
 from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.search import SearchResult, search
+from solver.spec.model import approximations
+from solver.step.problem import Problem
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
+_SHOWN_KEYS = 6  #: names of keys in a note
 
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "global_batch_size", "pre_profiling_data_path", "profile", "cluster", "seq_len", "framework",
@@ -69,10 +72,16 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
     p.add_argument("--framework", help="the framework and release that will run it (default internevo-2024)")
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
+    add_approximate_argument(p)
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
+
+
+def add_approximate_argument(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--approximate", action="store_true", help="leave out what is not modelled (sliding windows, soft caps) "
+                   "instead of refusing the model")  # fmt: skip
 
 
 def add_search_arguments(p: argparse.ArgumentParser) -> None:
@@ -92,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command(console: Console) -> None:
         check_arguments(args)
         if args.validate:
-            validate(args.validate, args.json, console)
+            validate(args.validate, args.json, args.approximate, console)
         else:
             predict(args, console)
 
@@ -140,27 +149,37 @@ def predict(args: argparse.Namespace, console: Console) -> None:
     with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
         problem = load_problem(
             config, args.world_size, profile=profile, cluster=cluster, seq_len=args.seq_len,
-            memory_limit_gib=args.memory_limit_gib, **constants,
+            memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
         )  # fmt: skip
     length = problem.run.seq_len
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     if not args.run_all_solu:
         batch = None if args.global_batch_size is None else _sequences(args.global_batch_size, length)
         strategies = [configured_strategy(problem, config, batch)]
-        problem, told = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
+        problem, timed = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
         solutions = estimate(problem, strategies)
-        show_single(console, solutions, said, told)
+        show_single(console, solutions, said, _notes(problem, config, timed))
         if args.json:
             write_json(args.json, problem_dict(solutions, said) | {"best": [solution_dict(solutions, 0)]})
         if args.csv:
             write_csv(args.csv, solutions)
         return
     sequences = _sequences(args.global_batch_size or DEFAULT_TOKENS, length)
-    problem, told = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
+    problem, timed = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
     with _progress("estimating layouts") as report:
         result = search(problem, sequences, args.top, report)
-    show_search(console, result, said, told)
+    show_search(console, result, said, _notes(problem, config, timed))
     _write_search(args, result, said, console)
+
+
+def _notes(problem: Problem, config: RunConfig, timed: str) -> str:
+    """Return what else a reader must know, a line each: what is left out, what of the config was not read, what was timed."""
+    left_out = approximations(problem.model, problem.run.seq_len)
+    lines = [f"left out of the estimate: {'; '.join(left_out)}" if left_out else "", timed]
+    if config.ignored:
+        more = f" and {len(config.ignored) - _SHOWN_KEYS} more" if len(config.ignored) > _SHOWN_KEYS else ""
+        lines.append(f"not read from the config: {', '.join(config.ignored[:_SHOWN_KEYS])}{more}")
+    return "\n".join(filter(None, lines))
 
 
 @contextmanager
@@ -195,11 +214,11 @@ def _sequences(tokens: int, seq_len: int) -> int:
     return tokens // seq_len
 
 
-def validate(path: Path, json_path: Path | None, console: Console) -> None:
+def validate(path: Path, json_path: Path | None, approximate: bool, console: Console) -> None:
     """Predict the measured runs of a JSON-lines file; print the errors, and write every prediction to ``json_path``."""
     cases = read_cases(path)
     with _progress("predicting cases") as report:
-        predictions = predict_cases(cases, CostModels(shipped_profiles()), report)
+        predictions = predict_cases(cases, CostModels(shipped_profiles()), report, approximate)
     show_validation(
         console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),
         regret(predictions), worst(predictions),

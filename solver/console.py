@@ -12,6 +12,7 @@ from rich.console import Console
 
 from profiler.errors import InputError, require_torch
 from solver.command_line import (
+    add_approximate_argument,
     add_json_argument,
     add_prediction_arguments,
     add_search_arguments,
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"
     )
+    add_approximate_argument(checked)
     add_json_argument(checked)
     commands.add_parser("measure", help=_MEASURE_HELP, add_help=False)
     return p
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command(console: Console) -> None:
         if args.command == "validate":
-            validate(args.file, args.json, console)
+            validate(args.file, args.json, args.approximate, console)
         else:
             check_arguments(args)
             predict(args, console)

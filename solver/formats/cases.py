@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
+from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.synonyms import normalized_run
 from solver.spec.frameworks import framework_of
-from solver.spec.model import ModelSpec, model_from_config, unknown_model_keys
+from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
 from solver.spec.strategy import Strategy
 
 #: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
@@ -79,9 +80,10 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     model, strategy, skipped = None, None, None
     try:
         model = _model(sections["model"], assumptions)
-        skipped = _not_modelled(model, sections["run"])
-        if not skipped:
-            strategy = _strategy(normalized_run(sections["run"], str(plain["hardware"]), assumptions), model, assumptions)
+        if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
+            raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
+        check_model(model, _count(sections["run"], "seq_len"), approximate=True)
+        strategy = _strategy(normalized_run(sections["run"], str(plain["hardware"]), assumptions), model, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
@@ -119,17 +121,11 @@ def _model(config: dict[str, Any], assumptions: list[str]) -> ModelSpec:
     if not config.get("vocab_size"):
         config = {**config, "vocab_size": ASSUMED_VOCAB}
         assumptions.append(f"vocab_size: {ASSUMED_VOCAB}")
-    unread = unknown_model_keys(config, but_misspelt=True)
+    foreign = bool(MARKS & set(config))
+    unread = unread_keys(config) if foreign else unknown_keys(config, but_misspelt=True)
     assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
-    return model_from_config({key: value for key, value in config.items() if key not in unread}, "model")
-
-
-def _not_modelled(model: ModelSpec, run: Mapping[str, Any]) -> str | None:
-    if model.is_mixture_of_experts or run.get("ep", 1) != 1:
-        return "mixture-of-experts layers are not described yet"
-    if model.has_latent_attention:
-        return "latent attention is not described yet"
-    return None
+    read = model_of_config if foreign else model_from_keys
+    return read({key: value for key, value in config.items() if key not in unread}, "model")
 
 
 def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
+from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.internevo_config import internevo_run
 from solver.formats.literal_python import closest
-from solver.spec.model import ModelSpec, model_from_config
+from solver.spec.model import ModelSpec, model_from_keys
 from solver.spec.strategy import Strategy
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes
 
-_MOST = 10**9  #: upper limit of any size or count of a model
 _KINDS = {"int": "a whole number", "bool": "true or false", "str": "a text"}  #: field types, as error messages name them
 _CASE_KEYS = ("name", "model", "layout", "notes")
 
@@ -58,7 +58,8 @@ def load_run_config(path: str | Path) -> RunConfig:
     plain = _json_object(text, path)
     if "model" in plain:
         return _case_like(plain, path)
-    return RunConfig(_json_name(plain, path), _json_model(plain, path), {}, None, path)
+    ignored = tuple(unread_keys(plain)) if MARKS & set(plain) else ()
+    return RunConfig(_json_name(plain, path), _json_model(plain, path), {}, None, path, ignored)
 
 
 def _read_text(path: Path) -> str:
@@ -105,20 +106,9 @@ def _json_name(plain: Mapping[str, Any], path: Path) -> str:
 
 
 def _json_model(plain: Mapping[str, Any], path: Path) -> ModelSpec:
-    """Return the model of a JSON object; for a multimodal model that of its ``text_config``."""
-    if isinstance(plain.get("text_config"), dict) and "hidden_size" not in plain:
-        plain = {**plain, **plain["text_config"]}
-    try:
-        model = model_from_config({k: v for k, v in plain.items() if k != "notes"}, str(path), _json_name(plain, path))
-    except (TypeError, ValueError, ZeroDivisionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: a model key has a value of the wrong kind: {error}") from None
-    for field in fields(model):
-        value = getattr(model, field.name)
-        if type(value).__name__ != field.type or (isinstance(value, int) and not 0 <= value <= _MOST):
-            raise InputError(f"{path}: model key {field.name} is {value!r:.60}; it must be {_KINDS[str(field.type)]}")
-    return model
+    """Return the model of a JSON object: a Hugging Face config.json, or a mapping of ModelSpec's keys."""
+    read = model_of_config if MARKS & set(plain) else model_from_keys
+    return read({key: value for key, value in plain.items() if key != "notes"}, str(path), _json_name(plain, path))
 
 
 def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:

@@ -108,6 +108,7 @@ def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:
         shared = keys.whole("num_shared_experts", 0, least=0)
         experts = {"num_experts": keys.whole("num_experts"), "num_experts_per_tok": per_token,
                    "moe_intermediate_size": ffn, "shared_expert_intermediate_size": shared * ffn}  # fmt: skip
+    bias = not keys.flag("no_bias", True)  # model types whose configs omit no_bias have no biases, or few
     return ModelSpec(
         name=name,
         hidden_size=hidden,
@@ -117,7 +118,9 @@ def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:
         num_key_value_heads=keys.whole("num_kv_attention_heads", heads),
         head_dim=keys.whole("head_dim", hidden // heads),
         vocab_size=keys.whole("vocab_size"),
-        bias=not keys.flag("no_bias", True),  # model types whose configs omit no_bias have no biases, or few
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
         norm=keys.choice("norm_type", ("rmsnorm", "layernorm"), "rmsnorm"),
         **experts,  # type: ignore[arg-type]
     )

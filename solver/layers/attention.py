@@ -23,6 +23,7 @@ def attention_ops(shapes: Shapes) -> list[Op]:
     core = _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
     return [
         *column_linears(shapes, MODULE, model.hidden_size, _projections(shapes)),
+        *_qk_norm(shapes),
         *_head_exchange(shapes),
         *_rope(shapes),
         *core,
@@ -30,13 +31,24 @@ def attention_ops(shapes: Shapes) -> list[Op]:
     ]
 
 
+def _qk_norm(shapes: Shapes) -> list[Op]:
+    """Return the norms of queries and keys: one kernel, or a chain of eager ones."""
+    if shapes.model.qk_norm == "none":
+        return []
+    fused = shapes.run.fused_norm or shapes.run.compile
+    return memory_bound("qk_norm", MODULE, "norm", _qk_elements(shapes), 2 * shapes.element, 3 * shapes.element, fused=fused)
+
+
+def _qk_elements(shapes: Shapes) -> Array:
+    return shapes.tokens * (shapes.heads + shapes.kv_heads) * shapes.model.head_dim
+
+
 def _rope(shapes: Shapes) -> list[Op]:
     """Rotary embedding of queries and keys: read and written once, by one kernel or by a chain of eager kernels."""
     if shapes.model.position != "rope":
         return []
-    elements = shapes.tokens * (shapes.heads + shapes.kv_heads) * shapes.model.head_dim
     twice = 2 * shapes.element
-    return memory_bound("rope", MODULE, "rope", elements, twice, twice, fused=shapes.fused_elementwise)
+    return memory_bound("rope", MODULE, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_elementwise)
 
 
 def _projections(shapes: Shapes) -> dict[str, Array]:
@@ -215,6 +227,8 @@ def attention_saved(shapes: Shapes) -> list[Saved]:
     qkv = shapes.tokens * (shapes.heads + 2 * shapes.kv_heads) * d * shapes.element
     context = shapes.tokens * shapes.heads * d * shapes.element
     saved = [Saved("qkv", qkv), Saved("context", context)]
+    if shapes.model.qk_norm != "none":
+        saved.append(Saved("qk_norm_input", _qk_elements(shapes) * shapes.element))
     if shapes.run.attention == "flash":
         saved.append(Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE))
     else:
@@ -244,6 +258,6 @@ def attention_weights(shapes: Shapes) -> list[Weight]:
     model, isp = shapes.model, shapes.keys.is_mode(TpMode.ISP)
     q_width = model.num_attention_heads * model.head_dim
     share = np.where(isp, shapes.keys.wp, 1)
-    bias = (_columns(shapes) + model.hidden_size) if model.bias else 0
+    bias = _columns(shapes) * model.qkv_bias + model.hidden_size * model.output_bias
     linears = _columns(shapes) * model.hidden_size + q_width // shapes.split * model.hidden_size
     return [Weight("attention.linears", linears / share, wp_sharded=True), Weight("attention.bias", bias / share)]

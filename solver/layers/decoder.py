@@ -17,14 +17,20 @@ from solver.spec.strategy import Strategy, TpMode
 
 
 def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
-    """Return the program of one decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order."""
+    """Return the program of one decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order.
+
+    Models with one norm per layer feed it to attention and MLP; those with four also norm what these return.
+    """
     shapes = Shapes.of(keys, model, run, cluster)
+    after = model.norms_per_layer == 4
     ops = [
         *norm_ops(shapes, "norm1"),
         *attention_ops(shapes),
+        *(norm_ops(shapes, "attention_norm") if after else []),
         *_residual(shapes, "residual1"),
-        *norm_ops(shapes, "norm2"),
+        *(norm_ops(shapes, "norm2") if model.norms_per_layer > 1 else []),
         *mlp_ops(shapes),
+        *(norm_ops(shapes, "mlp_norm") if after else []),
         *_residual(shapes, "residual2"),
     ]
     hidden = model.hidden_size
@@ -37,12 +43,13 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         Saved("norm1_output", linear_input),
         *attention_saved(shapes),
         Saved("residual1", stream),
-        Saved("norm2_output", linear_input),
+        *([Saved("norm2_output", linear_input)] if model.norms_per_layer > 1 else []),
         *mlp_saved(shapes),
+        *([Saved("branch_outputs", 2 * stream)] if after else []),
         *_dropout_masks(shapes),
         *unfused_norm_saved(shapes),
     ]
-    norms = Weight("norms", 2 * hidden * (2 if model.norm == "layernorm" else 1))
+    norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters)
     weights = [*attention_weights(shapes), *mlp_weights(shapes), norms]
     saved, ops = recomputed_saved(shapes, ops, saved), recomputed_ops(shapes, ops)
     gathers = _weight_gathers(shapes, tuple(ops))
@@ -55,7 +62,7 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
     shapes = Shapes.of(keys, model, run, cluster)
     elements = shapes.tokens * model.hidden_size
     mtp, isp = keys.is_mode(TpMode.MTP), keys.is_mode(TpMode.ISP)
-    positions = (model.max_position_embeddings or run.seq_len) * model.hidden_size if model.position == "learned" else 0
+    positions = model.learned_positions(run.seq_len) * model.hidden_size
     ops = [
         # the lookup reads and writes each element; its gradient is added to a row of the table: read twice, written once
         *memory_bound("lookup", "embedding", "embedding", elements, 2 * shapes.element, 4 * shapes.element),
@@ -63,8 +70,12 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
         tp_collective(shapes, "sum", "embedding", "reduce_scatter", FORWARD, shapes.sequence_split),
         tp_collective(shapes, "gather", "embedding", "all_gather", FORWARD, isp),
         tp_collective(shapes, "gather", "embedding", "all_gather", INPUT_GRAD, shapes.sequence_split | isp),
+        *(norm_ops(shapes, "embedding_norm") if model.embedding_norm else []),
     ]
-    weights = (Weight("embedding", shapes.vocab * model.hidden_size), Weight("positions", positions))
+    weights = (
+        Weight("embedding", shapes.vocab * model.hidden_size), Weight("positions", positions),
+        Weight("embedding_norm", model.embedding_norm * model.norm_parameters),
+    )  # fmt: skip
     return LayerProgram("embedding", keys, tuple(ops), (), weights)
 
 

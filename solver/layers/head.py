@@ -30,8 +30,8 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
         Saved("probabilities", probabilities, dropped_by=()),
     )
     weights = (
-        Weight("final_norm", model.hidden_size * (2 if model.norm == "layernorm" else 1)),
-        Weight("vocab", shapes.vocab * model.hidden_size),
+        Weight("final_norm", model.norm_parameters),
+        Weight("vocab", shapes.vocab * (model.hidden_size + model.head_bias)),
     )
     ops = (*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *_loss_ops(shapes))
     return LayerProgram("head", keys, ops, saved, weights, transient)

@@ -60,7 +60,7 @@ def mlp_weights(shapes: Shapes) -> list[Weight]:
     share = np.where(isp, shapes.keys.wp, 1)
     width = model.intermediate_size // shapes.split
     matrices = 3 if model.gated_mlp else 2
-    bias = (matrices - 1) * width + model.hidden_size if model.bias else 0
+    bias = ((matrices - 1) * width + model.hidden_size) * model.mlp_bias
     return [
         Weight("mlp.linears", matrices * width * model.hidden_size / share, wp_sharded=True),
         Weight("mlp.bias", bias / share),

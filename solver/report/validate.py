@@ -58,7 +58,10 @@ class Prediction:
 
 
 def predict_cases(
-    cases: Sequence[Case], cost_models: CostModels, progress: Callable[[int, int], None] | None = None
+    cases: Sequence[Case],
+    cost_models: CostModels,
+    progress: Callable[[int, int], None] | None = None,
+    approximate: bool = False,
 ) -> list[Prediction]:
     """Predict every case, in order; cases that differ only in their layout are predicted together.
 
@@ -83,7 +86,7 @@ def predict_cases(
             out.update({place: Prediction(case, reason) for place, case in members})
             continue
         try:
-            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
+            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost, approximate)
             solutions = estimate_layouts(problem, Layouts.of([case.strategy for _, case in members if case.strategy]))
         except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})

@@ -13,7 +13,7 @@ from solver.layers.program import LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
-from solver.spec.model import ModelSpec
+from solver.spec.model import ModelSpec, check_model
 from solver.spec.precision import ElementBytes, element_bytes
 from solver.spec.strategy import Recompute, Strategy
 from solver.step.distinct import distinct
@@ -42,8 +42,12 @@ class Problem:
         return framework_of(self.run.framework)
 
 
-def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
-    """Return a Problem whose cost model has the attention kernels of the run's framework."""
+def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel, approximate: bool = False) -> Problem:
+    """Return a Problem whose cost model runs the attention kernels of the run's framework.
+
+    Every way in ends here: raises InputError for a model that does what is not modelled (solver.spec.model.check_model).
+    """
+    check_model(model, run.seq_len, approximate)
     return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).kernels.flash_attention))
 
 

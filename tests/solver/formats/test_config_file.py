@@ -224,7 +224,7 @@ def test_experts(load):
 
 def test_norms_biases_and_dtypes(load):
     run = load(with_model(norm_type="layernorm", no_bias=False, dtype="torch.half", use_flash_attn=False))
-    assert (run.model.norm, run.model.bias) == ("layernorm", True)
+    assert (run.model.norm, run.model.qkv_bias, run.model.mlp_bias) == ("layernorm", True, True)
     assert (run.layout["precision"], run.layout["attention"]) == ("fp16", "unfused")
 
 

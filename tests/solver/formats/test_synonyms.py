@@ -57,14 +57,14 @@ def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: st
 
 
 def test_a_case_in_the_words_of_its_source() -> None:
-    model = {**MODEL, "sliding_window": 4096, "rope_theta": None}
+    model = {**MODEL, "layer_drop": 0.1, "rope_theta": None}
     plain = {"id": "X-1", "hardware": "h100_sxm", "model": model, "measured": {},
              "run": {"framework": "torchtitan", "world_size": 16, "seq_len": 4096, "dp": 8, "pp": 2, "schedule": "1F1B",
                      "precision": "float8", "micro_batch_size": 1, "num_micro_batches": 4}}  # fmt: skip
     case = case_of(plain)
     assert case.skipped is None and case.strategy is not None
     assert (case.strategy.schedule, case.strategy.precision) == ("1f1b", "fp8")
-    assert "not read: model.sliding_window=4096" in case.assumptions
+    assert "not read: model.layer_drop=0.1" in case.assumptions
 
 
 def test_the_rest_of_a_name_is_kept() -> None:
@@ -81,8 +81,14 @@ def test_a_hugging_face_config_in_a_case_is_read_as_one() -> None:
     plain = {"id": "X-1", "hardware": "a100_sxm_80gb", "model": config, "measured": {},
              "run": {"framework": "pytorch ddp", "world_size": 8, "seq_len": 1024, "dp": 8}}  # fmt: skip
     case = case_of(plain)
-    assert case.model is not None and not case.model.gated_mlp and case.model.bias and case.model.norm == "layernorm"
-    assert "not read: model.attn_pdrop=0.1" in case.assumptions
+    assert (
+        case.model is not None
+        and not case.model.gated_mlp
+        and case.model.qkv_bias
+        and case.model.mlp_bias
+        and case.model.norm == "layernorm"
+    )
+    assert not any("attn_pdrop" in text for text in case.assumptions), "dropout changes no shape"
 
 
 def test_an_unknown_word_is_reported() -> None:

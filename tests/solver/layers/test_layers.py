@@ -178,7 +178,21 @@ def test_weights_of_one_rank(name: str) -> None:
 
 
 def test_all_weights_are_the_parameters_of_the_model() -> None:
-    for changes in ({}, {"bias": True, "norm": "layernorm", "position": "learned", "max_position_embeddings": 2048}):
+    for changes in (
+        {},
+        {
+            "qkv_bias": True,
+            "output_bias": True,
+            "mlp_bias": True,
+            "head_bias": True,
+            "norm": "layernorm",
+            "position": "learned",
+            "max_position_embeddings": 2048,
+            "embedding_norm": True,
+        },
+        {"norms_per_layer": 4, "qk_norm": "head"},
+        {"norms_per_layer": 1, "qk_norm": "all", "norm_weight": False},
+    ):
         model = PLAIN.replace(vocab_size=1024, **changes)
         parts = [program(model, "mtp", build=b).weight_elements()[0] for b in (layer_program, embedding_program, head_program)]
         assert 4 * parts[0] + parts[1] + parts[2] == model.parameters
@@ -385,3 +399,38 @@ def test_saved_bytes_grow_with_the_micro_batch_and_shrink_with_context_ranks() -
         one, two, four = program(GQA, mode, tp=2, micro_batch_size=[1, 2, 4]).saved_bytes(Recompute.NONE)
         assert (two, four) == (2 * one, 4 * one)
         assert program(GQA, mode, tp=2, cp=2).saved_bytes(Recompute.NONE)[0] == one / 2
+
+
+# norms of architectures that have other than two per layer
+
+
+def norm_bytes(model: ModelSpec, build: Any = layer_program) -> dict[str, float]:
+    """Bytes of every norm op of one layer without parallelism, by label."""
+    ops = program(model, "mtp", build=build).ops
+    return {op.label: float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.memory_kind == "norm"}
+
+
+def test_norms_of_queries_and_keys_by_hand() -> None:
+    # GQA's tokens x (heads + kv heads) x head_dim elements: read and written in 16 bits, three accesses in backward
+    elements = SEQ * (GQA.num_attention_heads + GQA.num_key_value_heads) * GQA.head_dim
+    found = norm_bytes(GQA.replace(qk_norm="head"))
+    assert (found["qk_norm.forward"], found["qk_norm.input_grad"]) == (elements * 4, elements * 6)
+    assert not any(label.startswith("qk_norm") for label in norm_bytes(GQA))
+    saved = {tensor.name: np.ravel(tensor.bytes)[0] for tensor in program(GQA.replace(qk_norm="all"), "mtp").saved}
+    assert saved["qk_norm_input"] == elements * 2
+
+
+def test_one_norm_per_layer_or_four() -> None:
+    names = {count: {label.split(".")[0] for label in norm_bytes(GQA.replace(norms_per_layer=count))} for count in (1, 2, 4)}
+    assert names == {1: {"norm1"}, 2: {"norm1", "norm2"}, 4: {"norm1", "norm2", "attention_norm", "mlp_norm"}}
+    stream = SEQ * GQA.hidden_size * 2
+    kept = {count: program(GQA.replace(norms_per_layer=count), "mtp").saved_bytes(Recompute.NONE)[0] for count in (1, 2, 4)}
+    assert kept[2] - kept[1] == stream and kept[4] - kept[2] == 2 * stream
+
+
+def test_the_norm_of_embeddings() -> None:
+    found = norm_bytes(GQA.replace(embedding_norm=True), embedding_program)
+    assert found == {
+        "embedding_norm.forward": SEQ * GQA.hidden_size * 4,
+        "embedding_norm.input_grad": SEQ * GQA.hidden_size * 6,
+    }

@@ -1,0 +1,95 @@
+"""Hugging Face ``config.json`` files: each model_type read as that architecture is, or refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.literal_python import closest
+from solver.formats.model_readers import Family
+from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS
+from solver.spec.model import ModelSpec, model_from_keys
+
+MARKS = {"model_type", "architectures", "transformers_version"}
+#: Keys that say nothing about shapes or work, or that the families have read; the rest of the unknown keys is reported.
+_HARMLESS = re.compile(
+    r"_?(name_or_path|commit_hash)|transformers\w*|architectures|auto_map|\w*torch_dtype|dtype|use_cache|\w*token_id|\w*_index"
+    r"|\w*(dropout|_drop|pdrop)\w*|\w*initializer\w*|init_\w*|\w*eps(ilon)?|rope_\w+|rotary\w*|partial_rotary_factor|output_\w+|return_\w+"
+    r"|pretraining_tp|slow_but_exact|skip_bias_add\w*|summary_\w+|task_specific_params|gradient_checkpointing|scale_\w+"
+    r"|reorder_and_upcast_attn|attention_softmax_in_fp32|attn_implementation|_attn_implementation|use_flash_attn|torchscript"
+    r"|problem_type|id2label|label2id|is_decoder|is_encoder_decoder|hidden_activation|activation_function|hidden_act|max_window_layers"
+    r"|model_type|name|notes|\w*multiplier|logits_scaling|logit_scale|embedding_scale|residual_scale|vocab_size_\w+|seq_length|tokenizer_class"
+    r"|quantization_config|eos_token|pad_token|tie_encoder_decoder|finetuning_task|inference_mode|z_loss_weight|clip_qkv|\w*_version"
+    r"|use_mup\w*|mup_\w+|dim_model_base|scale_depth|scale_emb|chunk_size_feed_forward|layer_norm_\w+"
+)
+#: Words in unknown keys that announce other shapes or other work: such a key is refused unless it is off.
+_OTHER_WORK = re.compile(
+    r"expert|moe|lora_rank|sliding|window|softcap|chunk|mamba|ssm|conv|cross_attention|compress|sparse|nextn|mtp|layer_types|linear_attn"
+    r"|head_dim|_heads|_size|_layers|rank|gate|pattern"
+)
+_OFF: tuple[object, ...] = (None, False, 0, 0.0, "", [], {})
+
+
+def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
+    """Return the model that a ``config.json`` describes; for a multimodal model that of its ``text_config``.
+
+    Raises InputError for a model_type that is not known, and for a key that changes shapes or work and is not known.
+    """
+    config, nested = _text_part(config)
+    family, called = _family(config, where)
+    given = {**(family.class_defaults if nested else {}), **{k: v for k, v in config.items() if v is not None}}
+    try:
+        values, read = family.read(given)
+    except (TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError) as error:
+        missing = (
+            f"the model needs {error}" if isinstance(error, KeyError) else f"a model key has a value of the wrong kind: {error}"
+        )
+        raise InputError(f"{where}: {missing}") from None
+    _refuse_unknown(given, read, called, where)
+    unmodelled = values.pop("unmodelled", ())
+    model = model_from_keys(values, where, name or str(config.get("name") or config.get("_name_or_path") or where))
+    return model.replace(unmodelled=tuple(unmodelled))
+
+
+def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Return the text model of a multimodal config, and whether it is nested: then its class's defaults are left out."""
+    text = config.get("text_config")
+    return (text, True) if isinstance(text, dict) and "hidden_size" not in config else (config, False)
+
+
+def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
+    called = config.get("model_type")
+    if called is None:
+        classes = config.get("architectures") or []
+        found = (
+            [ARCHITECTURES[c] for c in classes if isinstance(c, str) and c in ARCHITECTURES]
+            if isinstance(classes, list)
+            else []
+        )
+        called = found[0] if found else classes
+    if isinstance(called, str) and called in FAMILIES:
+        return FAMILIES[called], called
+    if isinstance(called, str) and called in NOT_DECODERS:
+        raise InputError(f"{where}: model_type {called} is {NOT_DECODERS[called]}, which is not modelled")
+    shown = repr(called)[:60] if isinstance(called, str) else "not given"
+    raise InputError(
+        f"{where}: model_type {shown} is not known{closest(called, FAMILIES) if isinstance(called, str) else ''}; known are "
+        f"{', '.join(sorted(FAMILIES))}; or write a model file of plain keys (configs/README.md)"
+    )
+
+
+def _refuse_unknown(given: Mapping[str, Any], read: set[str], called: str, where: str) -> None:
+    for key, value in given.items():
+        unknown = key not in read and not _HARMLESS.fullmatch(key)
+        if unknown and _OTHER_WORK.search(key) and not any(value is off or value == off for off in _OFF):
+            raise InputError(f"{where}: {key} of {called} is not modelled (it is {str(value)[:40]}); estimates would miss it")
+
+
+def unread_keys(config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a ``config.json`` that are neither read nor known to be harmless, in order."""
+    config, _ = _text_part(config)
+    family = FAMILIES.get(str(config.get("model_type")))
+    read = family.read({k: v for k, v in config.items() if v is not None})[1] if family else set()
+    return sorted(k for k, v in config.items() if v is not None and k not in read and not _HARMLESS.fullmatch(k))
