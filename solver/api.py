@@ -82,7 +82,8 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
 
     Raises InputError where the sizes do not multiply to the world size or do not divide the batch.
     """
-    given = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
+    own = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
+    given = {key: value for key, value in problem.framework.flags.items() if key in _AXES} | own
     world = problem.run.world_size
     ranks = given.get("tp", 1) * given.get("cp", 1) * given.get("pp", 1)
     if world % ranks:
@@ -101,7 +102,7 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
     if given.get("tp_mode") == "isp":
         replicas = max(replicas * given.get("tp", 1) // given.get("wp", 1), 1)
     if given.get("zero_shard_size", -1) < 1:  # InternEvo's -1: all ranks that share parameters
-        given["zero_shard_size"] = replicas
+        given["zero_shard_size"] = replicas if given.get("zero", Strategy.zero) else 1
     try:
         strategy = problem.run.replace(**{**given, "dp": dp})
         check_layout(problem.model, problem.cluster, strategy)

@@ -11,8 +11,14 @@ from functools import lru_cache
 import numpy as np
 
 from profiler.errors import InputError
-from solver.spec.feasibility import check_world, heads_divide, heads_divide_by_cp, sequence_divides
-from solver.spec.model import ModelSpec
+from solver.spec.feasibility import (
+    check_world,
+    heads_divide,
+    heads_divide_by_cp,
+    pipeline_runs,
+    sequence_divides,
+    tensor_parallel_runs,
+)
 from solver.spec.strategy import Recompute, TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
@@ -46,12 +52,16 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
     """
     model, world, seq_len = problem.model, problem.run.world_size, problem.run.seq_len
     framework, cp_comm = problem.framework, problem.run.cp_comm
+    ends = problem.run.num_layers_in_first_pipeline_stage, problem.run.num_layers_in_last_pipeline_stage
     check_world(world, problem.cluster.gpus_per_node)
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
     for tp in divisors(world):
         if not heads_divide(model, int(tp)):
             rejected["attention heads do not divide by tp"] += 1
+            continue
+        if not tensor_parallel_runs(framework.can_run, model, int(tp)):
+            rejected[f"{framework.name} does not run that tp"] += 1
             continue
         for cp in divisors(world // tp):
             if cp > 1 and cp_comm not in framework.can_run.cp_comms:
@@ -66,6 +76,9 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
             for pp in divisors(world // tp // cp):
                 if pp > model.num_hidden_layers:
                     rejected["more pipeline stages than layers"] += 1
+                    continue
+                if not pipeline_runs(framework.can_run, model.num_hidden_layers, int(pp), *ends):
+                    rejected[f"{framework.name} does not run the layers in that many pipeline stages"] += 1
                     continue
                 dp = world // int(tp * cp * pp)
                 if global_batch_size % dp:
@@ -86,12 +99,12 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
 
 def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
     """Return all modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
-    modes = problem.framework.can_run.tp_modes
+    modes: Sequence[TpMode] = problem.framework.can_run.tp_modes or (TpMode.MTP,)
     if not sequence_divides(problem.run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
         modes = (TpMode.MTP,)
     sharing = [row for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
-    batches = _batches(problem.model, pp, sequences, rejected)
+    batches = _batches(problem, pp, sequences, rejected)
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
     size, count, vpp = np.array(batches, dtype=np.int64)[j].T
@@ -116,10 +129,11 @@ def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int,
     return [(int(mode), wp, int(shard)) for shard in divisors(replicas)]
 
 
-def _batches(model: ModelSpec, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, int, int]]:
+def _batches(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, int, int]]:
     """Return (micro_batch_size, num_micro_batches, vpp) for one data-parallel rank's sequences."""
-    layers, found = model.num_hidden_layers, []
-    chunks = [int(v) for v in divisors(layers // pp) if v > 1] if pp > 1 and layers % pp == 0 else []
+    layers, found = problem.model.num_hidden_layers, []
+    interleaves = problem.framework.can_run.interleaving and pp > 1 and layers % pp == 0
+    chunks = [int(v) for v in divisors(layers // pp) if v > 1] if interleaves else []
     for size in divisors(sequences):
         count = sequences // int(size)
         found.append((int(size), count, 1))
@@ -134,13 +148,15 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     """Combine splits with the framework's ZeRO stages (0 where nothing is sharded) and recompute levels, without duplicates.
 
     Partial recomputation recomputes a quarter, a half or three quarters of a stage's layers, where that is a new number. ZeRO-3
-    together with a weight-parallel group would shard the same weights twice and is left out.
+    together with a weight-parallel group would shard the same weights twice and is left out; so are ZeRO-2 and 3 with a
+    pipeline, which no framework here runs.
     """
     levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
     levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]
     levels = [(level, share) for level, share in levels if level.name.lower() in problem.framework.can_run.recompute]
-    alone = splits.zero_shard_size == 1
-    zeros = [(0, alone), (1, ~alone), (2, ~alone), (3, ~alone & (splits.wp == 1))]
+    whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
+    sharded = ~whole_states
+    zeros = [(0, whole_states), (1, sharded), (2, sharded & one_stage), (3, sharded & one_stage & (splits.wp == 1))]
     zeros = [(zero, valid) for zero, valid in zeros if zero in problem.framework.can_run.zero_stages]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []

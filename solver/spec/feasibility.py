@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from profiler.errors import InputError
 from solver.spec.cluster import Cluster
+from solver.spec.framework import CanRun, Framework
+from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -47,8 +49,42 @@ def heads_divide_by_cp(model: ModelSpec, cp_comm: str, tp: int, cp: int) -> bool
     return cp_comm != "a2a" or model.num_attention_heads // tp % cp == 0
 
 
+def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
+    """Whether the framework runs this tensor-parallel size; kv heads are sharded, or copied where it can."""
+    return tp == 1 or (bool(can_run.tp_modes) and (can_run.replicated_kv_heads or model.num_key_value_heads % tp == 0))
+
+
+def pipeline_runs(can_run: CanRun, layers: int, pp: int, first: int = 0, last: int = 0) -> bool:
+    """Whether the framework runs ``pp`` stages; ``first`` and ``last``: layers of the end stages (0: an even share)."""
+    middle = pp - (first > 0) - (last > 0)
+    even = middle > 0 and (layers - first - last) % middle == 0
+    return pp == 1 or (can_run.pipeline and (even or can_run.uneven_stages))
+
+
+def zero_runs(can_run: CanRun, zero: int, pp: int) -> bool:
+    """Whether the framework runs this ZeRO stage with ``pp`` pipeline stages."""
+    return zero in can_run.zero_stages and (zero < 2 or pp == 1)
+
+
+def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of what the release of a framework can run."""
+    can, name, layers = framework.can_run, framework.name, model.num_hidden_layers
+    modes = {mode.name.lower() for mode in can.tp_modes} | ({"fsp"} if framework.tensor_parallel.regathers_input else set())
+    ends = s.num_layers_in_first_pipeline_stage, s.num_layers_in_last_pipeline_stage
+    zero = f"ZeRO-{s.zero}" + (f" with a pipeline of {s.pp} stages" if s.zero > 1 and s.pp > 1 else "")
+    return (
+        (tensor_parallel_runs(can, model, s.tp), f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"),
+        (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
+        (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
+        (pipeline_runs(can, layers, s.pp, *ends), f"{name} does not run {layers} layers in {s.pp} pipeline stages"),
+        (s.vpp == 1 or can.interleaving, f"{name} does not interleave pipeline stages (vpp {s.vpp})"),
+        (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
+        (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
+    )
+
+
 def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
-    """Raise InputError with the first rule that an explicit layout breaks."""
+    """Raise InputError with the first rule that an explicit layout breaks: what divides what, then what its framework runs."""
     check_world(s.world_size, cluster.gpus_per_node)
     replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
     split = 1 if s.tp_mode == "mtp" else s.tp
@@ -73,6 +109,6 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
             f"zero_shard_size {s.zero_shard_size} does not divide the {replicas} ranks that share parameters",
         ),
     )
-    for holds, broken in rules:
+    for holds, broken in (*rules, *_framework_rules(framework_of(s.framework), model, s)):
         if not holds:
             raise InputError(broken)

@@ -116,9 +116,13 @@ class MemoryUse:
 class CanRun:
     """Layouts that the release can run: what a search may choose from."""
 
-    zero_stages: tuple[int, ...]
-    tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: where shards are gathered again, FSP is MSP
+    zero_stages: tuple[int, ...]  #: ZeRO-2 and 3 only without a pipeline (DeepSpeed's engine asserts it)
+    tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: empty: none; where shards are gathered again, FSP is MSP
+    replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
     cp_comms: tuple[str, ...] = CHOICES["cp_comm"]  #: exchanges of context parallelism; empty: no context parallelism
+    pipeline: bool = True
+    interleaving: bool = True  #: several chunks of layers per pipeline rank
+    uneven_stages: bool = True  #: layers need not divide by pp; False: only by layers of first and last stage that are stated
     recompute: tuple[str, ...] = CHOICES["recompute"]
 
 

@@ -319,17 +319,12 @@ def test_22_no_state_is_kept_between_problems(h100_model: CostModel) -> None:
 
 
 def test_23_estimating_needs_neither_torch_nor_any_fitting_library() -> None:
-    code = (
-        "import sys, time; start = time.perf_counter(); import solver; took = time.perf_counter() - start\n"
-        "heavy = {'torch', 'sklearn', 'scipy', 'pandas', 'matplotlib'} & set(sys.modules)\n"
-        "print(took, *heavy)"
-    )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-        for _ in range(3)
-    ]
-    assert all(run[1:] == [] for run in runs), f"import solver loads {runs[0][1:]}"
-    assert min(float(run[0]) for run in runs) < 0.3
+    code = "import sys; import solver; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    modules = run.stdout.split()
+    assert not {"torch", "sklearn", "scipy", "pandas", "matplotlib", "rich"} & set(modules)
+    # modules, not seconds: 400 load in 0.2 s on an idle core, and a busy one must not fail the test
+    assert len(modules) < 500
 
 
 def test_24_the_report_is_short(h100_model: CostModel) -> None:

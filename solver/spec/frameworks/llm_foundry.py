@@ -6,8 +6,8 @@ and 1041.
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, TensorParallel
-from solver.spec.frameworks.pytorch import FSDP_STAGES
+from solver.spec.framework import DataParallel, Framework, Kernels, TensorParallel
+from solver.spec.frameworks.pytorch import FSDP_ONLY
 
 LLM_FOUNDRY_2023 = Framework(
     name="llm-foundry-2023",
@@ -15,7 +15,7 @@ LLM_FOUNDRY_2023 = Framework(
     released="2023-05",
     aliases=("llm-foundry", "llmfoundry", "composer"),
     flags={"zero": 3, "grad_dtype": "fp32"},
-    can_run=CanRun(zero_stages=FSDP_STAGES),
+    can_run=FSDP_ONLY,
     kernels=Kernels(
         fused_gate_up=False,
         torch_loss=True,  # its code fuses the loss by default; its published small models are slower than that

@@ -25,7 +25,12 @@ MEGATRON_LM_2023 = Framework(
         "p2p_overlap": True,  # read only where stages are interleaved
     },
     best_practice={"overlap_grad_reduce": True},
-    can_run=CanRun(zero_stages=(0, 1), cp_comms=()),  # context parallelism came with Megatron-Core 0.4 (CHANGELOG)
+    can_run=CanRun(
+        zero_stages=(0, 1),
+        cp_comms=(),  # context parallelism came with Megatron-Core 0.4 (CHANGELOG)
+        replicated_kv_heads=False,  # core/transformer/attention.py divides the query groups by tp
+        uneven_stages=False,  # arguments.py asserts that pp divides the layers
+    ),
     kernels=Kernels(dropout=True),  # --attention-dropout and --hidden-dropout default to 0.1
     data_parallel=DataParallel(bucket_elements_per_rank=1e6),  # max(40 M, 1 M x dp) parameters
     memory=MemoryUse(vocab_dummy_gradient=True),  # tensor_parallel/layers.py
@@ -94,6 +99,7 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
     family="megatron-lm-zero-bubble",
     aliases=("megatron-lm (zero-bubble",),
     flags={"attention": "unfused"},
+    can_run={"uneven_stages": True},  # its first and last stage hold a layer less
     memory={"vocab_dummy_gradient": False},  # not read in the fork
 )
 
@@ -106,6 +112,8 @@ GENERIC = MEGATRON_LM_2023.derive(
     can_run={
         "zero_stages": (0, 1, 2, 3),
         "tp_modes": (TpMode.MTP, TpMode.MSP, TpMode.ISP),
+        "replicated_kv_heads": True,
+        "uneven_stages": True,
         "cp_comms": ("ring", "a2a", "allgather"),
     },
     kernels={"dropout": False},

@@ -9,6 +9,8 @@ from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, Memo
 
 #: Replicas; weights whole between micro batches; weights layer by layer. Optimizer states alone are never sharded.
 FSDP_STAGES = (0, 2, 3)
+#: FSDP on its own: no tensor, context or pipeline parallelism.
+FSDP_ONLY = CanRun(zero_stages=FSDP_STAGES, tp_modes=(), cp_comms=(), pipeline=False)
 
 #: Plain torch.distributed: DDP in buckets of 25 MB, weights held in fp32 under autocast, fused AdamW, no clipping.
 DDP = Framework(
@@ -18,7 +20,7 @@ DDP = Framework(
     aliases=("torch ddp", "ddp"),
     broad_aliases=("pytorch", "torch"),
     flags={"zero": 0, "grad_dtype": "fp32"},
-    can_run=CanRun(zero_stages=(0, 1, 2, 3)),
+    can_run=CanRun(zero_stages=(0, 1, 2, 3), replicated_kv_heads=False, cp_comms=()),
     kernels=Kernels(fused_qkv=False, fused_gate_up=False, fused_elementwise=False, torch_loss=True, flash_attention=2),
     tensor_parallel=TensorParallel(  # DTensor's collectives are synchronous
         regathers_input=False, shares_input=True, async_backward=False, vocab_parallel_loss=False
@@ -46,7 +48,7 @@ FSDP = Framework(
     aliases=("pytorch fsdp", "torch fsdp", "olmo", "litgpt", "lit-gpt"),
     broad_aliases=("hugging face", "huggingface", "transformers", "accelerate"),
     flags={"zero": 3, "grad_dtype": "bf16"},
-    can_run=CanRun(zero_stages=FSDP_STAGES),
+    can_run=FSDP_ONLY,
     kernels=Kernels(fused_gate_up=False, torch_loss=True, flash_attention=2),  # what scaled_dot_product_attention runs
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(reduce_scatter_copies=4.0),

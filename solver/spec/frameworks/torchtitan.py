@@ -15,7 +15,10 @@ TORCHTITAN_2025 = Framework(
     released="2025-06",  # 0.1.0
     aliases=("torchtitan", "fsdp2", "pytorch fsdp2", "torch fsdp2"),
     flags={"zero": 3, "grad_dtype": "fp32"},
-    can_run=CanRun(zero_stages=FSDP_STAGES),
+    can_run=CanRun(
+        zero_stages=FSDP_STAGES,
+        replicated_kv_heads=False,  # DTensor shards whole heads
+    ),
     kernels=Kernels(
         fused_qkv=False,
         fused_gate_up=False,
