@@ -31,6 +31,7 @@ from solver.step.timed_attention import with_timed_attention
 #: Cache of the fits; deleting the folder makes the next start some seconds slower and changes nothing else.
 CACHE = PROF_DATA / ".cache"
 DEFAULT_SEQ_LEN = 4096
+DEFAULT_FRAMEWORK = "megatron-core"  #: of configs that state none; those of InternEvo are run by InternEvo
 _AXES = ("tp", "wp", "cp", "pp", "vpp", "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
          "zero", "zero_shard_size", "tp_mode", "schedule", "dp", "world_size", "seq_len")  # fmt: skip
 
@@ -59,7 +60,7 @@ def load_problem(
     place = _limited(cluster_of(found.device, described), memory_limit_gib)
     cost = cost_model(found, place.network_bandwidth, CACHE)
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
-    own = str(given.get("framework", Strategy.framework))
+    own = str(given.get("framework", DEFAULT_FRAMEWORK))
     framework = release_for_search(str(constants.get("framework") or own))
     if known_framework(framework) is not known_framework(release_for_search(own)):  # the file's flags are for another one
         given = {key: given[key] for key in ("precision", "attention") if key in given}

@@ -63,14 +63,17 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of a prediction, of one layout or of all."""
     p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
     p.add_argument("--model_size", default="7", help="which shipped config where --config is not given (default 7)")
-    p.add_argument("--world_size", type=int, default=DEFAULT_WORLD_SIZE, help=f"GPUs (default {DEFAULT_WORLD_SIZE})")
+    p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
     p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
                    "batch where its own layout is estimated)")  # fmt: skip
     p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
     p.add_argument("--profile", help=f"a shipped profile: {', '.join(shipped_profiles())}")
     p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs per node, network, memory")
     p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
-    p.add_argument("--framework", help="the framework and release that will run it (default internevo-2024)")
+    p.add_argument(
+        "--framework",
+        help="the framework, or its release, that will run it (default: InternEvo for its configs, else megatron-core)",
+    )
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
     add_approximate_argument(p)
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
@@ -148,7 +151,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
     constants = {"framework": args.framework} if args.framework else {}
     with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
         problem = load_problem(
-            config, args.world_size, profile=profile, cluster=cluster, seq_len=args.seq_len,
+            config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
             memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
         )  # fmt: skip
     length = problem.run.seq_len
@@ -180,6 +183,14 @@ def _notes(problem: Problem, config: RunConfig, timed: str) -> str:
         more = f" and {len(config.ignored) - _SHOWN_KEYS} more" if len(config.ignored) > _SHOWN_KEYS else ""
         lines.append(f"not read from the config: {', '.join(config.ignored[:_SHOWN_KEYS])}{more}")
     return "\n".join(filter(None, lines))
+
+
+def _world_size(given: int | None, config: RunConfig) -> int:
+    """Return the number of GPUs; a config that states one must agree with the option."""
+    stated = config.layout.get("world_size")
+    if given is not None and stated not in (None, given):
+        raise InputError(f"--world_size is {given}, but {config.source} states a layout of {stated}; leave one out")
+    return int(given or stated or DEFAULT_WORLD_SIZE)
 
 
 @contextmanager

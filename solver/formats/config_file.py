@@ -138,6 +138,7 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
     values = {key: value for key, value in layout.items() if value is not None}
     if values.pop("sequence_parallel", False):
         values.setdefault("tp_mode", "msp")
+    batch = values.pop("global_batch_size", None)
     known = {field.name: str(field.type) for field in fields(Strategy)}
     for key, value in values.items():
         if key not in known:
@@ -153,7 +154,22 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
         Strategy(**{"seq_len": 1, **values, "world_size": ranks, "dp": 1, "zero_shard_size": shard})
     except InputError as error:
         raise InputError(f"{path}: layout key {error}") from None
+    if batch is not None:
+        values["num_micro_batches"] = _micro_batches(batch, values, path)
     return values
+
+
+def _micro_batches(batch: Any, layout: Mapping[str, Any], path: Path) -> int:
+    """Return the micro batches of a global batch in sequences, which the rest of the layout must agree with."""
+    if "dp" not in layout:
+        raise InputError(f"{path}: layout key global_batch_size needs dp beside it; or give num_micro_batches")
+    count, rest = divmod(batch, layout["dp"] * layout.get("micro_batch_size", 1)) if type(batch) is int else (0, 1)
+    if rest or count < 1 or layout.get("num_micro_batches", count) != count:
+        raise InputError(
+            f"{path}: layout key global_batch_size is {batch!r:.40} sequences; it must be dp * micro_batch_size * "
+            "num_micro_batches"
+        )
+    return count
 
 
 def load_cluster(path_or_name: str | Path) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
     framework = framework_of(str(ours.get("framework", "")))
     if ours.get("recompute") == "selective" and framework.recomputation.selective_is_full:
         ours["recompute"] = "full"
-    release = _release(framework.name, ours, hardware)
+    stated = framework.name in str(ours.get("framework", "")).lower()  # the run names its release
+    release = None if stated else _release(framework.name, ours, hardware)
     if release:
         assumptions.append(f"framework: {release[0]}, {release[1]}")
         ours["framework"] = f"{release[0]}, {ours['framework']}"  # the rest of the name still applies

@@ -6,20 +6,23 @@ import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from profiler.files import write_text
 from solver.report.explain import Explanation, explain
 from solver.search.search import SearchResult
+from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.solutions import Solutions
 
-#: Layout fields in every result, in this order.
-LAYOUT_KEYS = (
+#: Layout fields that vary between layouts, first in every result; the constants of the run follow them.
+_VARYING = (
     "world_size", "tp", "tp_mode", "wp", "cp", "pp", "vpp", "schedule", "dp", "zero", "zero_shard_size",
     "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers", "seq_len",
 )  # fmt: skip
+LAYOUT_KEYS = (*_VARYING, *(field.name for field in fields(Strategy) if field.name not in _VARYING))
 
 
 def layout_dict(solutions: Solutions, index: int) -> dict[str, Any]:

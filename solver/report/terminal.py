@@ -61,7 +61,7 @@ def _heading(solutions: Solutions, profile: str, notes: str) -> Text:
     p = solutions.problem
     lines = [
         f"{p.model.name}: {p.model.parameters / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
-        f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, {p.run.framework}",
+        f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}",
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, "
         f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",

@@ -60,6 +60,7 @@ FMS_FSDP = FSDP.derive(
     "fms-fsdp",
     "2024-03",
     family="fms-fsdp",
+    can_run={"recompute": ("none", "full")},
     data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0},
     recomputation={"selective_is_full": True},
 )
