@@ -1,0 +1,65 @@
+"""Every shipped run is predicted as docs/accuracy.md states: a changed formula that moves a group's error is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from step_factors import predict_held_out
+
+from predictor.cost_model import CostModel
+from solver.formats.cases import read_cases
+from solver.report.validate import Prediction, confusion, memory_scores, regret, time_scores
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """Return the first table under a heading of the page: first cell -> the other cells."""
+    lines = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return {row[0]: row[1:] for row in rows[2:]}
+
+
+def percent(cell: str) -> float:
+    return float(cell.rstrip("%")) / 100
+
+
+@pytest.fixture(scope="module")
+def predictions(fitted: Callable[[str], CostModel]) -> list[Prediction]:
+    cases = read_cases(ROOT / "configs" / "cases" / "published.jsonl")
+    return predict_held_out(cases, lambda hardware, network: fitted(hardware).with_network(network))
+
+
+def test_step_times_of_every_group(predictions: list[Prediction]) -> None:
+    page, scores, regrets = table("Step time"), time_scores(predictions), regret(predictions)
+    assert set(page) == set(scores) and scores["all"].n == 611
+    for group, score in scores.items():
+        _, runs, _, median, p90, bias, coverage, _, mean_regret, *_ = page[group]
+        assert score.n == int(runs)
+        # the page rounds to 0.1%; other processors fit trees that differ in the last digits
+        assert score.median == pytest.approx(percent(median), abs=0.002), group
+        assert score.p90 == pytest.approx(percent(p90), abs=0.005), group
+        assert score.bias == pytest.approx(percent(bias), abs=0.002), group
+        assert score.coverage == pytest.approx(percent(coverage), abs=0.02), group
+        if group in regrets:
+            assert regrets[group].mean == pytest.approx(percent(mean_regret), abs=0.01), group
+
+
+def test_peak_memory_of_every_group(predictions: list[Prediction]) -> None:
+    page, scores = table("Peak memory"), memory_scores(predictions)
+    assert set(scores) <= set(page)
+    for group, score in scores.items():
+        _, runs, _, median, p90, bias = page[group]
+        assert (score.n, score.median) == (int(runs), pytest.approx(percent(median), abs=0.001)), group
+        assert (score.p90, score.bias) == pytest.approx((percent(p90), percent(bias)), abs=0.001), group
+
+
+def test_fits_and_out_of_memory(predictions: list[Prediction]) -> None:
+    page, counts = table("Peak memory"), confusion(predictions)
+    assert sum(counts.values()) == 783
+    for measured, row in (("fit", page["fitted"]), ("OOM", page["OOM"])):
+        found = [counts[f"{measured}, predicted fit"], counts[f"{measured}, predicted OOM"]]
+        assert found == [pytest.approx(int(cell), abs=1) for cell in row]
