@@ -1,6 +1,6 @@
 """Measure this machine's kernels and collectives: ``torchrun --nproc-per-node=8 gen_profiler_data.py``.
 
-Writes OUTPUT/data.pt, which predictions use from then on, and OUTPUT/pics. Uses NCCL and CUDA where there are GPUs,
+Writes OUTPUT/data.pt, which predictions use with --profile data, and OUTPUT/pics. Uses NCCL and CUDA where there are GPUs,
 otherwise gloo and the CPU. Without torchrun it runs as a single process.
 """
 
@@ -76,6 +76,11 @@ def check(args: argparse.Namespace) -> None:
         raise InputError(f"--{ignored[0].replace('_', '-')} says nothing to {beside}")
 
 
+def how_to_use(output: Path) -> str:
+    """Return the options of a prediction that use the profile in ``output``."""
+    return "--profile data" if output.resolve() == PROF_DATA else f"--pre_profiling_data_path {output / OWN_PROFILE}"
+
+
 def merge(first: Path, second: Path, output: Path) -> None:
     """Join two profiles into ``output``/data.pt."""
     joined = merged(read_profile(first), read_profile(second))
@@ -137,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = run(options)
         if leads and not args.no_pictures:
             draw(args.output)
+        if leads and status == 0:
+            print(f"wrote {args.output / OWN_PROFILE}; use it with {how_to_use(args.output)}", flush=True)
         return status
     except InputError as error:
         if leads:

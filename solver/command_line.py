@@ -15,7 +15,7 @@ from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
 from profiler.errors import InputError
 from profiler.profile.attention_times import FOLDER, TIMING_SECONDS
-from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
+from profiler.profile.profiles import OWN_NAME, OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
 from solver.api import CACHE, configured_strategy, estimate, load_problem, time_attention
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
@@ -67,7 +67,11 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
                    "batch where its own layout is estimated)")  # fmt: skip
     p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
-    p.add_argument("--profile", help=f"a shipped profile: {', '.join(shipped_profiles())}")
+    p.add_argument(
+        "--profile",
+        help=f"a shipped profile: {', '.join(shipped_profiles())}; or data, what was "
+        "measured here (default h100_sxm, or that of --cluster)",
+    )
     p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs per node, network, memory")
     p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
     p.add_argument(
@@ -254,7 +258,7 @@ class CostModels:
         self._models: dict[str, CostModel] = {}
 
     def __call__(self, hardware: str, network_bandwidth: float | None) -> CostModel | None:
-        path = PROF_DATA / OWN_PROFILE if hardware == OWN_PROFILE.removesuffix(".pt") else Path(hardware)
+        path = PROF_DATA / OWN_PROFILE if hardware == OWN_NAME else Path(hardware)
         own = path.suffix == ".pt"
         if not own and hardware not in self._known:
             return None

@@ -224,7 +224,7 @@ def _progress(session: Session, end: float) -> Iterator[Report]:
     if not session.leads:
         yield lambda *_: None
         return
-    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("rows"),
+    columns = (TextColumn("{task.description:<20}"), BarColumn(), MofNCompleteColumn(), TextColumn("measurements"),
                TimeElapsedColumn(), TextColumn("at most {task.fields[left]} left"))  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Find a profile: the requested one, else the user's own measurements if there are any, else the shipped default."""
+"""Find a profile: a shipped one by name, the user's own measurements by theirs, or a file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from profiler.profile.store import read_profile
 PROF_DATA = Path(__file__).resolve().parents[2] / "prof_data"
 DEFAULT_PROFILE = "h100_sxm"
 OWN_PROFILE = "data.pt"
+OWN_NAME = "data"  #: names the user's own measurements
 
 
 def shipped_profiles(folder: Path = PROF_DATA) -> list[str]:
@@ -19,16 +20,21 @@ def shipped_profiles(folder: Path = PROF_DATA) -> list[str]:
 
 
 def find_profile(name: str | None = None, path: Path | None = None, folder: Path = PROF_DATA) -> tuple[Profile, str]:
-    """Return (profile, a sentence stating which and why): ``path`` if given, else ``name``, else data.pt, else the default."""
+    """Return (profile, a sentence that states which): ``path`` if given, else ``name``, else the shipped default.
+
+    "data" names the user's own measurements; without a name they are mentioned, but not used, so that the same command has the
+    same answer before and after measuring. Raises InputError for a name that is not known.
+    """
+    own = folder / OWN_PROFILE
     if path is not None:
         return read_profile(path), f"profile: {path}"
-    if name is not None:
-        known = shipped_profiles(folder)
-        if name not in known:
-            raise InputError(f"no profile is called {name!r}; choose one of {', '.join(known)}")
-        return read_profile(folder / f"{name}.pt"), f"profile: {name} (shipped)"
-    own = folder / OWN_PROFILE
-    if own.exists():
+    if name == OWN_NAME:
+        if not own.exists():
+            raise InputError(f"no profile {OWN_NAME!r}: nothing was measured here yet (gen_profiler_data.py writes {own})")
         return read_profile(own), f"profile: {own}, measured on this machine"
-    profile = read_profile(folder / f"{DEFAULT_PROFILE}.pt")
-    return profile, f"profile: {DEFAULT_PROFILE} (shipped default: nothing was measured on this machine yet)"
+    known = shipped_profiles(folder)
+    if name is not None and name not in known:
+        raise InputError(f"no profile is called {name!r}; choose one of {', '.join([*known, OWN_NAME])}")
+    exists = f"; your own measurements exist: --profile {OWN_NAME}" if name is None and own.exists() else ""
+    chosen = name or DEFAULT_PROFILE
+    return read_profile(folder / f"{chosen}.pt"), f"profile: {chosen} (shipped{'' if name else ' default'}){exists}"
