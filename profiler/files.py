@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,19 @@ from profiler.errors import InputError
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a binary file that replaces ``path`` if the block succeeds and is deleted if the block fails.
 
-    Raises InputError if the folder cannot be written to.
+    A link stays, and the file that it leads to is replaced; a file keeps its mode. What is no regular file (a device, a pipe)
+    is written to as it is. Raises InputError if the folder cannot be written to.
     """
+    target = Path(os.path.realpath(path))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        if path.is_dir():
+            raise InputError(f"{path}: cannot write there: it is a folder")
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
     except OSError as error:
         raise InputError(f"{path}: cannot write there: {error.strerror}") from None
     temporary = Path(name)
@@ -29,14 +38,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
+        temporary.chmod(_mode(target))
+        temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot write there: {error.strerror}") from None
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _mode(target: Path) -> int:
+    """Return the permissions of the file that is replaced, or those that a new file would have."""
+    if target.exists():
+        return stat.S_IMODE(target.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def write_text(path: Path, text: str) -> None:

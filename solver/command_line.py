@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -23,16 +24,18 @@ from solver.report.output import problem_dict, search_dict, solution_dict, write
 from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.search import SearchResult, search
+from solver.spec.bounds import number, whole_number
 from solver.spec.model import approximations
 from solver.step.problem import Problem
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
+DEFAULT_MODEL = "7"
 _SHOWN_KEYS = 6  #: names of keys in a note
 
 _OF_A_PREDICTION = (
-    "run_all_solu", "config", "global_batch_size", "pre_profiling_data_path", "profile", "cluster", "seq_len", "framework",
-    "memory_limit_gib", "csv", "plot",
+    "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile", "cluster",
+    "seq_len", "framework", "memory_limit_gib", "csv", "plot",
 )  # fmt: skip
 _EXAMPLES = """examples:
   python simulation_train_formulaic.py --run_all_solu --world_size 128
@@ -43,6 +46,19 @@ _EXAMPLES = """examples:
   python simulation_train_formulaic.py --validate configs/cases/mine.jsonl
       predict measured runs and compare
 """
+
+
+class StoreOnce(argparse.Action):
+    """Stores the value of an option; the same option a second time is an error, not the one that counts."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        given = vars(namespace).setdefault("given", set())
+        if self.dest in given:
+            parser.error(f"{option_string} is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,8 +77,9 @@ def parser() -> argparse.ArgumentParser:
 
 def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of a prediction, of one layout or of all."""
+    p.register("action", None, StoreOnce)
     p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
-    p.add_argument("--model_size", default="7", help="which shipped config where --config is not given (default 7)")
+    p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
     p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
     p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
                    "batch where its own layout is estimated)")  # fmt: skip
@@ -130,12 +147,17 @@ def run(command: Callable[[Console], None]) -> int:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise InputError for values that cannot be used, alone or together."""
-    for name in ("world_size", "global_batch_size", "seq_len", "top", "memory_limit_gib"):
-        value = getattr(args, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise InputError(f"--{name} is {value}; it must be positive and finite")
-    if args.profile and args.pre_profiling_data_path:
+    for name in ("world_size", "global_batch_size", "seq_len", "top"):
+        if getattr(args, name) is not None:
+            whole_number(name, getattr(args, name))
+    if args.memory_limit_gib is not None:
+        number("memory_limit_gib", args.memory_limit_gib)
+    if args.profile is not None and args.pre_profiling_data_path is not None:
         raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
+    if args.config is not None and args.model_size is not None:
+        raise InputError("--config and --model_size both name a model; give one")
+    if args.framework is not None and not args.framework.strip():
+        raise InputError("--framework is empty; leave it out for the default")
     if args.validate:
         ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)]
         if ignored:
@@ -144,15 +166,33 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise InputError("--plot draws the Pareto-optimal layouts of a search; give --run_all_solu too")
     if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
         raise InputError(f"--plot {args.plot}: the file must end in .png, .jpg, .pdf or .svg")
+    _check_outputs(args)
+
+
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Raise InputError where two outputs, or an output and an input, are one file."""
+    named = {name: getattr(args, name) for name in ("config", "pre_profiling_data_path", "validate", "json", "csv", "plot")}
+    seen: dict[Path, str] = {}
+    for name, path in named.items():
+        if path is None or (path.exists() and not path.is_file()):  # a device or a pipe may take several
+            continue
+        real = path.resolve()
+        if real in seen:
+            raise InputError(f"--{seen[real]} and --{name} are both {path}; the one would overwrite the other")
+        seen[real] = name
 
 
 def predict(args: argparse.Namespace, console: Console) -> None:
     """Predict the layout of the config, or every layout; print the report and write the files that were requested."""
-    config = load_run_config(args.config or find_model(args.model_size))
+    config = load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
     cluster = load_cluster(args.cluster) if args.cluster else {}
+    if args.profile and cluster.get("hardware") not in (None, args.profile):
+        raise InputError(
+            f"--profile is {args.profile}, but --cluster {args.cluster} is of {cluster['hardware']}; leave one out"
+        )
     name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
     profile, said = find_profile(name, args.pre_profiling_data_path)
-    constants = {"framework": args.framework} if args.framework else {}
+    constants = {"framework": args.framework} if args.framework is not None else {}
     with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
         problem = load_problem(
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,

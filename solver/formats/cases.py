@@ -19,6 +19,8 @@ from solver.spec.strategy import Strategy
 ASSUMED_VOCAB = 51200
 #: Kinds of measured peak memory: the framework's counter, its allocator's, the whole device's.
 MEMORY_KINDS = ("allocated", "reserved", "device")
+MAX_BYTES = 1 << 28  #: limit of a file of cases
+_LINE = "line"  #: begins the id of what is no case
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
 
@@ -42,31 +44,56 @@ class Case:
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Return all cases of a JSON-lines file, in order. Raises InputError with file and line for anything that is not a case."""
+    """Return all cases of a JSON-lines file, in order; a line that is no case is one that is skipped, named by its number.
+
+    Raises InputError for a file that cannot be read or holds no case at all.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot read the cases: {error.strerror}") from None
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: not a regular file; cases are JSON objects, one a line")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{path}: not a text file; cases are JSON objects, one a line") from None
-    cases = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            plain = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{number}: not a JSON object: {error.msg} at column {error.colno}") from None
-        missing = [key for key in _CASE_KEYS if not isinstance(plain, dict) or key not in plain]
-        if missing:
-            raise InputError(f"{path}:{number}: a case needs {', '.join(_CASE_KEYS)}; {missing[0]} is missing")
-        try:
-            cases.append(case_of(plain))
-        except InputError as error:
-            raise InputError(f"{path}:{number}: {error}") from None
-    if not cases:
-        raise InputError(f"{path}: holds no case; a case is a JSON object on a line")
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: cannot read the cases: {getattr(error, 'strerror', None) or error}") from None
+    cases = [_case_of_line(line, number) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if all(case.strategy is None and case.id.startswith(_LINE) for case in cases):
+        reasons = f": {cases[0].id}: {cases[0].skipped}" if cases else ""
+        raise InputError(f"{path}: holds no case; a case is a JSON object on a line{reasons}")
     return cases
+
+
+def _case_of_line(line: str, number: int) -> Case:
+    """Return the case of one line of a file; what cannot be read is skipped with the reason."""
+    reason = ""
+    try:
+        plain = json.loads(line, object_pairs_hook=_distinct_keys)
+        missing = [key for key in _CASE_KEYS if not isinstance(plain, dict) or key not in plain]
+        if not missing:
+            return case_of(plain)
+        reason = f"a case needs {', '.join(_CASE_KEYS)}; {missing[0]} is missing"
+    except json.JSONDecodeError as error:
+        reason = f"not a JSON object: {error.msg} at column {error.colno}"
+    except (InputError, RecursionError) as error:
+        reason = str(error) or "nested too deeply"
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        reason = f"a value of the wrong kind: {str(error)[:80]}"
+    return Case(f"{_LINE} {number}", "", {}, None, None, {}, (), reason)
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of ``pairs``. Raises InputError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise InputError(f"key {next(key for key in names if names.count(key) > 1)!r} stands twice in one object")
+    return found
 
 
 def case_of(plain: Mapping[str, Any]) -> Case:

@@ -10,6 +10,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB, Device
+from solver.spec.bounds import number, whole_number
 
 #: Memory of the CUDA context, cuBLAS workspaces and NCCL's channels, outside the framework's allocator (assumed).
 RUNTIME_BYTES = 1.5 * GIB
@@ -42,16 +43,18 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
     unknown = sorted(set(config) - set(_KEYS))
     if unknown:
         raise InputError(f"{where}: unknown cluster key {unknown[0]!r}; known keys are {', '.join(_KEYS)}")
-    for key in ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib"):
-        value = config.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise InputError(f"{where}: {key} is {value!r}; it must be a positive number")
-    gbit = config.get("inter_node_gbit_per_gpu")
+    try:
+        per_node = whole_number("gpus_per_node", config.get("gpus_per_node", device.gpus_per_node))
+        stated = {key: number(key, config[key]) for key in ("inter_node_gbit_per_gpu", "memory_gib") if key in config}
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     return Cluster(
         name=str(config.get("name", device.name)),
-        gpus_per_node=int(config.get("gpus_per_node", device.gpus_per_node)),
-        network_bandwidth=float(gbit) * 1e9 / 8 if gbit else device.network_bandwidth,
-        memory_bytes=float(config["memory_gib"]) * GIB if "memory_gib" in config else device.memory_bytes,
+        gpus_per_node=per_node,
+        network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
+        if "inter_node_gbit_per_gpu" in stated
+        else device.network_bandwidth,
+        memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
     )
 
 

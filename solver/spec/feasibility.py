@@ -102,6 +102,7 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
             s.vpp == 1 or s.num_micro_batches % s.pp == 0,
             f"interleaving needs micro batches in multiples of pp {s.pp}, not {s.num_micro_batches}",
         ),
+        (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
         (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
         (s.tp * s.cp * s.dp % s.wp == 0, f"wp {s.wp} does not divide the {s.tp * s.cp * s.dp} ranks of a stage"),
         (

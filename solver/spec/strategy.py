@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from profiler.errors import InputError
+from solver.spec.bounds import WHOLE_NUMBERS, shown, whole_number
 
 
 class TpMode(IntEnum):
@@ -39,24 +40,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
 }
-_WHOLE = {"num_layers_in_first_pipeline_stage": 0, "num_layers_in_last_pipeline_stage": 0, "recompute_layers": -1}
 _FLAGS = (
     "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
     "cross_entropy_fusion", "fused_norm", "compile",
 )  # fmt: skip
-_COUNTS = (
-    "world_size",
-    "tp",
-    "cp",
-    "pp",
-    "vpp",
-    "wp",
-    "dp",
-    "zero_shard_size",
-    "micro_batch_size",
-    "num_micro_batches",
-    "seq_len",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +87,14 @@ class Strategy:
     framework: str = "internevo-2024"
 
     def __post_init__(self) -> None:
-        for key in _COUNTS:
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{key} is {value!r}; it must be a whole number of at least 1")
+        for key in (key for key in WHOLE_NUMBERS if key in vars(self)):
+            whole_number(key, getattr(self, key))
         for key, allowed in CHOICES.items():
             if not isinstance(getattr(self, key), str | int) or getattr(self, key) not in allowed:
-                raise InputError(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(map(str, allowed))}")
-        for key, least in _WHOLE.items():
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InputError(f"{key} is {value!r}; it must be a whole number of at least {least}")
+                raise InputError(f"{key} is {shown(getattr(self, key))}; it must be one of {', '.join(map(str, allowed))}")
         for key in _FLAGS:
             if not isinstance(getattr(self, key), bool):
-                raise InputError(f"{key} is {getattr(self, key)!r}; it must be true or false")
+                raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:
             raise InputError(
                 f"tp {self.tp} * cp {self.cp} * dp {self.dp} * pp {self.pp} = {self.tp * self.cp * self.dp * self.pp} "

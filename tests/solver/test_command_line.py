@@ -257,16 +257,103 @@ def test_an_impossible_case_is_skipped_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [("not json\n", "cases.jsonl:1"), ("[1, 2]\n", "cases.jsonl:1"), ('{"id": "x"}\n', "hardware is missing"),
-     ("\n\n", "no case"),
-     (json.dumps(CASE) + "\n{broken\n", "cases.jsonl:2"), ("5\n", "cases.jsonl:1"),
-     (json.dumps({**CASE, "model": 5}) + "\n", "cases.jsonl:1"), (json.dumps({**CASE, "run": []}) + "\n", "cases.jsonl:1"),
-     (json.dumps({**CASE, "measured": None}) + "\n", "cases.jsonl:1")],
+    [("not json\n", "line 1: not a JSON object"), ("[1, 2]\n", "line 1: a case needs id"),
+     ('{"id": "x"}\n', "hardware is missing"),
+     ("\n\n", "no case"), ("5\n", "line 1: a case needs id"),
+     (json.dumps({**CASE, "model": 5}) + "\n", "model is 5; it must be an object"),
+     (json.dumps({**CASE, "run": []}) + "\n", "run is []; it must be an object"),
+     (json.dumps({**CASE, "measured": None}) + "\n", "measured is None; it must be an object")],
 )  # fmt: skip
 def test_invalid_case_files(tmp_path: Path, lines: str, message: str) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_text(lines)
     assert message in refused("--validate", path)
+
+
+ODD_LINES = {
+    "broken": "{broken",
+    "deep": '{"id": ' + "[" * 100_000,
+    "long number": json.dumps({**CASE, "id": "x-2", "run": {**CASE["run"], "seq_len": 1}}).replace(": 1", ": " + "9" * 5000),
+    "experts": json.dumps({**CASE, "id": "x-3", "model": {**SMALL, "num_experts": "x"}}),
+    "norm": json.dumps({**CASE, "id": "x-4", "model": {**SMALL, "norm": ["rmsnorm"]}}),
+    "another norm": json.dumps({**CASE, "id": "x-5", "model": {**SMALL, "norm": "zz"}}),
+    "tied": json.dumps({**CASE, "id": "x-6", "model": {**SMALL, "tie_word_embeddings": "no"}}),
+    "padded": json.dumps({**CASE, "id": "x-7", "model": {**SMALL, "padded_vocab_size": -5}}),
+    "twice": json.dumps({**CASE, "id": "x-8"})[:-1] + ', "id": "x-9"}',
+    "huge": json.dumps({**CASE, "id": "x-10", "run": {**CASE["run"], "num_micro_batches": 2**63}}),
+}
+
+
+def test_one_odd_line_does_not_lose_the_other_cases(tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text("\n".join([json.dumps(CASE), *ODD_LINES.values()]) + "\n")
+    printed = works("--validate", path, "--json", tmp_path / "out.json")
+    found = json.loads((tmp_path / "out.json").read_text())["cases"]
+    assert [case["skipped"] is None for case in found] == [True] + [False] * len(ODD_LINES)
+    assert f"{1 + len(ODD_LINES)} cases, 1 predicted" in printed and "stands twice" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--config", CONFIG, "--config", CONFIG), "argument --config: --config is given twice"),
+        (("--config", CONFIG, "--model_size", "7"), "--config and --model_size both name a model"),
+        (("--validate", "x.jsonl", "--world_size", 8), "--world_size says nothing to --validate"),
+        (("--cluster", "dgx_a100", "--profile", "h200_sxm"), "--profile is h200_sxm, but --cluster dgx_a100 is of a100_sxm_80"),
+        (("--json", "same", "--csv", "same"), "--json and --csv are both same"),
+        (("--config", "c.json", "--json", "c.json"), "--config and --json are both c.json"),
+        (("--framework", ""), "--framework is empty"),
+        (("--top", 100_000), "top is 100000; it must be a whole number of at least 1 and at most 1000"),
+        (("--memory_limit_gib", "1e308"), "memory_limit_gib is 1e+308; it must be a positive number between"),
+        (("--seq_len", 2**65), "seq_len is 36893488147419103232; it must be a whole number"),
+        (("--global_batch_size", 10**40), "global_batch_size is"),
+        (("--profile", "data"), "nothing was measured here yet"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_or_exceeds_is_refused(arguments: tuple[object, ...], message: str) -> None:
+    done = run(*arguments)
+    assert (
+        done.returncode == 2 and message.removeprefix("argument --config: ") in done.stderr and "Traceback" not in done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [({"inter_node_gbit_per_gpu": float("nan")}, "inter_node_gbit_per_gpu is nan"),
+     ({"memory_gib": float("inf")}, "memory_gib is inf"), ({"gpus_per_node": 2**63}, "gpus_per_node is"),
+     ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; it must be a whole number"),
+     ({"memory_gib": 1e308}, "memory_gib is 1e+308")],
+)  # fmt: skip
+def test_figures_of_a_cluster_that_cannot_be(tmp_path: Path, cluster: dict[str, Any], message: str) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"hardware": "h100_sxm", **cluster}))
+    assert message in refused("--cluster", path, "--world_size", 8)
+
+
+@pytest.mark.parametrize(
+    "layout", [{"micro_batch_size": 10**12}, {"micro_batch_size": 2**52}, {"recompute": "full", "recompute_layers": 99},
+               {"recompute_layers": 2**63}, {"num_micro_batches": 10**19}],
+)  # fmt: skip
+def test_layouts_out_of_bounds(tmp_path: Path, layout: dict[str, Any]) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"model": "llama3_8b", "layout": layout}))
+    assert next(reversed(layout)) in refused("--config", path, "--world_size", 8)
+
+
+def test_outputs_keep_what_is_no_file_and_follow_links(tmp_path: Path) -> None:
+    works("--world_size", 8, "--json", "/dev/null")
+    assert Path("/dev/null").is_char_device()
+    target, link = tmp_path / "target.json", tmp_path / "link.json"
+    target.write_text("old")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    works("--world_size", 8, "--json", link)
+    assert link.is_symlink() and "best" in json.loads(target.read_text()) and target.stat().st_mode & 0o777 == 0o600
+    done = subprocess.run(
+        [sys.executable, "simulation_train_formulaic.py", "--world_size", "8", "--json", "/dev/stdout"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert '"best": [' in done.stdout
 
 
 # input that cannot be used

@@ -1,0 +1,57 @@
+"""Bounds of every number that a layout, a cluster or an option may state, applied whatever way it comes in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from profiler.errors import InputError
+
+#: Name -> (least, most). Within them no product of sizes leaves 64 bits.
+WHOLE_NUMBERS = {
+    "world_size": (1, 1 << 20),
+    "tp": (1, 1 << 20),
+    "cp": (1, 1 << 20),
+    "pp": (1, 1 << 20),
+    "vpp": (1, 1 << 12),
+    "wp": (1, 1 << 20),
+    "dp": (1, 1 << 20),
+    "zero_shard_size": (1, 1 << 20),
+    "micro_batch_size": (1, 1 << 16),
+    "num_micro_batches": (1, 1 << 24),
+    "seq_len": (1, 1 << 26),
+    "num_layers_in_first_pipeline_stage": (0, 1 << 12),
+    "num_layers_in_last_pipeline_stage": (0, 1 << 12),
+    "recompute_layers": (-1, 1 << 12),
+    "gpus_per_node": (1, 1 << 12),
+    "global_batch_size": (1, 1 << 40),  # tokens on the command line, sequences in Python
+    "top": (1, 1000),
+}
+NUMBERS = {"inter_node_gbit_per_gpu": (1e-3, 1e6), "memory_gib": (1e-3, 1e5), "memory_limit_gib": (1e-3, 1e5)}
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return ``value`` if it is a whole number within the bounds of ``name``; else raise InputError."""
+    least, most = WHOLE_NUMBERS[name]
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{name} is {shown(value)}; it must be a whole number of at least {least} and at most {most}")
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    """Return ``value`` if it is a finite number within the bounds of ``name``; else raise InputError."""
+    least, most = NUMBERS[name]
+    sound = isinstance(value, int | float) and not isinstance(value, bool)
+    if not sound or not math.isfinite(value) or not least <= value <= most:
+        raise InputError(f"{name} is {shown(value)}; it must be a positive number between {least:g} and {most:g}")
+    return float(value)
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: on one line, printable, and short."""
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__}"
+    if isinstance(value, int) and abs(value) > 10**40:  # printing it could take seconds
+        return "a number of more than 40 digits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
