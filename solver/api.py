@@ -2,7 +2,7 @@
 
 >>> from solver import load_problem, search
 >>> problem = load_problem("configs/7B_internlm2.py", world_size=128, profile="h100_sxm")
->>> search(problem, global_batch_size=1024).best.tgs
+>>> search(problem, global_batch_sequences=1024).best.tgs
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
+from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
@@ -56,6 +57,9 @@ def load_problem(
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
     if profile is None and "hardware" in described:
         profile = str(described["hardware"])
+    varied = [key for key in constants if key in AXES]
+    if varied:
+        raise InputError(f"{varied[0]} is an axis of a search: fix it with search(..., fixed={{{varied[0]!r}: ...}})")
     found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
     place = _limited(cluster_of(found.device, described), memory_limit_gib)
     cost = cost_model(found, place.network_bandwidth, CACHE)

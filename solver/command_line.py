@@ -23,6 +23,7 @@ from solver.formats.config_file import RunConfig, find_model, load_cluster, load
 from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
 from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
+from solver.search.fixed import AXES, parse_fixed
 from solver.search.search import SearchResult, search
 from solver.spec.bounds import number, whole_number
 from solver.spec.model import approximations
@@ -35,7 +36,7 @@ _SHOWN_KEYS = 6  #: names of keys in a note
 
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile", "cluster",
-    "seq_len", "framework", "memory_limit_gib", "csv", "plot",
+    "seq_len", "framework", "memory_limit_gib", "csv", "plot", "fix",
 )  # fmt: skip
 _EXAMPLES = """examples:
   python simulation_train_formulaic.py --run_all_solu --world_size 128
@@ -111,6 +112,7 @@ def add_approximate_argument(p: argparse.ArgumentParser) -> None:
 def add_search_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that only a search has."""
     p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
+    p.add_argument("--fix", metavar="AXIS=VALUE,...", help=f"search only layouts with these, of {', '.join(AXES)}")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
 
 
@@ -162,6 +164,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)]
         if ignored:
             raise InputError(f"--{ignored[0]} says nothing to --validate: each case names its own hardware, model and layout")
+    if args.fix is not None and not args.run_all_solu:
+        raise InputError("--fix fixes axes of a search; give --run_all_solu too")
     if args.plot and not args.run_all_solu:
         raise InputError("--plot draws the Pareto-optimal layouts of a search; give --run_all_solu too")
     if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
@@ -214,7 +218,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
     sequences = _sequences(args.global_batch_size or DEFAULT_TOKENS, length)
     problem, timed = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
     with _progress("estimating layouts") as report:
-        result = search(problem, sequences, args.top, report)
+        result = search(problem, sequences, args.top, report, fixed=parse_fixed(args.fix or ""))
     show_search(console, result, said, _notes(problem, config, timed))
     _write_search(args, result, said, console)
 

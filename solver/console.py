@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add_prediction_arguments(search)
     add_search_arguments(search)
     single = commands.add_parser("predict", help="estimate the layout that a config states")
-    single.set_defaults(run_all_solu=False, validate=None, top=1, plot=None)
+    single.set_defaults(run_all_solu=False, validate=None, top=1, plot=None, fix=None)
     add_prediction_arguments(single)
     checked = commands.add_parser("validate", help="predict measured runs and print the errors")
     checked.add_argument(

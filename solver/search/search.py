@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
+from solver.search.fixed import check_fixed, fixed_layouts, fixed_splits
 from solver.search.space import cross, enumerate_splits
+from solver.spec.bounds import whole_number
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, layer_table
@@ -79,25 +82,35 @@ def concatenate(parts: list[Layouts]) -> Layouts:
 
 
 def search(
-    problem: Problem, global_batch_size: int, top: int = 10, progress: Callable[[int, int], None] | None = None
+    problem: Problem,
+    global_batch_sequences: int | None = None,
+    top: int = 10,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    global_batch_tokens: int | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    **unknown: Any,
 ) -> SearchResult:
-    """Estimate every layout of ``problem.run.world_size`` ranks and ``global_batch_size`` sequences.
+    """Estimate every layout of ``problem.run.world_size`` ranks and a global batch of sequences, or of tokens.
 
-    top: number of best layouts to keep. progress(done, total) is called with numbers of splits. Raises InputError if nothing
-    divides or nothing fits.
+    top: number of best layouts to keep. progress(done, total) is called with numbers of splits. fixed: axes that do not vary,
+    by name (solver.search.fixed.AXES). Raises InputError if nothing divides or nothing fits.
     """
-    if isinstance(global_batch_size, bool) or not isinstance(global_batch_size, int) or global_batch_size < 1:
-        raise InputError(f"the global batch is {global_batch_size!r} sequences; it must be a whole number of at least 1")
+    sequences, fixed = _sequences(problem, global_batch_sequences, global_batch_tokens, unknown), fixed or {}
+    check_fixed(fixed)
     start = time.perf_counter()
-    space = enumerate_splits(problem, global_batch_size)
-    table = layer_table(problem, space.splits.layer_keys()[0])
+    space = enumerate_splits(problem, sequences)
+    splits = fixed_splits(space.splits, fixed)
+    table = layer_table(problem, splits.layer_keys()[0])
     best, modes = _Best(top), {mode: _Best(1) for mode in TpMode}
     front = _ParetoFront()
     estimated = feasible = 0
     least = np.inf
-    for begin in range(0, len(space.splits), CHUNK_SPLITS):
-        part = slice(begin, begin + CHUNK_SPLITS)
-        solutions = estimate_layouts(problem, cross(problem, space.splits.take(part)), table)
+    for begin in range(0, len(splits), CHUNK_SPLITS):
+        layouts = fixed_layouts(cross(problem, splits.take(slice(begin, begin + CHUNK_SPLITS))), fixed)
+        if not len(layouts):
+            continue
+        solutions = estimate_layouts(problem, layouts, table)
         seconds, memory = solutions.times.seconds, solutions.memory.device
         fits = np.flatnonzero(memory <= problem.cluster.memory_bytes)
         estimated, feasible, least = estimated + len(solutions), feasible + len(fits), min(least, memory.min())
@@ -107,7 +120,9 @@ def search(
             kept.offer(solutions.layouts, fits[mode_of == mode], seconds, memory)
         front.offer(solutions.layouts, fits, seconds, memory)
         if progress:
-            progress(min(begin + CHUNK_SPLITS, len(space.splits)), len(space.splits))
+            progress(min(begin + CHUNK_SPLITS, len(splits)), len(splits))
+    if not estimated:
+        raise InputError(f"no layout of this search has {', '.join(f'{name} {value}' for name, value in fixed.items())}")
     if not feasible:
         raise InputError(_nothing_fits(problem, estimated, least))
     rejected = Counter({**space.rejected, OUT_OF_MEMORY: estimated - feasible})
@@ -117,6 +132,21 @@ def search(
         problem, estimate_layouts(problem, best.parts[0], table), found, estimate_layouts(problem, front.layouts(), table),
         estimated, feasible, elapsed, rejected,
     )  # fmt: skip
+
+
+def _sequences(problem: Problem, sequences: int | None, tokens: int | None, unknown: Mapping[str, Any]) -> int:
+    """Return the global batch in sequences, from whichever unit was given."""
+    if unknown:
+        hint = "; give global_batch_sequences or global_batch_tokens" if "global_batch_size" in unknown else ""
+        raise InputError(f"search has no argument {next(iter(unknown))}{hint}")
+    if (sequences is None) == (tokens is None):
+        raise InputError("give the global batch either as global_batch_sequences or as global_batch_tokens")
+    if tokens is None:
+        return whole_number("global_batch_sequences", sequences)
+    count, rest = divmod(whole_number("global_batch_tokens", tokens), problem.run.seq_len)
+    if rest:
+        raise InputError(f"global_batch_tokens {tokens} is not a whole number of sequences of {problem.run.seq_len} tokens")
+    return count
 
 
 def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:

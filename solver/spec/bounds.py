@@ -24,7 +24,9 @@ WHOLE_NUMBERS = {
     "num_layers_in_last_pipeline_stage": (0, 1 << 12),
     "recompute_layers": (-1, 1 << 12),
     "gpus_per_node": (1, 1 << 12),
-    "global_batch_size": (1, 1 << 40),  # tokens on the command line, sequences in Python
+    "global_batch_size": (1, 1 << 40),  # tokens, the option of the command line
+    "global_batch_tokens": (1, 1 << 40),
+    "global_batch_sequences": (1, 1 << 40),
     "top": (1, 1000),
 }
 NUMBERS = {"inter_node_gbit_per_gpu": (1e-3, 1e6), "memory_gib": (1e-3, 1e5), "memory_limit_gib": (1e-3, 1e5)}

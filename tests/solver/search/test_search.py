@@ -280,7 +280,7 @@ def test_small_random_models(
 @pytest.mark.parametrize(
     ("world", "batch", "message"),
     [(0, 8, "world_size"), (-1, 8, "world_size"), (12, 12, "nodes"), (10**9, 8, "world_size"), (2**20 + 8, 8, "world_size"),
-     (8, 0, "global batch"), (8, -4, "global batch")],
+     (8, 0, "global_batch_sequences"), (8, -4, "global_batch_sequences")],
 )  # fmt: skip
 def test_invalid_world_sizes_and_batches(world: int, batch: int, message: str) -> None:
     with pytest.raises(InputError) as caught:

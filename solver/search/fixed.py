@@ -1,0 +1,59 @@
+"""Axes of a search that the user fixes: tp=8, recompute=full, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from profiler.errors import InputError
+from solver.spec.bounds import WHOLE_NUMBERS, shown, whole_number
+from solver.spec.strategy import CHOICES, Recompute, TpMode
+from solver.step.layouts import Layouts, Splits
+
+_OF_SPLITS = ("tp_mode", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches")
+_OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
+AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
+
+
+def parse_fixed(text: str) -> dict[str, Any]:
+    """Return the axes that ``tp=8,recompute=full`` fixes. Raises InputError for what is no axis or no value of one."""
+    fixed: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or name in fixed:
+            raise InputError(f"--fix {part}: give each axis once, as in tp=8,recompute=full")
+        fixed[name] = int(value) if value.lstrip("-").isdecimal() and len(value) < 20 else value
+    check_fixed(fixed)
+    return fixed
+
+
+def check_fixed(fixed: Mapping[str, Any]) -> None:
+    """Raise InputError for what is no axis of a search or no value of it."""
+    for name, value in fixed.items():
+        if name not in AXES:
+            raise InputError(f"{name} is no axis of a search; axes are {', '.join(AXES)}")
+        if name in WHOLE_NUMBERS:
+            whole_number(name, value)
+        elif value not in CHOICES[name]:
+            raise InputError(f"{name} is {shown(value)}; it must be one of {', '.join(map(str, CHOICES[name]))}")
+
+
+def fixed_splits(splits: Splits, fixed: Mapping[str, Any]) -> Splits:
+    """Return the splits that agree with ``fixed``. Raises InputError if there is none."""
+    keep = np.ones(len(splits), dtype=bool)
+    for name in (name for name in fixed if name in _OF_SPLITS):
+        column = splits.mode if name == "tp_mode" else getattr(splits, name)
+        keep &= column == (int(TpMode[fixed[name].upper()]) if name == "tp_mode" else fixed[name])
+        if not keep.any():
+            raise InputError(f"no layout of this search has {name} {fixed[name]} together with what else is fixed")
+    return splits.take(keep)
+
+
+def fixed_layouts(layouts: Layouts, fixed: Mapping[str, Any]) -> Layouts:
+    """Return the layouts that agree with ``fixed`` in ZeRO stage and recomputation."""
+    keep = np.ones(len(layouts), dtype=bool)
+    for name in (name for name in fixed if name in _OF_LAYOUTS):
+        keep &= getattr(layouts, name) == (int(Recompute[fixed[name].upper()]) if name == "recompute" else fixed[name])
+    return layouts if keep.all() else layouts.take(np.flatnonzero(keep))

@@ -1,0 +1,88 @@
+"""Axes that a search is told to keep: the same layouts as in the whole search, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import all_layouts, column, make_problem, toy_cost
+
+from profiler.errors import InputError
+from solver import load_problem
+from solver.search.fixed import parse_fixed
+from solver.search.search import search
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Recompute, TpMode
+from solver.step.solutions import estimate_layouts
+
+MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,
+                  num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fixed",
+    [{"tp": 2}, {"tp": 2, "pp": 2, "vpp": 2}, {"tp_mode": "isp"}, {"zero": 1, "recompute": "full"}, {"recompute_layers": 2},
+     {"dp": 4, "micro_batch_size": 2, "zero_shard_size": 2}],
+)  # fmt: skip
+def test_a_fixed_search_is_the_whole_one_filtered(fixed: dict[str, Any]) -> None:
+    problem = make_problem(MODEL, 16, toy_cost(), 512, framework="internevo-2024")
+    layouts = all_layouts(problem, 32)
+    keep = np.ones(len(layouts), dtype=bool)
+    for name, value in fixed.items():
+        own = (
+            layouts.splits.mode[layouts.row]
+            if name == "tp_mode"
+            else (getattr(layouts, name) if hasattr(layouts, name) else column(layouts, name))
+        )
+        code = TpMode[value.upper()] if name == "tp_mode" else Recompute[value.upper()] if name == "recompute" else value
+        keep &= own == int(code)
+    found = search(problem, 32, top=5, fixed=fixed)
+    times = np.sort(estimate_layouts(problem, layouts.take(np.flatnonzero(keep))).times.seconds)
+    assert found.layouts_estimated == keep.sum() > 0
+    np.testing.assert_allclose(found.best.times.seconds, times[: len(found.best)], rtol=1e-12)
+    for name, value in fixed.items():
+        assert {getattr(found.best.layouts.strategy(i, problem.run), name) for i in range(len(found.best))} == {value}
+
+
+def test_the_text_of_the_option() -> None:
+    assert parse_fixed("tp=8, recompute=full,zero=1") == {"tp": 8, "recompute": "full", "zero": 1}
+    assert parse_fixed("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("tpp=8", "tpp is no axis of a search; axes are tp_mode"), ("tp", "give each axis once, as in tp=8"),
+     ("tp=8,tp=4", "give each axis once"),
+     ("tp=0", "tp is 0; it must be a whole number of at least 1"), ("tp=two", "tp is 'two'; it must be a whole number"),
+     ("zero=4", "zero is 4; it must be one of 0, 1, 2, 3"), ("recompute=some", "recompute is 'some'; it must be one of none")],
+)  # fmt: skip
+def test_texts_that_fix_nothing(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_fixed(text)
+    assert message in str(error.value)
+
+
+def test_what_no_layout_has_is_named() -> None:
+    problem = make_problem(MODEL, 16, toy_cost(), 512)
+    with pytest.raises(InputError, match="no layout of this search has tp 3"):
+        search(problem, 32, fixed={"tp": 3})
+    with pytest.raises(InputError, match="no layout of this search has recompute_layers 7"):
+        search(problem, 32, fixed={"recompute_layers": 7})
+
+
+def test_axes_are_not_constants_and_batches_have_a_unit() -> None:
+    with pytest.raises(InputError, match=r"zero is an axis of a search: fix it with search\(..., fixed="):
+        load_problem("configs/7B_internlm2.py", 64, zero=1)
+    problem = make_problem(MODEL, 16, toy_cost(), 512)
+    by_tokens, by_sequences = search(problem, global_batch_tokens=32 * 512), search(problem, global_batch_sequences=32)
+    assert by_tokens.best.times.seconds.tolist() == by_sequences.best.times.seconds.tolist()
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"global_batch_size": 32}, "no argument global_batch_size; give global_batch_sequences or global_batch_tokens"),
+        ({}, "either as global_batch_sequences or as global_batch_tokens"),
+        ({"global_batch_tokens": 1000}, "global_batch_tokens 1000 is not a whole number of sequences of 512 tokens"),
+        ({"global_batch_sequences": 1, "global_batch_tokens": 512}, "either as"),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(InputError, match=message):
+            search(problem, **arguments)
