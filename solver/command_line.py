@@ -209,7 +209,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         strategies = [configured_strategy(problem, config, batch)]
         problem, timed = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
         solutions = estimate(problem, strategies)
-        show_single(console, solutions, said, _notes(problem, config, timed))
+        show_single(console, solutions, said, _notes(problem, config, timed, set(AXES) & config.layout.keys()))
         if args.json:
             write_json(args.json, problem_dict(solutions, said) | {"best": [solution_dict(solutions, 0)]})
         if args.csv:
@@ -223,10 +223,17 @@ def predict(args: argparse.Namespace, console: Console) -> None:
     _write_search(args, result, said, console)
 
 
-def _notes(problem: Problem, config: RunConfig, timed: str) -> str:
-    """Return what else a reader must know, a line each: what is left out, what of the config was not read, what was timed."""
+def _notes(problem: Problem, config: RunConfig, timed: str, stated: set[str] | None = None) -> str:
+    """Return what else a reader must know, a line each: what is left out, what of the config was not read, what was timed.
+
+    stated: axes of a layout that the config states, where its own layout is predicted.
+    """
     left_out = approximations(problem.model, problem.run.seq_len)
     lines = [f"left out of the estimate: {'; '.join(left_out)}" if left_out else "", timed]
+    if stated is not None and not stated:
+        lines.append(
+            "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
+        )
     if config.ignored:
         more = f" and {len(config.ignored) - _SHOWN_KEYS} more" if len(config.ignored) > _SHOWN_KEYS else ""
         lines.append(f"not read from the config: {', '.join(config.ignored[:_SHOWN_KEYS])}{more}")

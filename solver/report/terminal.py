@@ -11,7 +11,7 @@ from rich.text import Text
 from profiler.profile.profile import GIB
 from solver.report.explain import Explanation, explain
 from solver.report.validate import Prediction, Regret, Score
-from solver.search.search import SearchResult
+from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.solutions import Solutions
 
@@ -31,7 +31,7 @@ _LEGEND = Text(
 )
 _VALIDATION_LEGEND = Text(
     "error: predicted / measured - 1; mean (signed) below 0: predicted too fast; regret: measured time of the layout ranked "
-    "first over the measured best, minus 1. More in docs/glossary.md",
+    "first over the measured best, minus 1, in families of runs that differ in layout only. More in docs/glossary.md",
     style="dim",
 )
 
@@ -65,7 +65,7 @@ def _heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, "
         f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
-        f"{profile}; sustained-clock derating {p.cost.derating:.2f}",
+        f"{profile}; sustained-clock derating: GEMM and attention times x {p.cost.derating:.2f}",
         *([notes] if notes else []),
     ]
     return Text("\n".join(lines))
@@ -135,7 +135,7 @@ def breakdown(solutions: Solutions, index: int) -> Group:
 
 def _basis(why: Explanation) -> Text:
     shares = ", ".join(f"{share:.0%} {basis}" for basis, share in why.by_basis().items() if share >= 0.005)
-    return Text(f"share of the time by what its estimates rest on: {shares}; one standard deviation {why.relative_std:.1%}")
+    return Text(f"share of the time: {shares}; relative standard deviation of the step {why.relative_std:.1%}")
 
 
 def _memory(solutions: Solutions, index: int) -> Text:
@@ -145,15 +145,18 @@ def _memory(solutions: Solutions, index: int) -> Text:
     where = "last" if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1 else "first"
     return Text(
         f"memory peaks on the {where} pipeline stage (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
-        f"reserved {memory.reserved[index] / GIB:.1f}, with the runtime {memory.device[index] / GIB:.1f}"
+        f"reserved {memory.reserved[index] / GIB:.1f}, with CUDA context and NCCL {memory.device[index] / GIB:.1f}"
     )
 
 
 def _searched(result: SearchResult) -> Text:
-    out = "; ".join(f"{n:,} {reason}" for reason, n in result.rejected.most_common() if n)
+    rejected = {reason: n for reason, n in result.rejected.most_common() if n}
+    too_large = rejected.pop(OUT_OF_MEMORY, 0)
+    left_out = "; ".join(f"{reason} ({n:,})" for reason, n in rejected.items())
     return Text(
-        f"searched {result.layouts_estimated:,} layouts in {result.seconds:.2f} s ({result.layouts_per_second:,.0f}/s), "
-        f"{result.feasible:,} are feasible. Left out: {out}."
+        f"searched {result.layouts_estimated:,} layouts in {result.seconds:.2f} s ({result.layouts_per_second:,.0f}/s): "
+        f"{result.feasible:,} fit, {too_large:,} do not fit in memory"
+        + (f"\nnot enumerated, by reason and number of splits of ranks or batch: {left_out}" if left_out else "")
     )
 
 
