@@ -11,6 +11,7 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.synonyms import normalized_run
+from solver.formats.text_file import read_text
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
 from solver.spec.strategy import Strategy
@@ -48,20 +49,7 @@ def read_cases(path: Path) -> list[Case]:
 
     Raises InputError for a file that cannot be read or holds no case at all.
     """
-    try:
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path}: not a regular file; cases are JSON objects, one a line")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise InputError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file; cases are JSON objects, one a line") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: cannot read the cases: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path, "a file of cases, JSON objects one a line", MAX_BYTES)
     cases = [_case_of_line(line, number) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if all(case.strategy is None and case.id.startswith(_LINE) for case in cases):
         reasons = f": {cases[0].id}: {cases[0].skipped}" if cases else ""

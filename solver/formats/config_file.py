@@ -14,10 +14,12 @@ from profiler.errors import InputError
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.internevo_config import internevo_run
 from solver.formats.literal_python import closest
+from solver.formats.text_file import read_text
 from solver.spec.model import ModelSpec, model_from_keys
 from solver.spec.strategy import Strategy
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+_WHAT = "a configuration file"
 MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes
 
 _KINDS = {"int": "a whole number", "bool": "true or false", "str": "a text"}  #: field types, as error messages name them
@@ -49,7 +51,7 @@ def load_run_config(path: str | Path) -> RunConfig:
     path = Path(path)
     if path.suffix not in (".py", ".json"):
         raise InputError(f"{path}: a configuration is a .py file (InternEvo's format) or a .json file")
-    text = _read_text(path)
+    text = read_text(path, _WHAT, MAX_BYTES)
     if path.suffix == ".py":
         run = internevo_run(text, str(path), path.stem)
         return RunConfig(
@@ -60,28 +62,6 @@ def load_run_config(path: str | Path) -> RunConfig:
         return _case_like(plain, path)
     ignored = tuple(unread_keys(plain)) if MARKS & set(plain) else ()
     return RunConfig(_json_name(plain, path), _json_model(plain, path), {}, None, path, ignored)
-
-
-def _read_text(path: Path) -> str:
-    """Return the text of a regular UTF-8 file of at most MAX_BYTES."""
-    try:
-        if path.is_dir():
-            raise InputError(f"{path}: a folder, not a configuration file")
-        if path.exists() and not path.is_file():
-            raise InputError(f"{path}: not a regular file")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise InputError(f"{path}: larger than {MAX_BYTES >> 20} MiB, so hardly a configuration file")
-        return content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such configuration file") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _json_object(text: str, path: Path) -> dict[str, Any]:
@@ -187,7 +167,7 @@ def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
                 f"give a .json file or one of {', '.join(known)}"
             )
         path = CONFIGS / "clusters" / f"{path_or_name}.json"
-    return {"name": path.stem, **_json_object(_read_text(path), path)}
+    return {"name": path.stem, **_json_object(read_text(path, _WHAT, MAX_BYTES), path)}
 
 
 def find_model(model_size: str | int) -> Path:

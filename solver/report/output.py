@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import csv
+import importlib.metadata
 import io
 import json
+import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from profiler.files import write_text
 from solver.report.explain import Explanation, explain
@@ -41,6 +47,8 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
         "interval_s": list(why.interval),
         "tgs": float(solutions.tgs[index]),
         "mfu": float(solutions.mfu[index]),
+        "mfu_whole_square": float(solutions.mfu_whole_square[index]),
+        "model_flops_per_second": float(solutions.flops_per_second[index]),
         "peak_memory_bytes": float(memory.device[index]),
         "allocated_memory_bytes": float(memory.allocated[index]),
         "reserved_memory_bytes": float(memory.reserved[index]),
@@ -70,7 +78,18 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "profile": profile,
         "run": {key: getattr(problem.run, key) for key in constants},
         "sustained_scale": problem.cost.derating,
+        "command": shlex.join(sys.argv),
+        "versions": _versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that made the result; an uninstalled checkout of this program has none."""
+    try:
+        own = importlib.metadata.version("foretrain")
+    except importlib.metadata.PackageNotFoundError:
+        own = "not installed"
+    return {"foretrain": own, "python": platform.python_version(), "numpy": np.__version__}
 
 
 def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:

@@ -77,17 +77,20 @@ def _verdict(solutions: Solutions) -> Text:
     fits = solutions.memory.device[0] <= solutions.problem.cluster.memory_bytes
     text = (
         f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {seconds(low)} "
-        f"to {seconds(high)}), MFU {solutions.mfu[0]:.1%}, {solutions.memory.device[0] / GIB:.1f} GiB per GPU"
+        f"to {seconds(high)})\nMFU {solutions.mfu[0]:.1%}, {solutions.flops_per_second[0] / 1e12:,.0f} TFLOP/s per GPU "
+        f"(counting the whole square of attention {solutions.mfu_whole_square[0]:.1%}), "
+        f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU"
     )
     return Text(text + ("" if fits else ": DOES NOT FIT"), style="bold" if fits else "bold red")
 
 
 def seconds(value: float) -> str:
-    """Return a time with three significant digits in s, ms or us."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if abs(value) >= scale or unit == "us":
+    """Return a time with three significant digits, from microseconds to days; minutes begin at two, as hours and days do."""
+    units = (("days", 2 * 86400.0, 86400.0), ("h", 7200.0, 3600.0), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
+    for unit, least, scale in units:
+        if abs(value) >= least:
             return f"{value / scale:.3g} {unit}"
-    raise AssertionError
+    return f"{value / 1e-6:.3g} us"
 
 
 def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]]) -> Table:

@@ -118,15 +118,15 @@ class ModelSpec:
         """Rows of the learned position table, that of a sequence of ``seq_len`` tokens if the model states none."""
         return (self.position_rows or self.max_position_embeddings or seq_len) if self.position == "learned" else 0
 
-    def flops_per_token(self, seq_len: int) -> float:
-        """Return the model FLOPs per token, forward and backward, with causal attention (half of the square).
+    def flops_per_token(self, seq_len: int, whole_square: bool = False) -> float:
+        """Return the model FLOPs per token, forward and backward, with causal attention (half of the square, or all of it).
 
         6 * linears + 6 * layers * heads * head_dim * seq_len, as PaLM's appendix B with the causal half. Recomputation and the
         embedding lookup are not model FLOPs, the head is.
         """
         linears = self.num_hidden_layers * self.layer_linear_parameters + self.vocab_size * self.hidden_size
         scores = self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
-        return 6.0 * linears + 6.0 * scores
+        return 6.0 * linears + (12.0 if whole_square else 6.0) * scores
 
     def replace(self, **changes: Any) -> ModelSpec:
         return replace(self, **changes)

@@ -41,11 +41,24 @@ class Solutions:
         return self.tokens / self.times.seconds / self.problem.run.world_size
 
     @property
+    def flops_per_second(self) -> np.ndarray:
+        """Model FLOP/s per accelerator, attention counted with its causal half."""
+        return self.tgs * self.problem.model.flops_per_token(self.problem.run.seq_len)
+
+    @property
     def mfu(self) -> np.ndarray:
         """Model FLOP/s over the datasheet's peak for the run's precision."""
+        return self.flops_per_second / self._peak
+
+    @property
+    def mfu_whole_square(self) -> np.ndarray:
+        """The same with the whole square of attention counted, as some frameworks print it."""
+        return self.tgs * self.problem.model.flops_per_token(self.problem.run.seq_len, whole_square=True) / self._peak
+
+    @property
+    def _peak(self) -> float:
         run, device = self.problem.run, self.problem.cost.device
-        peak = device.peak_flops.get(FAMILIES.get(run.precision, run.precision)) or device.peak_flops["bf16"]
-        return self.tgs * self.problem.model.flops_per_token(run.seq_len) / peak
+        return device.peak_flops.get(FAMILIES.get(run.precision, run.precision)) or device.peak_flops["bf16"]
 
 
 def estimate_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None) -> Solutions:

@@ -423,7 +423,7 @@ def test_invalid_json_files(load, content, message):
 
 def test_files_that_cannot_be_read(load, tmp_path):
     for path, message in [
-        (tmp_path / "none.py", "no such configuration file"), (tmp_path / "run.yaml", "a configuration is a .py file"),
+        (tmp_path / "none.py", "no such file; it should be a configuration file"), (tmp_path / "run.yaml", "a configuration is a .py file"),
         (tmp_path / ("x" * 300 + ".py"), "cannot be read"), (Path("a\0b.py"), "cannot be read"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):
@@ -449,5 +449,5 @@ def test_a_cluster_file_of_the_users_own(tmp_path):
     path.write_text('{"gpus": 4}')
     with pytest.raises(InputError, match="unknown cluster key 'gpus'"):
         cluster_of(DEVICES["h100_sxm"], load_cluster(path))
-    with pytest.raises(InputError, match="no such configuration file"):
+    with pytest.raises(InputError, match="no such file; it should be a configuration file"):
         load_cluster(tmp_path / "none.json")

@@ -1,0 +1,29 @@
+"""Reading a text file that a user named: regular, of a bounded size, UTF-8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiler.errors import InputError
+
+
+def read_text(path: Path, what: str, most_bytes: int) -> str:
+    """Return the text of a regular UTF-8 file. what: what the file should be, as messages name it. Raises InputError."""
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: a folder, not {what}")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: not a regular file")
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise InputError(f"{path}: larger than {most_bytes >> 20} MiB, so hardly {what}")
+        return content.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file; it should be {what}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start}); it should be {what}") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None

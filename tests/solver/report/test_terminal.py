@@ -1,0 +1,24 @@
+"""What a person reads: times in the unit that fits them."""
+
+from __future__ import annotations
+
+import pytest
+from toy import tiny
+
+from solver.report.terminal import seconds
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.5e-7, "0.25 us"), (3.2e-4, "320 us"), (0.0123, "12.3 ms"), (1.0, "1 s"), (119.0, "119 s"), (1020.0, "17 min"),
+     (7199.0, "120 min"), (9000.0, "2.5 h"), (172_800.0, "2 days"), (1.876e6, "21.7 days")],
+)  # fmt: skip
+def test_times_have_the_unit_that_fits(value: float, text: str) -> None:
+    assert seconds(value) == text
+
+
+def test_mfu_by_both_conventions() -> None:
+    # 6 FLOPs per weight: 2 layers x 36,864 + 256 x 64 in the head; attention 6 x 2 layers x 4 heads x 16 x 32 tokens, or twice
+    found, linears, scores = tiny("internevo-2024"), 6 * (2 * 36_864 + 256 * 64), 6 * 2 * 4 * 16 * 32
+    assert found.flops_per_second[0] == pytest.approx(found.tgs[0] * (linears + scores), rel=1e-12)
+    assert found.mfu_whole_square[0] / found.mfu[0] == pytest.approx((linears + 2 * scores) / (linears + scores), rel=1e-12)
