@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy step-factors fits clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy step-factors fits fuzz clean
 
 setup: $(VENV)/.predict
 
@@ -47,6 +47,9 @@ validate-here: $(VENV)/.dev
 
 fits: $(VENV)/.predict
 	$(BIN)/python -m predictor.accuracy --profile all
+
+fuzz: $(VENV)/.predict
+	$(BIN)/python benchmarks/fuzz.py --inputs 2000
 
 clean:
 	rm -rf $(VENV) prof_data/.cache

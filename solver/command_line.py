@@ -25,13 +25,14 @@ from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.fixed import AXES, parse_fixed
 from solver.search.search import SearchResult, search
-from solver.spec.bounds import number, whole_number
+from solver.spec.bounds import number, printable, whole_number
 from solver.spec.model import approximations
 from solver.step.problem import Problem
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
 DEFAULT_MODEL = "7"
+_MOST_MESSAGE = 1200  #: characters of an error message
 _SHOWN_KEYS = 6  #: names of keys in a note
 
 _OF_A_PREDICTION = (
@@ -140,7 +141,9 @@ def run(command: Callable[[Console], None]) -> int:
     try:
         command(console)
     except InputError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"error: {error}", markup=False)
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"error: {printable(str(error), _MOST_MESSAGE)}", markup=False
+        )
         return 2
     except KeyboardInterrupt:
         return 130
@@ -236,7 +239,7 @@ def _notes(problem: Problem, config: RunConfig, timed: str, stated: set[str] | N
         )
     if config.ignored:
         more = f" and {len(config.ignored) - _SHOWN_KEYS} more" if len(config.ignored) > _SHOWN_KEYS else ""
-        lines.append(f"not read from the config: {', '.join(config.ignored[:_SHOWN_KEYS])}{more}")
+        lines.append(f"not read from the config: {printable(', '.join(config.ignored[:_SHOWN_KEYS]), 400)}{more}")
     return "\n".join(filter(None, lines))
 
 

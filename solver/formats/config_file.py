@@ -60,8 +60,8 @@ def load_run_config(path: str | Path) -> RunConfig:
     plain = _json_object(text, path)
     if "model" in plain:
         return _case_like(plain, path)
-    ignored = tuple(unread_keys(plain)) if MARKS & set(plain) else ()
-    return RunConfig(_json_name(plain, path), _json_model(plain, path), {}, None, path, ignored)
+    model = _json_model(plain, path)
+    return RunConfig(model.name, model, {}, None, path, tuple(unread_keys(plain)) if MARKS & set(plain) else ())
 
 
 def _json_object(text: str, path: Path) -> dict[str, Any]:

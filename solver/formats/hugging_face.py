@@ -91,5 +91,8 @@ def unread_keys(config: Mapping[str, Any]) -> list[str]:
     """Return the keys of a ``config.json`` that are neither read nor known to be harmless, in order."""
     config, _ = _text_part(config)
     family = FAMILIES.get(str(config.get("model_type")))
-    read = family.read({k: v for k, v in config.items() if v is not None})[1] if family else set()
+    try:
+        read = family.read({k: v for k, v in config.items() if v is not None})[1] if family else set()
+    except (TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError):
+        return []  # no model can be read, which says why
     return sorted(k for k, v in config.items() if v is not None and k not in read and not _HARMLESS.fullmatch(k))

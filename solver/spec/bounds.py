@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from profiler.errors import InputError
@@ -44,9 +43,15 @@ def number(name: str, value: Any) -> float:
     """Return ``value`` if it is a finite number within the bounds of ``name``; else raise InputError."""
     least, most = NUMBERS[name]
     sound = isinstance(value, int | float) and not isinstance(value, bool)
-    if not sound or not math.isfinite(value) or not least <= value <= most:
+    if not sound or not least <= value <= most:  # no comparison with nan holds
         raise InputError(f"{name} is {shown(value)}; it must be a positive number between {least:g} and {most:g}")
     return float(value)
+
+
+def printable(text: str, most: int = 80) -> str:
+    """Return a text as a terminal may show it: control characters replaced, the middle left out where it is long."""
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    return plain if len(plain) <= most else f"{plain[: most // 2 - 2]}...{plain[-(most // 2 - 1) :]}"
 
 
 def shown(value: Any) -> str:
@@ -55,5 +60,4 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}"
     if isinstance(value, int) and abs(value) > 10**40:  # printing it could take seconds
         return "a number of more than 40 digits"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return printable(repr(value))

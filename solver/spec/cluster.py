@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB, Device
-from solver.spec.bounds import number, whole_number
+from solver.spec.bounds import number, printable, whole_number
 
 #: Memory of the CUDA context, cuBLAS workspaces and NCCL's channels, outside the framework's allocator (assumed).
 RUNTIME_BYTES = 1.5 * GIB
@@ -49,7 +49,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return Cluster(
-        name=str(config.get("name", device.name)),
+        name=printable(str(config.get("name", device.name))),
         gpus_per_node=per_node,
         network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
         if "inter_node_gbit_per_gpu" in stated

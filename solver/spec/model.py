@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from profiler.errors import InputError
+from solver.spec.bounds import printable, shown
 
 MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -192,16 +193,12 @@ def model_from_keys(config: Mapping[str, Any], where: str, name: str = "") -> Mo
         given["qk_norm"] = "head" if given["qk_norm"] else "none"
     for key, value in given.items():
         if type(value).__name__ != kinds[key]:  # a bool is an int in Python, but "hidden_size": true is a mistake
-            raise InputError(f"{where}: model key {key} is {_short(value)}; it must be {words[kinds[key]]}")
-    called = name or str(given.get("name") or where)
+            raise InputError(f"{where}: model key {key} is {shown(value)}; it must be {words[kinds[key]]}")
+    called = printable(name or str(given.get("name") or where))
     try:
         return ModelSpec(**{**_with_defaults(dict(given), where), "name": called})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-
-
-def _short(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, list | dict) else repr(value)[:60]
 
 
 def _with_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:

@@ -1,0 +1,221 @@
+"""``make fuzz``: thousands of damaged inputs of the command; each must be answered or refused with one sentence, quickly.
+
+    python benchmarks/fuzz.py --inputs 2000 --seed 0
+
+An input is a set of files (a model, a layout, a cluster, an InternEvo config, a file of cases) and options, in which some
+values were replaced by odd ones, keys were renamed or removed, or characters were changed. A defect is a traceback, an exit
+status other than 0 and 2, a message of several lines or of control characters, a result that is not finite and positive, or an
+answer that takes longer than SECONDS. Defects are printed with the input that made them; the exit status is 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solver.command_line import main as command
+
+SECONDS = 20.0
+ROOT = Path(__file__).resolve().parent.parent
+MODEL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+         "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
+LLAMA = {
+    **MODEL,
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "max_position_embeddings": 4096,
+    "rope_theta": 1e4,
+}
+LAYOUT = {"tp": 2, "pp": 2, "zero": 1, "micro_batch_size": 2, "num_micro_batches": 4, "seq_len": 2048,
+          "framework": "megatron-core", "recompute": "full", "recompute_layers": 2, "precision": "bf16"}  # fmt: skip
+CLUSTER = {"hardware": "h100_sxm", "gpus_per_node": 8, "inter_node_gbit_per_gpu": 400, "memory_gib": 80}
+CASE = {"id": "x-1", "hardware": "h100_sxm", "cluster": {"inter_node_gbit_per_gpu": 400}, "model": MODEL,
+        "run": {**LAYOUT, "world_size": 16}, "measured": {"step_s": 1.0, "peak_memory_gib": 10.0}}  # fmt: skip
+OPTIONS = {"--world_size": "16", "--seq_len": "2048", "--global_batch_size": "131072", "--memory_limit_gib": "80", "--top": "3",
+           "--framework": "megatron-core", "--fix": "tp=2"}  # fmt: skip
+ODD: tuple[Any, ...] = (
+    0, -1, 1, 2, 3, 7, 2.5, 1e308, -1e308, float("nan"), float("inf"), 2**31, 2**53, 2**63, 2**65, 10**40, 10**400, True, False,
+    None, "", "8", "x", "\x1b[31m", "a\nb", "\0", "é" * 500, "none", "full", [], [1], {}, {"a": 1}, [[[]]],
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Defect:
+    """What was wrong, and the input that showed it."""
+
+    what: str
+    files: dict[str, str]
+    arguments: tuple[str, ...]
+
+
+def odd_object(plain: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """Return a copy in which one to three values, keys or objects inside are odd."""
+    found: dict[str, Any] = json.loads(json.dumps(plain))
+    for _ in range(chance.randint(1, 3)):
+        target = found
+        while (inner := [value for value in target.values() if isinstance(value, dict) and value]) and chance.random() < 0.7:
+            target = chance.choice(inner)
+        if not target:
+            break
+        key = chance.choice(list(target))
+        action = chance.random()
+        if action < 0.7:
+            target[key] = chance.choice(ODD)
+        elif action < 0.85:
+            target[chance.choice(["num_experts", "sliding_window", "x" * 200, "", key.upper(), key + "s"])] = target.pop(key)
+        else:
+            del target[key]
+    return found
+
+
+def odd_text(plain: dict[str, Any], chance: random.Random) -> str:
+    """Return the JSON of an odd object; sometimes with damaged characters."""
+    text = json.dumps(odd_object(plain, chance))
+    if chance.random() < 0.2:
+        place = chance.randrange(len(text))
+        text = text[:place] + chance.choice(["", '"', "{", "}" * 50, "[" * 2000, ",", "\0", "9" * 5000]) + text[place + 1 :]
+    return text
+
+
+def odd_python(chance: random.Random) -> str:
+    """Return InternEvo's shipped config with some lines or words changed."""
+    lines = (ROOT / "configs" / "7B_internlm2.py").read_text(encoding="utf-8").splitlines()
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(lines))
+        words = [
+            "import os",
+            "x = 2 ** 10 ** 10",
+            "data = dict(",
+            "HIDDEN = -1",
+            "model['hidden_size'] = 0",
+            "}",
+            "a = [0] * 10 ** 9",
+        ]
+        lines[place] = chance.choice(
+            [chance.choice(words), lines[place].replace("=", "= -", 1), lines[place][: len(lines[place]) // 2], ""]
+        )
+    return "\n".join(lines)
+
+
+def odd_input(chance: random.Random) -> tuple[dict[str, str], list[str]]:
+    """Return (files by name, arguments that name them)."""
+    options = {name: value for name, value in OPTIONS.items() if chance.random() < 0.4}
+    files: dict[str, str] = {}
+    kind = chance.choice(["model", "llama", "layout", "python", "cluster", "cases", "options"])
+    if kind == "cases":
+        files["cases.jsonl"] = "\n".join(odd_text(CASE, chance) for _ in range(chance.randint(1, 3)))
+        return files, ["--validate", "cases.jsonl"]
+    if kind in ("model", "llama"):
+        files["model.json"] = odd_text(MODEL if kind == "model" else LLAMA, chance)
+    elif kind == "layout":
+        files["model.json"] = odd_text({"name": "m", "model": MODEL, "layout": LAYOUT}, chance)
+    elif kind == "python":
+        files["model.py"] = odd_python(chance)
+    else:
+        files["model.json"] = json.dumps(MODEL)
+    arguments = ["--config", next(iter(files))]
+    if kind == "cluster":
+        files["cluster.json"] = odd_text(CLUSTER, chance)
+        arguments += ["--cluster", "cluster.json"]
+    if kind == "options" and options:
+        name = chance.choice(list(options))
+        options[name] = str(chance.choice(ODD)).replace("\0", "")
+    if chance.random() < 0.3:
+        arguments.append("--run_all_solu")
+    else:
+        options.pop("--fix", None)
+    options.setdefault("--world_size", "16")
+    return files, [*arguments, *(f"{name}={value}" for name, value in options.items()), "--json", "out.json"]
+
+
+def trouble(status: int | None, seconds: float, errors: str, result: str) -> str:
+    """Return what is wrong with an answer, or "" if nothing is."""
+    if status not in (0, 2):
+        return f"exit status {status}"
+    if seconds > SECONDS:
+        return f"took {seconds:.0f} s"
+    if "Traceback" in errors:
+        return f"a traceback: {errors.strip().splitlines()[-1][:120]}"
+    message = errors.strip()
+    if status == 2 and not message.startswith(("error: ", "usage: ")):
+        return f"no sentence: {message[:80]!r}"
+    if status == 2 and message.startswith("error: ") and (len(message) > 1500 or any(ord(c) < 32 for c in message)):
+        return f"a message of {len(message)} characters, or with control characters"
+    for best in json.loads(result).get("best", []) if result else []:
+        figures = best["step_s"], best["tgs"], best["peak_memory_bytes"], best["mfu"]
+        if not all(0 < figure < 1e30 for figure in figures) or best["mfu"] > 1.0:
+            return f"figures {figures}"
+    return ""
+
+
+@contextlib.contextmanager
+def inside(folder: str) -> Iterator[None]:
+    """Work in ``folder`` (contextlib.chdir is of Python 3.11)."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def run(files: dict[str, str], arguments: Sequence[str], main: Callable[[Sequence[str]], int] = command) -> str:
+    """Run the command on the files in a folder of their own; return what is wrong with the answer."""
+    out, errors, start = io.StringIO(), io.StringIO(), time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, inside(folder):
+        for name, text in files.items():
+            Path(name).write_text(text, encoding="utf-8", errors="replace")
+        status: int | None = None
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            try:
+                status = main(arguments)
+            except SystemExit as stop:
+                status = stop.code if isinstance(stop.code, int) else None
+            except Exception:
+                errors.write(traceback.format_exc())
+                status = 2
+        result = Path("out.json")
+        return trouble(status, time.perf_counter() - start, errors.getvalue(), result.read_text() if result.exists() else "")
+
+
+def fuzz(inputs: int, seed: int) -> list[Defect]:
+    """Run ``inputs`` odd inputs; return the defects."""
+    chance = random.Random(seed)
+    defects = []
+    for _ in range(inputs):
+        files, arguments = odd_input(chance)
+        what = run(files, arguments)
+        if what:
+            defects.append(Defect(what, files, tuple(arguments)))
+    return defects
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--inputs", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(arguments)
+    start = time.perf_counter()
+    defects = fuzz(args.inputs, args.seed)
+    for defect in defects:
+        print(f"{defect.what}: {' '.join(defect.arguments)}")
+        for name, text in defect.files.items():
+            print(f"    {name}: {text[:300]!r}")
+    print(f"{args.inputs} inputs in {time.perf_counter() - start:.0f} s, {len(defects)} defects")
+    return 1 if defects else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
