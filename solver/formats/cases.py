@@ -12,6 +12,7 @@ from profiler.errors import InputError
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
+from solver.spec.bounds import NUMBERS, number, shown, whole_number
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
 from solver.spec.strategy import Strategy
@@ -117,19 +118,22 @@ def _section(value: Any, case: str, key: str) -> dict[str, Any]:
     return {name: entry for name, entry in value.items() if entry is not None}
 
 
+def _check_section(section: str, values: Mapping[str, Any]) -> None:
+    try:
+        for key in values.keys() & NUMBERS.keys():
+            number(key, values[key])
+        if "gpus_per_node" in values:
+            whole_number("gpus_per_node", values["gpus_per_node"])
+    except InputError as error:
+        raise InputError(f"{section} key {error}") from None
+
+
 def _check_figures(cluster: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
-    """Raise InputError for a figure that is not a positive number, or for an unknown kind of memory."""
-    keys = {"cluster": ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib"), "measured": ("step_s", "peak_memory_gib")}
-    for section, values in (("cluster", cluster), ("measured", measured)):
-        for key in keys[section]:
-            value = values.get(key, 1)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise InputError(f"{section} key {key} is {value!r}; it must be a positive number")
-    nodes = cluster.get("gpus_per_node", 1)
-    if nodes != int(nodes):
-        raise InputError(f"cluster key gpus_per_node is {nodes!r}; it must be a whole number")
+    """Raise InputError for a figure that is not a positive number within its bounds, or an unknown kind of memory."""
+    _check_section("cluster", cluster)
+    _check_section("measured", measured)
     if measured.get("memory_kind", MEMORY_KINDS[0]) not in MEMORY_KINDS:
-        raise InputError(f"memory_kind is {measured['memory_kind']!r}; it must be one of {', '.join(MEMORY_KINDS)}")
+        raise InputError(f"memory_kind is {shown(measured['memory_kind'])}; it must be one of {', '.join(MEMORY_KINDS)}")
 
 
 def _model(config: dict[str, Any], assumptions: list[str]) -> ModelSpec:

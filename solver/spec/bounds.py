@@ -28,7 +28,13 @@ WHOLE_NUMBERS = {
     "global_batch_sequences": (1, 1 << 40),
     "top": (1, 1000),
 }
-NUMBERS = {"inter_node_gbit_per_gpu": (1e-3, 1e6), "memory_gib": (1e-3, 1e5), "memory_limit_gib": (1e-3, 1e5)}
+NUMBERS = {
+    "inter_node_gbit_per_gpu": (1e-3, 1e6),
+    "memory_gib": (1e-3, 1e5),
+    "memory_limit_gib": (1e-3, 1e5),
+    "step_s": (1e-9, 1e9),
+    "peak_memory_gib": (1e-6, 1e6),
+}
 
 
 def whole_number(name: str, value: Any) -> int:
