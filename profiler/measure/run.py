@@ -181,12 +181,12 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
         recorder.meta[NOT_RUN]["grouped_linear"] = reason
     software = versions(session)
     environment = f"nccl {software['nccl']}" if "nccl" in software else f"gloo of torch {software['torch']}"
-    phases = [name for name in WEIGHTS if name in plans or session.world > 1]
+    sweeps = [name for name in WEIGHTS if name in plans or session.world > 1]
     end = time.monotonic() + options.budget_seconds
     with _progress(session, end) as report:
         bench = Bench(session, WorkQueue(session), recorder, report, done, f"measured, torch {software['torch']}", environment)
-        for i, sweep in enumerate(phases):
-            share = WEIGHTS[sweep] / sum(WEIGHTS[name] for name in phases[i:])
+        for i, sweep in enumerate(sweeps):
+            share = WEIGHTS[sweep] / sum(WEIGHTS[name] for name in sweeps[i:])
             seconds = session.agree(max(end - time.monotonic(), 0.0) * share)
             if sweep in ("linear", "flash_attn", "grouped_linear"):
                 preheat(session, options.quick)

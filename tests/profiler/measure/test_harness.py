@@ -65,7 +65,7 @@ def rows(profile: Profile) -> int:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measure a profile with two gloo ranks; return its file."""
     output = tmp_path_factory.mktemp("two")
-    process = start(2, output, "--budget", "0.2")
+    process = start(2, output, "--budget", "0.4")  # minutes; half as many suffice on an idle machine
     printed = finish(process)
     assert process.returncode == 0, printed
     return output / "data.pt"
