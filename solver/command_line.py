@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,9 +14,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
 from profiler.errors import InputError
-from profiler.profile.attention_times import FOLDER, TIMING_SECONDS
+from profiler.profile.attention_times import FOLDER
 from profiler.profile.profiles import OWN_NAME, OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
 from solver.api import CACHE, configured_strategy, estimate, load_problem, time_attention
+from solver.arguments import (
+    DEFAULT_MODEL,
+    DEFAULT_TOKENS,
+    DEFAULT_WORLD_SIZE,
+    add_prediction_arguments,
+    add_search_arguments,
+    check_arguments,
+)
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
@@ -25,20 +32,13 @@ from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.fixed import AXES, parse_fixed
 from solver.search.search import SearchResult, search
-from solver.spec.bounds import number, printable, whole_number
+from solver.spec.bounds import printable
 from solver.spec.model import approximations
 from solver.step.problem import Problem
 
-DEFAULT_TOKENS = 4_194_304
-DEFAULT_WORLD_SIZE = 128
-DEFAULT_MODEL = "7"
 _MOST_MESSAGE = 1200  #: characters of an error message
 _SHOWN_KEYS = 6  #: names of keys in a note
 
-_OF_A_PREDICTION = (
-    "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile", "cluster",
-    "seq_len", "framework", "memory_limit_gib", "csv", "plot", "fix",
-)  # fmt: skip
 _EXAMPLES = """examples:
   python simulation_train_formulaic.py --run_all_solu --world_size 128
       every layout of InternLM2-7B on 128 GPUs of the default profile
@@ -48,19 +48,6 @@ _EXAMPLES = """examples:
   python simulation_train_formulaic.py --validate configs/cases/mine.jsonl
       predict measured runs and compare
 """
-
-
-class StoreOnce(argparse.Action):
-    """Stores the value of an option; the same option a second time is an error, not the one that counts."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: str | None = None
-    ) -> None:
-        given = vars(namespace).setdefault("given", set())
-        if self.dest in given:
-            parser.error(f"{option_string} is given twice")
-        given.add(self.dest)
-        setattr(namespace, self.dest, values)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -75,50 +62,6 @@ def parser() -> argparse.ArgumentParser:
     add_search_arguments(p)
     p.add_argument("--validate", type=Path, metavar="FILE.jsonl", help="predict measured runs and print the errors")
     return p
-
-
-def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
-    """Add the arguments of a prediction, of one layout or of all."""
-    p.register("action", None, StoreOnce)
-    p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
-    p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
-    p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
-    p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
-                   "batch where its own layout is estimated)")  # fmt: skip
-    p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
-    p.add_argument(
-        "--profile",
-        help=f"a shipped profile: {', '.join(shipped_profiles())}; or data, what was "
-        "measured here (default h100_sxm, or that of --cluster)",
-    )
-    p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs per node, network, memory")
-    p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
-    p.add_argument(
-        "--framework",
-        help="the framework, or its release, that will run it (default: InternEvo for its configs, else megatron-core)",
-    )
-    p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
-    add_approximate_argument(p)
-    p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
-                   f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
-    add_json_argument(p)
-    p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
-
-
-def add_approximate_argument(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--approximate", action="store_true", help="leave out what is not modelled (sliding windows, soft caps) "
-                   "instead of refusing the model")  # fmt: skip
-
-
-def add_search_arguments(p: argparse.ArgumentParser) -> None:
-    """Add the arguments that only a search has."""
-    p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
-    p.add_argument("--fix", metavar="AXIS=VALUE,...", help=f"search only layouts with these, of {', '.join(AXES)}")
-    p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
-
-
-def add_json_argument(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--json", type=Path, metavar="OUT", help="write every number, in SI units")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,45 +91,6 @@ def run(command: Callable[[Console], None]) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def check_arguments(args: argparse.Namespace) -> None:
-    """Raise InputError for values that cannot be used, alone or together."""
-    for name in ("world_size", "global_batch_size", "seq_len", "top"):
-        if getattr(args, name) is not None:
-            whole_number(name, getattr(args, name))
-    if args.memory_limit_gib is not None:
-        number("memory_limit_gib", args.memory_limit_gib)
-    if args.profile is not None and args.pre_profiling_data_path is not None:
-        raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
-    if args.config is not None and args.model_size is not None:
-        raise InputError("--config and --model_size both name a model; give one")
-    if args.framework is not None and not args.framework.strip():
-        raise InputError("--framework is empty; leave it out for the default")
-    if args.validate:
-        ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)]
-        if ignored:
-            raise InputError(f"--{ignored[0]} says nothing to --validate: each case names its own hardware, model and layout")
-    if args.fix is not None and not args.run_all_solu:
-        raise InputError("--fix fixes axes of a search; give --run_all_solu too")
-    if args.plot and not args.run_all_solu:
-        raise InputError("--plot draws the Pareto-optimal layouts of a search; give --run_all_solu too")
-    if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
-        raise InputError(f"--plot {args.plot}: the file must end in .png, .jpg, .pdf or .svg")
-    _check_outputs(args)
-
-
-def _check_outputs(args: argparse.Namespace) -> None:
-    """Raise InputError where two outputs, or an output and an input, are one file."""
-    named = {name: getattr(args, name) for name in ("config", "pre_profiling_data_path", "validate", "json", "csv", "plot")}
-    seen: dict[Path, str] = {}
-    for name, path in named.items():
-        if path is None or (path.exists() and not path.is_file()):  # a device or a pipe may take several
-            continue
-        real = path.resolve()
-        if real in seen:
-            raise InputError(f"--{seen[real]} and --{name} are both {path}; the one would overwrite the other")
-        seen[real] = name
 
 
 def predict(args: argparse.Namespace, console: Console) -> None:

@@ -11,16 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from profiler.errors import InputError, require_torch
-from solver.command_line import (
+from solver.arguments import (
     add_approximate_argument,
     add_json_argument,
     add_prediction_arguments,
     add_search_arguments,
     check_arguments,
-    predict,
-    run,
-    validate,
 )
+from solver.command_line import predict, run, validate
 
 #: The measuring script; it is started in processes of its own, one per rank.
 MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"

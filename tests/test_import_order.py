@@ -25,7 +25,7 @@ LEVELS = (
     ("solver.formats", "solver.schedule", "solver.layers"),
     ("solver.step",),
     ("solver.search",),
-    ("solver.report", "solver.api"),
+    ("solver.report", "solver.api", "solver.arguments"),
     ("solver.command_line",),
     ("solver.console",),
 )

@@ -102,35 +102,25 @@ def search(
     space = enumerate_splits(problem, sequences)
     splits = fixed_splits(space.splits, fixed)
     table = layer_table(problem, splits.layer_keys()[0])
-    best, modes = _Best(top), {mode: _Best(1) for mode in TpMode}
-    front = _ParetoFront()
-    estimated = feasible = 0
-    least = np.inf
+    found = _Found(_Best(top))
     for begin in range(0, len(splits), CHUNK_SPLITS):
         layouts = fixed_layouts(cross(problem, splits.take(slice(begin, begin + CHUNK_SPLITS))), fixed)
-        if not len(layouts):
-            continue
-        solutions = estimate_layouts(problem, layouts, table)
-        seconds, memory = solutions.times.seconds, solutions.memory.device
-        fits = np.flatnonzero(memory <= problem.cluster.memory_bytes)
-        estimated, feasible, least = estimated + len(solutions), feasible + len(fits), min(least, memory.min())
-        best.offer(solutions.layouts, fits, seconds, memory)
-        mode_of = solutions.layouts.splits.mode[solutions.layouts.row[fits]]
-        for mode, kept in modes.items():
-            kept.offer(solutions.layouts, fits[mode_of == mode], seconds, memory)
-        front.offer(solutions.layouts, fits, seconds, memory)
+        if len(layouts):
+            found.offer(estimate_layouts(problem, layouts, table))
         if progress:
             progress(min(begin + CHUNK_SPLITS, len(splits)), len(splits))
-    if not estimated:
+    if not found.estimated:
         raise InputError(f"no layout of this search has {', '.join(f'{name} {value}' for name, value in fixed.items())}")
-    if not feasible:
-        raise InputError(_nothing_fits(problem, estimated, least))
-    rejected = Counter({**space.rejected, OUT_OF_MEMORY: estimated - feasible})
+    if not found.feasible:
+        raise InputError(_nothing_fits(problem, found.estimated, found.least_memory))
+    rejected = Counter({**space.rejected, OUT_OF_MEMORY: found.estimated - found.feasible})
     elapsed = time.perf_counter() - start
-    found = {mode.name.lower(): estimate_layouts(problem, kept.parts[0], table) for mode, kept in modes.items() if kept.parts}
+    modes = {
+        mode.name.lower(): estimate_layouts(problem, kept.parts[0], table) for mode, kept in found.modes.items() if kept.parts
+    }
     return SearchResult(
-        problem, estimate_layouts(problem, best.parts[0], table), found, estimate_layouts(problem, front.layouts(), table),
-        estimated, feasible, elapsed, rejected,
+        problem, estimate_layouts(problem, found.best.parts[0], table), modes,
+        estimate_layouts(problem, found.pareto.layouts(), table), found.estimated, found.feasible, elapsed, rejected,
     )  # fmt: skip
 
 
@@ -176,6 +166,30 @@ class _ParetoFront:
 
     def layouts(self) -> Layouts:
         return self.parts[0]
+
+
+@dataclass
+class _Found:
+    """What a search keeps of the chunks that it has estimated; least_memory: bytes of the smallest layout, fitting or not."""
+
+    best: _Best
+    modes: dict[TpMode, _Best] = field(default_factory=lambda: {mode: _Best(1) for mode in TpMode})
+    pareto: _ParetoFront = field(default_factory=_ParetoFront)
+    estimated: int = 0
+    feasible: int = 0
+    least_memory: float = np.inf
+
+    def offer(self, solutions: Solutions) -> None:
+        """Keep the best of one chunk."""
+        layouts, seconds, memory = solutions.layouts, solutions.times.seconds, solutions.memory.device
+        fits = np.flatnonzero(memory <= solutions.problem.cluster.memory_bytes)
+        self.estimated, self.feasible = self.estimated + len(solutions), self.feasible + len(fits)
+        self.least_memory = min(self.least_memory, float(memory.min()))
+        self.best.offer(layouts, fits, seconds, memory)
+        mode_of = layouts.splits.mode[layouts.row[fits]]
+        for mode, kept in self.modes.items():
+            kept.offer(layouts, fits[mode_of == mode], seconds, memory)
+        self.pareto.offer(layouts, fits, seconds, memory)
 
 
 def pareto(seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
