@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,3 +173,9 @@ def test_explanations_add_up_under_every_framework(framework: str, layout: dict[
     found = tiny(framework, 8, zero_shard_size=shard, **layout)
     explanation = explain(found, 0)
     assert sum(line.seconds for line in explanation.lines) == pytest.approx(found.times.seconds[0], rel=1e-9)
+
+
+def test_the_page_of_frameworks_lists_every_release() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    for framework in FRAMEWORKS:
+        assert f"| `{framework.name}` | {framework.family} | {framework.released} |" in page
