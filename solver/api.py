@@ -33,8 +33,7 @@ from solver.step.timed_attention import with_timed_attention
 CACHE = PROF_DATA / ".cache"
 DEFAULT_SEQ_LEN = 4096
 DEFAULT_FRAMEWORK = "megatron-core"  #: of configs that state none; those of InternEvo are run by InternEvo
-_AXES = ("tp", "wp", "cp", "pp", "vpp", "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
-         "zero", "zero_shard_size", "tp_mode", "schedule", "dp", "world_size", "seq_len")  # fmt: skip
+_AXES = (*AXES, "schedule", "world_size", "seq_len")
 
 
 def load_problem(
@@ -50,8 +49,9 @@ def load_problem(
 ) -> Problem:
     """Return a Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
 
-    profile: a shipped profile's name, a Profile, or None for this machine's own (else the default). cluster: a name under
-    configs/clusters or a file, or a mapping of its keys. constants: further Strategy fields that all layouts share.
+    profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. cluster: a name
+    under configs/clusters or a file, or a mapping of its keys. approximate: leave out, instead of refusing, what
+    ``approximations`` names. constants: further Strategy fields that all layouts share.
     """
     run_config = config if isinstance(config, RunConfig) else load_run_config(config)
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})

@@ -1,7 +1,8 @@
 """How the keys of a Hugging Face ``config.json`` are read: a table of names, and what a table cannot say.
 
 Source: the modeling and configuration files of the transformers library, and for baichuan and chatglm those of the published
-checkpoints.
+checkpoints, as remembered: they were not read again line by line. What checks them are the parameter counts in
+tests/data/checkpoints.json.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Family:
         values: Values = {"tie_word_embeddings": self.tied}
         values |= {field: config[key] for key, field in names.items() if key in config}
         values |= self.fixed
-        read = set(names) | {"num_hidden_layers", "sliding_window"}
+        read = set(names)
         if self.special:
             self.special(config, values, read)
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
@@ -88,8 +89,15 @@ def read_flags(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
     read |= {"attention_bias", "mlp_bias"}
 
 
+def _only_attention(config: Mapping[str, Any]) -> None:
+    other = [kind for kind in config.get("layer_types", []) if kind not in ("full_attention", "sliding_attention")]
+    if other:
+        raise ValueError(f"layer_types has {other[0]!r}, which is not modelled")
+
+
 def read_window(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    """Read sliding_window; some families carry one that a flag turns off."""
+    """Read sliding_window; some families carry one that a flag turns off. Raises ValueError for other kinds of layer."""
+    _only_attention(config)
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         values["sliding_window"] = config["sliding_window"]
     read |= {"sliding_window", "use_sliding_window", "sliding_window_pattern", "layer_types", "max_window_layers"}
@@ -123,16 +131,19 @@ def read_gemma(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
 
 def read_gemma2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     read_gemma(config, values, read)
+    _only_attention(config)
     values["sliding_window"] = config.get("sliding_window", 4096)
     caps = [("attn_logit_softcapping", 50.0, "attention scores"), ("final_logit_softcapping", 30.0, "logits")]
     values["unmodelled"] = [f"soft-capped {what}" for key, usual, what in caps if config.get(key, usual)]
-    read |= {key for key, *_ in caps} | {"query_pre_attn_scalar", "cache_implementation", "layer_types"}
+    read |= {key for key, *_ in caps} | {"sliding_window", "query_pre_attn_scalar", "cache_implementation", "layer_types"}
 
 
 def read_gemma3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     read_gemma(config, values, read)
+    _only_attention(config)
     values["sliding_window"] = config.get("sliding_window", 4096)
     read |= {
+        "sliding_window",
         "attn_logit_softcapping",
         "final_logit_softcapping",
         "query_pre_attn_scalar",

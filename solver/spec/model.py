@@ -84,7 +84,7 @@ class ModelSpec:
 
     @property
     def has_latent_attention(self) -> bool:
-        return self.kv_lora_rank > 0
+        return self.kv_lora_rank > 0 or self.q_lora_rank > 0
 
     @property
     def layer_linear_parameters(self) -> int:
@@ -138,7 +138,8 @@ def check_model(model: ModelSpec, seq_len: int, approximate: bool = False) -> No
     if model.is_mixture_of_experts:
         raise InputError(f"{model.name} is a mixture of {model.num_experts} experts, which is not modelled yet")
     if model.has_latent_attention:
-        raise InputError(f"{model.name} has latent attention (kv_lora_rank {model.kv_lora_rank}), which is not modelled yet")
+        key = "kv_lora_rank" if model.kv_lora_rank else "q_lora_rank"
+        raise InputError(f"{model.name} has latent attention ({key} {getattr(model, key)}), which is not modelled yet")
     if 0 < model.max_position_embeddings < seq_len:
         raise InputError(
             f"seq_len {seq_len} is more than max_position_embeddings {model.max_position_embeddings} of {model.name}; "

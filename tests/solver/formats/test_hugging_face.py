@@ -47,6 +47,7 @@ def test_the_checkpoints_cover_the_families_of_dense_models() -> None:
         (LLAMA | {"model_type": "qwen3_moe", "num_experts": 128, "moe_intermediate_size": 768}, "mixture of 128 experts"),
         (LLAMA | {"model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512}, "mixture of 256 experts"),
         (LLAMA | {"model_type": "minicpm3", "kv_lora_rank": 256, "q_lora_rank": 768}, "latent attention (kv_lora_rank 256)"),
+        (LLAMA | {"model_type": "minicpm", "q_lora_rank": 768}, "latent attention (q_lora_rank 768)"),
         (LLAMA | {"max_position_embeddings": 4096}, "seq_len 8192 is more than max_position_embeddings 4096 of m"),
     ],
 )  # fmt: skip
@@ -66,6 +67,10 @@ def test_models_that_are_not_modelled_are_refused_where_a_problem_is_made(config
         (LLAMA | {"model_type": "mamba2"}, "a state-space model"),
         ({**LLAMA, "model_type": None, "architectures": ["FooModel"]}, "model_type not given is not known"),
         (LLAMA | {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers of llama is not modelled (it is 1)"),
+        *[(LLAMA | {"model_type": kind, "sliding_window": 1024}, f"sliding_window of {kind} is not modelled (it is 1024)")
+          for kind in ("olmo", "olmo2", "glm4", "phi", "stablelm", "nemotron")],
+        *[(LLAMA | {"model_type": kind, "layer_types": ["full_attention", "linear_attention"]},
+           "layer_types has 'linear_attention', which is not modelled") for kind in ("llama", "mistral", "qwen3", "gemma2")],
         (LLAMA | {"attention_chunk_size": 8192}, "attention_chunk_size of llama is not modelled"),
         (LLAMA | {"hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number"),
         (LLAMA | {"num_attention_heads": 24, "num_key_value_heads": 8}, "24 does not divide hidden_size 4096; state head_dim"),
