@@ -17,20 +17,26 @@ class StageLayers:
     last: np.ndarray
 
 
-def stage_layers(layers: int, pp: Any, first: int = 0, last: int = 0) -> StageLayers:
-    """Return an even split of the layers.
+def stage_layers(
+    layers: int, pp: Any, first: Any = 0, last: Any = 0, counts_embedding: Any = 0, counts_loss: Any = 0
+) -> StageLayers:
+    """Return the layers of the stages; all arguments but ``layers`` may be arrays.
 
-    The remainder goes to middle stages, so that first and last (embedding, head) hold fewer. first, last: fixed number of
-    layers of the end stages (0: even share).
+    first, last: stated layers of an end stage (0: not stated); the other stages share what is left. counts_embedding,
+    counts_loss (0 or 1): embedding and loss each take the place of a layer of the first and the last stage. Otherwise the
+    split is even and the remainder goes to middle stages, so that first and last (embedding, head) hold fewer.
     """
-    pp = np.asarray(pp, dtype=np.int64)
-    share, rest = layers // pp, layers % pp
+    pp, first, last = (np.asarray(values, dtype=np.int64) for values in (pp, first, last))
+    stated = (first > 0).astype(np.int64) + (last > 0)
+    unstated = np.maximum(pp - stated, 1)
+    left = layers + counts_embedding + counts_loss - first - last
+    share, rest = left // unstated, np.where(stated > 0, 0, left % pp)
     # the rest fits into the middle stages unless it is pp - 1 layers: then the first stage also takes one
-    n_first = np.where(first > 0, first, share + (rest > np.maximum(pp - 2, 0)))
-    n_last = np.where(last > 0, last, share)
-    middle_stages = np.maximum(pp - 2, 1)
-    n_middle = -(-(layers - n_first - n_last) // middle_stages)
+    n_first = np.where(first > 0, first, share + (rest > np.maximum(pp - 2, 0))) - counts_embedding
+    n_last = np.where(last > 0, last, share) - counts_loss
+    n_middle = -(-(layers - n_first - n_last) // np.maximum(pp - 2, 1))
     single, pair = pp == 1, pp == 2
+    n_first = np.where(pair & (last > 0), layers - last, n_first)
     n_last = np.where(pair, layers - n_first, n_last)
     n_middle = np.where(pair, np.maximum(n_first, n_last), n_middle)
     return StageLayers(*(np.where(single, layers, n) for n in (n_first, n_middle, n_last)))
@@ -81,3 +87,17 @@ def micro_batches_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any
         plain = 2 * pp - 1 if schedule == "zb-2p" else pp
     chunks = (vpp - 1) * pp + 1 + (0 if last else 2 * (pp - 1))
     return np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
+
+
+def layers_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, last: bool = False) -> Any:
+    """Return the layers whose activations of a micro batch the first (or last) stage holds at its peak, each counted per
+    micro batch.
+
+    short: layers that the first chunk of the first stage (the last chunk of the last stage) holds less than its other chunks,
+    because embedding or loss count as a layer. Of that chunk the first stage holds min(2 pp - 1, m) micro batches at its peak
+    (the first pp of each chunk, and pp - 1 of the next group); the last stage none if another group follows, else one.
+    """
+    flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, last)
+    pp, m = np.asarray(pp), np.asarray(micro_batches)
+    of_the_short_chunk = np.where(m > pp, 0, 1) if last else np.minimum(2 * pp - 1, m)
+    return flight * layers + np.where(np.asarray(vpp) > 1, (flight - of_the_short_chunk) * short, 0.0)

@@ -10,10 +10,14 @@ import numpy as np
 from profiler.errors import InputError
 from solver.spec.bounds import WHOLE_NUMBERS, shown, whole_number
 from solver.spec.strategy import CHOICES, Recompute, TpMode
-from solver.step.layouts import Layouts, Splits
+from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
-_OF_SPLITS = ("tp_mode", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches")
+_OF_SPLITS = (
+    "tp_mode", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", *LAYOUT_FLAGS,
+)  # fmt: skip
 _OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
+_WORDS = {"true": True, "false": False}
 AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 
@@ -24,7 +28,7 @@ def parse_fixed(text: str) -> dict[str, Any]:
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or name in fixed:
             raise InputError(f"--fix {part}: give each axis once, as in tp=8,recompute=full")
-        fixed[name] = int(value) if value.lstrip("-").isdecimal() and len(value) < 20 else value
+        fixed[name] = int(value) if value.lstrip("-").isdecimal() and len(value) < 20 else _WORDS.get(value.lower(), value)
     check_fixed(fixed)
     return fixed
 
@@ -36,6 +40,9 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
             raise InputError(f"{name} is no axis of a search; axes are {', '.join(AXES)}")
         if name in WHOLE_NUMBERS:
             whole_number(name, value)
+        elif name in LAYOUT_FLAGS:
+            if not isinstance(value, bool):
+                raise InputError(f"{name} is {shown(value)}; it must be true or false")
         elif value not in CHOICES[name]:
             raise InputError(f"{name} is {shown(value)}; it must be one of {', '.join(map(str, CHOICES[name]))}")
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +16,10 @@ from solver.spec.feasibility import (
     check_world,
     heads_divide,
     heads_divide_by_cp,
-    pipeline_runs,
     sequence_divides,
     tensor_parallel_runs,
 )
+from solver.spec.framework import CanRun
 from solver.spec.strategy import Recompute, TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
@@ -52,7 +53,6 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
     """
     model, world, seq_len = problem.model, problem.run.world_size, problem.run.seq_len
     framework, cp_comm = problem.framework, problem.run.cp_comm
-    ends = problem.run.num_layers_in_first_pipeline_stage, problem.run.num_layers_in_last_pipeline_stage
     check_world(world, problem.cluster.gpus_per_node)
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
@@ -77,7 +77,7 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
                 if pp > model.num_hidden_layers:
                     rejected["more pipeline stages than layers"] += 1
                     continue
-                if not pipeline_runs(framework.can_run, model.num_hidden_layers, int(pp), *ends):
+                if not divisions(framework.can_run, model.num_hidden_layers, int(pp)):
                     rejected[f"{framework.name} does not run the layers in that many pipeline stages"] += 1
                     continue
                 dp = world // int(tp * cp * pp)
@@ -104,12 +104,15 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         rejected["the sequence is too short for tp * cp"] += 1
         modes = (TpMode.MTP,)
     sharing = [row for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
-    batches = _batches(problem, pp, sequences, rejected)
+    batches = _batches(divisions(problem.framework.can_run, problem.model.num_hidden_layers, pp), pp, sequences, rejected)
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
-    size, count, vpp = np.array(batches, dtype=np.int64)[j].T
+    size, count, vpp, *ends = np.array(batches, dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
-    return Splits(mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed)
+    return Splits(
+        mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed,
+        **dict(zip(Division._fields, ends, strict=True)),
+    )  # fmt: skip
 
 
 def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:
@@ -129,18 +132,62 @@ def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int,
     return [(int(mode), wp, int(shard)) for shard in divisors(replicas)]
 
 
-def _batches(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, int, int]]:
-    """Return (micro_batch_size, num_micro_batches, vpp) for one data-parallel rank's sequences."""
-    layers, found = problem.model.num_hidden_layers, []
-    interleaves = problem.framework.can_run.interleaving and pp > 1 and layers % pp == 0
-    chunks = [int(v) for v in divisors(layers // pp) if v > 1] if interleaves else []
+class Division(NamedTuple):
+    """How a search divides layers among stages: stated layers of the end stages (0: not), counted embedding and loss (0, 1)."""
+
+    num_layers_in_first_pipeline_stage: int = 0
+    num_layers_in_last_pipeline_stage: int = 0
+    account_for_embedding_in_pipeline_split: int = 0
+    account_for_loss_in_pipeline_split: int = 0
+
+
+@lru_cache(maxsize=4096)
+def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Division], ...]:
+    """Return (vpp, division) of all ways in which a search divides ``layers`` among ``pp`` stages of vpp chunks.
+
+    Evenly, with embedding or loss or both counted as layers; and, only where none of these divides, with stated end stages,
+    of which the last one, with the head, never holds more.
+    """
+    if pp == 1 or not can_run.pipeline:
+        return ((1, Division()),) if pp == 1 else ()
+    found: list[tuple[int, Division]] = []
+    for embedding, loss in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        counted = embedding + loss
+        if (layers + counted) % pp == 0 and (not counted or can_run.counts_embedding_and_loss):
+            same = counted == 2 == pp  # two stages of which each gives up a layer hold what they held
+            chunks = divisors((layers + counted) // pp) if can_run.interleaving else (1,)
+            found += [(int(v), Division(0, 0, embedding, loss)) for v in chunks if v > 1 or not same]
+    if layers % pp and can_run.uneven_stages:
+        found.append((1, Division()))
+    if not found and can_run.stated_end_stages:
+        chunks = divisors(layers) if can_run.interleaving else (1,)
+        found = [(int(v), division) for v in chunks if (division := _stated_ends(layers, pp, int(v))) is not None]
+    return tuple(found)
+
+
+def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:
+    """Return end stages that take up what equal middle stages leave, in multiples of ``vpp`` layers: less than a middle stage
+    if that leaves them any, else more. ``vpp`` divides ``layers``.
+    """
+    chunks = layers // vpp
+    if pp == 2:
+        return Division(0, chunks // 2 * vpp) if chunks > 1 else None
+    for middle in (-(-chunks // pp), chunks // pp):
+        ends = chunks - middle * (pp - 2)
+        if ends > 1 and middle:
+            return Division((ends - ends // 2) * vpp, ends // 2 * vpp)
+    return None
+
+
+def _batches(divided: Sequence[tuple[int, Division]], pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, ...]]:
+    """Return (micro_batch_size, num_micro_batches, vpp, *Division) for one data-parallel rank's sequences."""
+    found: list[tuple[int, ...]] = []
     for size in divisors(sequences):
         count = sequences // int(size)
-        found.append((int(size), count, 1))
-        if count % pp == 0:
-            found += [(int(size), count, v) for v in chunks]
-        elif chunks:
-            rejected["interleaving needs micro batches in multiples of pp"] += len(chunks)
+        in_groups = count % pp == 0
+        found += [(int(size), count, vpp, *division) for vpp, division in divided if vpp == 1 or in_groups]
+        if not in_groups:
+            rejected["interleaving needs micro batches in multiples of pp"] += sum(vpp > 1 for vpp, _ in divided)
     return found
 
 

@@ -54,11 +54,31 @@ def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
     return tp == 1 or (bool(can_run.tp_modes) and (can_run.replicated_kv_heads or model.num_key_value_heads % tp == 0))
 
 
-def pipeline_runs(can_run: CanRun, layers: int, pp: int, first: int = 0, last: int = 0) -> bool:
-    """Whether the framework runs ``pp`` stages; ``first`` and ``last``: layers of the end stages (0: an even share)."""
-    middle = pp - (first > 0) - (last > 0)
-    even = middle > 0 and (layers - first - last) % middle == 0
-    return pp == 1 or (can_run.pipeline and (even or can_run.uneven_stages))
+def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
+    """Return what is wrong with the division of the layers into stages and chunks, or "".
+
+    Rules of Megatron-Core's transformer_config.py and transformer_block.py: stated end stages and counted ends exclude each
+    other; what is left over divides by the other stages, and every stage by its chunks.
+    """
+    first, last = s.num_layers_in_first_pipeline_stage, s.num_layers_in_last_pipeline_stage
+    counted = s.account_for_embedding_in_pipeline_split + s.account_for_loss_in_pipeline_split
+    others, left = s.pp - (first > 0) - (last > 0), layers + counted - first - last
+    even = left % others == 0 if others else left == 0
+    if s.pp == 1:
+        return "num_layers_in_first_pipeline_stage and _last_ need pp above 1" if first or last else ""
+    if not can_run.pipeline:
+        return f"does not run {layers} layers in {s.pp} pipeline stages"
+    if counted and (first or last):
+        return "layers of an end stage are stated, and account_for_embedding or _loss_in_pipeline_split: give one of them"
+    if (first or last) and not (can_run.stated_end_stages or can_run.uneven_stages):
+        return "does not offer num_layers_in_first_pipeline_stage and _last_"
+    if counted and not can_run.counts_embedding_and_loss:
+        return "does not offer account_for_embedding_in_pipeline_split and _loss_"
+    if not even and (s.vpp > 1 or not can_run.uneven_stages):
+        return f"does not run {layers} layers{f' and {counted} counted as such' * (counted > 0)} in {s.pp} pipeline stages"
+    if any(size % s.vpp for size in (first, last, left // max(others, 1))):
+        return f"does not divide the layers of {s.pp} pipeline stages into {s.vpp} chunks each"
+    return ""
 
 
 def zero_runs(can_run: CanRun, zero: int, pp: int) -> bool:
@@ -70,13 +90,13 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
     """Return (holds, what is broken) of what the release of a framework can run."""
     can, name, layers = framework.can_run, framework.name, model.num_hidden_layers
     modes = {mode.name.lower() for mode in can.tp_modes} | ({"fsp"} if framework.tensor_parallel.regathers_input else set())
-    ends = s.num_layers_in_first_pipeline_stage, s.num_layers_in_last_pipeline_stage
+    stages = stages_broken(can, layers, s)
     zero = f"ZeRO-{s.zero}" + (f" with a pipeline of {s.pp} stages" if s.zero > 1 and s.pp > 1 else "")
     return (
         (tensor_parallel_runs(can, model, s.tp), f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"),
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
-        (pipeline_runs(can, layers, s.pp, *ends), f"{name} does not run {layers} layers in {s.pp} pipeline stages"),
+        (not stages, f"{name}: {stages}"),
         (s.vpp == 1 or can.interleaving, f"{name} does not interleave pipeline stages (vpp {s.vpp})"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
@@ -97,7 +117,6 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
         (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
-        (s.vpp == 1 or layers % (s.pp * s.vpp) == 0, f"pp {s.pp} * vpp {s.vpp} does not divide {layers} layers"),
         (
             s.vpp == 1 or s.num_micro_batches % s.pp == 0,
             f"interleaving needs micro batches in multiples of pp {s.pp}, not {s.num_micro_batches}",

@@ -122,7 +122,9 @@ class CanRun:
     cp_comms: tuple[str, ...] = CHOICES["cp_comm"]  #: exchanges of context parallelism; empty: no context parallelism
     pipeline: bool = True
     interleaving: bool = True  #: several chunks of layers per pipeline rank
-    uneven_stages: bool = True  #: layers need not divide by pp; False: only by layers of first and last stage that are stated
+    uneven_stages: bool = True  #: layers need not divide by pp
+    stated_end_stages: bool = False  #: the layers of the first and the last stage may be stated; the others share the rest
+    counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly
     recompute: tuple[str, ...] = CHOICES["recompute"]
 
 

@@ -41,6 +41,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "attention": ("flash", "unfused"),
 }
 _FLAGS = (
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
     "cross_entropy_fusion", "fused_norm", "compile",
 )  # fmt: skip
@@ -66,6 +67,8 @@ class Strategy:
     schedule: str = "1f1b"
     num_layers_in_first_pipeline_stage: int = 0  #: 0: an even share
     num_layers_in_last_pipeline_stage: int = 0
+    account_for_embedding_in_pipeline_split: bool = False  #: the embedding takes the place of a layer of the first stage
+    account_for_loss_in_pipeline_split: bool = False  #: head and loss take the place of a layer of the last stage
     dp: int = 1
     zero: int = 1
     zero_shard_size: int = 1

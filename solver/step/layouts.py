@@ -11,12 +11,17 @@ from solver.layers.program import LayerKeys
 from solver.spec.strategy import Recompute, Strategy, TpMode
 from solver.step.distinct import distinct
 
-_STRATEGY_NAMES = {"tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches"}
+#: Layout fields that are true or false; arrays hold 0 or 1.
+LAYOUT_FLAGS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+_SIZES = (
+    "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
+    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Splits:
-    """How ranks and the batch are divided: int64 arrays of shape [splits] (mode holds TpMode codes)."""
+    """How ranks, layers and the batch are divided: int64 arrays of shape [splits] (mode holds TpMode codes, flags 0 or 1)."""
 
     mode: np.ndarray
     tp: np.ndarray
@@ -28,6 +33,10 @@ class Splits:
     zero_shard_size: np.ndarray
     micro_batch_size: np.ndarray
     num_micro_batches: np.ndarray
+    num_layers_in_first_pipeline_stage: np.ndarray
+    num_layers_in_last_pipeline_stage: np.ndarray
+    account_for_embedding_in_pipeline_split: np.ndarray
+    account_for_loss_in_pipeline_split: np.ndarray
 
     def __len__(self) -> int:
         return len(self.mode)
@@ -43,6 +52,14 @@ class Splits:
     def layer_columns(self) -> tuple[np.ndarray, ...]:
         """The columns of a split that its layers depend on, in the order of LayerKeys."""
         return self.mode, self.tp, self.cp, self.wp, self.micro_batch_size
+
+    @property
+    def stage_columns(self) -> tuple[np.ndarray, ...]:
+        """The columns that say how many layers each stage holds, in the order of solver.schedule.stages.stage_layers."""
+        return (
+            self.pp, self.num_layers_in_first_pipeline_stage, self.num_layers_in_last_pipeline_stage,
+            self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split,
+        )  # fmt: skip
 
     def layer_keys(self) -> tuple[LayerKeys, np.ndarray]:
         """Return the distinct layers of these splits, and for each split the index of its layer."""
@@ -79,7 +96,7 @@ class Layouts:
             return np.array(values, dtype=np.int64)
 
         modes = column([TpMode[s.tp_mode.upper()] for s in strategies])
-        rest = {name: column([getattr(s, name) for s in strategies]) for name in _STRATEGY_NAMES}
+        rest = {name: column([getattr(s, name) for s in strategies]) for name in (*_SIZES, *LAYOUT_FLAGS)}
         return cls(
             Splits(mode=modes, **rest), np.arange(len(strategies)), column([s.zero for s in strategies]),
             column([Recompute[s.recompute.upper()] for s in strategies]), column([s.recompute_layers for s in strategies]),
@@ -88,9 +105,10 @@ class Layouts:
     def strategy(self, index: int, run: Strategy) -> Strategy:
         """Return layout ``index`` as a Strategy; fields that layouts do not vary come from ``run``."""
         split = self.splits.take(np.array([self.row[index]]))
-        numbers = {name: int(getattr(split, name)[0]) for name in _STRATEGY_NAMES}
+        numbers = {name: int(getattr(split, name)[0]) for name in _SIZES}
+        flags = {name: bool(getattr(split, name)[0]) for name in LAYOUT_FLAGS}
         schedule = "interleaved" if numbers["vpp"] > 1 else run.schedule if run.schedule != "interleaved" else "1f1b"
         return run.replace(
-            **numbers, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
+            **numbers, **flags, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
             recompute=Recompute(int(self.recompute[index])).name.lower(), recompute_layers=int(self.recompute_layers[index]),
         )  # fmt: skip

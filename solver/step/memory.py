@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.schedule.stages import micro_batches_in_flight
+from solver.schedule.stages import layers_in_flight, micro_batches_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.precision import HALF
 from solver.spec.strategy import TpMode
@@ -103,10 +103,11 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
     head, transient = table.head.saved[0][terms.key], table.head.transient[terms.key]
     schedule, m = problem.run.schedule, splits.num_micro_batches
 
-    def stage(layers: np.ndarray, static: np.ndarray, pp: np.ndarray, last: bool) -> np.ndarray:
+    def stage(layers: np.ndarray, static: np.ndarray, pp: np.ndarray, last: bool, short: np.ndarray | int) -> np.ndarray:
         flight = micro_batches_in_flight(schedule, m, pp, splits.vpp, last)
+        held = layers_in_flight(schedule, m, pp, splits.vpp, layers, short, last) / np.maximum(layers, 1)
         recomputed = np.minimum(limit, layers[row])
-        activations = flight[row] * (recomputed * kept + (layers[row] - recomputed) * whole)
+        activations = held[row] * (recomputed * kept + (layers[row] - recomputed) * whole)
         ends = np.where(splits.pp == 1, 1.0, float(last))
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
         kept_logits = (ends * head * (flight - 1.0 if schedule == "gpipe" else 0.0))[row]
@@ -118,9 +119,10 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
         return np.array(parts)
 
     stages = terms.stages
-    first, last = stage(stages.first, state.first, splits.pp, False), stage(stages.last, state.last, splits.pp, True)
+    first = stage(stages.first, state.first, splits.pp, False, splits.account_for_embedding_in_pipeline_split)
+    last = stage(stages.last, state.last, splits.pp, True, splits.account_for_loss_in_pipeline_split)
     if (stages.middle > stages.first).any():  # the second stage holds more layers, for one micro batch less
-        second = stage(stages.middle, state.middle, np.maximum(splits.pp - 1, 1), False)
+        second = stage(stages.middle, state.middle, np.maximum(splits.pp - 1, 1), False, 0)
         first = np.where((splits.pp > 2)[row] & (second.sum(axis=0) > first.sum(axis=0)), second, first)
     on_last = last.sum(axis=0) > first.sum(axis=0)
     parts = np.where(on_last, last, first)

@@ -38,7 +38,7 @@ def parameter_groups(
 
     The others are norms, biases and the larger of embedding and head.
     """
-    stages = stages_of(problem, splits.pp)
+    stages = stages_of(problem, splits)
     most = np.maximum(stages.middle, np.maximum(stages.first, stages.last))
     isp = splits.mode == TpMode.ISP
     embedding, head = table.embedding.parameters[key], table.head.parameters[key]
@@ -52,15 +52,13 @@ def parameter_groups(
     )
 
 
-def stages_of(problem: Problem, pp: np.ndarray) -> StageLayers:
-    """Return the layers of the stages as the run and the framework assign them."""
-    run, layers = problem.run, problem.model.num_hidden_layers
-    fixed = run.num_layers_in_first_pipeline_stage, run.num_layers_in_last_pipeline_stage
-    return (
-        stage_layers_counting_ends(layers, pp)
-        if problem.framework.pipeline.counts_embedding_and_head and fixed == (0, 0)
-        else stage_layers(layers, pp, *fixed)
-    )
+def stages_of(problem: Problem, splits: Splits) -> StageLayers:
+    """Return the layers of the stages as the split and the framework assign them."""
+    layers, plain = problem.model.num_hidden_layers, stage_layers(problem.model.num_hidden_layers, *splits.stage_columns)
+    if not problem.framework.pipeline.counts_embedding_and_head:
+        return plain
+    dealt, stated = stage_layers_counting_ends(layers, splits.pp), np.any(splits.stage_columns[1:], axis=0)
+    return StageLayers(*(np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")))
 
 
 def shard_ranks(group: ParameterGroup, zero_shard_size: np.ndarray) -> np.ndarray:

@@ -48,7 +48,7 @@ class SplitTerms:
 def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct rows of what the once-per-step ops depend on (micro batches do not change them)."""
     s = splits
-    return distinct((s.mode, s.tp, s.wp, s.cp, s.pp, s.dp, s.zero_shard_size))
+    return distinct((s.mode, s.tp, s.wp, s.cp, s.dp, s.zero_shard_size, *s.stage_columns))
 
 
 def estimate_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> OpEstimates:
@@ -80,7 +80,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         return side_stream_work(sync, name).take(group)
 
     return SplitTerms(
-        splits=splits, key=key, stages=stages_of(problem, splits.pp),
+        splits=splits, key=key, stages=stages_of(problem, splits),
         forward=layer.forward[:, key], backward=layer.backward[:, key],
         recompute=layer.recompute.sum(axis=1)[:, key], weight_grad=layer.weight_grad[key],
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],

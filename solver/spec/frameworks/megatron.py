@@ -57,7 +57,11 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     "2025-05",
     aliases=("megatron-core", "megatron-lm core", "megatron-lm v0.", "mcore"),
     best_practice={"overlap_param_gather": True, "cross_entropy_fusion": True},  # Transformer Engine's fused cross entropy
-    can_run={"cp_comms": ("ring", "a2a", "allgather")},  # --cp-comm-type, since 0.10
+    can_run={
+        "cp_comms": ("ring", "a2a", "allgather"),  # --cp-comm-type, since 0.10
+        "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
+        "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
+    },
     kernels={"dropout": False},  # current recipes set both to 0
     tensor_parallel={"async_backward": False},  # Transformer Engine's GEMMs leave no room for NCCL's kernels
 )
@@ -67,7 +71,7 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
     "2024-07",
     aliases=("megatron-core v0.8", "megatron-core r0.8", "megatron-lm core_v0.8", "megatron-lm v0.8", "mcore 0.8"),
     best_practice={"cross_entropy_fusion": False},
-    can_run={"cp_comms": ("ring",)},
+    can_run={"cp_comms": ("ring",), "stated_end_stages": False, "counts_embedding_and_loss": False},
 )
 
 NEMO_24 = MEGATRON_CORE_0_12.derive(
@@ -82,6 +86,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "tp_comm_overlap": True,
     },
     best_practice={"cross_entropy_fusion": False},
+    can_run={"stated_end_stages": False, "counts_embedding_and_loss": False},
 )
 
 NEMO_25 = NEMO_24.derive(
@@ -90,6 +95,7 @@ NEMO_25 = NEMO_24.derive(
     aliases=("nemo 25", "megatron-bridge"),
     flags={"cross_entropy_fusion": True},  # scripts/performance/helpers.py: implementation "te"
     best_practice={"cross_entropy_fusion": True},
+    can_run={"stated_end_stages": True, "counts_embedding_and_loss": True},
 )
 
 #: Qi et al. 2023 (arXiv 2401.10241): Megatron-LM of that year, whose attention is unfused unless asked otherwise.
@@ -98,8 +104,12 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
     "2023-11",
     family="megatron-lm-zero-bubble",
     aliases=("megatron-lm (zero-bubble",),
-    flags={"attention": "unfused"},
-    can_run={"uneven_stages": True},  # its first and last stage hold a layer less
+    flags={
+        "attention": "unfused",
+        "account_for_embedding_in_pipeline_split": True,  # its first and last stage hold a layer less
+        "account_for_loss_in_pipeline_split": True,
+    },
+    can_run={"uneven_stages": True, "counts_embedding_and_loss": True},
     memory={"vocab_dummy_gradient": False},  # not read in the fork
 )
 

@@ -391,7 +391,7 @@ def test_a_model_with_its_layout(load):
 
 
 @pytest.mark.parametrize(("plain", "message"), [
-    ({"model": BARE, "layout": {"tpp": 2}}, "unknown layout key 'tpp' (did you mean 'tp'?); known keys are attention"),
+    ({"model": BARE, "layout": {"tpp": 2}}, "unknown layout key 'tpp' (did you mean 'tp'?); known keys are account_for"),
     ({"model": BARE, "layout": {"tp": True}}, "layout key tp is True; it must be a whole number"),
     ({"model": BARE, "layout": {"tp": 0}}, "layout key tp is 0; it must be a whole number of at least 1"),
     ({"model": BARE, "layout": {"tp_mode": "tsp"}}, "tp_mode is 'tsp'; it must be one of mtp"),

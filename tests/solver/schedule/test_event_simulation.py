@@ -14,7 +14,7 @@ from profiler.errors import InputError
 from solver.schedule import event_simulation
 from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.op_orders import BACKWARD, FORWARD, WEIGHT, stage_order
-from solver.schedule.stages import micro_batches_in_flight, pipeline_seconds, stage_layers
+from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, pipeline_seconds, stage_layers
 from solver.spec.strategy import SCHEDULES
 
 ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
@@ -231,6 +231,25 @@ def test_bad_input_is_reported(arguments: dict[str, Any], sentence: str) -> None
     given_: dict[str, Any] = {"schedule": "1f1b", "forward": [1, 1], "backward": [2, 2], "micro_batches": 4} | arguments
     with pytest.raises(InputError, match=sentence):
         simulate(**given_)
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "m"),
+    [(126, 8, 8, 16), (126, 8, 8, 8), (126, 8, 2, 16), (30, 8, 4, 32), (94, 8, 4, 16), (14, 2, 4, 6)],
+)
+def test_interleaving_with_embedding_and_loss_counted_as_layers(layers: int, pp: int, vpp: int, m: int) -> None:
+    size = (layers + 2) // (pp * vpp)  # layers of a chunk; the first chunk of the model and its last one hold one less
+    chunks = np.full((pp, vpp), float(size))
+    chunks[0, 0], chunks[-1, -1] = size - 1 + 0.2, size - 1 + 1.1
+    form = pipeline_seconds("interleaved", m, pp, vpp, 3 * chunks.sum(), 3 * chunks.sum(axis=1).max(), 0.0)
+    assert form == pytest.approx(simulate("interleaved", chunks, 2 * chunks, m, vpp).makespan, rel=0.015)
+    stages = stage_layers(layers, pp, 0, 0, 1, 1)
+    for last, stage, held_layers in ((False, 0, stages.first), (True, pp - 1, stages.last)):
+        order = stage_order("interleaved", stage, pp, m, vpp)
+        layers_of = np.full(vpp, size)
+        layers_of[-1 if last else 0] -= 1
+        held = np.cumsum(np.where(order[:, 0] == FORWARD, layers_of[order[:, 1]], -layers_of[order[:, 1]])).max()
+        assert layers_in_flight("interleaved", m, pp, vpp, held_layers, 1, last) == held
 
 
 def test_an_order_that_cannot_run_is_reported_as_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

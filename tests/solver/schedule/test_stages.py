@@ -1,0 +1,55 @@
+"""Layers of the stages, by hand, and what a search divides them into."""
+
+from __future__ import annotations
+
+import pytest
+
+from solver.schedule.stages import stage_layers
+from solver.search.space import Division, divisions
+from solver.spec.frameworks import framework_of
+
+MEGATRON = framework_of("megatron-core-0.12").can_run
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "ends", "expected"),
+    [
+        (32, 4, (0, 0, 0, 0), (8, 8, 8)),
+        (126, 8, (0, 0, 1, 1), (15, 16, 15)),  # 128 items, 16 a stage
+        (63, 8, (0, 0, 0, 1), (8, 8, 7)),  # only the loss counts
+        (61, 16, (3, 2, 0, 0), (3, 4, 2)),  # 56 left for 14 stages
+        (32, 4, (5, 0, 0, 0), (5, 9, 9)),  # 27 left for three stages
+        (32, 4, (0, 2, 0, 0), (10, 10, 2)),
+        (13, 2, (0, 6, 0, 0), (7, 7, 6)),
+        (13, 2, (6, 0, 0, 0), (6, 7, 7)),
+        (13, 2, (0, 0, 0, 1), (7, 7, 6)),
+        (126, 1, (0, 0, 1, 1), (126, 126, 126)),
+        (22, 4, (0, 0, 0, 0), (5, 6, 5)),  # the remainder goes to middle stages
+    ],
+)
+def test_stages(layers: int, pp: int, ends: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    stages = stage_layers(layers, pp, *ends)
+    assert (stages.first, stages.middle, stages.last) == expected
+
+
+@pytest.mark.parametrize("layers", [13, 14, 30, 32, 61, 94, 126])
+@pytest.mark.parametrize("pp", [1, 2, 4, 7, 8, 12])
+def test_every_division_of_a_search_holds_all_layers_in_whole_chunks(layers: int, pp: int) -> None:
+    found = divisions(MEGATRON, layers, pp)
+    assert len(found) == len(set(found)) and found
+    for vpp, division in found:
+        stages = stage_layers(layers, pp, *division)
+        embedding, loss = division[2:]
+        assert pp == 1 or stages.first + (pp - 2) * stages.middle + stages.last == layers
+        assert pp == 1 or (stages.first + embedding) % vpp == (stages.last + loss) % vpp == 0
+        assert pp < 3 or stages.middle % vpp == 0
+
+
+def test_what_does_not_divide_is_searched_with_counted_ends_first_and_stated_ends_else() -> None:
+    assert {vpp for vpp, _ in divisions(MEGATRON, 126, 8)} == {1, 2, 4, 8, 16}
+    assert {division for _, division in divisions(MEGATRON, 126, 8)} == {Division(0, 0, 1, 1)}
+    assert divisions(MEGATRON, 61, 16) == ((1, Division(3, 2)),)
+    assert divisions(MEGATRON, 61, 12) == ((1, Division(6, 5)),)  # middle stages of 6 would leave one layer for both ends
+    assert divisions(framework_of("megatron-core-0.8").can_run, 61, 16) == ()
+    even = ((1, Division()), (2, Division()))
+    assert divisions(framework_of("megatron-lm-2023").can_run, 32, 16) == even
