@@ -82,7 +82,7 @@ def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:
     return replace(cluster, memory_bytes=memory_limit_gib * GIB)
 
 
-def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: int | None = None) -> Strategy:
+def configured_strategy(problem: Problem, config: RunConfig, sequences: int | None = None) -> Strategy:
     """Return the layout that the config file states; dp fills the world, and the batch (in sequences) sets the micro batches.
 
     Raises InputError where the sizes do not multiply to the world size or do not divide the batch.
@@ -97,12 +97,12 @@ def configured_strategy(problem: Problem, config: RunConfig, global_batch_size: 
     if given.get("dp", dp) != dp:
         raise InputError(f"{config.name}: dp is {given['dp']}, but world_size {world} leaves {dp} after tp, cp and pp")
     size = given.get("micro_batch_size", 1)
-    if global_batch_size is not None:
-        if global_batch_size % (dp * size):
+    if sequences is not None:
+        if sequences % (dp * size):
             raise InputError(
-                f"{config.name}: a global batch of {global_batch_size} sequences is no multiple of dp {dp} * micro batch {size}"
+                f"{config.name}: a global batch of {sequences} sequences is no multiple of dp {dp} * micro batch {size}"
             )
-        given["num_micro_batches"] = global_batch_size // (dp * size)
+        given["num_micro_batches"] = sequences // (dp * size)
     replicas = dp * given.get("cp", 1)
     if given.get("tp_mode") == "isp":
         replicas = max(replicas * given.get("tp", 1) // given.get("wp", 1), 1)

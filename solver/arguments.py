@@ -9,15 +9,16 @@ from typing import Any
 from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS
 from profiler.profile.profiles import shipped_profiles
-from solver.search.fixed import AXES
+from solver.search.fixed import AXES, LIMITED
 from solver.spec.bounds import number, whole_number
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
 DEFAULT_MODEL = "7"
+_OF_A_SEARCH = ("search", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile", "cluster",
-    "seq_len", "framework", "memory_limit_gib", "csv", "plot", "fix",
+    "seq_len", "framework", "memory_limit_gib", "csv", "plot", "fix", "round_batch", *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -42,6 +43,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
     p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
                    "batch where its own layout is estimated)")  # fmt: skip
+    p.add_argument("--round_batch", action="store_true", help="round a global batch that does not divide: to whole sequences, "
+                   "and to a multiple of the GPUs of a search, or of the config's dp * micro batch")  # fmt: skip
     p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
     p.add_argument(
         "--profile",
@@ -71,6 +74,9 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that only a search has."""
     p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help=f"search only layouts with these, of {', '.join(AXES)}")
+    p.add_argument("--search", metavar="AXIS,...", help="vary only these axes; every other one is as in the config's layout")
+    for name in LIMITED:
+        p.add_argument(f"--max-{name}", type=int, metavar="N", help=f"search only layouts of {name} up to N")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
 
 
@@ -97,6 +103,9 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise InputError(f"--{ignored[0]} says nothing to --validate: each case names its own hardware, model and layout")
     if args.fix is not None and not args.run_all_solu:
         raise InputError("--fix fixes axes of a search; give --run_all_solu too")
+    for name in _OF_A_SEARCH:
+        if getattr(args, name) is not None and not args.run_all_solu:
+            raise InputError(f"--{name.replace('_', '-')} narrows a search; give --run_all_solu too")
     if args.plot and not args.run_all_solu:
         raise InputError("--plot draws the Pareto-optimal layouts of a search; give --run_all_solu too")
     if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):

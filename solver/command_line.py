@@ -30,7 +30,7 @@ from solver.formats.config_file import RunConfig, find_model, load_cluster, load
 from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
 from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
-from solver.search.fixed import AXES, parse_fixed
+from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
 from solver.spec.bounds import printable
 from solver.spec.model import approximations
@@ -112,21 +112,30 @@ def predict(args: argparse.Namespace, console: Console) -> None:
     length = problem.run.seq_len
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     if not args.run_all_solu:
-        batch = None if args.global_batch_size is None else _sequences(args.global_batch_size, length)
+        batch, rounded = None, ""
+        if args.global_batch_size is not None:
+            group = _sequences_per_micro_step(problem, config) if args.round_batch else 1
+            batch, rounded = batch_sequences(args.global_batch_size, length, args.round_batch, group)
         strategies = [configured_strategy(problem, config, batch)]
         problem, timed = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
         solutions = estimate(problem, strategies)
-        show_single(console, solutions, said, _notes(problem, config, timed, set(AXES) & config.layout.keys()))
+        notes = _notes(problem, config, "\n".join(filter(None, (timed, rounded))), set(AXES) & config.layout.keys())
+        show_single(console, solutions, said, notes)
         if args.json:
             write_json(args.json, problem_dict(solutions, said) | {"best": [solution_dict(solutions, 0)]})
         if args.csv:
             write_csv(args.csv, solutions)
         return
-    sequences = _sequences(args.global_batch_size or DEFAULT_TOKENS, length)
+    tokens = args.global_batch_size or DEFAULT_TOKENS
+    sequences, rounded = batch_sequences(tokens, length, args.round_batch, problem.run.world_size)
+    fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
+    if args.search is not None:
+        stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
+        fixed = fixed_but(parse_varied(args.search), fixed, configured_strategy(problem, config), stated)
     problem, timed = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
     with _progress("estimating layouts") as report:
-        result = search(problem, sequences, args.top, report, fixed=parse_fixed(args.fix or ""))
-    show_search(console, result, said, _notes(problem, config, timed))
+        result = search(problem, sequences, args.top, report, fixed=fixed, most=most)
+    show_search(console, result, said, _notes(problem, config, "\n".join(filter(None, (timed, rounded)))))
     _write_search(args, result, said, console)
 
 
@@ -178,13 +187,30 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, con
         console.print(f"wrote {path}", markup=False)
 
 
-def _sequences(tokens: int, seq_len: int) -> int:
-    if tokens % seq_len:
-        raise InputError(
-            f"--global_batch_size {tokens} tokens is not a whole number of sequences of {seq_len} tokens; "
-            f"try {max(tokens // seq_len, 1) * seq_len}"
-        )
-    return tokens // seq_len
+def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
+    """Return (sequences of a global batch of ``tokens``, a note if it was rounded).
+
+    rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences where it holds that many. Raises
+    InputError for a batch that is not a whole number of sequences and may not be rounded.
+    """
+    if not rounds:
+        if tokens % seq_len:
+            raise InputError(
+                f"--global_batch_size {tokens} tokens is not a whole number of sequences of {seq_len} tokens; "
+                f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch"
+            )
+        return tokens // seq_len, ""
+    unit = seq_len * group if tokens >= seq_len * group else seq_len
+    sequences = max(round(tokens / unit), 1) * unit // seq_len
+    if sequences * seq_len == tokens:
+        return sequences, ""
+    return sequences, f"global batch rounded from {tokens:,} to {sequences * seq_len:,} tokens, {sequences:,} sequences"
+
+
+def _sequences_per_micro_step(problem: Problem, config: RunConfig) -> int:
+    """Return the sequences that all data-parallel ranks of the config's layout take at once."""
+    layout = configured_strategy(problem, config)
+    return layout.dp * layout.micro_batch_size
 
 
 def validate(path: Path, json_path: Path | None, approximate: bool, console: Console) -> None:

@@ -19,6 +19,7 @@ from solver.arguments import (
     check_arguments,
 )
 from solver.command_line import predict, run, validate
+from solver.search.fixed import LIMITED
 
 #: The measuring script; it is started in processes of its own, one per rank.
 MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"
@@ -46,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     add_prediction_arguments(search)
     add_search_arguments(search)
     single = commands.add_parser("predict", help="estimate the layout that a config states")
-    single.set_defaults(run_all_solu=False, validate=None, top=1, plot=None, fix=None)
+    single.set_defaults(
+        run_all_solu=False, validate=None, top=1, plot=None, fix=None, search=None, **{f"max_{name}": None for name in LIMITED}
+    )
     add_prediction_arguments(single)
     checked = commands.add_parser("validate", help="predict measured runs and print the errors")
     checked.add_argument(

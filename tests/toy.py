@@ -96,14 +96,14 @@ def layer_keys(mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_siz
     return LayerKeys(*(column.astype(np.int64) for column in columns))
 
 
-def all_layouts(problem: Problem, global_batch_size: int) -> Layouts:
+def all_layouts(problem: Problem, sequences: int) -> Layouts:
     """Return every layout of the search space."""
-    return cross(problem, enumerate_splits(problem, global_batch_size).splits)
+    return cross(problem, enumerate_splits(problem, sequences).splits)
 
 
-def some_layouts(problem: Problem, global_batch_size: int, count: int, seed: int) -> Layouts:
+def some_layouts(problem: Problem, sequences: int, count: int, seed: int) -> Layouts:
     """Return ``count`` random layouts of the search space."""
-    layouts = all_layouts(problem, global_batch_size)
+    layouts = all_layouts(problem, sequences)
     chosen = np.random.default_rng(seed).choice(len(layouts), min(count, len(layouts)), replace=False)
     return layouts.take(np.sort(chosen))
 

@@ -118,7 +118,9 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
     values = {key: value for key, value in layout.items() if value is not None}
     if values.pop("sequence_parallel", False):
         values.setdefault("tp_mode", "msp")
-    batch = values.pop("global_batch_size", None)
+    if "global_batch_size" in values:
+        raise InputError(f"{path}: layout key global_batch_size has no unit; give global_batch_sequences")
+    batch = values.pop("global_batch_sequences", None)
     known = {field.name: str(field.type) for field in fields(Strategy)}
     for key, value in values.items():
         if key not in known:
@@ -142,12 +144,11 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _micro_batches(batch: Any, layout: Mapping[str, Any], path: Path) -> int:
     """Return the micro batches of a global batch in sequences, which the rest of the layout must agree with."""
     if "dp" not in layout:
-        raise InputError(f"{path}: layout key global_batch_size needs dp beside it; or give num_micro_batches")
+        raise InputError(f"{path}: layout key global_batch_sequences needs dp beside it; or give num_micro_batches")
     count, rest = divmod(batch, layout["dp"] * layout.get("micro_batch_size", 1)) if type(batch) is int else (0, 1)
     if rest or count < 1 or layout.get("num_micro_batches", count) != count:
         raise InputError(
-            f"{path}: layout key global_batch_size is {batch!r:.40} sequences; it must be dp * micro_batch_size * "
-            "num_micro_batches"
+            f"{path}: layout key global_batch_sequences is {batch!r:.40}; it must be dp * micro_batch_size * num_micro_batches"
         )
     return count
 

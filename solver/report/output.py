@@ -32,9 +32,9 @@ LAYOUT_KEYS = (*_VARYING, *(field.name for field in fields(Strategy) if field.na
 
 
 def layout_dict(solutions: Solutions, index: int) -> dict[str, Any]:
-    """Return layout ``index`` as plain values, with its global batch size."""
+    """Return layout ``index`` as plain values, with its global batch in sequences."""
     strategy = solutions.layouts.strategy(index, solutions.problem.run)
-    return {key: getattr(strategy, key) for key in LAYOUT_KEYS} | {"global_batch_size": strategy.global_batch_size}
+    return {key: getattr(strategy, key) for key in LAYOUT_KEYS} | {"global_batch_sequences": strategy.global_batch_sequences}
 
 
 def solution_dict(solutions: Solutions, index: int, explanation: Explanation | None = None) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""Axes of a search that the user fixes: tp=8, recompute=full, ..."""
+"""What the user says of a search's axes: which are fixed (tp=8), which may not exceed a size, and which vary at all."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from profiler.errors import InputError
-from solver.spec.bounds import WHOLE_NUMBERS, shown, whole_number
-from solver.spec.strategy import CHOICES, Recompute, TpMode
+from solver.spec.bounds import WHOLE_NUMBERS, printable, shown, whole_number
+from solver.spec.strategy import CHOICES, Recompute, Strategy, TpMode
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
 _OF_SPLITS = (
@@ -18,6 +18,9 @@ _OF_SPLITS = (
 )  # fmt: skip
 _OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
 _WORDS = {"true": True, "false": False}
+LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not to exceed
+_FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
+_DIVIDING = ("zero_shard_size", *_OF_SPLITS[-4:])  #: ranks of ZeRO and layers of end stages, which must divide what others are
 AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 
@@ -47,14 +50,50 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
             raise InputError(f"{name} is {shown(value)}; it must be one of {', '.join(map(str, CHOICES[name]))}")
 
 
-def fixed_splits(splits: Splits, fixed: Mapping[str, Any]) -> Splits:
-    """Return the splits that agree with ``fixed``. Raises InputError if there is none."""
+def parse_varied(text: str) -> tuple[str, ...]:
+    """Return the axes of ``tp,cp``. Raises InputError for what is no axis, and for none."""
+    names = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    unknown = [name for name in names if name not in AXES]
+    if unknown or not names:
+        raise InputError(f"--search {printable(text)}: give axes, as in tp,cp; axes are {', '.join(AXES)}")
+    return names
+
+
+def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strategy, stated: Iterable[str]) -> dict[str, Any]:
+    """Return what is fixed where only ``varied`` axes vary: every other axis as ``layout`` has it.
+
+    dp and num_micro_batches stay free, for they fill the world and the batch; so do the ranks of ZeRO and the layers of the end
+    stages, which must divide what other axes are, unless ``stated`` names them.
+    """
+    both = [name for name in varied if name in fixed]
+    if both:
+        raise InputError(f"{both[0]} is both fixed and searched; leave one out")
+    free = {*varied, *_FILLING, *(name for name in _DIVIDING if name not in stated)}
+    kept = [name for name in AXES if name not in free]
+    return {name: getattr(layout, name) for name in kept} | dict(fixed)
+
+
+def check_most(most: Mapping[str, Any]) -> None:
+    """Raise InputError for a limit on what is no size, or that is no size."""
+    for name, value in most.items():
+        if name not in LIMITED:
+            raise InputError(f"{name} cannot be limited; sizes that can be are {', '.join(LIMITED)}")
+        whole_number(name, value)
+
+
+def fixed_splits(splits: Splits, fixed: Mapping[str, Any], most: Mapping[str, int]) -> Splits:
+    """Return the splits that agree with ``fixed`` and exceed no size in ``most``. Raises InputError if there is none."""
     keep = np.ones(len(splits), dtype=bool)
+    for name, size in most.items():
+        keep &= getattr(splits, name) <= size
     for name in (name for name in fixed if name in _OF_SPLITS):
         column = splits.mode if name == "tp_mode" else getattr(splits, name)
         keep &= column == (int(TpMode[fixed[name].upper()]) if name == "tp_mode" else fixed[name])
         if not keep.any():
-            raise InputError(f"no layout of this search has {name} {fixed[name]} together with what else is fixed")
+            raise InputError(
+                f"no layout of this search has {name} {fixed[name]} together with what else is fixed; sizes that do not divide "
+                "the ranks, the batch or the layers are not searched"
+            )
     return splits.take(keep)
 
 

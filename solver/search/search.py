@@ -12,7 +12,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.search.fixed import check_fixed, fixed_layouts, fixed_splits
+from solver.search.fixed import check_fixed, check_most, fixed_layouts, fixed_splits
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
 from solver.spec.strategy import TpMode
@@ -89,18 +89,21 @@ def search(
     *,
     global_batch_tokens: int | None = None,
     fixed: Mapping[str, Any] | None = None,
+    most: Mapping[str, int] | None = None,
     **unknown: Any,
 ) -> SearchResult:
     """Estimate every layout of ``problem.run.world_size`` ranks and a global batch of sequences, or of tokens.
 
     top: number of best layouts to keep. progress(done, total) is called with numbers of splits. fixed: axes that do not vary,
-    by name (solver.search.fixed.AXES). Raises InputError if nothing divides or nothing fits.
+    by name (solver.search.fixed.AXES). most: largest tp, cp or pp. Raises InputError if nothing divides or nothing fits.
     """
-    sequences, fixed = _sequences(problem, global_batch_sequences, global_batch_tokens, unknown), fixed or {}
+    sequences = _sequences(problem, global_batch_sequences, global_batch_tokens, unknown)
+    fixed, most = fixed or {}, most or {}
     check_fixed(fixed)
+    check_most(most)
     start = time.perf_counter()
     space = enumerate_splits(problem, sequences)
-    splits = fixed_splits(space.splits, fixed)
+    splits = fixed_splits(space.splits, fixed, most)
     table = layer_table(problem, splits.layer_keys()[0])
     found = _Found(_Best(top))
     for begin in range(0, len(splits), CHUNK_SPLITS):

@@ -46,8 +46,8 @@ def divisors(n: int) -> np.ndarray:
     return found
 
 
-def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
-    """Return every way to divide ``world_size`` ranks and ``global_batch_size`` sequences.
+def enumerate_splits(problem: Problem, sequences: int) -> Space:
+    """Return every way to divide ``world_size`` ranks and ``sequences`` sequences.
 
     Raises InputError where the world size does not fill whole nodes, is too large, or nothing divides.
     """
@@ -81,18 +81,18 @@ def enumerate_splits(problem: Problem, global_batch_size: int) -> Space:
                     rejected[f"{framework.name} does not run the layers in that many pipeline stages"] += 1
                     continue
                 dp = world // int(tp * cp * pp)
-                if global_batch_size % dp:
+                if sequences % dp:
                     rejected["the global batch does not divide by dp"] += 1
                     continue
-                parts.append(_splits_of(problem, int(tp), int(cp), int(pp), dp, global_batch_size // dp, rejected))
+                parts.append(_splits_of(problem, int(tp), int(cp), int(pp), dp, sequences // dp, rejected))
     absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in framework.can_run.zero_stages]
     if absent:
         rejected[f"{framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
     if not parts:
         reasons = "; ".join(f"{reason} ({n} times)" for reason, n in rejected.most_common())
         raise InputError(
-            f"no layout divides {world} accelerators and a global batch of {global_batch_size} sequences of {seq_len} "
-            f"tokens for {model.name}: {reasons}; try another world_size or global_batch_size"
+            f"no layout divides {world} accelerators and a global batch of {sequences} sequences of {seq_len} "
+            f"tokens for {model.name}: {reasons}; try another world_size or global batch"
         )
     return Space(Splits.concatenate(parts), rejected)
 

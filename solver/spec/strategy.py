@@ -105,14 +105,14 @@ class Strategy:
             )
 
     @property
-    def global_batch_size(self) -> int:
+    def global_batch_sequences(self) -> int:
         """Sequences per optimizer step."""
         return self.dp * self.micro_batch_size * self.num_micro_batches
 
     @property
     def tokens(self) -> int:
         """Tokens per optimizer step."""
-        return self.global_batch_size * self.seq_len
+        return self.global_batch_sequences * self.seq_len
 
     def replace(self, **changes: Any) -> Strategy:
         return replace(self, **changes)

@@ -69,7 +69,7 @@ def check_solution(found: dict[str, Any], world: int, tokens: int) -> None:
     assert sum(found["basis"].values()) == pytest.approx(1, rel=1e-9)
     assert set(found["basis"]) == {"measured", "interpolated", "extrapolated", "roofline"}
     assert found["tgs"] * step * world == pytest.approx(tokens, rel=1e-9)
-    assert layout["global_batch_size"] * layout["seq_len"] == tokens
+    assert layout["global_batch_sequences"] * layout["seq_len"] == tokens
     assert layout["tp"] * layout["cp"] * layout["dp"] * layout["pp"] == layout["world_size"] == world
     low, high = found["interval_s"]
     assert low < step < high and 0 < found["mfu"] < 1

@@ -94,10 +94,11 @@ def test_the_best_layout_of_a_result_is_a_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "message"),
-    [({"dp": 8, "global_batch_size": 12}, "global_batch_size is 12 sequences; it must be dp * micro_batch_size"),
-     ({"global_batch_size": 8}, "global_batch_size needs dp beside it"),
-     ({"dp": 8, "num_micro_batches": 2, "global_batch_size": 8}, "it must be dp * micro_batch_size * num_micro_batches"),
-     ({"dp": 8, "global_batch_size": "many"}, "global_batch_size is 'many'")],
+    [({"dp": 8, "global_batch_sequences": 12}, "global_batch_sequences is 12; it must be dp * micro_batch_size"),
+     ({"global_batch_sequences": 8}, "global_batch_sequences needs dp beside it"),
+     ({"dp": 8, "global_batch_size": 8}, "global_batch_size has no unit; give global_batch_sequences"),
+     ({"dp": 8, "num_micro_batches": 2, "global_batch_sequences": 8}, "it must be dp * micro_batch_size * num_micro_batches"),
+     ({"dp": 8, "global_batch_sequences": "many"}, "global_batch_sequences is 'many'")],
 )  # fmt: skip
 def test_batches_that_contradict_the_layout(layout: dict[str, Any], message: str, tmp_path: Path,
                                             capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip

@@ -10,7 +10,8 @@ from toy import all_layouts, column, make_problem, toy_cost
 
 from profiler.errors import InputError
 from solver import load_problem
-from solver.search.fixed import parse_fixed
+from solver.command_line import batch_sequences
+from solver.search.fixed import fixed_but, parse_fixed, parse_varied
 from solver.search.search import search
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Recompute, TpMode
@@ -86,3 +87,52 @@ def test_axes_are_not_constants_and_batches_have_a_unit() -> None:
     for arguments, message in wrong:
         with pytest.raises(InputError, match=message):
             search(problem, **arguments)
+
+
+def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None:
+    problem = make_problem(MODEL, 16, toy_cost(), 512, framework="internevo-2024")
+    layout = problem.run.replace(tp=2, tp_mode="msp", dp=8, zero=1, recompute="full", recompute_layers=-1)
+    fixed = fixed_but(("tp", "pp"), {"zero": 0}, layout, stated=())
+    assert "dp" not in fixed and "num_micro_batches" not in fixed and "zero_shard_size" not in fixed and "tp" not in fixed
+    assert fixed["zero"] == 0 and fixed["recompute"] == "full" and fixed["tp_mode"] == "msp" and fixed["vpp"] == 1
+    found = search(problem, 32, top=1000, fixed=fixed | {"zero_shard_size": 1}).best
+    layouts = [found.layouts.strategy(i, problem.run) for i in range(len(found))]
+    assert {(s.tp_mode, s.recompute, s.zero, s.micro_batch_size, s.cp) for s in layouts} == {("msp", "full", 0, 1, 1)}
+    assert {s.tp for s in layouts} == {2, 4} and {s.pp for s in layouts} == {1, 2, 4, 8}  # msp: tp 1 is mtp; 128 tokens a rank
+    with pytest.raises(InputError, match="tp is both fixed and searched"):
+        fixed_but(("tp",), {"tp": 2}, layout, ())
+    assert fixed_but(("tp",), {}, layout, ("zero_shard_size",))["zero_shard_size"] == 1
+
+
+def test_limits_leave_out_what_exceeds_them() -> None:
+    problem = make_problem(MODEL, 16, toy_cost(), 512)
+    whole, limited = search(problem, 32, top=1), search(problem, 32, top=1000, most={"pp": 2, "tp": 4})
+    layouts = [limited.best.layouts.strategy(i, problem.run) for i in range(len(limited.best))]
+    assert max(s.pp for s in layouts) == 2 and max(s.tp for s in layouts) == 4
+    assert limited.layouts_estimated < whole.layouts_estimated
+    for most, message in (({"pp": 0}, "pp is 0"), ({"vpp": 2}, "vpp cannot be limited; sizes that can be are tp, cp, pp")):
+        with pytest.raises(InputError, match=message):
+            search(problem, 32, most=most)
+
+
+@pytest.mark.parametrize(("text", "axes"), [("tp, cp", ("tp", "cp")), ("tp,tp", ("tp",))])
+def test_the_text_of_searched_axes(text: str, axes: tuple[str, ...]) -> None:
+    assert parse_varied(text) == axes
+
+
+@pytest.mark.parametrize("text", ["", "ep", "tp;cp"])
+def test_texts_that_name_no_axis(text: str) -> None:
+    with pytest.raises(InputError, match="give axes, as in tp,cp"):
+        parse_varied(text)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "group", "expected"),
+    [(4_000_000, 96, 960), (2**22, 96, 1056), (2**22, 128, 1024), (100_000, 96, 24), (1, 96, 1)],
+)  # 4,000,000 / 4096 = 976.6 -> 10 x 96; 1024 -> 11 x 96 (10.67); 100,000 tokens are fewer than 96 sequences: 24.4 -> 24
+def test_rounded_batches(tokens: int, group: int, expected: int) -> None:
+    sequences, note = batch_sequences(tokens, 4096, True, group)
+    assert sequences == expected and bool(note) == (expected * 4096 != tokens)
+    if tokens % 4096:
+        with pytest.raises(InputError, match="or --round_batch"):
+            batch_sequences(tokens, 4096, False, group)
