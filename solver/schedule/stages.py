@@ -72,32 +72,30 @@ def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total
     return micro_batches * slowest + bubble
 
 
-def micro_batches_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, last: bool = False) -> Any:
-    """Return the micro batches whose activations the first (or last) stage holds at its peak, in units of whole stages.
+def micro_batches_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0) -> Any:
+    """Return the micro batches whose activations ``stage`` (0 is the first) holds at its peak, in units of whole stages.
 
-    1F1B: min(pp, m) on the first stage, one on the last. Interleaved: (2 (pp - 1) + (vpp - 1) pp + 1) / vpp chunks on the
-    first, ((vpp - 1) pp + 1) / vpp on the last (Megatron-Core's warm-up). GPipe: all m. Zero bubble delays weight gradients, so
-    every stage holds pp (ZB-2p: up to 2 pp - 1).
+    1F1B: min(pp - stage, m). Interleaved: (2 (pp - 1 - stage) + (vpp - 1) pp + 1) / vpp chunks (Megatron-Core's warm-up).
+    GPipe: all m. Zero bubble delays weight gradients, so every stage holds pp (ZB-2p: up to 2 pp - 1).
     """
-    pp, vpp, m = np.asarray(pp), np.asarray(vpp), np.asarray(micro_batches)
+    pp, vpp, m, stage = (np.asarray(values) for values in (pp, vpp, micro_batches, stage))
     if schedule == "gpipe":
-        return m * 1.0
-    plain = np.ones_like(pp) if last else pp
+        return m * np.ones_like(stage, dtype=float)
+    plain = pp - stage
     if schedule.startswith("zb"):
-        plain = 2 * pp - 1 if schedule == "zb-2p" else pp
-    chunks = (vpp - 1) * pp + 1 + (0 if last else 2 * (pp - 1))
+        plain = (2 * pp - 1 if schedule == "zb-2p" else pp) + 0 * stage
+    chunks = 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1
     return np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
 
 
-def layers_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, last: bool = False) -> Any:
-    """Return the layers whose activations of a micro batch the first (or last) stage holds at its peak, each counted per
-    micro batch.
+def layers_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0) -> Any:
+    """Return the layers whose activations of a micro batch ``stage`` holds at its peak, each counted per micro batch.
 
-    short: layers that the first chunk of the first stage (the last chunk of the last stage) holds less than its other chunks,
-    because embedding or loss count as a layer. Of that chunk the first stage holds min(2 pp - 1, m) micro batches at its peak
-    (the first pp of each chunk, and pp - 1 of the next group); the last stage none if another group follows, else one.
+    short: layers that the first chunk of the first stage, or the last chunk of the last stage, holds less than its other
+    chunks, because embedding or loss count as a layer. Of that chunk the first stage holds min(2 pp - 1, m) micro batches at
+    its peak (the first pp of each chunk, and pp - 1 of the next group); the last stage none if another group follows, else one.
     """
-    flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, last)
+    flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, stage)
     pp, m = np.asarray(pp), np.asarray(micro_batches)
-    of_the_short_chunk = np.where(m > pp, 0, 1) if last else np.minimum(2 * pp - 1, m)
+    of_the_short_chunk = np.where(np.asarray(stage) > 0, np.where(m > pp, 0, 1), np.minimum(2 * pp - 1, m))
     return flight * layers + np.where(np.asarray(vpp) > 1, (flight - of_the_short_chunk) * short, 0.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.schedule.stages import layers_in_flight, micro_batches_in_flight
+from solver.schedule.stages import layers_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.precision import HALF
 from solver.spec.strategy import TpMode
@@ -36,43 +36,41 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class StageState:
-    """Bytes of weights, gradients and optimizer states on one pipeline stage, by ZeRO stage: [3, 4 ZeRO stages, splits]."""
+class StageContent:
+    """One pipeline stage of every split; arrays of shape [splits] or scalars.
 
-    first: np.ndarray
-    middle: np.ndarray
-    last: np.ndarray
+    index: 0 is the first. has_embedding, has_head: 0 or 1. short: as in solver.schedule.stages.layers_in_flight.
+    """
+
+    index: np.ndarray | int
+    layers: np.ndarray
+    has_embedding: np.ndarray
+    has_head: np.ndarray
+    short: np.ndarray | int = 0
 
 
-def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms) -> StageState:
-    """Return the static bytes of the stages under ZeRO 0 to 3.
+def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms, stage: StageContent) -> np.ndarray:
+    """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage: [3, 4 ZeRO stages, splits].
 
     16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
     ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
     splits, key, sizes = terms.splits, terms.key, problem.element_bytes
-    groups = parameter_groups(problem, table, key, splits)
-    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
-    both = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
-    single = splits.pp == 1
-
-    def state(layers: np.ndarray, end: np.ndarray) -> np.ndarray:
-        out = np.zeros((3, 4, len(splits)))
-        out[1] += HALF * table.layer.sharded[key] * problem.framework.memory.dummy_gradients
-        held = (layers * table.layer.sharded[key], layers * table.layer.unsharded[key] + np.where(single, both, end))
-        for elements, group in zip(held, groups, strict=True):
-            share = shard_ranks(group, splits.zero_shard_size)
-            for zero in range(4):
-                partitioned = elements / share
-                out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
-                out[1, zero] += sizes.gradient * (elements if zero < 2 else partitioned)
-                out[2, zero] += (sizes.sharded if zero == 3 else sizes.states) * (elements if zero == 0 else partitioned)
-        return out
-
-    stages = terms.stages
-    none = np.zeros(len(splits))
-    return StageState(state(stages.first, embedding), state(stages.middle, none), state(stages.last, head))
+    embedding = table.embedding.parameters[key] * stage.has_embedding
+    head = table.head.parameters[key] * stage.has_head
+    ends = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    out = np.zeros((3, 4, len(splits)))
+    out[1] += HALF * table.layer.sharded[key] * problem.framework.memory.dummy_gradients
+    held = stage.layers * table.layer.sharded[key], stage.layers * table.layer.unsharded[key] + ends
+    for elements, group in zip(held, parameter_groups(problem, table, key, splits), strict=True):
+        share = shard_ranks(group, splits.zero_shard_size)
+        for zero in range(4):
+            partitioned = elements / share
+            out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
+            out[1, zero] += sizes.gradient * (elements if zero < 2 else partitioned)
+            out[2, zero] += (sizes.sharded if zero == 3 else sizes.states) * (elements if zero == 0 else partitioned)
+    return out
 
 
 def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np.ndarray:
@@ -88,44 +86,62 @@ def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np
     return np.array([pool, pool, pool, pool + fsdp])
 
 
+class PeakMemory:
+    """What a stage of every layout holds at its peak; what all stages share is computed once."""
+
+    def __init__(self, problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> None:
+        self._problem, self._table, self._terms, self._layouts = problem, table, terms, layouts
+        self._buffers = gather_buffers(problem, table, terms)[layouts.zero, layouts.row]
+        saved = table.layer.saved[:, terms.key]
+        self._kept, self._whole = saved[layouts.recompute, layouts.row], saved[0][layouts.row]
+        limit = layouts.recompute_layers
+        self._limit = np.where(limit < 0, problem.model.num_hidden_layers, limit)
+        # the layer whose backward pass runs: all its saved tensors where it was recomputed, and its largest gradients
+        recomputed = np.where(self._limit > 0, self._whole - self._kept, 0.0)
+        self._backward = recomputed + table.layer.transient[terms.key][layouts.row]
+
+    def parts(self, stage: StageContent) -> np.ndarray:
+        """Return the bytes of a stage: [parts, layouts]."""
+        problem, splits, row = self._problem, self._terms.splits, self._layouts.row
+        schedule, m = problem.run.schedule, splits.num_micro_batches
+        layers = np.broadcast_to(stage.layers, len(splits))
+        flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, stage.short, stage.index) / np.maximum(layers, 1)
+        recomputed = np.minimum(self._limit, layers[row])
+        activations = flight[row] * (recomputed * self._kept + (layers[row] - recomputed) * self._whole)
+        head, transient = self._table.head.saved[0][self._terms.key], self._table.head.transient[self._terms.key]
+        # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
+        kept_logits = stage.has_head * head * (m - 1.0 if schedule == "gpipe" else 0.0)
+        # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
+        loss = (stage.has_head * (head + transient))[row]
+        at_loss = loss > self._backward
+        state = stage_state(problem, self._table, self._terms, stage)[:, self._layouts.zero, row]
+        return np.array([
+            *state, activations, np.where(at_loss, 0.0, self._backward), kept_logits[row] + np.where(at_loss, loss, 0.0),
+            self._buffers,
+        ])  # fmt: skip
+
+
 def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> Memory:
     """Return the peak bytes of each layout on its fullest stage.
 
     First stage: most micro batches in flight. Second: perhaps more layers. Last: head and loss.
     """
-    row, zero, level, splits = layouts.row, layouts.zero, layouts.recompute, terms.splits
-    state, buffers = stage_state(problem, table, terms), gather_buffers(problem, table, terms)
-    saved = table.layer.saved[:, terms.key]
-    kept, whole = saved[level, row], saved[0][row]
-    limit = np.where(layouts.recompute_layers < 0, problem.model.num_hidden_layers, layouts.recompute_layers)
-    # the layer whose backward pass runs: all its saved tensors where it was recomputed, and its largest gradients
-    backward = np.where(limit > 0, whole - kept, 0.0) + table.layer.transient[terms.key][row]
-    head, transient = table.head.saved[0][terms.key], table.head.transient[terms.key]
-    schedule, m = problem.run.schedule, splits.num_micro_batches
-
-    def stage(layers: np.ndarray, static: np.ndarray, pp: np.ndarray, last: bool, short: np.ndarray | int) -> np.ndarray:
-        flight = micro_batches_in_flight(schedule, m, pp, splits.vpp, last)
-        held = layers_in_flight(schedule, m, pp, splits.vpp, layers, short, last) / np.maximum(layers, 1)
-        recomputed = np.minimum(limit, layers[row])
-        activations = held[row] * (recomputed * kept + (layers[row] - recomputed) * whole)
-        ends = np.where(splits.pp == 1, 1.0, float(last))
-        # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
-        kept_logits = (ends * head * (flight - 1.0 if schedule == "gpipe" else 0.0))[row]
-        # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
-        loss = (ends * (head + transient))[row]
-        at_loss = loss > backward
-        parts = [*static[:, zero, row], activations, np.where(at_loss, 0.0, backward),
-                 kept_logits + np.where(at_loss, loss, 0.0), buffers[zero, row]]  # fmt: skip
-        return np.array(parts)
-
-    stages = terms.stages
-    first = stage(stages.first, state.first, splits.pp, False, splits.account_for_embedding_in_pipeline_split)
-    last = stage(stages.last, state.last, splits.pp, True, splits.account_for_loss_in_pipeline_split)
-    if (stages.middle > stages.first).any():  # the second stage holds more layers, for one micro batch less
-        second = stage(stages.middle, state.middle, np.maximum(splits.pp - 1, 1), False, 0)
+    splits, stages, row, peak = terms.splits, terms.stages, layouts.row, PeakMemory(problem, table, terms, layouts)
+    single, none = (splits.pp == 1) * 1.0, np.zeros(len(splits))
+    first = peak.parts(StageContent(0, stages.first, none + 1, single, splits.account_for_embedding_in_pipeline_split))
+    at_last = StageContent(splits.pp - 1, stages.last, single, none + 1, splits.account_for_loss_in_pipeline_split)
+    last = peak.parts(at_last)
+    if (stages.middle > stages.first).any():  # the second stage holds more layers, for a micro batch less
+        second = peak.parts(StageContent(np.minimum(splits.pp - 1, 1), stages.middle, none, none))
         first = np.where((splits.pp > 2)[row] & (second.sum(axis=0) > first.sum(axis=0)), second, first)
     on_last = last.sum(axis=0) > first.sum(axis=0)
     parts = np.where(on_last, last, first)
+    allocated, reserved, device = totals(problem, parts)
+    return Memory(allocated, reserved, device, parts, on_last)
+
+
+def totals(problem: Problem, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (allocated, reserved, device) bytes of parts, [parts, ...] -> [...] each; as in Memory."""
     allocated = parts.sum(axis=0)
     reserved = allocated + problem.framework.memory.allocator_gaps * parts[STATIC_PARTS:].sum(axis=0)
-    return Memory(allocated, reserved, reserved + RUNTIME_BYTES, parts, on_last)
+    return allocated, reserved, reserved + RUNTIME_BYTES

@@ -1,0 +1,54 @@
+"""Time and memory of every stage: the slowest and the fullest one are those of the estimate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy import make_problem, some_layouts, toy_cost
+
+from solver.spec.model import ModelSpec
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import totals
+from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
+from solver.step.solutions import estimate_layouts
+from solver.step.time import PARTS
+
+MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=14, num_attention_heads=16,
+                  num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
+
+
+@pytest.mark.parametrize(("framework", "layers"), [("megatron-core", 14), ("internevo-2024", 13), ("aleph alpha", 14)])
+def test_the_slowest_and_the_fullest_stage_are_those_of_the_estimate(framework: str, layers: int) -> None:
+    problem = make_problem(MODEL.replace(num_hidden_layers=layers), 16, toy_cost(), 512, framework=framework)
+    found = estimate_layouts(problem, some_layouts(problem, 32, 150, seed=3))
+    seen = set()
+    for index in range(len(found)):
+        pp = int(found.layouts.splits.pp[found.layouts.row[index]])
+        counts, times, memory = layers_of_stages(found, index), time_of_stages(found, index), memory_of_stages(found, index)
+        assert len(counts) == times.shape[1] == memory.shape[1] == pp and counts.sum() == layers
+        np.testing.assert_allclose(times.sum(axis=0), found.times.seconds[index], rtol=1e-12)
+        slowest = int(np.argmin(times[PARTS.index("bubble")]))
+        np.testing.assert_allclose(times[:, slowest], found.times.parts[:, index], rtol=1e-9, atol=1e-15)
+        assert (times[PARTS.index("bubble")] >= -1e-12 * found.times.seconds[index]).all()
+        assert memory.sum(axis=0).max() == pytest.approx(found.memory.allocated[index], rel=1e-12)
+        assert totals(problem, memory)[2].max() == pytest.approx(found.memory.device[index], rel=1e-2)
+        seen.add(pp)
+    assert {1, 2, 4} <= seen
+
+
+def test_two_stages_by_hand() -> None:
+    # four layers on two stages: the first holds the embedding and min(2, m) micro batches, the last the head and one
+    problem = make_problem(MODEL.replace(num_hidden_layers=4), 2, toy_cost(), 512, framework="megatron-core")
+    found = estimate_layouts(problem, some_layouts(problem, 8, 10**6, seed=0))
+    splits, row = found.layouts.splits, found.layouts.row
+    index = int(np.flatnonzero(
+        (splits.pp == 2)[row] & (splits.vpp == 1)[row] & (splits.micro_batch_size == 1)[row] & (found.layouts.recompute == 0)
+    )[0])  # fmt: skip
+    held = memory_of_stages(found, index)[MEMORY_PARTS.index("activations")]
+    assert held[0] == 2 * held[1] > 0
+    table, key = found.table, int(found.terms.key[row[index]])
+    layer = float((table.layer.times.forward + table.layer.times.backward)[0, key])
+    head = float((table.head.times.forward + table.head.times.backward)[0, key])
+    embedding = float((table.embedding.times.forward + table.embedding.times.backward)[0, key])
+    compute = time_of_stages(found, index)[PARTS.index("compute")]
+    np.testing.assert_allclose(compute, [8 * (2 * layer + embedding), 8 * (2 * layer + head)], rtol=1e-12)
