@@ -15,10 +15,11 @@ from solver.spec.bounds import number, whole_number
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
 DEFAULT_MODEL = "7"
+_PICTURES = ("plot", "plot_scaling", "plot_stages")
 _OF_A_SEARCH = ("search", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile", "cluster",
-    "seq_len", "framework", "memory_limit_gib", "csv", "plot", "fix", "round_batch", *_OF_A_SEARCH,
+    "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     add_approximate_argument(p)
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
+    p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
 
@@ -78,6 +80,8 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
     for name in LIMITED:
         p.add_argument(f"--max-{name}", type=int, metavar="N", help=f"search only layouts of {name} up to N")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
+    p.add_argument("--plot_scaling", type=Path, metavar="OUT", help="search an eighth to eight times as many GPUs too, "
+                   "with the same global batch, and draw tokens/s against GPUs")  # fmt: skip
 
 
 def add_json_argument(p: argparse.ArgumentParser) -> None:
@@ -106,16 +110,19 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in _OF_A_SEARCH:
         if getattr(args, name) is not None and not args.run_all_solu:
             raise InputError(f"--{name.replace('_', '-')} narrows a search; give --run_all_solu too")
-    if args.plot and not args.run_all_solu:
-        raise InputError("--plot draws the Pareto-optimal layouts of a search; give --run_all_solu too")
-    if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
-        raise InputError(f"--plot {args.plot}: the file must end in .png, .jpg, .pdf or .svg")
+    for name in ("plot", "plot_scaling"):
+        if getattr(args, name) and not args.run_all_solu:
+            raise InputError(f"--{name} draws layouts of a search; give --run_all_solu too")
+    for name in _PICTURES:
+        path = getattr(args, name)
+        if path and path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
+            raise InputError(f"--{name} {path}: the file must end in .png, .jpg, .pdf or .svg")
     _check_outputs(args)
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    named = {name: getattr(args, name) for name in ("config", "pre_profiling_data_path", "validate", "json", "csv", "plot")}
+    named = {name: getattr(args, name) for name in ("config", "pre_profiling_data_path", "validate", "json", "csv", *_PICTURES)}
     seen: dict[Path, str] = {}
     for name, path in named.items():
         if path is None or (path.exists() and not path.is_file()):  # a device or a pipe may take several

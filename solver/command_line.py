@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -35,6 +36,7 @@ from solver.search.search import SearchResult, search
 from solver.spec.bounds import printable
 from solver.spec.model import approximations
 from solver.step.problem import Problem
+from solver.step.solutions import Solutions
 
 _MOST_MESSAGE = 1200  #: characters of an error message
 _SHOWN_KEYS = 6  #: names of keys in a note
@@ -56,6 +58,7 @@ def parser() -> argparse.ArgumentParser:
         description=sys.modules["__main__"].__doc__ or __doc__,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # an option that is added later must not change what a shorter one meant
     )
     p.add_argument("--run_all_solu", action="store_true", help="estimate every layout instead of the config's own")
     add_prediction_arguments(p)
@@ -125,6 +128,8 @@ def predict(args: argparse.Namespace, console: Console) -> None:
             write_json(args.json, problem_dict(solutions, said) | {"best": [solution_dict(solutions, 0)]})
         if args.csv:
             write_csv(args.csv, solutions)
+        if args.plot_stages:
+            _draw_stages(args.plot_stages, solutions)
         return
     tokens = args.global_batch_size or DEFAULT_TOKENS
     sequences, rounded = batch_sequences(tokens, length, args.round_batch, problem.run.world_size)
@@ -183,8 +188,36 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, con
         from solver.report.pictures import draw_pareto  # importing matplotlib takes a second
 
         draw_pareto(result, args.plot)
-    for path in filter(None, (args.json, args.csv, args.plot)):
+    if args.plot_stages:
+        _draw_stages(args.plot_stages, result.best)
+    if args.plot_scaling:
+        from solver.report.pictures import draw_scaling
+
+        draw_scaling(_scaling(result), args.plot_scaling)
+    for path in filter(None, (args.json, args.csv, args.plot, args.plot_stages, args.plot_scaling)):
         console.print(f"wrote {path}", markup=False)
+
+
+def _draw_stages(path: Path, solutions: Solutions) -> None:
+    from solver.report.pictures import draw_stages
+
+    draw_stages(solutions, 0, path)
+
+
+def _scaling(result: SearchResult) -> list[SearchResult]:
+    """Return the searches with an eighth to eight times as many GPUs, and ``result``; those where nothing fits are left out."""
+    run = result.problem.run
+    sequences = int(result.best.tokens[0]) // run.seq_len
+    found = []
+    for factor in (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8):
+        world = int(run.world_size * factor)
+        if world == run.world_size:
+            found.append(result)
+        elif world >= 1:
+            problem = replace(result.problem, run=run.replace(world_size=world, dp=world))
+            with suppress(InputError):
+                found.append(search(problem, sequences, 1, fixed=result.fixed, most=result.most))
+    return found
 
 
 def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:

@@ -42,16 +42,15 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    search = commands.add_parser("search", help="estimate every layout of a model on a number of GPUs")
+    search = commands.add_parser("search", allow_abbrev=False, help="estimate every layout of a model on a number of GPUs")
     search.set_defaults(run_all_solu=True, validate=None)
     add_prediction_arguments(search)
     add_search_arguments(search)
-    single = commands.add_parser("predict", help="estimate the layout that a config states")
-    single.set_defaults(
-        run_all_solu=False, validate=None, top=1, plot=None, fix=None, search=None, **{f"max_{name}": None for name in LIMITED}
-    )
+    single = commands.add_parser("predict", allow_abbrev=False, help="estimate the layout that a config states")
+    single.set_defaults(run_all_solu=False, validate=None, top=1, plot=None, plot_scaling=None, fix=None, search=None)
+    single.set_defaults(**{f"max_{name}": None for name in LIMITED})
     add_prediction_arguments(single)
-    checked = commands.add_parser("validate", help="predict measured runs and print the errors")
+    checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"
     )

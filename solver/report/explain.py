@@ -18,6 +18,9 @@ from solver.step.time import PARTS
 #: Standard deviation of log(step time) that no single kernel explains: two laboratories measuring one GPU differ by 3-9
 #: percent, one run across releases of a framework by 3-8 percent; this value combines both.
 SYSTEM_STD = 0.10
+#: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
+#: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
+LAYOUT_STD = 0.036
 #: 90% of a normal distribution lies within this many standard deviations.
 Z90 = 1.645
 
@@ -78,6 +81,12 @@ class Explanation:
             if label(line):
                 sums[label(line)] = sums.get(label(line), 0.0) + line.seconds
         return sums
+
+
+def tied(solutions: Solutions, index: int, best: int = 0) -> bool:
+    """Whether layout ``index`` differs from ``best`` by less than one standard deviation of such a difference."""
+    seconds = solutions.times.seconds
+    return bool(abs(np.log(seconds[index] / seconds[best])) < np.sqrt(2) * LAYOUT_STD)
 
 
 def explain(solutions: Solutions, index: int) -> Explanation:

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from profiler.files import write_text
-from solver.report.explain import Explanation, explain
+from solver.report.explain import Explanation, explain, tied
 from solver.search.search import SearchResult
 from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import totals
+from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
+from solver.step.time import PARTS as TIME_PARTS
 
 #: Layout fields that vary between layouts, first in every result; the constants of the run follow them.
 _VARYING = (
@@ -53,6 +56,7 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
         "allocated_memory_bytes": float(memory.allocated[index]),
         "reserved_memory_bytes": float(memory.reserved[index]),
         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, index].tolist(), strict=True)),
+        "stages": _stages(solutions, index),
         "fits": bool(memory.device[index] <= solutions.problem.cluster.memory_bytes),
         "breakdown_s": why.by_part(),
         "compute_by_module_s": why.by_module(),
@@ -63,6 +67,18 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
             for line in why.lines
         ],
     }  # fmt: skip
+
+
+def _stages(solutions: Solutions, index: int) -> list[dict[str, Any]]:
+    """Return layers, parts of the step and memory of every pipeline stage."""
+    layers, times, memory = (of(solutions, index) for of in (layers_of_stages, time_of_stages, memory_of_stages))
+    device = totals(solutions.problem, memory)[2]
+    return [
+        {"layers": int(layers[stage]), "breakdown_s": dict(zip(TIME_PARTS, times[:, stage].tolist(), strict=True)),
+         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory[:, stage].tolist(), strict=True)),
+         "peak_memory_bytes": float(device[stage])}
+        for stage in range(len(layers))
+    ]  # fmt: skip
 
 
 def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
@@ -104,6 +120,10 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
             "rejected": dict(result.rejected),
         },
         "best": [solution_dict(result.best, i) for i in range(len(result.best))],
+        "best_of_sizes": [
+            solution_dict(result.best_of_sizes, i) | {"tied": tied(result.best_of_sizes, i)}
+            for i in range(len(result.best_of_sizes))
+        ],
         "best_of_mode": {mode: solution_dict(found, 0) for mode, found in result.best_of_mode.items()},
         "pareto": [
             {"layout": layout_dict(result.pareto, i), "step_s": float(result.pareto.times.seconds[i]),

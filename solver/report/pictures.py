@@ -1,25 +1,32 @@
-"""Plots of a search."""
+"""Pictures of a search: Pareto-optimal layouts, time and memory of every stage, scaling with the number of GPUs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from profiler.files import replacing
 from profiler.profile.profile import GIB
-from solver.report.terminal import describe
+from solver.report.explain import explain
+from solver.report.terminal import PART_NAMES, describe
 from solver.search.search import SearchResult
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import totals
+from solver.step.per_stage import memory_of_stages, time_of_stages
+from solver.step.solutions import Solutions
+from solver.step.time import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def draw_pareto(result: SearchResult, path: Path) -> None:
     """Plot tokens/GPU/s against memory of every Pareto-optimal layout, and label up to four of them."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     optimal, problem = result.pareto, result.problem
     memory, tgs = optimal.memory.device / GIB, optimal.tgs
-    figure, axes = plt.subplots(figsize=(9, 5.5), layout="constrained")
+    figure, axes = _canvas(1)
     axes.step(memory, tgs, where="post", color="tab:blue", alpha=0.5)
     axes.plot(memory, tgs, "o", color="tab:blue", ms=4, label=f"{len(optimal)} Pareto-optimal layouts")
     axes.axvline(problem.cluster.memory_bytes / GIB, color="tab:red", ls="--", label="memory per GPU")
@@ -40,6 +47,93 @@ def draw_pareto(result: SearchResult, path: Path) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
+    _save(figure, path)
+
+
+def draw_stages(solutions: Solutions, index: int, path: Path) -> None:
+    """Draw the parts of the step time and of the peak memory of layout ``index``, stacked, one bar per pipeline stage."""
+    problem = solutions.problem
+    times, memory = time_of_stages(solutions, index), memory_of_stages(solutions, index)
+    figure, (left, right) = _canvas(2)
+    names = [PART_NAMES[part] for part in PARTS]
+    _stack(left, times, names, {"pipeline bubble": "0.85"})
+    left.set_ylabel("time of a step [s]")
+    device = totals(problem, memory)[2]
+    outside = (device - memory.sum(axis=0))[None]
+    _stack(
+        right,
+        [*(memory / GIB), *(outside / GIB)],
+        [*(n.replace("_", " ") for n in MEMORY_PARTS), "allocator gaps, runtime"],
+        {},
+    )
+    right.axhline(problem.cluster.memory_bytes / GIB, color="tab:red", ls="--", label="memory per GPU")
+    right.set_ylabel("peak memory per GPU [GiB]")
+    for axes in (left, right):
+        axes.set_xlabel("pipeline stage")
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=2, frameon=False)
+    figure.suptitle(
+        f"{problem.model.name} on {problem.run.world_size} x {problem.cost.device.name}\n{describe(solutions, index)}",
+        fontsize=10,
+    )
+    _save(figure, path)
+
+
+def draw_scaling(results: Sequence[SearchResult], path: Path) -> None:
+    """Draw tokens/GPU/s of the best layout against the number of GPUs, with its 90% interval; each point names its layout."""
+    worlds = [result.problem.run.world_size for result in results]
+    tgs = [float(result.best.tgs[0]) for result in results]
+    spread = [explain(result.best, 0) for result in results]
+    figure, axes = _canvas(1)
+    low, high = ([rate * why.seconds / why.interval[end] for rate, why in zip(tgs, spread, strict=True)] for end in (1, 0))
+    axes.fill_between(worlds, low, high, color="tab:blue", alpha=0.15, label="90% prediction interval")
+    axes.plot(worlds, tgs, "o-", color="tab:blue", label="best layout")
+    top = 1.15 * max(high)
+    for world, rate, result in zip(worlds, tgs, results, strict=True):  # upright, below the curve or above where it is low
+        below = rate > top / 2
+        name = describe(result.best, 0).replace(", zero", "\nzero")
+        axes.annotate(name, (world, 0.01 * top if below else 0.99 * top), rotation=90, fontsize=7,
+                      ha="center", va="bottom" if below else "top")  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(worlds, [str(world) for world in worlds])
+    axes.set_ylim(0, top)
+    axes.set_xlabel("GPUs")
+    axes.set_ylabel("TGS [tokens per GPU per second]")
+    problem, tokens = results[0].problem, results[0].best.tokens[0]
+    title = f"{problem.model.name} on {problem.cost.device.name}"
+    axes.set_title(f"{title}: {tokens:,.0f} tokens per step at every number of GPUs", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper right")
+    _save(figure, path)
+
+
+def _canvas(panels: int) -> tuple[Figure, Any]:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(1, panels, figsize=(9 if panels == 1 else 11, 5.5), layout="constrained")
+
+
+def _stack(axes: Axes, rows: Any, names: Sequence[str], colors: dict[str, str]) -> None:
+    """Draw bars of ``rows`` [parts][stages] on top of one another; parts that are nowhere visible are left out."""
+    import matplotlib.pyplot as plt
+
+    stages = range(1, len(rows[0]) + 1)
+    total = sum(rows)
+    bottom = 0.0 * total
+    palette = iter(plt.get_cmap("tab20").colors)  # type: ignore[attr-defined]
+    for name, row in zip(names, rows, strict=True):
+        if (row > 0.002 * total.max()).any():
+            axes.bar(stages, row, 0.8, bottom=bottom, color=colors.get(name) or next(palette), label=name)
+        bottom = bottom + row
+    axes.set_xticks(stages if len(stages) <= 16 else list(stages)[:: len(stages) // 8])
+    axes.set_ylim(0, float(total.max()) * 1.05)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=130)
     plt.close(figure)

@@ -9,13 +9,15 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.profile.profile import GIB
-from solver.report.explain import Explanation, explain
+from solver.report.explain import Explanation, explain, tied
 from solver.report.validate import Prediction, Regret, Score
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import totals
+from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.solutions import Solutions
 
-_PART_NAMES = {
+PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
     "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
     "fsdp_exposed": "exposed ZeRO-3 all-gather and reduce-scatter", "pp_transfer": "pipeline send/recv",
@@ -26,7 +28,8 @@ _PART_NAMES = {
 
 _LEGEND = Text(
     "TGS: tokens per GPU per second; GiB: peak memory per GPU; zero1/16: ZeRO-1, states sharded over 16 ranks; "
-    "8 x 1: 8 micro batches of 1 sequence. More in docs/glossary.md",
+    "8 x 1: 8 micro batches of 1 sequence; tie ~: within 5% of the first row; predictions of "
+    "two layouts of one model err apart by as much. More in docs/glossary.md",
     style="dim",
 )
 _VALIDATION_LEGEND = Text(
@@ -41,6 +44,8 @@ def show_search(console: Console, result: SearchResult, profile: str, notes: str
     console.print(_heading(result.best, profile, notes))
     console.print(_verdict(result.best))
     console.print(solutions_table("Best layouts", [(result.best, i) for i in range(len(result.best))]))
+    sizes = [(result.best_of_sizes, i) for i in range(len(result.best_of_sizes))]
+    console.print(solutions_table("Best layout of each tp x cp x pp", sizes, ties=True))
     modes = [(found, 0) for found in result.best_of_mode.values()]
     console.print(solutions_table("Best of each tensor-parallel mode", modes))
     console.print(_LEGEND)
@@ -93,10 +98,10 @@ def seconds(value: float) -> str:
     return f"{value / 1e-6:.3g} us"
 
 
-def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]]) -> Table:
-    """Return a table of layouts with their estimates, one row per layout."""
+def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: bool = False) -> Table:
+    """Return a table of layouts with their estimates, one row per layout. ties: mark those as good as the first."""
     table = Table(title=title, title_justify="left")
-    for name in ("TGS", "step", "90% interval", "MFU", "GiB"):
+    for name in ("TGS", "step", "90% interval", "MFU", "GiB", *(["tie"] if ties else [])):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("layout")
     for solutions, index in rows:
@@ -104,7 +109,8 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]]) -> Table:
         low, high = why.interval
         table.add_row(
             f"{solutions.tgs[index]:,.0f}", seconds(why.seconds), f"{seconds(low)} - {seconds(high)}",
-            f"{solutions.mfu[index]:.1%}", f"{solutions.memory.device[index] / GIB:.1f}", describe(solutions, index),
+            f"{solutions.mfu[index]:.1%}", f"{solutions.memory.device[index] / GIB:.1f}",
+            *(["~" if tied(solutions, index) else ""] if ties else []), describe(solutions, index),
         )  # fmt: skip
     return table
 
@@ -124,13 +130,15 @@ def describe(solutions: Solutions, index: int) -> str:
 def breakdown(solutions: Solutions, index: int) -> Group:
     """Return how step time and memory are divided, and how much of the time is measured, interpolated or extrapolated."""
     why = explain(solutions, index)
-    table = Table(title=f"Why: {describe(solutions, index)}", title_justify="left")
+    pp = int(solutions.layouts.splits.pp[solutions.layouts.row[index]])
+    where = f", on stage {slowest_stage(solutions, index) + 1} of {pp}, the slowest" if pp > 1 else ""
+    table = Table(title=f"Why: {describe(solutions, index)}{where}", title_justify="left")
     table.add_column("part of the step")
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
     for part, value in why.by_part().items():
         if value:
-            table.add_row(_PART_NAMES[part], seconds(value), f"{value / why.seconds:.1%}")
+            table.add_row(PART_NAMES[part], seconds(value), f"{value / why.seconds:.1%}")
         if part == "recompute":
             for module, spent in sorted(why.by_module().items(), key=lambda item: -item[1]):
                 table.add_row(
@@ -149,9 +157,11 @@ def _memory(solutions: Solutions, index: int) -> Text:
     parts = sorted(zip(MEMORY_PARTS, memory.parts[:, index], strict=True), key=lambda item: -item[1])
     listed = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts if size >= 0.05 * GIB)
     where = "last" if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1 else "first"
+    stages = totals(solutions.problem, memory_of_stages(solutions, index))[2] / GIB
+    every = f"\nGiB on each stage: {' '.join(f'{size:.1f}' for size in stages)}" if len(stages) > 1 else ""
     return Text(
         f"memory peaks on the {where} pipeline stage (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
-        f"reserved {memory.reserved[index] / GIB:.1f}, with CUDA context and NCCL {memory.device[index] / GIB:.1f}"
+        f"reserved {memory.reserved[index] / GIB:.1f}, with CUDA context and NCCL {memory.device[index] / GIB:.1f}" + every
     )
 
 

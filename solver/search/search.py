@@ -16,6 +16,7 @@ from solver.search.fixed import check_fixed, check_most, fixed_layouts, fixed_sp
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
 from solver.spec.strategy import TpMode
+from solver.step.distinct import distinct
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
@@ -28,19 +29,23 @@ OUT_OF_MEMORY = "does not fit in memory"
 class SearchResult:
     """The result of a search.
 
-    best: the fastest feasible layouts, in order (less memory first where times are equal). best_of_mode: the fastest per
-    tp_mode. pareto: layouts that are Pareto-optimal in time and memory. rejected: reason -> number; structural reasons count
-    splits that were never expanded into layouts, "does not fit in memory" counts estimated layouts.
+    best: the fastest feasible layouts, in order (less memory first where times are equal). best_of_sizes: the fastest for each
+    (tp, cp, pp), in order. best_of_mode: the fastest per tp_mode. pareto: layouts that are Pareto-optimal in time and memory.
+    rejected: reason -> number; structural reasons count splits that were never expanded into layouts, "does not fit in memory"
+    counts estimated layouts.
     """
 
     problem: Problem
     best: Solutions
+    best_of_sizes: Solutions
     best_of_mode: dict[str, Solutions]
     pareto: Solutions
     layouts_estimated: int
     feasible: int
     seconds: float
     rejected: Counter[str]
+    fixed: Mapping[str, Any]  #: axes that did not vary
+    most: Mapping[str, int]  #: limits of sizes
 
     @property
     def layouts_per_second(self) -> float:
@@ -122,8 +127,10 @@ def search(
         mode.name.lower(): estimate_layouts(problem, kept.parts[0], table) for mode, kept in found.modes.items() if kept.parts
     }
     return SearchResult(
-        problem, estimate_layouts(problem, found.best.parts[0], table), modes,
+        problem, estimate_layouts(problem, found.best.parts[0], table),
+        estimate_layouts(problem, found.sizes.ordered(top), table), modes,
         estimate_layouts(problem, found.pareto.layouts(), table), found.estimated, found.feasible, elapsed, rejected,
+        fixed, most,
     )  # fmt: skip
 
 
@@ -172,10 +179,39 @@ class _ParetoFront:
 
 
 @dataclass
+class _BestOfSizes:
+    """The fastest layout of each (tp, cp, pp), less memory first where times are equal."""
+
+    parts: list[Layouts] = field(default_factory=list)
+    seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
+    memory: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
+        sizes = distinct((layouts.splits.tp, layouts.splits.cp, layouts.splits.pp))[1]
+        size = sizes[layouts.row[index]]
+        fastest = np.full(int(sizes.max()) + 1, np.inf)
+        np.minimum.at(fastest, size, seconds[index])
+        index = index[seconds[index] == fastest[size]]
+        if not len(index):
+            return
+        merged = concatenate([*self.parts, layouts.take(index)])
+        s, m = np.concatenate([self.seconds, seconds[index]]), np.concatenate([self.memory, memory[index]])
+        splits, row = merged.splits, merged.row
+        order = np.lexsort((m, s))
+        first = distinct((splits.tp[row][order], splits.cp[row][order], splits.pp[row][order]))[0]  # of each in this order
+        keep = order[np.sort(first)]
+        self.parts, self.seconds, self.memory = [merged.take(keep)], s[keep], m[keep]
+
+    def ordered(self, most: int) -> Layouts:
+        return self.parts[0].take(np.arange(min(most, len(self.seconds))))
+
+
+@dataclass
 class _Found:
     """What a search keeps of the chunks that it has estimated; least_memory: bytes of the smallest layout, fitting or not."""
 
     best: _Best
+    sizes: _BestOfSizes = field(default_factory=_BestOfSizes)
     modes: dict[TpMode, _Best] = field(default_factory=lambda: {mode: _Best(1) for mode in TpMode})
     pareto: _ParetoFront = field(default_factory=_ParetoFront)
     estimated: int = 0
@@ -189,6 +225,7 @@ class _Found:
         self.estimated, self.feasible = self.estimated + len(solutions), self.feasible + len(fits)
         self.least_memory = min(self.least_memory, float(memory.min()))
         self.best.offer(layouts, fits, seconds, memory)
+        self.sizes.offer(layouts, fits, seconds, memory)
         mode_of = layouts.splits.mode[layouts.row[fits]]
         for mode, kept in self.modes.items():
             kept.offer(layouts, fits[mode_of == mode], seconds, memory)

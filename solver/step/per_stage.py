@@ -25,6 +25,11 @@ def layers_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     return np.array([first, *[most] * full, *[most - 1] * (pp - 2 - full), last])
 
 
+def slowest_stage(solutions: Solutions, index: int) -> int:
+    """Return the number (from 0) of the stage that layout ``index`` waits for."""
+    return int(np.argmin(time_of_stages(solutions, index)[PARTS.index("bubble")]))
+
+
 def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     """Return the seconds of every part of the step on every stage: [parts, pp]; each column adds up to the step.
 

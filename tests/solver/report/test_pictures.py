@@ -1,0 +1,55 @@
+"""Pictures of a search: what they draw, read back from the figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import make_problem, toy_cost
+
+from solver.report import pictures
+from solver.search.search import SearchResult, search
+from solver.spec.model import ModelSpec
+from solver.step.memory import totals
+from solver.step.per_stage import memory_of_stages
+
+MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,
+                  num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
+
+
+def result(world: int, **fixed: Any) -> SearchResult:
+    return search(make_problem(MODEL, world, toy_cost(), 512), 32, top=1, fixed=fixed)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    kept: list[Any] = []
+    monkeypatch.setattr(pictures, "_save", lambda figure, path: kept.append(figure))
+    return kept
+
+
+def test_bars_of_stages_add_up_to_the_step_and_to_the_memory(figures: list[Any]) -> None:
+    found = result(16, pp=4).best
+    pictures.draw_stages(found, 0, Path("unused.png"))
+    times, memory = figures[0].axes
+    step, device = found.times.seconds[0], totals(found.problem, memory_of_stages(found, 0))[2] / 2**30
+    tops = [np.zeros(4), np.zeros(4)]
+    for panel, axes in enumerate((times, memory)):
+        for bar in axes.patches:
+            stage = round(bar.get_x() + bar.get_width() / 2) - 1
+            tops[panel][stage] = max(tops[panel][stage], bar.get_y() + bar.get_height())
+    np.testing.assert_allclose(tops[0], step, rtol=0.01)  # parts below 0.2% are not drawn
+    np.testing.assert_allclose(tops[1], device, rtol=0.01)
+    assert times.get_ylabel() == "time of a step [s]" and memory.get_ylabel() == "peak memory per GPU [GiB]"
+
+
+def test_the_scaling_curve_goes_through_the_best_layouts(figures: list[Any]) -> None:
+    results = [result(world) for world in (8, 16, 32)]
+    pictures.draw_scaling(results, Path("unused.png"))
+    axes = figures[0].axes[0]
+    line = axes.lines[0]
+    assert list(line.get_xdata()) == [8, 16, 32]
+    np.testing.assert_allclose(line.get_ydata(), [float(found.best.tgs[0]) for found in results])
+    assert len(axes.texts) == 3
