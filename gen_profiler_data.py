@@ -16,11 +16,12 @@ from pathlib import Path
 from profiler.errors import InputError, require_torch
 from profiler.profile.merge import merged
 from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
-from profiler.profile.profiles import OWN_PROFILE, PROF_DATA
+from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile
 from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import OPS
 from profiler.published.nccl_tests import import_into
-from solver.formats.config_file import load_run_config
+from solver.formats.config_file import load_cluster, load_run_config
+from solver.spec.cluster import cluster_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,6 +41,8 @@ def parser() -> argparse.ArgumentParser:
                          help="measure nothing: join the collectives of logs of nccl-tests to data.pt")  # fmt: skip
     p.add_argument("--profile", metavar="NAME|FILE",
                    help="whose kernels go with the logs where there is no data.pt yet (the default profile)")  # fmt: skip
+    p.add_argument("--cluster", metavar="NAME|FILE", help="the cluster that the logs are of, where its network or nodes differ "
+                   "from the profile's (a name under configs/clusters or a file)")  # fmt: skip
     p.add_argument(
         "--nccl-test", choices=sorted(OPS), help="which test the logs are of, where neither they nor their names say"
     )
@@ -60,7 +63,7 @@ def model_dims(path: Path) -> ModelDims:
 
 #: Options for measuring, and options for reading logs.
 _OF_MEASURING = ("config", "resume", "append")
-_OF_LOGS = ("profile", "nccl_test")
+_OF_LOGS = ("profile", "nccl_test", "cluster")
 
 
 def check(args: argparse.Namespace) -> None:
@@ -94,7 +97,16 @@ def instead_of_measuring(args: argparse.Namespace) -> None:
     if args.merge:
         merge(args.merge[0], args.merge[1], args.output)
     else:
-        print("\n".join(import_into(args.output, args.import_nccl_tests, args.profile, args.nccl_test)))
+        cluster = load_cluster(args.cluster) if args.cluster else {}
+        named = args.profile or cluster.get("hardware")
+        place = cluster_of(find_profile(named)[0].device, cluster, str(args.cluster)) if args.cluster else None
+        done, warnings = import_into(
+            args.output, args.import_nccl_tests, named, args.nccl_test, place and place.gpus_per_node,
+            place and place.network_bandwidth,
+        )  # fmt: skip
+        print("\n".join(done))
+        print("".join(f"warning: {line}\n" for line in warnings), end="", file=sys.stderr)
+        print(f"use it: python simulation_train_formulaic.py --run_all_solu {how_to_use(args.output)}")
 
 
 def draw(output: Path) -> None:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
+from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profiles import OWN_NAME, OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
@@ -112,6 +113,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
             memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
         )  # fmt: skip
+    network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_node else ""
     length = problem.run.seq_len
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     if not args.run_all_solu:
@@ -122,10 +124,12 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         strategies = [configured_strategy(problem, config, batch)]
         problem, timed = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
         solutions = estimate(problem, strategies)
-        notes = _notes(problem, config, "\n".join(filter(None, (timed, rounded))), set(AXES) & config.layout.keys())
+        notes = _notes(problem, config, "\n".join(filter(None, (network, timed, rounded))), set(AXES) & config.layout.keys())
         show_single(console, solutions, said, notes)
         if args.json:
-            write_json(args.json, problem_dict(solutions, said) | {"best": [solution_dict(solutions, 0)]})
+            write_json(
+                args.json, problem_dict(solutions, said) | {"network": network} | {"best": [solution_dict(solutions, 0)]}
+            )
         if args.csv:
             write_csv(args.csv, solutions)
         if args.plot_stages:
@@ -140,8 +144,8 @@ def predict(args: argparse.Namespace, console: Console) -> None:
     problem, timed = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
     with _progress("estimating layouts") as report:
         result = search(problem, sequences, args.top, report, fixed=fixed, most=most)
-    show_search(console, result, said, _notes(problem, config, "\n".join(filter(None, (timed, rounded)))))
-    _write_search(args, result, said, console)
+    show_search(console, result, said, _notes(problem, config, "\n".join(filter(None, (network, timed, rounded)))))
+    _write_search(args, result, said, network, console)
 
 
 def _notes(problem: Problem, config: RunConfig, timed: str, stated: set[str] | None = None) -> str:
@@ -179,9 +183,9 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write_search(args: argparse.Namespace, result: SearchResult, said: str, console: Console) -> None:
+def _write_search(args: argparse.Namespace, result: SearchResult, said: str, network: str, console: Console) -> None:
     if args.json:
-        write_json(args.json, search_dict(result, said))
+        write_json(args.json, search_dict(result, said) | {"network": network})
     if args.csv:
         write_csv(args.csv, result.best)
     if args.plot:

@@ -21,6 +21,7 @@ from predictor.network.collective_points import (
     stated_points,
 )
 from predictor.network.curves import Curves
+from predictor.network.measured_groups import MeasuredGroups, own_network
 from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
@@ -40,7 +41,7 @@ class CollectiveModel:
     curves: one per (op, ranks in one node). op, ranks, basis: op (index into OPS), group size and Basis of each curve, sorted
     by op, then ranks. network: constants of the model between nodes. network_std: its held-out standard deviation of log time,
     by index of OPS. network_nodes: most nodes that it was fitted on (0: default constants). bandwidths: bytes/s per GPU of
-    [link in the node, network].
+    [link in the node, network]. groups_between_nodes: curves of groups that were measured on the network itself.
     """
 
     curves: Curves
@@ -51,6 +52,7 @@ class CollectiveModel:
     network_std: np.ndarray
     network_nodes: float
     bandwidths: np.ndarray
+    groups_between_nodes: MeasuredGroups
 
     @classmethod
     def fit(cls, profile: Profile, network_bandwidth: float | None = None) -> CollectiveModel:
@@ -72,26 +74,32 @@ class CollectiveModel:
             network_std=np.full(len(OPS), _NETWORK_DEFAULT),
             network_nodes=0.0,
             bandwidths=np.array([_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", rate)]),
+            groups_between_nodes=MeasuredGroups.none(),
         )
         return fit.with_network(profile)
 
     def with_network(self, profile: Profile) -> CollectiveModel:
-        """This model with network constants as stated by the profile, else as fitted to its own multi-node rows.
+        """This model with network constants as stated by the profile, or fitted to its own rows between nodes.
 
-        Stated constants were fitted to more networks than the rows of one profile. Rows of fewer than two kinds of group, or
-        fewer than 20 rows, are too few to fit; then the default constants stay.
+        Stated constants (fitted to published logs) hold unless the rows are of the profile's own network. Rows of two kinds of
+        group or more, at least 20, determine the constants; fewer only scale them: one factor on all rates, one on all
+        latencies. Groups that were measured are estimated as measured.
         """
-        stated = profile.meta.get("laws", {}).get("inter_node")
-        if stated:
-            return self._with_stated(_stated_network(stated, profile.name))
-        from predictor.network.fit import fit_network, held_out_std, leave_one_scale_out, profile_rows
+        from predictor.network.fit import fit_network, fit_scale, held_out_std, leave_one_scale_out, profile_rows, residuals
 
-        rows = profile_rows(self, profile)
-        if len(rows) < 20 or len(np.unique(np.stack([rows.at.intra, rows.at.inter]), axis=1).T) < 2:
-            return self
-        std = held_out_std(rows, leave_one_scale_out(rows, self.network))
-        fit = replace(self, network=fit_network(rows, self.network), network_nodes=float(rows.at.inter.max()))
-        return replace(fit, network_std=_std_by_op(std))
+        stated = profile.meta.get("laws", {}).get("inter_node")
+        prior = self._with_stated(_stated_network(stated, profile.name)) if stated else self
+        rows = profile_rows(self, profile) if own_network(profile) else None
+        if rows is None or not len(rows):
+            return prior
+        nodes = max(float(rows.at.inter.max()), prior.network_nodes)
+        if len(rows) >= 20 and len(np.unique(np.stack([rows.at.intra, rows.at.inter]), axis=1).T) > 1:
+            std = held_out_std(rows, leave_one_scale_out(rows, prior.network))
+            fit = replace(prior, network=fit_network(rows, prior.network), network_nodes=float(rows.at.inter.max()))
+            fit = replace(fit, network_std=_std_by_op(std))
+        else:
+            fit = replace(prior, network=fit_scale(rows, prior.network), network_nodes=nodes)
+        return replace(fit, groups_between_nodes=MeasuredGroups.of(residuals(rows, fit.network)))
 
     def _with_stated(self, entry: Mapping[str, Any]) -> CollectiveModel:
         return replace(
@@ -129,6 +137,9 @@ class CollectiveModel:
             groups = self.groups(op, size[far], k[far], nodes[far], rate[far], seconds[far])
             seconds[far] = network_seconds(op, groups, self.network)
             std[far], basis[far] = self._network_uncertainty(op, nodes[far])
+            known = seconds[far], std[far], basis[far]
+            self.groups_between_nodes.correct(OPS.index(op), size[far], k[far], nodes[far], *known)
+            seconds[far], std[far], basis[far] = known
         nothing = (k * nodes <= 1) | (size <= 0)
         seconds[nothing], std[nothing], basis[nothing] = 0.0, 0.0, Basis.MEASURED
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
@@ -203,7 +214,8 @@ class CollectiveModel:
         """Everything as numeric arrays, for an npz file."""
         plain = {name: np.asarray(getattr(self, name)) for name in _PLAIN}
         network = np.array(list(self.network.to_dict().values()))
-        return {**self.curves.to_arrays("curve_"), **plain, "network": network}
+        measured = self.groups_between_nodes.to_arrays("group_")
+        return {**self.curves.to_arrays("curve_"), **measured, **plain, "network": network}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> CollectiveModel:
@@ -211,7 +223,8 @@ class CollectiveModel:
         network = NetworkParameters(**dict(zip(names, map(float, arrays["network"]), strict=True)))
         plain: dict[str, Any] = {name: np.asarray(arrays[name]) for name in _PLAIN}
         plain["network_nodes"] = float(plain["network_nodes"])
-        return cls(curves=Curves.from_arrays(arrays, "curve_"), network=network, **plain)
+        groups = MeasuredGroups.from_arrays(arrays, "group_")
+        return cls(curves=Curves.from_arrays(arrays, "curve_"), network=network, groups_between_nodes=groups, **plain)
 
 
 PointsByGroup = Mapping[tuple[str, int], Points]

@@ -14,6 +14,7 @@ import numpy as np
 
 from predictor.estimate import Estimate
 from predictor.network.collective_points import OPS
+from predictor.network.measured_groups import between_nodes
 from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.profile.profile import Profile
 
@@ -87,8 +88,7 @@ def profile_rows(fit: OneNodeModel, profile: Profile) -> NetworkRows:
     """The profile's own multi-node rows; for p2p only those of one rank per node."""
     parts: dict[str, list[np.ndarray]] = {name: [] for name in ("op", "bytes", "intra", "inter", "seconds")}
     for op in OPS:
-        table = profile.table(op)
-        table = table.where((table["inter"] > 1) & (table["bytes"] > 0) & ((table["intra"] == 1) | (op != "p2p")))
+        table = between_nodes(op, profile.table(op))
         parts["op"].append(np.full(len(table), op))
         for name in ("bytes", "intra", "inter", "seconds"):
             parts[name].append(table[name])
@@ -116,6 +116,46 @@ def fit_network(rows: NetworkRows, prior: NetworkParameters, fixed: Mapping[str,
         if len(family):
             fit = _fit_family(family, fit, free)
     return fit
+
+
+def fit_scale(rows: NetworkRows, prior: NetworkParameters) -> NetworkParameters:
+    """``prior`` with one factor on all rates and one on all latencies, fitted to rows that are too few to fit more.
+
+    Least squares on log time with the same weights and prior width as ``fit_network``; no efficiency exceeds 1.
+    """
+    from scipy.optimize import least_squares
+
+    measured, weight = np.log(rows.seconds), _weights(rows)
+
+    def residual(v: np.ndarray) -> np.ndarray:
+        error = np.log(predict_rows(rows, scaled(prior, *np.exp(v)))) - measured
+        return np.concatenate([weight * error, v / (3 * _PRIOR_FACTOR)])  # networks differ by more than their constants' shape
+
+    starts = [np.log([rate, latency]) for rate in (1.0, 0.3, 0.1) for latency in (1.0, 3.0)]
+    fits = [least_squares(residual, start, bounds=(-7.0, 7.0), loss="soft_l1", max_nfev=60) for start in starts]
+    return scaled(prior, *np.exp(min(fits, key=lambda fit: fit.cost).x))
+
+
+def scaled(prior: NetworkParameters, rate: float, latency: float) -> NetworkParameters:
+    """``prior`` with every rate times ``rate`` (efficiencies at most 1) and every latency times ``latency``."""
+    efficiencies = ("link_efficiency", "all2all_efficiency", "p2p_efficiency")
+    rates = {name: min(getattr(prior, name) * rate, 1.0) for name in efficiencies}
+    latencies = {name: value * latency for name, value in prior.to_dict().items() if not _is_share(name)}
+    return replace(prior, **rates, **latencies)
+
+
+def residuals(rows: NetworkRows, fit: NetworkParameters) -> dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]]:
+    """(bytes, median log(measured / fit) of each size) by (index of op, ranks in a node, nodes)."""
+    ratio = np.log(rows.seconds / predict_rows(rows, fit))
+    op = np.array([OPS.index(str(name)) for name in rows.op])
+    key = np.stack([op, rows.at.intra, rows.at.inter]).astype(np.int64)
+    found = {}
+    for group in np.unique(key, axis=1).T:
+        here = (key == group[:, None]).all(axis=0)
+        sizes = np.unique(rows.at.size[here])
+        medians = np.array([np.median(ratio[here & (rows.at.size == size)]) for size in sizes])
+        found[int(group[0]), int(group[1]), int(group[2])] = sizes, medians
+    return found
 
 
 def _fit_family(rows: NetworkRows, prior: NetworkParameters, names: Sequence[str]) -> NetworkParameters:

@@ -20,13 +20,13 @@ _LAUNCHER = re.compile(r"^(?:\s*(?:\([^()]*\)|\[\d+,\d+\]<std\w+>:|\d+:(?=\s)|>)
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d")
 _TEST = re.compile(r"\b([a-z_]+?)_perf(?:_mpi)?\b")
 _PARAMETERS = re.compile(r"#\s*nThread\s+\d+\s+nGpus\s+\d+\s+minBytes")
-_ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )iters:\s*(\d+)")
+_ITERATIONS = re.compile(r"(?<!warmup )(?<!agg )iters:\s*(\d{1,9})")
 _RANK = re.compile(
-    r"#\s*Rank\s+(?P<rank>\d+)\s+(?:Group\s+(?P<group>-?\d+)\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+"
+    r"#\s*Rank\s+(?P<rank>\d{1,9})\s+(?:Group\s+(?P<group>-?\d{1,9})\s+)?Pid\s+\d+\s+on\s+(?P<host>\S+)\s+"
     r"device\s+(?P<slot>\d+\s+\[[^\]]*\])\s*(?P<device>.*?)\s*$"
 )
 _END = re.compile(r"#\s*(?:Out of bounds values|Avg bus bandwidth)")
-_LIBRARY = re.compile(r"nccl-library=(\d+)")
+_LIBRARY = re.compile(r"nccl-library=(\d{1,9})")
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([a-z]\w*)\s+(.*)$")
 
@@ -45,6 +45,10 @@ class Line:
     out_of_place: float
     in_place: float
     wrong: int
+
+
+_DIGITS = 15  #: of a size or a count; a longer number is a garbled line
+_LONGEST_US = 1e9  #: a quarter of an hour; a longer time is a garbled line
 
 
 @dataclass
@@ -93,7 +97,8 @@ def _is_of_run(run: Run, line: str) -> bool:
         run.devices.add(rank["device"])
         return True
     if row := _ROW.match(line):
-        found = _line(int(row[1]), int(row[2]), row[3], row[4].split())
+        sound = len(row[1]) <= _DIGITS and len(row[2]) <= _DIGITS
+        found = _line(int(row[1]), int(row[2]), row[3], row[4].split()) if sound else None
         if found is None:
             run.broken += 1
         else:
@@ -121,7 +126,7 @@ def _line(size: int, count: int, dtype: str, cells: list[str]) -> Line | None:
     if len(cells) not in (4, 8) or None in numbers:
         return None
     known = [number if number is not None else math.nan for number in numbers]
-    if known[0] < 0:
+    if known[0] < 0 or any(abs(us) > _LONGEST_US for us in known[::4]):
         return None
     wrong = sum(int(cell) for cell in cells[3::4] if cell.isdigit())  # the error of early versions (4e-07) counts as 0
     return Line(size, count, dtype, known[0] * 1e-6, known[4] * 1e-6 if len(cells) == 8 else math.nan, wrong)

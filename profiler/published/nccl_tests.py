@@ -6,7 +6,7 @@ The profile keeps its kernels, and the logs' collectives replace its measurement
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -21,7 +21,7 @@ from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
 
 _VENDORS = frozenset(("NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"))
-#: Fewer measurements between nodes do not suffice to fit a network (predictor/network/collective.py then fits none).
+#: Fewer measurements between nodes, or of one kind of group, only scale a network (predictor/network/collective.py).
 NETWORK_ROWS = 20
 
 
@@ -85,32 +85,31 @@ def _build(name: str) -> tuple[str, bool]:
 def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = None) -> Profile:
     """Return the profile with its measurements of the logs' ops and groups replaced by the logs'; the rest stays.
 
-    If the logs suffice to fit the network between nodes, they replace the profile's network as a whole: its stated constants
-    and all its measurements between nodes. ``meta["nccl_tests"]`` states the origin: per log its measurements by op, what was
-    left out, and what was replaced.
+    Logs of groups that span nodes show the network of this cluster: they replace all of the profile's measurements between
+    nodes, and its stated constants become the prior of a fit to them. ``meta["nccl_tests"]`` states the origin: per log its
+    measurements by op, what was left out, and what was replaced.
     """
-    logs = [read_log(path, test) for path in paths]
-    tables, notes = _usable(logs, profile)
+    different, notes = _different(paths)
+    logs = [read_log(path, test) for path in different]
+    tables, left_out = _usable(logs, profile)
+    notes += left_out
     stated = dict(profile.meta.get("laws") or {})
-    own_network = _tells_network(tables.values())
-    if own_network and stated.pop("inter_node", None):
-        notes.append(f"the network between nodes is fitted to the logs and replaces that of {profile.name}")
-    elif any((table["inter"] > 1).any() for table in tables.values()):
-        notes.append(
-            f"measurements between nodes are fewer than {NETWORK_ROWS} or of one kind of group: the network between nodes "
-            f"stays that of {profile.name}"
-        )
+    kinds = _kinds(tables.values())
+    if kinds:
+        stated["own_network"] = True
+        notes += _missing(tables, kinds)
     merged, replaced = dict(profile.tables), {}
     for op in (*COLLECTIVES, "p2p"):
         shipped, own = profile.table(op), tables.get(op, Table.from_columns(op, {}))
-        gone = np.isin(_group_key(shipped), _group_key(own)) | (own_network & (shipped["inter"] > 1))
+        before = bool((profile.meta.get("laws") or {}).get("own_network"))  # earlier logs of this network stay
+        gone = np.isin(_group_key(shipped), _group_key(own)) | (bool(kinds) and not before) & (shipped["inter"] > 1)
         if gone.any() or len(own):
             replaced[op] = int(gone.sum())
             merged[op] = joined(op, [shipped.where(~gone), own])
-    before = (profile.meta.get("nccl_tests") or {}).get("logs", {})
+    earlier = (profile.meta.get("nccl_tests") or {}).get("logs", {})
     said = {
         "date": date.today().isoformat(),
-        "logs": {**before, **{log.name: {op: len(table) for op, table in log.tables.items()} for log in logs}},
+        "logs": {**earlier, **{log.name: {op: len(table) for op, table in log.tables.items()} for log in logs}},
         "rows": {op: len(table) for op, table in tables.items()},
         "replaced": replaced,
         "kernels": f"of profile {profile.name}",
@@ -119,10 +118,41 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
     return Profile(profile.name, profile.device, merged, {**profile.meta, "laws": stated, "nccl_tests": said})
 
 
-def _tells_network(tables: Iterable[Table]) -> bool:
-    """Return whether the measurements between nodes suffice to fit a network: their number and kinds of group."""
-    keys = np.concatenate([_group_key(table)[table["inter"] > 1] for table in tables])
-    return len(keys) >= NETWORK_ROWS and len(np.unique(keys)) > 1
+def _different(paths: Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """Return the logs of different content, and a note for each that repeats another."""
+    first: dict[bytes, Path] = {}
+    notes = []
+    for path in map(Path, paths):
+        try:
+            content = path.read_bytes() if path.is_file() else str(path).encode()
+        except OSError:
+            content = str(path).encode()  # reading it as a log says what is wrong
+        if content in first:
+            notes.append(f"{path} is the same log as {first[content]}; it counts once")
+        first.setdefault(content, path)
+    return list(first.values()), notes
+
+
+def _missing(tables: Mapping[str, Table], kinds: Sequence[tuple[int, int]]) -> list[str]:
+    """Return what the logs of groups that span nodes lack."""
+    shapes = ", ".join(f"{nodes} nodes x {ranks}" for ranks, nodes in kinds)
+    rows = sum(int((table["inter"] > 1).sum()) for table in tables.values())
+    lacking = sorted(op for op in (*COLLECTIVES, "p2p") if op not in tables or not (tables[op]["inter"] > 1).any())
+    said = []
+    if len(kinds) < 2 or rows < NETWORK_ROWS:
+        said.append(
+            f"{rows} measurements of {shapes} ranks fit an efficiency and a latency of the network only; logs of other numbers "
+            f"of nodes, {NETWORK_ROWS} sizes or more in all, would fit its law"
+        )
+    if lacking:
+        said.append(f"no log of {', '.join(lacking)} between nodes: estimated from the network that the other logs show")
+    return said
+
+
+def _kinds(tables: Iterable[Table]) -> list[tuple[int, int]]:
+    """Return (ranks in a node, nodes) of the measured groups that span nodes."""
+    pairs = {pair for table in tables for pair in zip(table["intra"].tolist(), table["inter"].tolist(), strict=True)}
+    return sorted((int(k), int(n)) for k, n in pairs if n > 1)
 
 
 def _group_key(table: Table) -> np.ndarray:
@@ -130,26 +160,31 @@ def _group_key(table: Table) -> np.ndarray:
     return key
 
 
-def import_into(output: Path, paths: Sequence[Path], named: str | None = None, test: str | None = None) -> list[str]:
-    """Put the logs' collectives into ``output``/data.pt; return what was done, line by line.
+def import_into(
+    output: Path, paths: Sequence[Path], named: str | None = None, test: str | None = None,
+    gpus_per_node: int | None = None, network_bandwidth: float | None = None,
+) -> tuple[list[str], list[str]]:  # fmt: skip
+    """Put the logs' collectives into ``output``/data.pt; return (what was done, warnings), line by line.
 
     named: profile (a name or a file) whose kernels are used where there is no data.pt yet. An existing data.pt keeps its
-    measurements and takes only the tables it lacks from the named profile. test: as for ``read_log``. Raises InputError if a
-    file cannot be read, or if logs, data.pt and profile are not of one device.
+    measurements and takes only the tables it lacks from the named profile. test: as for ``read_log``. gpus_per_node and
+    network_bandwidth (bytes/s per GPU): of the cluster that the logs are of, where it differs from the profile's. Raises
+    InputError if a file cannot be read, or if logs, data.pt and profile are not of one device.
     """
     path = output / OWN_PROFILE
     base = _base(path, named)
+    device = replace(
+        base.device,
+        gpus_per_node=gpus_per_node or base.device.gpus_per_node,
+        network_bandwidth=network_bandwidth or base.device.network_bandwidth,
+    )
+    base = replace(base, device=device)
     profile = with_logs(base, paths, test)
     write_profile(path, profile)
     said = profile.meta["nccl_tests"]
-    return [
-        *(
-            f"{op}: {rows} measurements from logs, replacing {said['replaced'][op]} of {base.name}"
-            for op, rows in said["rows"].items()
-        ),
-        *(f"note: {note}" for note in said["notes"]),
-        f"wrote {path}: kernels of {base.name}, collectives of {len(paths)} logs",
-    ]
+    gone = said["replaced"]
+    done = [f"{op}: {n} measurements from logs, replacing {gone[op]} of {base.name}" for op, n in said["rows"].items()]
+    return [*done, f"wrote {path}: kernels of {base.name}, collectives of {len(paths)} logs"], list(said["notes"])
 
 
 def _base(path: Path, named: str | None) -> Profile:
