@@ -2,10 +2,11 @@
 
     python benchmarks/fuzz.py --inputs 2000 --seed 0
 
-An input is a set of files (a model, a layout, a cluster, an InternEvo config, a file of cases) and options, in which some
-values were replaced by odd ones, keys were renamed or removed, or characters were changed. A defect is a traceback, an exit
-status other than 0 and 2, a message of several lines or of control characters, a result that is not finite and positive, or an
-answer that takes longer than SECONDS. Defects are printed with the input that made them; the exit status is 1 if there are any.
+An input is a set of files (a model, a layout, a cluster, an InternEvo config, a file of cases, a profile, a log of nccl-tests)
+and options, in which some values were replaced by odd ones, keys were renamed or removed, or characters were changed. A defect
+is a traceback, an exit status other than 0 and 2, a message of several lines or of control characters, a result that is not
+finite and positive, or an answer that takes longer than SECONDS. Defects are printed with the input that made them; the exit
+status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -24,10 +25,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
+import torch
+
+from gen_profiler_data import main as measuring
+from profiler.profile.devices import DEVICES
+from profiler.profile.profile import TABLE_COLUMNS, Profile, Table
+from profiler.profile.store import plain_profile, read_profile
 from solver.command_line import main as command
+from solver.command_line import run as guarded
 
 SECONDS = 20.0
+SENTENCE = ("error: ", "usage: ", "gen_profiler_data.py: ", "warning: ")  #: how what the commands say begins
+IMPORT = ("--import-nccl-tests",)
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
          "num_key_value_heads": 4, "vocab_size": 32000}  # fmt: skip
@@ -56,7 +68,7 @@ class Defect:
     """What was wrong, and the input that showed it."""
 
     what: str
-    files: dict[str, str]
+    files: dict[str, str | bytes]
     arguments: tuple[str, ...]
 
 
@@ -109,10 +121,76 @@ def odd_python(chance: random.Random) -> str:
     return "\n".join(lines)
 
 
-def odd_input(chance: random.Random) -> tuple[dict[str, str], list[str]]:
+def odd_profile(chance: random.Random) -> bytes:
+    """Return a small profile with odd values in its tables or facts, or with damaged bytes."""
+    sizes = {"m": 64, "n": 64, "k": 64, "batch": 1, "bytes": 1 << 20, "intra": 8, "inter": 1, "seq_q": 64, "seq_kv": 64,
+             "heads": 4, "kv_heads": 4, "head_dim": 64, "v_head_dim": 64}  # fmt: skip
+    tables = {}
+    for op in ("linear", "flash_attn", "all_reduce", "memory_bound"):
+        names = [name for name in TABLE_COLUMNS[op] if name in sizes]
+        columns = {
+            name: np.full(12, sizes[name]) * (np.arange(12) + 1 if name in ("m", "bytes", "seq_q") else 1) for name in names
+        }
+        words = {"layout": "TN", "kind": "norm", "pass": "forward", "dtype": "bf16", "kernel": "fa3"}
+        columns |= {name: word for name, word in words.items() if name in TABLE_COLUMNS[op]}  # type: ignore[dict-item]
+        tables[op] = Table.from_columns(op, {**columns, "seconds": np.linspace(1e-4, 1e-3, 12)})
+    plain = plain_profile(Profile("fuzzed", DEVICES["h100_sxm"], tables, {"laws": {}}), torch.from_numpy)
+    objects: list[dict[str, Any]] = [plain, plain["meta"], plain["meta"]["device"], plain["tables"]]
+    for _ in range(chance.randint(1, 2)):
+        if chance.random() < 0.4:
+            target = chance.choice(objects)
+            target[chance.choice([*target, "x"])] = chance.choice(ODD)
+            continue
+        table = chance.choice([values for values in objects[3].values() if isinstance(values, dict)] or [{}])
+        column = chance.choice([name for name, values in table.items() if hasattr(values, "shape")] or [""])
+        if column:
+            values = table[column].double()
+            values[chance.randrange(len(values))] = chance.choice(
+                [0, -1, 0.5, 1e30, 2.0**31, float("nan"), float("inf"), 1e-30]
+            )
+            table[column] = values
+    file = io.BytesIO()
+    torch.save(plain, file)
+    content = bytearray(file.getvalue())
+    for _ in range(chance.choice([0, 0, 0, 1, 5])):
+        content[chance.randrange(len(content))] = chance.randrange(256)
+    return bytes(content[: chance.choice([None, None, None, chance.randrange(len(content))])])
+
+
+def odd_log(chance: random.Random) -> str:
+    """Return a log of nccl-tests with some words of its lines changed."""
+    ranks = "".join(
+        f"#  Rank {r} Group 0 Pid {r} on n{r // 4} device {r % 4} [0000:{r % 4}:00] NVIDIA H100\n" for r in range(8)
+    )
+    rows = "".join(f"{1 << p} {1 << (p - 1)} half sum -1 {40 + p} 1 1 0 {40 + p} 1 1 0\n" for p in range(10, 30))
+    lines = f"# nThread 1 nGpus 1 minBytes 1 maxBytes 2 step: 2 iters: 20\n{ranks}{rows}# Avg bus bandwidth : 1\n".splitlines()
+    for _ in range(chance.randint(1, 6)):
+        place = chance.randrange(len(lines))
+        words = lines[place].split(" ")
+        words[chance.randrange(len(words))] = str(chance.choice(ODD)).replace("\n", " ")
+        lines[place] = " ".join(words)
+    return "\n".join(lines)
+
+
+def read(arguments: Sequence[str]) -> int:
+    """Read a profile as the command does."""
+
+    def reading(_: object) -> None:
+        read_profile(arguments[0])
+
+    return guarded(reading)
+
+
+def odd_input(chance: random.Random) -> tuple[dict[str, str | bytes], list[str]]:
     """Return (files by name, arguments that name them)."""
+    share = chance.random()
+    if share < 0.06:
+        return {"all_reduce.log": odd_log(chance)}, [*IMPORT, "all_reduce.log", "--output", ".", "--profile", "h100_sxm"]
+    if share < 0.2:  # fitting one takes seconds, so most are only read
+        fitted = ["--config", "model.json", "--world_size=16", "--json", "out.json", "--pre_profiling_data_path", "data.pt"]
+        return {"data.pt": odd_profile(chance), "model.json": json.dumps(MODEL)}, fitted if share < 0.063 else ["data.pt"]
     options = {name: value for name, value in OPTIONS.items() if chance.random() < 0.4}
-    files: dict[str, str] = {}
+    files: dict[str, str | bytes] = {}
     kind = chance.choice(["model", "llama", "layout", "python", "cluster", "cases", "options"])
     if kind == "cases":
         files["cases.jsonl"] = "\n".join(odd_text(CASE, chance) for _ in range(chance.randint(1, 3)))
@@ -149,9 +227,13 @@ def trouble(status: int | None, seconds: float, errors: str, result: str) -> str
     if "Traceback" in errors:
         return f"a traceback: {errors.strip().splitlines()[-1][:120]}"
     message = errors.strip()
-    if status == 2 and not message.startswith(("error: ", "usage: ")):
+    if status == 2 and not message.startswith(SENTENCE):
         return f"no sentence: {message[:80]!r}"
-    if status == 2 and message.startswith("error: ") and (len(message) > 1500 or any(ord(c) < 32 for c in message)):
+    if (
+        status == 2
+        and message.startswith(("error: ", "gen_profiler_data.py: "))
+        and (len(message) > 1500 or any(ord(c) < 32 for c in message))
+    ):
         return f"a message of {len(message)} characters, or with control characters"
     for best in json.loads(result).get("best", []) if result else []:
         figures = best["step_s"], best["tgs"], best["peak_memory_bytes"], best["mfu"]
@@ -171,12 +253,15 @@ def inside(folder: str) -> Iterator[None]:
         os.chdir(before)
 
 
-def run(files: dict[str, str], arguments: Sequence[str], main: Callable[[Sequence[str]], int] = command) -> str:
+def run(files: dict[str, str | bytes], arguments: Sequence[str], main: Callable[[Sequence[str]], int] | None = None) -> str:
     """Run the command on the files in a folder of their own; return what is wrong with the answer."""
     out, errors, start = io.StringIO(), io.StringIO(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, inside(folder):
+    with tempfile.TemporaryDirectory() as folder, inside(folder), contextlib.ExitStack() as patches:
         for name, text in files.items():
-            Path(name).write_text(text, encoding="utf-8", errors="replace")
+            Path(name).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
+        if "data.pt" in files:  # fits of odd profiles are not kept
+            patches.enter_context(mock.patch("solver.api.CACHE", Path(folder)))
+        main = main or (measuring if IMPORT[0] in arguments else read if len(arguments) == 1 else command)
         status: int | None = None
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             try:

@@ -7,7 +7,6 @@ by this package's source. Deleting the cache changes nothing but the time of the
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.network.collective import CollectiveModel
 from predictor.network.overlap import contention
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES, rank_skew_seconds
-from profiler.errors import InputError
+from profiler.errors import InputError, printable
 from profiler.files import replacing
 from profiler.profile.profile import Device, Profile
 
@@ -142,6 +141,9 @@ _MODELS: dict[str, Any] = {
 }  # fmt: skip
 
 
+_MOST_OVER_PEAK = 3.0  #: boost clocks, and formats whose peak is not stated, exceed a peak by less
+
+
 def fit_all(profile: Profile) -> dict[str, Any]:
     """Fit every model to the profile's tables (takes seconds)."""
     linears = LinearModel.fit(profile.table("linear"), profile.device)
@@ -154,6 +156,27 @@ def fit_all(profile: Profile) -> dict[str, Any]:
         ),
         "collectives": CollectiveModel.fit(profile),
     }
+
+
+def _checked_fit(profile: Profile) -> dict[str, Any]:
+    """``fit_all``; raise InputError for a profile that cannot be what was measured."""
+    gemms = profile.table("linear")
+    peak = max(profile.device.peak_flops.values())
+    flops = 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
+    if (flops > _MOST_OVER_PEAK * peak * gemms["seconds"]).any():
+        raise InputError(
+            f"profile {printable(profile.name)}: GEMMs run at more than {_MOST_OVER_PEAK:g} times the device's peak of "
+            f"{peak / 1e12:.3g} TFLOP/s; its peaks or its times are wrong"
+        )
+    try:
+        return fit_all(profile)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"profile {printable(profile.name)}: its measurements or constants cannot be fitted "
+            f"({type(error).__name__}: {printable(str(error))})"
+        ) from error
 
 
 def _meta_constants(profile: Profile) -> Mapping[str, Any]:
@@ -173,7 +196,7 @@ def cost_model(
     """
     fits = _read_cache(profile, cache_dir) if cache_dir else None
     if fits is None:
-        fits = fit_all(profile)
+        fits = _checked_fit(profile)
         if cache_dir:
             _write_cache(profile, fits, cache_dir)
     return CostModel(
@@ -219,8 +242,8 @@ def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
                 fit, _, key = name.partition("/")
                 split[fit][key] = arrays[name]
             return {fit: kind.from_arrays(split[fit]) for fit, kind in _MODELS.items()}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
-        return None  # missing or damaged: the caller fits again and rewrites it
+    except Exception:  # missing or damaged, which can fail anywhere in zipfile, zlib or numpy
+        return None  # the caller fits again and rewrites it
 
 
 def _write_cache(profile: Profile, fits: Mapping[str, Any], cache_dir: Path) -> None:

@@ -1,8 +1,9 @@
-"""The only error that users are meant to see, and the one about a missing torch."""
+"""The only error that users are meant to see, the one about a missing torch, and how messages show values."""
 
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 
 class InputError(ValueError):
@@ -17,3 +18,18 @@ def require_torch(purpose: str) -> None:
     """Raise InputError if torch is not installed; reading profiles and predicting do not need it."""
     if importlib.util.find_spec("torch") is None:
         raise InputError(f"{purpose} needs torch, which is missing here; run `make setup-measure` or pip install torch==2.13.0")
+
+
+def printable(text: str, most: int = 80) -> str:
+    """Return a text as a terminal may show it: control characters replaced, the middle left out where it is long."""
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    return plain if len(plain) <= most else f"{plain[: most // 2 - 2]}...{plain[-(most // 2 - 1) :]}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: on one line, printable, and short."""
+    if isinstance(value, list | dict):
+        return f"a {type(value).__name__}"
+    if isinstance(value, int) and abs(value) > 10**40:  # printing it could take seconds
+        return "a number of more than 40 digits"
+    return printable(repr(value))

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
 from predictor.network.measured_groups import describe_network
-from profiler.errors import InputError
+from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profiles import OWN_NAME, OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
 from solver.api import CACHE, configured_strategy, estimate, load_problem, time_attention
@@ -34,7 +34,6 @@ from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
-from solver.spec.bounds import printable
 from solver.spec.model import approximations
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
@@ -127,9 +126,8 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         notes = _notes(problem, config, "\n".join(filter(None, (network, timed, rounded))), set(AXES) & config.layout.keys())
         show_single(console, solutions, said, notes)
         if args.json:
-            write_json(
-                args.json, problem_dict(solutions, said) | {"network": network} | {"best": [solution_dict(solutions, 0)]}
-            )
+            whole = problem_dict(solutions, said) | {"network": network, "best": [solution_dict(solutions, 0)]}
+            write_json(args.json, whole)
         if args.csv:
             write_csv(args.csv, solutions)
         if args.plot_stages:
@@ -184,10 +182,11 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _write_search(args: argparse.Namespace, result: SearchResult, said: str, network: str, console: Console) -> None:
-    if args.json:
-        write_json(args.json, search_dict(result, said) | {"network": network})
-    if args.csv:
-        write_csv(args.csv, result.best)
+    with Console(stderr=True).status("writing the results"):
+        if args.json:
+            write_json(args.json, search_dict(result, said) | {"network": network})
+        if args.csv:
+            write_csv(args.csv, result.best)
     if args.plot:
         from solver.report.pictures import draw_pareto  # importing matplotlib takes a second
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -125,6 +127,7 @@ def _prepare(session: Session, device: Device, options: Options) -> tuple[Record
     recorder, told = None, ("", frozenset[str]())
     if session.leads:
         try:
+            _lock(options.output)
             recorder = Recorder(options.path, _name(options.path), device, _meta(session, options))
             _take_over(recorder, options)
             told = ("", recorder.settled() if options.resume else frozenset())
@@ -134,6 +137,18 @@ def _prepare(session: Session, device: Device, options: Options) -> tuple[Record
     if said:
         raise InputError(said)
     return recorder, done
+
+
+def _lock(folder: Path) -> None:
+    """Hold ``folder`` until this process ends. Raises InputError while another measurement writes there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)  # never closed: the lock lasts as long as the process
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{folder}: another measurement is writing there; wait for it or give another --output") from None
+    except OSError as error:
+        raise InputError(f"{folder}: cannot write there: {error.strerror}") from None
 
 
 def _name(path: Path) -> str:
@@ -152,7 +167,9 @@ def _take_over(recorder: Recorder, options: Options) -> None:
         recorder.take_over(old)
         if options.resume:  # one set of peaks for all measurements: two runs measure slightly different peaks
             recorder.device = old.device
-    elif options.append:
+    elif options.resume:
+        print(f"nothing to resume: there is no {options.path} yet, so all of it is measured", file=sys.stderr)
+    else:
         raise InputError(f"{options.path}: no profile to append to; leave out --append for a first one")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 
 SCHEMA_VERSION = 1
 GIB = 2.0**30  #: bytes
@@ -67,7 +67,7 @@ class Table:
     def from_columns(cls, op: str, columns: Mapping[str, Any]) -> Table:
         """Return a checked table of ``op``: columns not given are NaN, 0 or "" by their type; scalars fill the column.
 
-        Raises InputError for a column that the op does not have, unequal lengths, or times that are not positive.
+        Raises InputError for a column that the op does not have, unequal lengths, or values outside their bounds.
         """
         known = TABLE_COLUMNS.get(op)
         if known is None:
@@ -81,9 +81,23 @@ class Table:
         rows = lengths.pop() if lengths else 0
         full = {name: _column(name, columns.get(name), rows) for name in known}
         seconds = full["seconds"]
-        if rows and not (np.isfinite(seconds).all() and (seconds > 0).all()):
+        if not ((seconds > 0) & (seconds < _MOST_SECONDS)).all():
             raise InputError(f"table {op} holds times that are not positive and finite; drop those measurements")
+        for name, column in full.items():
+            least, most = _BOUNDS.get(name, (0, 1 << 50))
+            if name in columns and column.dtype == np.int64 and not ((column >= least) & (column <= most)).all():
+                raise InputError(f"table {op} holds {name} below {least} or above {most}; drop those measurements")
         return cls(full)
+
+
+_MOST_SECONDS = 1e5
+#: Least and most of the whole numbers of a measurement; of those not listed, 0 and 2^50.
+_BOUNDS = {
+    **dict.fromkeys(("m", "n", "k", "tokens_per_group", "seq_q", "seq_kv"), (1, 1 << 28)),
+    **dict.fromkeys(("batch", "groups", "heads", "kv_heads", "intra", "inter"), (1, 1 << 24)),
+    **dict.fromkeys(("head_dim", "v_head_dim"), (1, 1 << 16)),
+    **dict.fromkeys(("accumulate", "causal"), (0, 1)),
+}
 
 
 def _column(name: str, given: Any, rows: int) -> np.ndarray:
@@ -93,7 +107,11 @@ def _column(name: str, given: Any, rows: int) -> np.ndarray:
         empty, dtype = "", np.str_
     elif name in ("seconds", "spread", "gemm_slowdown", "collective_slowdown"):
         empty, dtype = np.nan, np.float64
-    column: np.ndarray = np.broadcast_to(np.asarray(empty if given is None else given, dtype=dtype), (rows,)).copy()
+    values = np.asarray(empty if given is None else given)
+    whole = (np.abs(values) < 2.0**62) & (values == np.floor(values)) if values.dtype.kind == "f" else np.True_
+    if dtype is np.int64 and not whole.all():
+        raise InputError(f"column {name} holds values that are no whole numbers; drop those measurements")
+    column: np.ndarray = np.broadcast_to(values.astype(dtype), (rows,)).copy()
     return column
 
 
@@ -122,11 +140,13 @@ class Device:
     flash_version: int = 2  #: newest generation of FlashAttention that its attention measurements represent
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.peak_flops, Mapping):
+            raise InputError(f"device {shown(self.name)}: it needs a name and peak_flops by number format")
         figures = {name: getattr(self, name) for name in _DEVICE_FIGURES}
         figures |= {f"peak_flops of {dtype}": peak for dtype, peak in self.peak_flops.items()}
         for name, value in figures.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise InputError(f"device {self.name}: {name} is {value!r}; it must be a positive number")
+                raise InputError(f"device {shown(self.name)}: {name} is {shown(value)}; it must be a positive number")
         if not self.peak_flops:
             raise InputError(f"device {self.name}: peak_flops is empty; it needs at least one dtype")
 

@@ -10,16 +10,17 @@ import hashlib
 import io
 import math
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError, require_torch
+from profiler.errors import InputError, printable, require_torch, shown
 from profiler.files import replacing
 from profiler.profile.profile import SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
 
@@ -31,18 +32,25 @@ _STORAGE_DTYPES = {
 }  # fmt: skip
 
 
+MOST_BYTES = 512 << 20  #: of a file, and of all its tensors; the shipped profiles have less than 2 MB
+_MOST_PICKLE = 8 << 20  #: of the pickled containers
+_MOST_DEPTH = 20  #: of containers in one another
+
+
 class _PlainUnpickler(pickle.Unpickler):
     """Unpickler for plain containers and CPU tensors (as numpy arrays) of a ``torch.save`` archive, and nothing else."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
-        super().__init__(io.BytesIO(archive.read(f"{root}/data.pkl")))
-        self._archive, self._root = archive, root
+        content = archive.read(f"{root}/data.pkl")
+        _check_memo(content)
+        super().__init__(io.BytesIO(content))
+        self._archive, self._root, self._left = archive, root, MOST_BYTES
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return _rebuild_array
+            return self._rebuild
         if module == "torch" and name in _STORAGE_DTYPES:
             return np.dtype(_STORAGE_DTYPES[name])
         raise pickle.UnpicklingError(f"it holds a pickled object of {module}.{name}")
@@ -52,6 +60,43 @@ class _PlainUnpickler(pickle.Unpickler):
         if kind != "storage" or not isinstance(dtype, np.dtype):
             raise pickle.UnpicklingError("it holds an unknown kind of storage")
         return np.frombuffer(self._archive.read(f"{self._root}/data/{key}"), dtype)
+
+    def _rebuild(self, storage: np.ndarray, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
+        array = _rebuild_array(storage, offset, size, stride)
+        self._left -= array.nbytes
+        if self._left < 0:  # one storage may be the content of many tensors
+            raise pickle.UnpicklingError("its tensors are too large")
+        return array
+
+
+def _check_memo(content: bytes) -> None:
+    """Raise UnpicklingError for a memo index beyond the content's length: unpickling allocates memory up to the index."""
+    for code, argument, _ in pickletools.genops(content):
+        if code.name in ("LONG_BINPUT", "PUT") and argument is not None and int(argument) > len(content):
+            raise pickle.UnpicklingError("its pickle is malformed")
+
+
+def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise InputError for an archive whose content would be larger than the file says: torch.save compresses nothing."""
+    entries = archive.infolist()
+    total = sum(entry.file_size for entry in entries)
+    pickled = max((entry.file_size for entry in entries if entry.filename.endswith("data.pkl")), default=0)
+    packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+    if packed or total > MOST_BYTES or pickled > _MOST_PICKLE:
+        raise InputError(f"{path}: not a profile that can be trusted: it is compressed or too large; torch.save writes neither")
+
+
+def _depth(value: Any, left: int = _MOST_DEPTH) -> bool:
+    """Whether containers are nested no deeper than a profile's are, and hold no more than a million values in all."""
+    waiting, seen = [(value, left)], 0
+    while waiting:
+        item, left = waiting.pop()
+        seen += 1
+        if left < 0 or seen > 1_000_000:
+            return False
+        inner = item.values() if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()
+        waiting += [(part, left - 1) for part in inner]
+    return True
 
 
 def _rebuild_array(storage: np.ndarray, offset: int, size: Any, stride: Any, *_: Any) -> np.ndarray:
@@ -72,9 +117,19 @@ def load_plain(path: Path) -> Any:
     Raises InputError for a file that is missing, truncated, not a torch archive, or holds any other object.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: not a regular file; a profile is a file that gen_profiler_data.py writes")
+        if path.stat().st_size > MOST_BYTES:
+            raise InputError(f"{path}: larger than {MOST_BYTES >> 20} MiB, so no profile of this program")
         with zipfile.ZipFile(path) as archive:
+            _check_archive(archive, path)
             root = archive.namelist()[0].split("/")[0]
-            return _PlainUnpickler(archive, root).load()
+            plain = _PlainUnpickler(archive, root).load()
+        if not _depth(plain):
+            raise InputError(f"{path}: not a profile that can be trusted: its values are nested too deeply or too many")
+        return plain
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{path}: no such profile file") from None
     except pickle.UnpicklingError as error:
@@ -93,7 +148,7 @@ def read_profile(path: str | Path) -> Profile:
         raise InputError(f"{path}: a torch file, but not a profile of this program (gen_profiler_data.py writes those)")
     schema = plain.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA_VERSION:
-        raise InputError(f"{path}: schema {schema} is newer than {SCHEMA_VERSION}, the newest this version reads; update")
+        raise InputError(f"{path}: schema {shown(schema)} is newer than {SCHEMA_VERSION}, the newest that is read; update")
     try:
         meta = dict(plain["meta"])
         device = Device(**meta["device"])
@@ -101,7 +156,9 @@ def read_profile(path: str | Path) -> Profile:
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise InputError(f"{path}: incomplete profile, cannot read {error}") from None
+        raise InputError(f"{path}: incomplete profile, cannot read {printable(str(error))}") from None
+    if not isinstance(meta.get("laws") or {}, Mapping):
+        raise InputError(f"{path}: incomplete profile, its laws are {shown(meta['laws'])}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:20]
     return Profile(str(meta.get("name", path.stem)), device, tables, meta, digest)
 
@@ -111,15 +168,19 @@ def write_profile(path: str | Path, profile: Profile) -> None:
     require_torch("writing a profile")
     import torch  # readers stay torch-free
 
-    path = Path(path)
-    plain = {
+    plain = plain_profile(profile, torch.from_numpy)
+    with replacing(Path(path)) as file:
+        torch.save(plain, file)
+
+
+def plain_profile(profile: Profile, to_tensor: Callable[[np.ndarray], Any]) -> dict[str, Any]:
+    """Return the plain values of which the file of a profile consists."""
+    return {
         "format": FORMAT,
         "schema": SCHEMA_VERSION,
         "meta": {**profile.meta, "name": profile.name, "device": asdict(profile.device)},
-        "tables": {op: _encode(table, torch.from_numpy) for op, table in profile.tables.items() if len(table)},
+        "tables": {op: _encode(table, to_tensor) for op, table in profile.tables.items() if len(table)},
     }
-    with replacing(path) as file:
-        torch.save(plain, file)
 
 
 def _encode(table: Table, to_tensor: Any) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
-from solver.spec.bounds import NUMBERS, number, shown, whole_number
+from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
 from solver.spec.strategy import Strategy

@@ -145,13 +145,13 @@ def write_csv(path: Path, solutions: Solutions) -> None:
     """
     rows = []
     for index in range(len(solutions)):
-        full = solution_dict(solutions, index)
-        low, high = full["interval_s"]
+        why = explain(solutions, index)
+        low, high = why.interval
         rows.append(
-            full["layout"]
-            | {"step_s": full["step_s"], "interval_low_s": low, "interval_high_s": high}
-            | {key: full[key] for key in ("tgs", "mfu", "peak_memory_bytes")}
-            | {f"{part}_s": seconds for part, seconds in full["breakdown_s"].items()}
+            layout_dict(solutions, index)
+            | {"step_s": why.seconds, "interval_low_s": low, "interval_high_s": high, "tgs": float(solutions.tgs[index])}
+            | {"mfu": float(solutions.mfu[index]), "peak_memory_bytes": float(solutions.memory.device[index])}
+            | {f"{part}_s": seconds for part, seconds in why.by_part().items()}
         )
     write_text(path, _csv(rows))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from profiler.errors import InputError
-from solver.spec.bounds import WHOLE_NUMBERS, printable, shown, whole_number
+from profiler.errors import InputError, printable, shown
+from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 from solver.spec.strategy import CHOICES, Recompute, Strategy, TpMode
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 

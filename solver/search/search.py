@@ -22,6 +22,7 @@ from solver.step.problem import Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 
 CHUNK_SPLITS = 16384  #: splits estimated at once; with about 13 to 18 times as many layouts they take about 150 MB
+_SIZES_KEPT = 10  #: of (tp, cp, pp), whose best layouts are kept
 OUT_OF_MEMORY = "does not fit in memory"
 
 
@@ -128,7 +129,7 @@ def search(
     }
     return SearchResult(
         problem, estimate_layouts(problem, found.best.parts[0], table),
-        estimate_layouts(problem, found.sizes.ordered(top), table), modes,
+        estimate_layouts(problem, found.sizes.ordered(min(top, _SIZES_KEPT)), table), modes,
         estimate_layouts(problem, found.pareto.layouts(), table), found.estimated, found.feasible, elapsed, rejected,
         fixed, most,
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 
 #: Name -> (least, most). Within them no product of sizes leaves 64 bits.
 WHOLE_NUMBERS = {
@@ -52,18 +52,3 @@ def number(name: str, value: Any) -> float:
     if not sound or not least <= value <= most:  # no comparison with nan holds
         raise InputError(f"{name} is {shown(value)}; it must be a positive number between {least:g} and {most:g}")
     return float(value)
-
-
-def printable(text: str, most: int = 80) -> str:
-    """Return a text as a terminal may show it: control characters replaced, the middle left out where it is long."""
-    plain = "".join(c if c.isprintable() else "?" for c in text)
-    return plain if len(plain) <= most else f"{plain[: most // 2 - 2]}...{plain[-(most // 2 - 1) :]}"
-
-
-def shown(value: Any) -> str:
-    """Return a value as a message shows it: on one line, printable, and short."""
-    if isinstance(value, list | dict):
-        return f"a {type(value).__name__}"
-    if isinstance(value, int) and abs(value) > 10**40:  # printing it could take seconds
-        return "a number of more than 40 digits"
-    return printable(repr(value))

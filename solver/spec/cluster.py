@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from profiler.errors import InputError
+from profiler.errors import InputError, printable
 from profiler.profile.profile import GIB, Device
-from solver.spec.bounds import number, printable, whole_number
+from solver.spec.bounds import number, whole_number
 
 #: Memory of the CUDA context, cuBLAS workspaces and NCCL's channels, outside the framework's allocator (assumed).
 RUNTIME_BYTES = 1.5 * GIB

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from profiler.errors import InputError
-from solver.spec.bounds import printable, shown
+from profiler.errors import InputError, printable, shown
 
 MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")

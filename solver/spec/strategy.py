@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
-from profiler.errors import InputError
-from solver.spec.bounds import WHOLE_NUMBERS, shown, whole_number
+from profiler.errors import InputError, shown
+from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 
 
 class TpMode(IntEnum):

@@ -10,7 +10,7 @@ from solver.schedule.stages import layers_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.precision import HALF
 from solver.spec.strategy import TpMode
-from solver.step.layouts import Layouts
+from solver.step.layouts import Layouts, Splits
 from solver.step.problem import LayerTable, Problem
 from solver.step.step_ops import parameter_groups, shard_ranks
 from solver.step.terms import SplitTerms
@@ -49,14 +49,14 @@ class StageContent:
     short: np.ndarray | int = 0
 
 
-def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms, stage: StageContent) -> np.ndarray:
+def stage_state(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits, stage: StageContent) -> np.ndarray:
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage: [3, 4 ZeRO stages, splits].
 
     16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
     ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
-    splits, key, sizes = terms.splits, terms.key, problem.element_bytes
+    sizes = problem.element_bytes
     embedding = table.embedding.parameters[key] * stage.has_embedding
     head = table.head.parameters[key] * stage.has_head
     ends = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
@@ -73,13 +73,13 @@ def stage_state(problem: Problem, table: LayerTable, terms: SplitTerms, stage: S
     return out
 
 
-def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np.ndarray:
+def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
     """Return the bytes of all-gathered weights by ZeRO stage, shape [4, splits].
 
     ISP keeps two blocks of full weights (this one's and the next one's); FSDP keeps two all-gathered layers and one layer's
     whole gradients.
     """
-    splits, key, sizes = terms.splits, terms.key, problem.element_bytes
+    sizes = problem.element_bytes
     block = sizes.activation * table.layer.sharded[key] * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
     fsdp = table.layer.parameters[key] * (2 * sizes.activation + sizes.gradient)
@@ -87,34 +87,37 @@ def gather_buffers(problem: Problem, table: LayerTable, terms: SplitTerms) -> np
 
 
 class PeakMemory:
-    """What a stage of every layout holds at its peak; what all stages share is computed once."""
+    """What a stage of every layout holds at its peak; what all stages share is computed once.
 
-    def __init__(self, problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> None:
-        self._problem, self._table, self._terms, self._layouts = problem, table, terms, layouts
-        self._buffers = gather_buffers(problem, table, terms)[layouts.zero, layouts.row]
-        saved = table.layer.saved[:, terms.key]
+    key: index of each split's layer in ``table``, shape [splits].
+    """
+
+    def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> None:
+        self._problem, self._table, self._key, self._layouts = problem, table, key, layouts
+        self._buffers = gather_buffers(problem, table, key, layouts.splits)[layouts.zero, layouts.row]
+        saved = table.layer.saved[:, key]
         self._kept, self._whole = saved[layouts.recompute, layouts.row], saved[0][layouts.row]
         limit = layouts.recompute_layers
         self._limit = np.where(limit < 0, problem.model.num_hidden_layers, limit)
         # the layer whose backward pass runs: all its saved tensors where it was recomputed, and its largest gradients
         recomputed = np.where(self._limit > 0, self._whole - self._kept, 0.0)
-        self._backward = recomputed + table.layer.transient[terms.key][layouts.row]
+        self._backward = recomputed + table.layer.transient[key][layouts.row]
 
     def parts(self, stage: StageContent) -> np.ndarray:
         """Return the bytes of a stage: [parts, layouts]."""
-        problem, splits, row = self._problem, self._terms.splits, self._layouts.row
+        problem, splits, row = self._problem, self._layouts.splits, self._layouts.row
         schedule, m = problem.run.schedule, splits.num_micro_batches
         layers = np.broadcast_to(stage.layers, len(splits))
         flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, stage.short, stage.index) / np.maximum(layers, 1)
         recomputed = np.minimum(self._limit, layers[row])
         activations = flight[row] * (recomputed * self._kept + (layers[row] - recomputed) * self._whole)
-        head, transient = self._table.head.saved[0][self._terms.key], self._table.head.transient[self._terms.key]
+        head, transient = self._table.head.saved[0][self._key], self._table.head.transient[self._key]
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
         kept_logits = stage.has_head * head * (m - 1.0 if schedule == "gpipe" else 0.0)
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (stage.has_head * (head + transient))[row]
         at_loss = loss > self._backward
-        state = stage_state(problem, self._table, self._terms, stage)[:, self._layouts.zero, row]
+        state = stage_state(problem, self._table, self._key, splits, stage)[:, self._layouts.zero, row]
         return np.array([
             *state, activations, np.where(at_loss, 0.0, self._backward), kept_logits[row] + np.where(at_loss, loss, 0.0),
             self._buffers,
@@ -126,7 +129,7 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
 
     First stage: most micro batches in flight. Second: perhaps more layers. Last: head and loss.
     """
-    splits, stages, row, peak = terms.splits, terms.stages, layouts.row, PeakMemory(problem, table, terms, layouts)
+    splits, stages, row, peak = terms.splits, terms.stages, layouts.row, PeakMemory(problem, table, terms.key, layouts)
     single, none = (splits.pp == 1) * 1.0, np.zeros(len(splits))
     first = peak.parts(StageContent(0, stages.first, none + 1, single, splits.account_for_embedding_in_pipeline_split))
     at_last = StageContent(splits.pp - 1, stages.last, single, none + 1, splits.account_for_loss_in_pipeline_split)

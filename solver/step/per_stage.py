@@ -6,7 +6,7 @@ import numpy as np
 
 from solver.spec.strategy import Recompute
 from solver.step.memory import PeakMemory, StageContent
-from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.solutions import Solutions
 from solver.step.time import PARTS
 
 
@@ -62,9 +62,10 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
 
 def memory_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     """Return the bytes of every part of the peak on every stage: [memory parts, pp]. solver.step.memory.totals adds them up."""
-    one = estimate_layouts(solutions.problem, solutions.layouts.take(np.array([index])), solutions.table)
-    peak, layers = PeakMemory(one.problem, one.table, one.terms, one.layouts), layers_of_stages(solutions, index)
-    split, last = one.layouts.splits, len(layers) - 1
+    one, layers = solutions.layouts.take(np.array([index])), layers_of_stages(solutions, index)
+    key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
+    peak = PeakMemory(solutions.problem, solutions.table, key, one)
+    split, last = one.splits, len(layers) - 1
     columns = []
     for stage, count in enumerate(layers.tolist()):
         at_first, at_last = np.array([float(stage == 0)]), np.array([float(stage == last)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.kernels.linear import FAMILIES
+from profiler.errors import InputError
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
@@ -71,4 +72,11 @@ def estimate_layouts(problem: Problem, layouts: Layouts, table: LayerTable | Non
     terms = split_terms(problem, table, key, layouts.splits)
     parameters = sum(group.elements for group in parameter_groups(problem, table, key, layouts.splits))
     times = step_times(problem, terms, layouts, np.asarray(parameters))
-    return Solutions(problem, table, terms, layouts, times, peak_memory(problem, table, terms, layouts))
+    memory = peak_memory(problem, table, terms, layouts)
+    for name, values in (("step times", times.seconds), ("memory", memory.device)):
+        if not ((values > 0) & (values < np.inf)).all():  # no comparison with nan holds
+            raise InputError(
+                f"{name} of {problem.model.name} on {problem.cost.device.name} are not positive and finite: the profile or the "
+                "sizes of this problem cannot be right"
+            )
+    return Solutions(problem, table, terms, layouts, times, memory)

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import subprocess
+import time
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 from profiler.errors import InputError
+from profiler.profile import store
 from profiler.profile.profile import SCHEMA_VERSION, TABLE_COLUMNS, TEXT_COLUMNS, Device, Profile, Table
 from profiler.profile.store import load_plain, read_profile, write_profile
 
@@ -32,7 +34,8 @@ def profile(rows: int = 5) -> Profile:
             return [f"{name} {i % 3}" for i in range(rows)]
         if name in ("seconds", "spread", "gemm_slowdown", "collective_slowdown"):
             return rng.uniform(1e-6, 1.0, rows)
-        return rng.integers(1, 2**40 if name == "bytes" else 2**15 - 1, rows)
+        flag = name in ("accumulate", "causal")
+        return rng.integers(0 if flag else 1, 2 if flag else 2**40 if name == "bytes" else 2**15 - 1, rows)
 
     tables = {op: Table.from_columns(op, {name: values(name) for name in names}) for op, names in TABLE_COLUMNS.items()}
     return Profile("toy", DEVICE, tables, {"date": "2025-01-01", "laws": {"inter_node": {"latency": 5e-6}}})
@@ -311,3 +314,59 @@ def test_reading_needs_no_torch(written: Path) -> None:
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "5"
+
+
+@pytest.mark.parametrize(
+    ("op", "column", "value"),
+    [("linear", "m", 0), ("linear", "k", -8), ("linear", "n", 2**31), ("linear", "accumulate", 2), ("flash_attn", "seq_q", 0),
+     ("all_reduce", "intra", 0), ("all_reduce", "bytes", -1), ("flash_attn", "head_dim", 2**20)],
+)  # fmt: skip
+def test_sizes_that_no_measurement_has_are_refused(op: str, column: str, value: int) -> None:
+    columns = {column: [64, value], "seconds": [1e-3, 1e-3]}
+    with pytest.raises(InputError, match=f"table {op} holds {column} below"):
+        Table.from_columns(op, columns)
+    with pytest.raises(InputError, match="no whole numbers"):
+        Table.from_columns(op, {column: [64.0, 2.5], "seconds": [1e-3, 1e-3]})
+
+
+def pickled(tmp_path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    path = tmp_path / "x.pt"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("x/data.pkl", content)
+        archive.writestr("x/data/0", b"\0" * 4096)
+    return path
+
+
+def test_files_that_would_take_memory_or_time_are_refused_at_once(tmp_path: Path) -> None:
+    memo = b"\x80\x02N" + b"r" + (300_000_000).to_bytes(4, "little") + b"."  # a memo index of 3e8: gigabytes of table
+    nested = b"\x80\x02" + b"]" * 100 + b"a" * 99 + b"."  # lists in one another
+    for content, message in ((memo, "malformed"), (nested, "nested too deeply")):
+        start = time.perf_counter()
+        assert message in refused(pickled(tmp_path, content)) and time.perf_counter() - start < 5
+    assert "compressed or too large" in refused(pickled(tmp_path, b"\x80\x02N" + b"." * 10**6, zipfile.ZIP_DEFLATED))
+    assert "compressed or too large" in refused(pickled(tmp_path, b"\x80\x02N." + b"\0" * (9 << 20)))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert "not a regular file" in refused(fifo)
+    assert "not a regular file" in refused(Path("/dev/zero"))
+
+
+def test_tensors_that_share_a_storage_count_each(written: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shared = torch.zeros(1 << 16)
+    path = tmp_path / "shared.pt"
+    torch.save({"many": [shared.view(256, 256) for _ in range(40)]}, path)
+    monkeypatch.setattr(store, "MOST_BYTES", 8 << 20)  # 40 times 256 KiB are more, the file is less
+    assert "its tensors are too large" in refused(path)
+
+
+def test_messages_show_no_containers(written: Path) -> None:
+    plain = plain_of(written)
+    deep: list[Any] = []
+    for _ in range(12):
+        deep = [deep, deep]  # 2^12 lists when written out
+    for change in ({"schema": deep}, {"meta": {**plain["meta"], "laws": deep}}):
+        torch.save({**plain, **change}, written)
+        assert len(refused(written)) < 400
+    device = {**plain["meta"]["device"], "num_sms": deep}
+    torch.save({**plain, "meta": {**plain["meta"], "device": device}}, written)
+    assert len(refused(written)) < 400
