@@ -1,0 +1,79 @@
+"""Attention without a fused kernel, and the ring of context parallelism: bytes and places worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import DEVICE, TINY, layer_keys, run_of
+
+from solver.layers.decoder import layer_program
+from solver.layers.program import LayerProgram
+from solver.spec.cluster import cluster_of
+
+#: Two micro batches' sequences of 4 heads with 32 * 32 scores each.
+SCORES = 2 * 4 * 32 * 32
+
+
+def program(world: int = 1, mode: str = "mtp", tp: int = 1, cp: int = 1, **constants: Any) -> LayerProgram:
+    """Return TINY's layer for sequences of 32 tokens, two in a micro batch."""
+    keys = layer_keys(mode, tp, cp, micro_batch_size=2)
+    return layer_program(keys, TINY, run_of(world, 32, **constants), cluster_of(DEVICE))
+
+
+def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
+    """Return the kernel and the bytes of each memory-bound op by label."""
+    return {op.label: (op.memory_kind, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
+
+
+def saved(layer: LayerProgram) -> dict[str, float]:
+    return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in layer.saved}
+
+
+def test_scores_that_go_through_memory() -> None:
+    # softmax in one kernel: 16-bit scores read and probabilities written; backward reads both gradients' factors, writes one.
+    # Dropout (GPT-2's, which Megatron-LM kept): probabilities read and written, and a mask of one byte
+    found = moved(program(framework="megatron-lm", attention="unfused"))
+    assert found["softmax.forward"] == ("softmax", SCORES * 2 * 2)
+    assert found["softmax.input_grad"] == ("softmax", SCORES * 3 * 2)
+    assert found["dropout.forward"] == found["dropout.input_grad"] == ("residual", SCORES * (2 * 2 + 1))
+    # without dropout nothing is moved for it; eager kernels are counted by their own kind
+    found = moved(program(framework="aleph alpha", attention="unfused"))
+    assert found["softmax.forward"] == ("softmax_eager", SCORES * 4)
+    assert found["softmax.input_grad"] == ("softmax_eager_grad", SCORES * 6)
+    assert found["dropout.forward"][1] == 0
+
+
+def test_a_rank_of_context_or_tensor_parallelism_has_its_share_of_the_scores() -> None:
+    half = moved(program(2, tp=2, framework="megatron-lm", attention="unfused"))["softmax.forward"][1]
+    quarter = moved(program(4, cp=4, framework="megatron-lm", attention="unfused"))["softmax.forward"][1]
+    assert (half, quarter) == (SCORES * 4 / 2, SCORES * 4 / 4)
+
+
+@pytest.mark.parametrize(
+    ("framework", "kept", "gradients"),
+    [("megatron-lm", 5, 4), ("generic", 2, 4), ("aleph alpha", 2 + 4, 4 + 8)],
+)
+def test_memory_of_scores_without_a_fused_kernel(framework: str, kept: int, gradients: int) -> None:
+    # kept: the softmax's output of two bytes; with dropout its mask and output (Korthikanti et al. 2022); eager softmax: fp32
+    # too. Gradients alive: those of probabilities and scores, two bytes each, and eager ones in fp32 as well
+    layer = program(framework=framework, attention="unfused")
+    assert saved(layer)["probabilities"] == SCORES * kept and "log_sum_exp" not in saved(layer)
+    stream = 2 * 32 * 64 * 2
+    assert np.ravel(layer.transient_bytes)[0] == stream + SCORES * gradients
+
+
+def test_the_slowest_hop_of_the_ring_is_between_nodes() -> None:
+    # nodes of 8: 2 context ranks of 4 tensor ranks are in one node, 4 of them in two nodes
+    def hop(cp: int) -> tuple[int, int]:
+        dims = next(op.dims for op in program(4 * cp, tp=4, cp=cp).ops if op.name == "kv.send")
+        return int(dims["intra"][0]), int(dims["inter"][0])
+
+    assert hop(2) == (2, 1) and hop(4) == (1, 2)
+
+
+def test_flash_attention_holds_gradients_in_backward() -> None:
+    # of q, k, v and context (4 + 2 + 2 + 4 heads of 16, two bytes), and the fp32 sum of q's; more than the MLP's 2 * 128
+    tokens = 2 * 32
+    assert np.ravel(program().transient_bytes)[0] == tokens * (64 * 2 + 12 * 16 * 2 + 4 * 16 * 4)
