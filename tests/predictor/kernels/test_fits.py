@@ -5,6 +5,7 @@ The measurements are made with the physical model itself, so its own fit cancels
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictor.kernels.derating import derating_of
+from predictor.kernels.derating import STEP_FACTORS, derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -73,6 +74,16 @@ def test_kernels_of_other_laboratories_state_the_derating() -> None:
     # a profile may state it; one laboratory alone has none
     assert derating_of(Profile("test", DEVICE, {"linear": table}, {"sustained_scale": 1.7}), fit) == 1.7
     assert derating_of(Profile("test", DEVICE, {"linear": linear_table(linear_rows("TN", 40, 1.0))}), fit) == 1
+
+
+def test_the_factor_of_training_steps_multiplies_the_scale_of_laboratories() -> None:
+    # as kept for the shipped B200 profile, whose main source times bursts
+    table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.2, "simumax:x", size=8192))
+    fit, kept = LinearModel.fit(table, DEVICE), json.loads(STEP_FACTORS.read_text())["profiles"]["b200_sxm"]["factor"]
+    assert kept > 1.03
+    bursts = Profile("b200_sxm", DEVICE, {"linear": table}, {"sustained": "bursts"})
+    assert derating_of(bursts, fit) == pytest.approx(1.2 * kept, rel=0.003)
+    assert derating_of(Profile("b200_sxm", DEVICE, {"linear": table}), fit) == pytest.approx(1.2, rel=0.01)
 
 
 def test_short_kernels_do_not_count_where_there_are_30_long_ones() -> None:

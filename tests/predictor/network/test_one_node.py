@@ -126,6 +126,15 @@ def test_uncertainty_between_and_beyond_points() -> None:
     assert std(fit(5), 4096) == std(fit(5), 1) == pytest.approx(math.hypot(REPEAT, 0.1))
 
 
+def test_the_error_beyond_the_points_is_that_of_the_last_three_octaves() -> None:
+    # five points in two octaves, of which the first and the last differ by 1 s for 3 bytes; that predicts the next three
+    # octaves, whose last point takes exp(0.329) times as long: 0.2 standard deviations for 90% in 1.645
+    near, far = 2.0 ** np.array([0, 0.5, 1, 1.5, 2]), np.array([8.0, 16.0, 32.0])
+    seconds = np.concatenate([[1, 1.8, 1.85, 1.9, 2], (2 + (far - 4) / 3) * np.exp([0, 0, 0.329])])
+    curve = Curves.fit([(np.concatenate([near, far]), seconds)])
+    assert curve.tail_std[0] == pytest.approx(0.2, rel=1e-9)
+
+
 def test_rank_skew_counts_the_ranks_of_a_node() -> None:
     # 7 us for each further rank up to eight, which is the most that was measured
     changes: dict[str, Any] = dict.fromkeys(("linears", "grouped", "attention", "kernels"))

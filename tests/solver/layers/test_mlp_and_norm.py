@@ -62,3 +62,12 @@ def test_the_fused_loss_holds_the_logits_and_nothing_else() -> None:
     # 32 tokens of 256 16-bit logits, which become their gradient; inputs of the final norm and the projection
     head = tiny("internevo-2024", run={"cross_entropy_fusion": True}).table.head
     assert head.saved[0][0] == 2 * 32 * 64 * 2 + 32 * 256 * 2 and head.transient[0] == 0
+
+
+@pytest.mark.parametrize(("gated", "biases"), [(True, 2 * 128 + 64), (False, 128 + 64)])
+def test_biases_of_the_mlp(gated: bool, biases: int) -> None:
+    # of gate and up, or of the up projection alone, and of the output; over two ranks the output's is whole on each
+    model = TINY.replace(gated_mlp=gated)
+    assert model.replace(mlp_bias=True).parameters - model.parameters == 2 * biases
+    one, two = (program(model.replace(mlp_bias=True), tp=tp).weight_elements(wp_sharded=False)[0] - 2 * 64 for tp in (1, 2))
+    assert (one, two) == (biases, (biases - 64) / 2 + 64)
