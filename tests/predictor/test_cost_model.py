@@ -10,7 +10,8 @@ import pytest
 from toy import DEVICE, FLOP, LINK, NETWORK, toy_cost
 
 from predictor.cost_model import cost_model
-from profiler.profile.profile import Profile
+from predictor.kernels.linear import LinearModel
+from profiler.profile.profile import Profile, Table
 
 #: Two GEMMs of 2 * 64 FLOPs for each of 32 * 33 / 2 pairs and each of 4 heads.
 ATTENTION = 4 * 528 * 2 * 2 * 64 * FLOP
@@ -26,6 +27,13 @@ def test_older_generations_of_flash_attention_take_longer(best: int, framework: 
     cost = toy_cost(device=replace(DEVICE, flash_version=best))
     assert cost.flash_attn(*CALL).seconds == pytest.approx(ATTENTION, rel=1e-12)
     assert cost.with_flash_version(framework).flash_attn(*CALL).seconds == pytest.approx(slower * ATTENTION, rel=1e-12)
+
+
+def test_a_gemm_is_a_forward_one_unless_it_is_said_to_be_another() -> None:
+    linears = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
+    cost, forward = toy_cost(linears=linears), linears.bare_seconds(4096, 4096, 4096)
+    assert cost.linear(4096, 4096, 4096).seconds == pytest.approx(forward, rel=1e-12)
+    assert cost.linear(4096, 4096, 4096, layout=2, accumulate=True).seconds == pytest.approx(1.06 * forward, rel=1e-12)
 
 
 def test_the_derating_is_that_of_gemms_and_attention() -> None:

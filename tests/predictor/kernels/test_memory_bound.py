@@ -78,6 +78,22 @@ def test_measured_kinds_and_their_range() -> None:
     assert seconds(fit, "norm") == pytest.approx(3e-6 + SIZE * 1e-12 / 0.40, rel=1e-12)
 
 
+def test_the_longest_part_of_a_chain_says_how_certain_it_is() -> None:
+    # 5 bytes at 80% of the bandwidth are measured, 4 at 40% are not, and take longer
+    fit = MemoryBoundModel.fit(Table.from_columns("memory_bound", rows("residual")), DEVICE)
+    found = fit.predict("norm_eager", 1e8)
+    assert found.seconds == pytest.approx(5e-6 + 1e-4 * (5 / 0.8 + 4 / 0.4), rel=1e-4)
+    assert found.relative_std == 0.30 and found.basis == Basis.ROOFLINE
+
+
+def test_uncertainty_is_the_90th_percentile_of_the_errors() -> None:
+    # all rows are off by 0.1645 in logarithms, half of them up: 1.645 standard deviations of 10%
+    made = rows("residual", 200)
+    made["seconds"] = np.asarray(made["seconds"]) * np.exp(0.1645 * np.where(np.arange(200) % 2, 1, -1))
+    found = MemoryBoundModel.fit(Table.from_columns("memory_bound", made), DEVICE).predict("residual", 1e8)
+    assert found.relative_std == pytest.approx(0.1, rel=0.1)
+
+
 def test_eight_measurements_are_enough() -> None:
     for count, launch in ((7, 3e-6), (8, 2e-6)):
         fit = MemoryBoundModel.fit(Table.from_columns("memory_bound", rows("adam", count)), DEVICE)

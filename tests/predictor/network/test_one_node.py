@@ -135,6 +135,36 @@ def test_the_error_beyond_the_points_is_that_of_the_last_three_octaves() -> None
     assert curve.tail_std[0] == pytest.approx(0.2, rel=1e-9)
 
 
+def test_a_ring_between_nodes_cannot_reduce_in_the_switch() -> None:
+    # inside the node an all-reduce takes as long as an all-gather (the switch reduces); the ring's is two of those. Over two
+    # nodes each rank sends 15/16 of the buffer instead of 7/8
+    fit, size = fitted("all_reduce", "all_gather"), 2.0**24
+    one = [np.array([float(value)]) for value in (size, 8, 2, 5e10, 1.0)]
+    at = fit.groups("all_reduce", *one)
+    gather = 8e-5 + size / 1e11
+    assert at.inside[0] == pytest.approx(15 / 14) and at.inside_ring[0] == pytest.approx(15 / 14)
+    at = fit.groups("all_reduce", *one[:4], np.array([1e-9]))
+    assert at.inside_ring[0] == pytest.approx(2 * gather * 15 / 14)
+    assert fit.groups("all_gather", *one).inside_ring[0] == pytest.approx(15 / 14)
+
+
+def between_nodes(rows: int, nodes: tuple[int, ...]) -> CollectiveModel:
+    """Return the fit to ``rows`` all-gathers between nodes, and one-node and empty ones, which say nothing of the network."""
+    inter = np.resize(nodes, rows)
+    size = 2.0 ** (15 + np.arange(rows) // len(nodes))
+    measured = {"intra": np.full(rows, 2), "inter": inter, "bytes": size, "seconds": 1e-4 + size / 1e10}
+    others = {"intra": [2] * 9, "inter": [1] * 8 + [2], "bytes": [*(2.0 ** np.arange(10, 18)), 0], "seconds": [1e-4] * 9}
+    columns = {name: np.concatenate([measured[name], others[name]]) for name in measured}
+    table = Table.from_columns("all_gather", columns)
+    return CollectiveModel.fit(Profile("bare", DEVICE, {"all_gather": table}))
+
+
+def test_twenty_rows_of_two_groups_are_enough_to_fit_a_network() -> None:
+    assert between_nodes(20, (2, 4)).network_nodes == 4
+    for few in (between_nodes(19, (2, 4)), between_nodes(30, (4,))):
+        assert few.network_nodes == 0 and few.network_std.tolist() == [0.4] * len(few.network_std)
+
+
 def test_rank_skew_counts_the_ranks_of_a_node() -> None:
     # 7 us for each further rank up to eight, which is the most that was measured
     changes: dict[str, Any] = dict.fromkeys(("linears", "grouped", "attention", "kernels"))

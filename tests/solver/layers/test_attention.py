@@ -38,11 +38,27 @@ def test_scores_that_go_through_memory() -> None:
     assert found["softmax.forward"] == ("softmax", SCORES * 2 * 2)
     assert found["softmax.input_grad"] == ("softmax", SCORES * 3 * 2)
     assert found["dropout.forward"] == found["dropout.input_grad"] == ("residual", SCORES * (2 * 2 + 1))
+    # so have both residual additions: three accesses, a mask; backward: three accesses, and the branch's gradient and mask
+    assert [found[f"residual{i}.{phase}"][1] for i in (1, 2) for phase in ("forward", "input_grad")] == [
+        2 * 32 * 64 * (3 * 2 + 1), 2 * 32 * 64 * (3 * 2 + 2 * 2 + 1)
+    ] * 2  # fmt: skip
     # without dropout nothing is moved for it; eager kernels are counted by their own kind
     found = moved(program(framework="aleph alpha", attention="unfused"))
     assert found["softmax.forward"] == ("softmax_eager", SCORES * 4)
     assert found["softmax.input_grad"] == ("softmax_eager_grad", SCORES * 6)
     assert found["dropout.forward"][1] == 0
+
+
+def test_gemms_of_scores_and_context() -> None:
+    # per head, 8 of them: scores Q K^T, context P V; backward dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q. A second factor
+    # that is read transposed is TN (0), one that is not NN (1), a first one that is read transposed NT (2)
+    ops = [op for op in program(attention="unfused").ops if op.name in ("scores", "context")]
+    found = {op.label: tuple(int(np.ravel(op.dims[n])[0]) for n in ("batch", "m", "n", "k", "layout")) for op in ops}
+    assert found == {
+        "scores.forward": (8, 32, 32, 16, 0), "context.forward": (8, 32, 16, 32, 1),
+        "context.input_grad": (8, 32, 32, 16, 0), "context.weight_grad": (8, 32, 16, 32, 2),
+        "scores.input_grad": (8, 32, 16, 32, 1), "scores.weight_grad": (8, 32, 16, 32, 2),
+    }  # fmt: skip
 
 
 def test_a_rank_of_context_or_tensor_parallelism_has_its_share_of_the_scores() -> None:

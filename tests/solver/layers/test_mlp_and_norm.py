@@ -46,6 +46,16 @@ def test_bytes_of_activations() -> None:
     assert (found["activation.forward"], found["activation.input_grad"]) == (("act", elements * 4), ("act", elements * 6))
 
 
+def test_eager_gates_keep_the_activated_half() -> None:
+    # gate and up; their product, and where kernels are eager also the activated gate. Two bytes each
+    def saved(framework: str) -> dict[str, float]:
+        return {s.name: float(np.ravel(s.bytes)[0]) for s in program(TINY, framework=framework).saved}
+
+    eager, fused = saved("pytorch-ddp"), saved("generic")
+    assert eager["act_input"] == fused["act_input"] == 32 * 2 * 128 * 2
+    assert (eager["act_output"], fused["act_output"]) == (32 * 2 * 128 * 2, 32 * 128 * 2)
+
+
 def test_eager_norms_keep_their_input_in_fp32() -> None:
     # two norms of 32 * 64 values in four bytes; none where norms are fused or compiled
     fused, eager, compiled = (

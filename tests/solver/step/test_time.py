@@ -48,6 +48,15 @@ def test_a_stage_that_recomputes_no_layer_does_not_recompute_the_head() -> None:
     assert part(full, "recompute")[0] > 2 * 2_494_464 * FLOP + 1_048_576 * FLOP
 
 
+def test_the_bubble_has_the_recomputed_layers_of_the_other_stages() -> None:
+    # two stages of two layers, one of them recomputed: the first stage's 2 layers, lookup, one forward pass and sends
+    model = TINY.replace(num_hidden_layers=4)
+    found = tiny("generic", 2, model, RUN, dp=1, pp=2, zero=0, num_micro_batches=4, recompute="full", recompute_layers=1)
+    once = float(part(found, "recompute")[0]) / 4
+    assert once == pytest.approx(2_494_464 * FLOP + 77_824 * BYTE, abs=2048 * 6 * BYTE * 1.01)
+    assert part(found, "bubble")[0] == pytest.approx(2 * LAYER + once + EMBEDDING + 2 * SEND, rel=1e-9)
+
+
 def test_recomputation_of_some_layers_counts_those_of_the_slowest_stage() -> None:
     # two of four layers of one stage: their forward pass, two micro batches; the last residual may be left out
     model = TINY.replace(num_hidden_layers=4)
