@@ -15,6 +15,7 @@ import ast
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -119,6 +120,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (16 * 2**30,) * 2)  # a mutant that never stops may fill the memory first
     every = [change for name in CORE for file in sorted(ROOT.glob(name)) for change in changes(str(file.relative_to(ROOT)))]
     random.Random(options.seed).shuffle(every)
     sample = [(change[0], code) for change in every[: 2 * options.mutants] if (code := mutant(*change))][: options.mutants]
