@@ -60,3 +60,12 @@ def test_centres_cover_the_measured_shapes() -> None:
     covered = fit_residual(np.zeros((513, 1)), many, np.zeros(513), np.zeros(513), np.zeros(513, dtype=int), {"max_iter": 1})
     assert len(covered.centres) == 256 and covered.radius <= 2
     assert {0.0, 512.0, 256.0, 128.0, 384.0} <= set(covered.centres[:5, 0].tolist())
+
+
+def test_uncertainty_is_stated_for_each_hundred_rows_of_similar_size() -> None:
+    # equal counts of rows in the order of their predicted time, twelve bins at most
+    for rows, bins in ((99, 1), (199, 1), (200, 2), (1199, 11), (1300, 12)):
+        one, groups, by_time = np.zeros((rows, 1)), np.zeros(rows, dtype=int), np.arange(rows) * 1.0
+        made = fit_residual(one, one, by_time, np.zeros(rows), groups, {"max_iter": 1})
+        assert len(made.size_edges) == len(made.size_uncertainty) == bins
+    assert made.size_edges[0] == np.median(np.arange(109))  # 1300 rows: four bins of 109, eight of 108

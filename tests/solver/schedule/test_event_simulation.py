@@ -192,6 +192,10 @@ def test_activations_in_flight(pp: int, m: int) -> None:
             assert [held[0], held[-1]] == pytest.approx([float(x) for x in formula])
 
 
+def test_the_first_stage_holds_most() -> None:
+    assert micro_batches_in_flight("1f1b", 8, 4, 1) == 4 and micro_batches_in_flight("1f1b", 8, 4, 1, last=True) == 1
+
+
 def test_interleaved_order_is_that_of_megatron() -> None:
     # pp 2, vpp 2, m 4, stage 1: warm-up of 2 chunks, groups of two micro batches, backward from the last chunk
     order = stage_order("interleaved", 1, 2, 4, 2)
