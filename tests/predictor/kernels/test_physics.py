@@ -10,7 +10,7 @@ import pytest
 
 from predictor.estimate import Basis
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
-from predictor.kernels.flash_attn import FlashAttnModel, main_rows
+from predictor.kernels.flash_attn import FlashAttnModel, main_rows, shape_of
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, gemm_times
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import Layout, LinearModel
@@ -177,3 +177,11 @@ def _attention_rows(own: int) -> Table:
 
 def test_rows_of_other_laboratories_are_used_only_where_there_are_fewer_than_30_others() -> None:
     assert [len(main_rows(_attention_rows(own))) for own in (29, 30, 31)] == [69, 30, 31]
+
+
+def test_a_table_may_leave_out_what_equals_something_else() -> None:
+    # no v_head_dim: that of q and k; no kv_heads: as many as query heads
+    columns = {"batch": 1, "seq_q": 8, "seq_kv": 8, "heads": 6, "kv_heads": [0, 2], "head_dim": 64, "v_head_dim": [0, 32],
+               "causal": 1, "seconds": 1.0}  # fmt: skip
+    shape = shape_of(Table.from_columns("flash_attn", columns))
+    assert (shape.v_head_dim.tolist(), shape.kv_heads.tolist()) == ([64, 32], [6, 2])

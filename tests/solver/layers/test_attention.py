@@ -93,3 +93,9 @@ def test_flash_attention_holds_gradients_in_backward() -> None:
     # of q, k, v and context (4 + 2 + 2 + 4 heads of 16, two bytes), and the fp32 sum of q's; more than the MLP's 2 * 128
     tokens = 2 * 32
     assert np.ravel(program().transient_bytes)[0] == tokens * (64 * 2 + 12 * 16 * 2 + 4 * 16 * 4)
+
+
+def test_without_context_parallelism_no_keys_are_sent() -> None:
+    for constants in ({"cp_comm": "allgather"}, {"cp_comm": "a2a"}, {"cp_comm": "ring"}, {"attention": "unfused"}):
+        counts = [float(np.ravel(op.count)[0]) for op in program(**constants).ops if op.stream == "cp"]
+        assert counts and not any(counts)
