@@ -110,6 +110,7 @@ def test_the_first_broken_rule_is_named(layout: dict[str, Any], message: str) ->
     [
         {"dp": 2, "pp": 4, "vpp": 2, "num_micro_batches": 8},
         {"dp": 1, "pp": 8},
+        {"dp": 4, "pp": 2, "vpp": 4, "num_micro_batches": 2},
         {"dp": 2, "pp": 4, "num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 3},
         {"dp": 8, "recompute": "full", "recompute_layers": 8},
         {"dp": 4, "tp": 2, "wp": 4, "tp_mode": "isp", "zero_shard_size": 2},
