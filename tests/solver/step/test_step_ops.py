@@ -63,7 +63,9 @@ def _fsdp_terms(framework: str, **model: Any) -> Solutions:
 
 def test_fsdp_copies_between_parameters_and_buffers() -> None:
     # torch's FSDP of DDP's release: bf16 weights are copied twice (read and written once), fp32 gradients twice
-    terms, layer = _fsdp_terms("pytorch-ddp").terms, 36_864 + 128
+    found, layer = _fsdp_terms("pytorch-ddp"), 36_864 + 128
+    assert part(found, "gradient_sync")[0] == part(found, "parameter_gather")[0] == 0  # all of it is in the layers
+    terms = found.terms
     assert terms.layer_all_gather.communication[0] == pytest.approx(layer * 2 * LINK, rel=1e-12)
     assert terms.layer_all_gather.kernels[0] == pytest.approx(layer * 2 * 2 * BYTE, rel=1e-12)
     assert terms.layer_reduce_scatter.communication[0] == pytest.approx(layer * 4 * LINK, rel=1e-12)
