@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy step-factors fits fuzz clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy step-factors fits fuzz mutants coverage clean
 
 setup: $(VENV)/.predict
 
@@ -20,6 +20,10 @@ $(VENV)/.measure: pyproject.toml $(VENV)/.predict
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.predict
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+$(VENV)/.mutants: pyproject.toml $(VENV)/.dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[mutants]"
 	touch $@
 
 predict: $(VENV)/.predict
@@ -50,6 +54,15 @@ fits: $(VENV)/.predict
 
 fuzz: $(VENV)/.predict
 	$(BIN)/python benchmarks/fuzz.py --inputs 2000
+
+mutants: $(VENV)/.mutants
+	$(BIN)/python benchmarks/mutants.py --mutants 250
+
+coverage: $(VENV)/.dev
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n 2
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 clean:
 	rm -rf $(VENV) prof_data/.cache

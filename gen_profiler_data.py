@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from profiler.errors import InputError, require_torch
+from profiler.errors import InputError, printable, require_torch
 from profiler.profile.merge import merged
 from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except InputError as error:
         if leads:
-            print(f"gen_profiler_data.py: {error}", file=sys.stderr)
+            print(f"gen_profiler_data.py: {printable(str(error), 1200)}", file=sys.stderr)
         return 2
 
 

@@ -229,11 +229,8 @@ def trouble(status: int | None, seconds: float, errors: str, result: str) -> str
     message = errors.strip()
     if status == 2 and not message.startswith(SENTENCE):
         return f"no sentence: {message[:80]!r}"
-    if (
-        status == 2
-        and message.startswith(("error: ", "gen_profiler_data.py: "))
-        and (len(message) > 1500 or any(ord(c) < 32 for c in message))
-    ):
+    sentence = status == 2 and not message.startswith("usage: ")
+    if sentence and (len(message) > 1500 or any(ord(c) < 32 for c in message)):
         return f"a message of {len(message)} characters, or with control characters"
     for best in json.loads(result).get("best", []) if result else []:
         figures = best["step_s"], best["tgs"], best["peak_memory_bytes"], best["mfu"]

@@ -27,7 +27,7 @@ from solver.formats.config_file import load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, LINEAR
 from solver.search.search import search
-from solver.spec.cluster import RUNTIME_BYTES, Cluster, placement
+from solver.spec.cluster import Cluster, placement
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode
 from solver.step.memory import PARTS as MEMORY_PARTS
@@ -176,7 +176,7 @@ def test_11_activations_follow_the_width_and_peak_on_the_right_stage() -> None:
     found = estimated(problem, [run_of(4).replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
     loss = found.memory.parts[MEMORY_PARTS.index("loss"), 0]
     assert not found.memory.on_last_stage[0] and loss == 0, "the logits are not on the first stage"
-    assert found.memory.device[0] > 1.03 * found.memory.allocated[0] + RUNTIME_BYTES, "allocator and runtime are counted"
+    assert found.memory.device[0] > 1.03 * found.memory.allocated[0] + 1.5 * 2**30, "allocator and runtime are counted"
 
 
 def test_12_large_micro_batches_are_estimated_not_clamped(h100_model: CostModel) -> None:

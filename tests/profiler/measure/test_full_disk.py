@@ -28,10 +28,12 @@ def measure(
         if most_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
+    # the limit holds for all files of the process, so it writes none of its coverage
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
     return subprocess.run(
         [*(launcher if ranks > 1 else [sys.executable]), "gen_profiler_data.py", "--quick", "--no-pictures",
          "--budget", str(minutes), "--output", str(output), *flags],
-        cwd=ROOT, text=True, capture_output=True, timeout=150, preexec_fn=limit, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=ROOT, text=True, capture_output=True, timeout=150, preexec_fn=limit, env={**environment, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 

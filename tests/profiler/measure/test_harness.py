@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from profiler.errors import InputError
+from profiler.measure import timing
 from profiler.measure.collectives import groups_of
 from profiler.measure.timing import Measurement, measure
 from profiler.profile.merge import merged
@@ -199,7 +200,20 @@ def test_uncertainty_of_the_median_of_a_measurement() -> None:
     assert sure.uncertainty == 0 and sure.spread == 0 and unsure.uncertainty > 0.02
     assert unsure.spread == pytest.approx(0.5 / unsure.median)
     assert Measurement((1.0, 1.0)).uncertainty == np.inf
-    assert measure(lambda i: time.sleep(1e-3), torch.device("cpu"), 0.05).median == pytest.approx(1e-3, rel=1.0)
+
+
+def test_calls_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # a clock that only the work moves: the first two calls (5 s and 2 s) are not counted, each other one takes 1 ms
+    clock, calls = [0.0], []
+
+    def work(i: int) -> None:
+        calls.append(i)
+        clock[0] += {0: 5.0, 1: 2.0}.get(i, 1e-3)
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    found = measure(work, torch.device("cpu"), 10.0)
+    assert found.times == pytest.approx([1e-3] * len(found.times), rel=1e-9)
+    assert calls == list(range(found.count + 2)) and found.count >= 5
 
 
 def test_every_prefix_of_a_plan_covers_the_range() -> None:

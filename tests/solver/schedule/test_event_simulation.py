@@ -75,6 +75,8 @@ def test_send_recv_by_hand() -> None:
     late = simulate("1f1b", [1, 1], [2, 2], 2, transfer=0.5, blocking=False)
     assert _words(late, 0) == "F0[0-1] F1[1-2] B0[5-7] B1[8-10]"
     assert simulate("1f1b", [1.0], [2.0], 3, transfer=9.0).makespan == 9.0  # one stage sends nothing
+    for blocking in (True, False):
+        assert simulate("interleaved", [2.0], [4.0], 3, 2, transfer=9.0, blocking=blocking).makespan == 18.0
 
 
 Pipeline = tuple[str, np.ndarray, np.ndarray, np.ndarray, int, int]
@@ -189,6 +191,10 @@ def test_activations_in_flight(pp: int, m: int) -> None:
             assert _run(schedule, pp, m, vpp).in_flight == pytest.approx(formula)
 
 
+def test_the_first_stage_holds_most() -> None:
+    assert micro_batches_in_flight("1f1b", 8, 4, 1) == 4 and micro_batches_in_flight("1f1b", 8, 4, 1, last=True) == 1
+
+
 def test_interleaved_order_is_that_of_megatron() -> None:
     # pp 2, vpp 2, m 4, stage 1: warm-up of 2 chunks, groups of two micro batches, backward from the last chunk
     order = stage_order("interleaved", 1, 2, 4, 2)
@@ -221,6 +227,7 @@ def test_largest_pipeline_is_quick() -> None:
         ({"schedule": "zb-h1"}, "needs weight_grad"),
         ({"schedule": "zb-h1", "weight_grad": [3, 3]}, "part of backward"),
         ({"forward": [1, 2, 3]}, "backward has shape"),
+        ({"forward": [[1, 1, 1], [1, 1, 1]]}, "forward has shape"),
         ({"forward": [1, -1]}, "forward holds times"),
         ({"forward": [1, np.nan]}, "forward holds times"),
         ({"transfer": -1.0}, "transfer is -1.0 seconds"),

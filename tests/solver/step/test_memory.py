@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from toy import TINY, changed, column, estimated, make_problem, run_of, some_layouts, toy_cost
 
-from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.model import ModelSpec
-from solver.spec.precision import FP32, HALF
 from solver.step.memory import PARTS
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -58,7 +56,7 @@ def test_two_stages_by_hand() -> None:
     assert found.memory.on_last_stage[0]
     assert found.memory.allocated[0] == sum(last.values()) + loss
     assert found.memory.reserved[0] == pytest.approx(found.memory.allocated[0] + 0.35 * (TINY_SAVED + loss))
-    assert found.memory.device[0] == found.memory.reserved[0] + RUNTIME_BYTES
+    assert found.memory.device[0] == found.memory.reserved[0] + 1.5 * 2**30  # CUDA context, cuBLAS, NCCL (docs/model.md)
 
 
 def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
@@ -96,9 +94,9 @@ def test_states_by_zero_stage_by_hand() -> None:
     np.testing.assert_allclose(state[:, :3].T, [[2, 2, 12], [2, 2, 12 / 8], [2, 2 / 8, 12 / 8]], rtol=1e-12)
     assert state[1:, 3].tolist() == [2 / 8, 12 / 8] and state[0, 3] <= 2 / 8
     # all-gather buffers of ZeRO-3: two layers of 16-bit weights and one layer's gradients
-    assert parts(found, 3)["gather_buffers"] == (2 * HALF + HALF) * TINY_LAYER
+    assert parts(found, 3)["gather_buffers"] == (2 * 2 + 2) * TINY_LAYER
     fp32 = make_problem(TINY, 8, toy_cost(), **TINY_RUN, grad_dtype="fp32")
-    assert estimated(fp32, [fp32.run.replace(zero=0)]).memory.parts[1, 0] == FP32 * elements
+    assert estimated(fp32, [fp32.run.replace(zero=0)]).memory.parts[1, 0] == 4 * elements
 
 
 def test_weight_parallel_states_by_hand() -> None:
@@ -107,7 +105,7 @@ def test_weight_parallel_states_by_hand() -> None:
     found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=0)])
     elements = 2 * (36_864 / 4 + 2 * 64) + 2 * 256 * 64 + 64
     assert found.memory.parts[:3, 0].tolist() == [2 * elements, 2 * elements, 12 * elements]
-    assert parts(found)["gather_buffers"] == 2 * 36_864 * HALF
+    assert parts(found)["gather_buffers"] == 2 * 36_864 * 2
 
 
 def test_parts_add_up_and_none_is_negative(sample: Solutions) -> None:
@@ -212,3 +210,46 @@ def test_dummy_gradients_of_megatron_by_hand() -> None:
     loss = 2 * 32 * 64 * 2 + LOGITS * 2 + 256 * 64 * 2
     held = max(loss, TINY_WORKING)
     assert parts(found)["loss"] + parts(found)["backward_buffers"] == held
+
+
+def test_the_second_stage_by_hand() -> None:
+    # 5 layers on 4 stages: 1, 2, 1, 1. The second holds 2 layers of 3 micro batches; the first 1 of 4, and a table of 128 * 64
+    problem = make_problem(TINY.replace(num_hidden_layers=5, vocab_size=128), 4, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
+    assert found.memory.allocated[0] == 16 * 2 * TINY_LAYER + 2 * 3 * TINY_SAVED + TINY_WORKING
+
+
+def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
+    # the last of two stages: inputs of norm and head (64 values of two bytes) and fp32 probabilities of 32 tokens, four times;
+    # the 16-bit logits once. 1F1B holds one micro batch there
+    def loss(schedule: str) -> float:
+        problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, schedule=schedule)
+        found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=4)])
+        assert found.memory.on_last_stage[0] or schedule == "1f1b"
+        return parts(found)["loss"]
+
+    assert loss("gpipe") == 4 * (2 * 32 * 64 * 2 + LOGITS * 4) + LOGITS * 2
+
+
+def test_zero_3_shards_the_only_master_weights() -> None:
+    # weights are fp32 already (autocast): whole under ZeRO-1, whose shards hold two moments; under ZeRO-3 the shard of the
+    # weights is stored with them, 12 bytes over 8 ranks (Rajbhandari et al. 2020)
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="pytorch-ddp", grad_dtype="fp32")
+    found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=8) for z in (1, 3)])
+    elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
+    np.testing.assert_allclose(found.memory.parts[:3].T / elements, [[4, 4, 8 / 8], [0, 4 / 8, 12 / 8]], rtol=1e-12)
+
+
+def test_two_weight_ranks_hold_a_pool_too() -> None:
+    # two blocks of 36,864 16-bit weights, however few ranks share them; none where each rank has its own weights
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=wp, zero=0) for wp in (1, 2)])
+    assert found.memory.parts[PARTS.index("gather_buffers")].tolist() == [0, 2 * 36_864 * 2]
+
+
+def test_states_of_weight_shards_are_split_over_their_copies() -> None:
+    # 8 ranks of 4 weight shards: two ranks hold the same quarter of the linears, which ZeRO-1 splits; the rest over all 8
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=1, zero_shard_size=8)])
+    rest = 2 * 2 * 64 + 2 * 256 * 64 + 64
+    assert found.memory.parts[2, 0] == 12 * (2 * 36_864 / 4 / 2 + rest / 8)

@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from toy import DEVICE, LINK, NETWORK, toy_cost
 
 from predictor.cost_model import CostModel
-from predictor.network.rank_skew import SECONDS_PER_RANK, SKEWED_COLLECTIVES, rank_skew_seconds
+from predictor.network.rank_skew import rank_skew_seconds
 from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
 from solver.spec.frameworks import framework_of
 from solver.step.side_stream import SideStreamWork
 from solver.step.step_ops import buckets
+
+#: Medians of SimuMax's constants for 8 B200 over NCCL's tests on the same GPUs: 7 us on 2 ranks, 18 on 4 and 53 on 8.
+PER_RANK = 7e-6
 
 
 def side(communication: float, contention: float, kernels: float) -> SideStreamWork:
@@ -94,9 +97,7 @@ def test_gradients_are_reduced_in_the_buckets_of_the_framework() -> None:
 
 def test_rank_skew_of_a_step(h100_model: CostModel) -> None:
     without_skew = h100_model.collectives.predict("all_gather", 2**20, 8, 1, h100_model.network_bandwidth).seconds
-    assert h100_model.collective("all_gather", 2**20, 8, 1).seconds == pytest.approx(
-        without_skew + 7 * SECONDS_PER_RANK, rel=1e-12
-    )
+    assert h100_model.collective("all_gather", 2**20, 8, 1).seconds == pytest.approx(without_skew + 7 * PER_RANK, rel=1e-12)
     # a single rank has no skew; broadcasts and point-to-point sends are queued ahead
     assert h100_model.collective("all_gather", 2**20, 1, 1).seconds == 0
     for op in ("broadcast", "p2p"):
@@ -113,12 +114,12 @@ def test_rank_skew_is_the_difference_of_two_tables_of_one_gpu(fitted: Callable[[
             fit = training[op][ranks]
             step = fit["latency"] + size * fit["traffic"] / fit["bandwidth"]
             differences.append(step - tests.predict(op, size, ranks, 1).seconds)
-        assert np.median(differences) / (ranks - 1) == pytest.approx(SECONDS_PER_RANK, rel=0.2)
+        assert np.median(differences) / (ranks - 1) == pytest.approx(PER_RANK, rel=0.2)
 
 
-@pytest.mark.parametrize(("source", "expected"), [("ai-dynamo/aiconfigurator:x", SECONDS_PER_RANK), ("measured here", 0.0)])
+@pytest.mark.parametrize(("source", "expected"), [("ai-dynamo/aiconfigurator:x", PER_RANK), ("measured here", 0.0)])
 def test_only_loops_of_tests_lack_rank_skew(source: str, expected: float) -> None:
     columns = {"intra": [2], "inter": [1], "bytes": [1024], "seconds": [1e-5], "source": [source]}
-    for op in SKEWED_COLLECTIVES:
+    for op in ("all_reduce", "all_gather", "reduce_scatter", "all2all"):
         assert rank_skew_seconds(Profile("toy", DEVICE, {op: Table.from_columns(op, columns)}, {})) == expected
     assert rank_skew_seconds(Profile("toy", DEVICE, {}, {})) == 0.0

@@ -1,0 +1,166 @@
+"""What a fit makes of few measurements: factors shrunk towards their priors and their uncertainty, worked out by hand.
+
+The measurements are made with the physical model itself, so its own fit cancels.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from predictor.kernels.derating import STEP_FACTORS, derating_of
+from predictor.kernels.flash_attn import FlashAttnModel
+from predictor.kernels.grouped_linear import GroupedLinearModel
+from predictor.kernels.linear import LinearModel
+from profiler.profile.profile import Device, Profile, Table
+
+DEVICE = Device("test", {"bf16": 1e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
+UNFITTED = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
+
+
+def linear_rows(layout: str, count: int, factor: float, source: str = "measured here", accumulate: bool = False,
+                size: int = 1024) -> dict[str, Any]:  # fmt: skip
+    """Return ``count`` GEMMs of different sizes that take ``factor`` times the physical model's prior."""
+    m = size + 64 * np.arange(count)
+    seconds = factor * UNFITTED.bare_seconds(m, 2048, 2048)
+    return {"m": m, "n": np.full(count, 2048), "k": np.full(count, 2048), "batch": np.ones(count, dtype=int),
+            "layout": np.full(count, layout), "accumulate": np.full(count, int(accumulate)), "dtype": np.full(count, "bf16"),
+            "seconds": seconds, "source": np.full(count, source)}  # fmt: skip
+
+
+def linear_table(*parts: dict[str, Any]) -> Table:
+    return Table.from_columns("linear", {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+def test_layouts_are_shrunk_towards_their_priors() -> None:
+    # 10 input gradients take 1.2 times the forward: half of the way from the prior, 1.005, in logarithms; 30 accumulating
+    # weight gradients 1.3 times: three quarters of the way from 1.06. The prior's uncertainty shrinks alike
+    fit = LinearModel.fit(
+        linear_table(linear_rows("TN", 20, 1.0), linear_rows("NN", 10, 1.2), linear_rows("NT", 30, 1.3, accumulate=True)),
+        DEVICE,
+    )
+    part = fit.parts["bf16"]
+    assert part.layout_factor[1, 0] == pytest.approx(math.sqrt(1.005 * 1.2), rel=1e-6)
+    assert part.layout_factor[2, 1] == pytest.approx(1.06**0.25 * 1.3**0.75, rel=1e-6)
+    np.testing.assert_allclose(part.layout_factor[[0, 0, 1, 2], [0, 1, 1, 0]], [1, 1.02, 1.02, 1.03])
+    assert part.layout_uncertainty[[1, 2], [0, 1]] == pytest.approx([0.04 / 2, 0.05 / 4])
+
+
+def test_the_scale_of_a_laboratory_cancels() -> None:
+    # another laboratory's kernels all take 1.5 times as long: its input gradients say nothing else than ours
+    fit = LinearModel.fit(
+        linear_table(
+            linear_rows("TN", 40, 1.0), linear_rows("TN", 9, 1.5, "simumax:x"), linear_rows("NN", 10, 1.8, "simumax:x")
+        ),
+        DEVICE,
+    )
+    assert fit.parts["bf16"].layout_factor[1, 0] == pytest.approx(math.sqrt(1.005 * 1.2), rel=1e-2)
+
+
+def test_kernels_of_other_laboratories_state_the_derating() -> None:
+    # two laboratories, of 30 and 10 kernels of 1.2 and 1.6 times our times: the geometric mean by rows
+    table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.2, "simumax:x", size=8192),
+                         linear_rows("TN", 10, 1.6, "microsoft/vidur:y", size=8192))  # fmt: skip
+    fit, profile = LinearModel.fit(table, DEVICE), Profile("test", DEVICE, {"linear": table})
+    assert fit.lab_scale(profile) == {
+        "microsoft/vidur:y": (pytest.approx(1.6, rel=0.01), 10), "simumax:x": (pytest.approx(1.2, rel=0.01), 30)
+    }  # fmt: skip
+    assert derating_of(profile, fit) == pytest.approx(1.2**0.75 * 1.6**0.25, rel=0.01)
+    # a profile may state it; one laboratory alone has none
+    assert derating_of(Profile("test", DEVICE, {"linear": table}, {"sustained_scale": 1.7}), fit) == 1.7
+    assert derating_of(Profile("test", DEVICE, {"linear": linear_table(linear_rows("TN", 40, 1.0))}), fit) == 1
+
+
+def test_the_factor_of_training_steps_multiplies_the_scale_of_laboratories() -> None:
+    # as kept for the shipped B200 profile, whose main source times bursts
+    table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.2, "simumax:x", size=8192))
+    fit, kept = LinearModel.fit(table, DEVICE), json.loads(STEP_FACTORS.read_text())["profiles"]["b200_sxm"]["factor"]
+    assert kept > 1.03
+    bursts = Profile("b200_sxm", DEVICE, {"linear": table}, {"sustained": "bursts"})
+    assert derating_of(bursts, fit) == pytest.approx(1.2 * kept, rel=0.003)
+    assert derating_of(Profile("b200_sxm", DEVICE, {"linear": table}), fit) == pytest.approx(1.2, rel=0.01)
+
+
+def test_short_kernels_do_not_count_where_there_are_30_long_ones() -> None:
+    # below 0.1 ms a time includes the timing loop: here 64 x 2048 x 2048, 3 times ours
+    short, long = (linear_rows("TN", 30, f, "simumax:x", size=s) for f, s in ((3.0, 64), (1.2, 16384)))
+    own = linear_table(linear_rows("TN", 40, 1.0, size=16384), linear_rows("TN", 40, 1.0, size=64))
+    assert (long["seconds"] > 1e-4).all() and (short["seconds"] < 1e-4).all()
+    fit = LinearModel.fit(own, DEVICE)
+    few = {name: column[:29] for name, column in long.items()}
+    for rows, scale, count in ((long, 1.2, 30), (few, 3.0, 59)):
+        found = fit.lab_scale(Profile("test", DEVICE, {"linear": linear_table(short, rows)}))["simumax:x"]
+        assert found == (pytest.approx(scale, rel=0.03), count)
+
+
+def grouped_rows(count: int, factor: float, name: str = "forward", source: str = "here") -> dict[str, Any]:
+    tokens = 256 * (1 + np.arange(count))
+    seconds = factor * UNFITTED.bare_seconds(tokens, 2048, 1024, 8)
+    return {"groups": 8, "tokens_per_group": tokens, "n": 2048, "k": 1024, "pass": name, "dtype": "bf16", "seconds": seconds,
+            "source": source}  # fmt: skip
+
+
+def test_grouped_gemms_are_shrunk_towards_their_prior() -> None:
+    # nine forward passes at twice the dense time: three quarters of the way from 1.02; the others keep their priors
+    fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", grouped_rows(9, 2.0)), UNFITTED)
+    assert fit.overhead == pytest.approx([1.02**0.25 * 2**0.75, 1.05, 1.25], rel=1e-9)
+    assert fit.measured.tolist() == [True, False, False]
+    # no spread: 5% at least; the quarter of the prior's 20% is as much
+    assert fit.uncertainty == pytest.approx([0.05, 0.2, 0.2])
+    # one measurement in four of the weight of its prior
+    one = GroupedLinearModel.fit(Table.from_columns("grouped_linear", grouped_rows(1, 2.0)), UNFITTED)
+    assert one.overhead[0] == pytest.approx(1.02**0.75 * 2**0.25, rel=1e-9) and one.uncertainty[0] == pytest.approx(0.15)
+    # dense GEMMs of the same source that take 1.25 times ours explain that much
+    slow = Table.from_columns("grouped_linear", grouped_rows(9, 2.0, source="simumax:x"))
+    fit = GroupedLinearModel.fit(slow, UNFITTED, {"simumax": (1.25, 40)})
+    assert fit.overhead[0] == pytest.approx(1.02**0.25 * 1.6**0.75, rel=1e-9)
+
+
+def test_the_spread_of_grouped_gemms() -> None:
+    # eleven ratios whose logarithms are -0.5 to 0.5 in tenths: 90% are within 0.5, 0.45 by the quantile of absolute values
+    rows = grouped_rows(11, 1.0)
+    rows["seconds"] = rows["seconds"] * np.exp(np.linspace(-0.5, 0.5, 11))
+    fit = GroupedLinearModel.fit(Table.from_columns("grouped_linear", rows), UNFITTED)
+    assert fit.uncertainty[0] == pytest.approx(math.hypot(11 / 14 * 0.5 / 1.645, 3 / 14 * 0.2))
+    assert fit.overhead[0] == pytest.approx(1.02 ** (3 / 14))
+
+
+def attention_table(backward: int, factor: float, name: str, kernel: str = "fa", forward: int = 40) -> Table:
+    """Return forward rows, and ``backward`` rows of ``name`` that take ``factor`` times the forward time."""
+    unfitted = FlashAttnModel.fit(Table.from_columns("flash_attn", {}), DEVICE)
+    seq = 4096 + 128 * np.concatenate([np.arange(forward), np.arange(backward)])
+    seconds = unfitted.bare_seconds(1, seq, seq, 32, 8, 128, 128, 1)
+    is_forward = np.arange(len(seq)) < forward
+    return Table.from_columns("flash_attn", {
+        "batch": 1, "seq_q": seq, "seq_kv": seq, "heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "causal": 1,
+        "pass": np.where(is_forward, "forward", name), "kernel": np.where(is_forward, "fa", kernel), "dtype": "bf16",
+        "seconds": seconds * np.where(is_forward, 1.0, factor), "source": "measured here",
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "factor"), [("backward", 2.0), ("forward_backward", 3.0)])
+def test_backward_passes_are_shrunk_towards_the_default(name: str, factor: float) -> None:
+    # ten of them at twice the forward time: half of the way from 2.9, and half of its 10%; none: 2.9. A joint measurement
+    # includes the forward pass
+    fit = FlashAttnModel.fit(attention_table(10, factor, name), DEVICE)
+    forward, backward = (fit.predict(1, 4224, 4224, 32, 8, 128, 128, True, b) for b in (False, True))
+    assert backward.seconds / forward.seconds == pytest.approx(math.sqrt(2.9 * 2.0), rel=1e-3)
+    assert fit.backward is not None and fit.backward.size_uncertainty[0] == pytest.approx(math.hypot(0.005, 0.05), rel=0.02)
+    assert FlashAttnModel.fit(attention_table(0, 1.0, name), DEVICE).backward is None
+
+
+def test_backward_passes_need_the_forward_pass_of_their_kernel() -> None:
+    # the forward time of another kernel says nothing about this one
+    assert FlashAttnModel.fit(attention_table(10, 2.0, "backward", "other"), DEVICE).backward is None
+
+
+def test_scale_of_other_attention_kernels(tmp_path: Path) -> None:
+    # a kernel that takes 1.5 times as long, seven times measured
+    fit = FlashAttnModel.fit(attention_table(0, 1.0, "forward"), DEVICE)
+    scales = fit.kernel_scale(attention_table(7, 1.5, "forward", "fa2"))
+    assert scales["fa2"] == (pytest.approx(1.5, rel=1e-2), 7) and scales["fa"] == (pytest.approx(1.0, rel=1e-2), 40)

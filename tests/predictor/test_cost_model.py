@@ -1,0 +1,73 @@
+"""What the cost model adds to the fits: attention of older generations, the derating, and shared links; by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy import DEVICE, FLOP, LINK, NETWORK, toy_cost
+
+from predictor.cost_model import cost_model
+from predictor.kernels.linear import LinearModel
+from profiler.profile.profile import Profile, Table
+
+#: Two GEMMs of 2 * 64 FLOPs for each of 32 * 33 / 2 pairs and each of 4 heads.
+ATTENTION = 4 * 528 * 2 * 2 * 64 * FLOP
+CALL = (1, 32, 32, 4, 4, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("best", "framework", "slower"),
+    # a generation over the one before: 1.75 on A100 (arXiv 2307.08691), 1.6 on H100 (arXiv 2407.08608)
+    [(3, 0, 1), (3, 3, 1), (3, 2, 1.6), (3, 1, 1.75 * 1.6), (2, 1, 1.75), (2, 2, 1), (2, 3, 1)],
+)
+def test_older_generations_of_flash_attention_take_longer(best: int, framework: int, slower: float) -> None:
+    cost = toy_cost(device=replace(DEVICE, flash_version=best))
+    assert cost.flash_attn(*CALL).seconds == pytest.approx(ATTENTION, rel=1e-12)
+    assert cost.with_flash_version(framework).flash_attn(*CALL).seconds == pytest.approx(slower * ATTENTION, rel=1e-12)
+
+
+def test_a_gemm_is_a_forward_one_unless_it_is_said_to_be_another() -> None:
+    linears = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
+    cost, forward = toy_cost(linears=linears), linears.bare_seconds(4096, 4096, 4096)
+    assert cost.linear(4096, 4096, 4096).seconds == pytest.approx(forward, rel=1e-12)
+    assert cost.linear(4096, 4096, 4096, layout=2, accumulate=True).seconds == pytest.approx(1.06 * forward, rel=1e-12)
+
+
+def test_the_derating_is_that_of_gemms_and_attention() -> None:
+    plain, hot = toy_cost(), toy_cost(derating=1.25)
+    assert hot.linear(32, 64, 128).seconds == pytest.approx(1.25 * 2 * 32 * 64 * 128 * FLOP, rel=1e-12)
+    assert hot.flash_attn(*CALL).seconds == pytest.approx(1.25 * ATTENTION, rel=1e-12)
+    assert hot.memory_bound("norm", 1000).seconds == plain.memory_bound("norm", 1000).seconds
+    assert hot.collective("all_gather", 1000, 8, 1).seconds == plain.collective("all_gather", 1000, 8, 1).seconds
+
+
+def test_strided_groups_share_the_links_of_a_node(tmp_path: Path) -> None:
+    # a profile states the bytes/s that a rank sends while all groups of 2 strided ranks communicate: 3e9; an all-reduce of two
+    # ranks sends every byte once (traffic 1), one of 4 ranks 1.5 times: 4.5e9 / 1.5 bytes of buffer per second
+    by_ranks = {
+        2: {"bandwidth_all_groups": 3e9, "traffic": 1.0},
+        4: {"bandwidth_all_groups": 4.5e9, "traffic": 1.5},
+        8: {"bandwidth": 1e10, "traffic": 1.75, "latency": 1e-5},
+    }
+    stated = {"laws": {"intra_node": {"all_reduce": by_ranks}}}
+    made = cost_model(Profile("toy", DEVICE, {}, stated), cache_dir=tmp_path)
+    assert made.shared_links == {("all_reduce", 2): 3e9, ("all_reduce", 4): 3e9}
+    cost, size = toy_cost(shared_links=made.shared_links), 1e6
+    alone, ranks = size * LINK, np.array([2, 4, 8])
+    np.testing.assert_allclose(cost.collective("all_reduce", size, ranks, 1, strided=0).seconds, [alone] * 3, rtol=1e-12)
+    np.testing.assert_allclose(
+        cost.collective("all_reduce", size, ranks, 1, strided=1).seconds, [size / 3e9, size / 3e9, alone], rtol=1e-12
+    )
+    # another op, or a slower network between nodes, is not changed
+    assert cost.collective("all_gather", size, 2, 1, strided=1).seconds == pytest.approx(alone, rel=1e-12)
+    slow = cost.with_network(1e9)
+    assert slow.collective("all_reduce", size, 2, 4, strided=1).seconds == pytest.approx(size / 1e9, rel=1e-12)
+
+
+def test_the_network_is_the_device_s_own_unless_another_is_given() -> None:
+    cost = toy_cost()
+    assert cost.with_network(None).collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 * NETWORK, rel=1e-12)
+    assert cost.with_network(1e9).collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 / 1e9, rel=1e-12)

@@ -1,0 +1,101 @@
+"""Attention without a fused kernel, and the ring of context parallelism: bytes and places worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import DEVICE, TINY, layer_keys, run_of
+
+from solver.layers.decoder import layer_program
+from solver.layers.program import LayerProgram
+from solver.spec.cluster import cluster_of
+
+#: Two micro batches' sequences of 4 heads with 32 * 32 scores each.
+SCORES = 2 * 4 * 32 * 32
+
+
+def program(world: int = 1, mode: str = "mtp", tp: int = 1, cp: int = 1, **constants: Any) -> LayerProgram:
+    """Return TINY's layer for sequences of 32 tokens, two in a micro batch."""
+    keys = layer_keys(mode, tp, cp, micro_batch_size=2)
+    return layer_program(keys, TINY, run_of(world, 32, **constants), cluster_of(DEVICE))
+
+
+def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
+    """Return the kernel and the bytes of each memory-bound op by label."""
+    return {op.label: (op.memory_kind, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
+
+
+def saved(layer: LayerProgram) -> dict[str, float]:
+    return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in layer.saved}
+
+
+def test_scores_that_go_through_memory() -> None:
+    # softmax in one kernel: 16-bit scores read and probabilities written; backward reads both gradients' factors, writes one.
+    # Dropout (GPT-2's, which Megatron-LM kept): probabilities read and written, and a mask of one byte
+    found = moved(program(framework="megatron-lm", attention="unfused"))
+    assert found["softmax.forward"] == ("softmax", SCORES * 2 * 2)
+    assert found["softmax.input_grad"] == ("softmax", SCORES * 3 * 2)
+    assert found["dropout.forward"] == found["dropout.input_grad"] == ("residual", SCORES * (2 * 2 + 1))
+    # so have both residual additions: three accesses, a mask; backward: three accesses, and the branch's gradient and mask
+    assert [found[f"residual{i}.{phase}"][1] for i in (1, 2) for phase in ("forward", "input_grad")] == [
+        2 * 32 * 64 * (3 * 2 + 1), 2 * 32 * 64 * (3 * 2 + 2 * 2 + 1)
+    ] * 2  # fmt: skip
+    # without dropout nothing is moved for it; eager kernels are counted by their own kind
+    found = moved(program(framework="aleph alpha", attention="unfused"))
+    assert found["softmax.forward"] == ("softmax_eager", SCORES * 4)
+    assert found["softmax.input_grad"] == ("softmax_eager_grad", SCORES * 6)
+    assert found["dropout.forward"][1] == 0
+
+
+def test_gemms_of_scores_and_context() -> None:
+    # per head, 8 of them: scores Q K^T, context P V; backward dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q. A second factor
+    # that is read transposed is TN (0), one that is not NN (1), a first one that is read transposed NT (2)
+    ops = [op for op in program(attention="unfused").ops if op.name in ("scores", "context")]
+    found = {op.label: tuple(int(np.ravel(op.dims[n])[0]) for n in ("batch", "m", "n", "k", "layout")) for op in ops}
+    assert found == {
+        "scores.forward": (8, 32, 32, 16, 0), "context.forward": (8, 32, 16, 32, 1),
+        "context.input_grad": (8, 32, 32, 16, 0), "context.weight_grad": (8, 32, 16, 32, 2),
+        "scores.input_grad": (8, 32, 16, 32, 1), "scores.weight_grad": (8, 32, 16, 32, 2),
+    }  # fmt: skip
+
+
+def test_a_rank_of_context_or_tensor_parallelism_has_its_share_of_the_scores() -> None:
+    half = moved(program(2, tp=2, framework="megatron-lm", attention="unfused"))["softmax.forward"][1]
+    quarter = moved(program(4, cp=4, framework="megatron-lm", attention="unfused"))["softmax.forward"][1]
+    assert (half, quarter) == (SCORES * 4 / 2, SCORES * 4 / 4)
+
+
+@pytest.mark.parametrize(
+    ("framework", "kept", "gradients"),
+    [("megatron-lm", 5, 4), ("generic", 2, 4), ("aleph alpha", 2 + 4, 4 + 8)],
+)
+def test_memory_of_scores_without_a_fused_kernel(framework: str, kept: int, gradients: int) -> None:
+    # kept: the softmax's output of two bytes; with dropout its mask and output (Korthikanti et al. 2022); eager softmax: fp32
+    # too. Gradients alive: those of probabilities and scores, two bytes each, and eager ones in fp32 as well
+    layer = program(framework=framework, attention="unfused")
+    assert saved(layer)["probabilities"] == SCORES * kept and "log_sum_exp" not in saved(layer)
+    stream = 2 * 32 * 64 * 2
+    assert np.ravel(layer.transient_bytes)[0] == stream + SCORES * gradients
+
+
+def test_the_slowest_hop_of_the_ring_is_between_nodes() -> None:
+    # nodes of 8: 2 context ranks of 4 tensor ranks are in one node, 4 of them in two nodes
+    def hop(cp: int) -> tuple[int, int]:
+        dims = next(op.dims for op in program(4 * cp, tp=4, cp=cp).ops if op.name == "kv.send")
+        return int(dims["intra"][0]), int(dims["inter"][0])
+
+    assert hop(2) == (2, 1) and hop(4) == (1, 2)
+
+
+def test_flash_attention_holds_gradients_in_backward() -> None:
+    # of q, k, v and context (4 + 2 + 2 + 4 heads of 16, two bytes), and the fp32 sum of q's; more than the MLP's 2 * 128
+    tokens = 2 * 32
+    assert np.ravel(program().transient_bytes)[0] == tokens * (64 * 2 + 12 * 16 * 2 + 4 * 16 * 4)
+
+
+def test_without_context_parallelism_no_keys_are_sent() -> None:
+    for constants in ({"cp_comm": "allgather"}, {"cp_comm": "a2a"}, {"cp_comm": "ring"}, {"attention": "unfused"}):
+        counts = [float(np.ravel(op.count)[0]) for op in program(**constants).ops if op.stream == "cp"]
+        assert counts and not any(counts)

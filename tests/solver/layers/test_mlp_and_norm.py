@@ -1,0 +1,83 @@
+"""Bytes of the MLP and of eager norms, worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import DEVICE, TINY, layer_keys, run_of, tiny
+
+from solver.layers.decoder import layer_program
+from solver.layers.program import LayerProgram
+from solver.spec.cluster import cluster_of
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Recompute
+
+WIDE = TINY.replace(intermediate_size=1024)
+
+
+def program(model: ModelSpec, mode: str = "mtp", tp: int = 1, **constants: Any) -> LayerProgram:
+    return layer_program(layer_keys(mode, tp), model, run_of(tp, 32, **constants), cluster_of(DEVICE))
+
+
+@pytest.mark.parametrize(("mode", "tokens", "columns"), [("mtp", 32, 512), ("msp", 32, 512), ("isp", 16, 1024)])
+def test_gradients_of_a_wide_mlp_are_the_largest_working_set(mode: str, tokens: int, columns: int) -> None:
+    # over two ranks: gradients of gate and up, two bytes each, and that of the residual stream (a rank's half of it, not MTP)
+    stream = 32 * 64 * 2 // (1 if mode == "mtp" else 2)
+    assert np.ravel(program(WIDE, mode, 2).transient_bytes)[0] == stream + 2 * tokens * columns * 2
+    plain = WIDE.replace(gated_mlp=False)
+    assert np.ravel(program(plain, mode, 2).transient_bytes)[0] == stream + tokens * columns * 2
+
+
+def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
+    return {op.label: (op.memory_kind, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
+
+
+def test_bytes_of_activations() -> None:
+    # gated: gate and up read, their product written; backward reads those and its gradient and writes two. Two bytes each
+    elements = 32 * 128
+    for framework, kinds in (("generic", ("gated_act",) * 2), ("pytorch-ddp", ("gated_act_eager", "gated_act_eager_grad"))):
+        found = moved(program(TINY, framework=framework))
+        assert found["activation.forward"] == (kinds[0], elements * 6)
+        assert found["activation.input_grad"] == (kinds[1], elements * 10)
+    # not gated: one read and one write; backward reads one more
+    found = moved(program(TINY.replace(gated_mlp=False)))
+    assert (found["activation.forward"], found["activation.input_grad"]) == (("act", elements * 4), ("act", elements * 6))
+
+
+def test_eager_gates_keep_the_activated_half() -> None:
+    # gate and up; their product, and where kernels are eager also the activated gate. Two bytes each
+    def saved(framework: str) -> dict[str, float]:
+        return {s.name: float(np.ravel(s.bytes)[0]) for s in program(TINY, framework=framework).saved}
+
+    eager, fused = saved("pytorch-ddp"), saved("generic")
+    assert eager["act_input"] == fused["act_input"] == 32 * 2 * 128 * 2
+    assert (eager["act_output"], fused["act_output"]) == (32 * 2 * 128 * 2, 32 * 128 * 2)
+
+
+def test_eager_norms_keep_their_input_in_fp32() -> None:
+    # two norms of 32 * 64 values in four bytes; none where norms are fused or compiled
+    fused, eager, compiled = (
+        float(program(TINY, **how).saved_bytes(Recompute.NONE)[0])
+        for how in ({}, {"fused_norm": False}, {"fused_norm": False, "compile": True})
+    )
+    assert eager - fused == 2 * 32 * 64 * 4 and compiled == fused
+    found = moved(program(TINY, fused_norm=False))
+    assert found["norm1.forward"] == ("norm_eager", 32 * 64 * 4)
+    assert found["norm2.input_grad"] == ("norm_eager_grad", 32 * 64 * 6)
+
+
+def test_the_fused_loss_holds_the_logits_and_nothing_else() -> None:
+    # 32 tokens of 256 16-bit logits, which become their gradient; inputs of the final norm and the projection
+    head = tiny("internevo-2024", run={"cross_entropy_fusion": True}).table.head
+    assert head.saved[0][0] == 2 * 32 * 64 * 2 + 32 * 256 * 2 and head.transient[0] == 0
+
+
+@pytest.mark.parametrize(("gated", "biases"), [(True, 2 * 128 + 64), (False, 128 + 64)])
+def test_biases_of_the_mlp(gated: bool, biases: int) -> None:
+    # of gate and up, or of the up projection alone, and of the output; over two ranks the output's is whole on each
+    model = TINY.replace(gated_mlp=gated)
+    assert model.replace(mlp_bias=True).parameters - model.parameters == 2 * biases
+    one, two = (program(model.replace(mlp_bias=True), tp=tp).weight_elements(wp_sharded=False)[0] - 2 * 64 for tp in (1, 2))
+    assert (one, two) == (biases, (biases - 64) / 2 + 64)

@@ -1,0 +1,64 @@
+"""Linears and their collectives: what overlaps with what, the share that cannot, and fp32 accumulation; worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import DEVICE, TINY, layer_keys, run_of
+
+from solver.layers.decoder import layer_program
+from solver.layers.head import head_program
+from solver.layers.program import LINEAR, Op
+from solver.spec.cluster import cluster_of
+
+
+def ops_of(mode: str, tp: Any, build: Any = layer_program, **constants: Any) -> dict[str, Op]:
+    """Return the ops of TINY with sequences of 32 tokens, by label."""
+    program = build(layer_keys(mode, tp), TINY, run_of(8, 32, **constants), cluster_of(DEVICE))
+    return {op.label: op for op in program.ops}
+
+
+def test_the_first_chunk_of_a_pipelined_collective_overlaps_with_nothing() -> None:
+    # a message that overlaps with its own GEMM is sent in tp chunks, of which the first (or the last) has no GEMM beside it
+    ops = ops_of("msp", [2, 4], framework="megatron-core", tp_comm_overlap=True)
+    for label in ("wqkv.all_gather.forward", "w13.all_gather.forward", "wo.reduce_scatter.forward",
+                  "w2.reduce_scatter.forward", "w2.all_gather.input_grad"):  # fmt: skip
+        assert np.asarray(ops[label].exposed_share).tolist() == [1 / 2, 1 / 4], label
+        name, _, phase = label.split(".")
+        assert ops[label].overlaps_with == (f"{name}.{phase}",)
+    # those of other GEMMs are sent as a whole
+    assert ops["w13.reduce_scatter.input_grad"].overlaps_with == ("w13.weight_grad",)
+    assert ops["w13.reduce_scatter.input_grad"].exposed_share == 0
+
+
+def test_without_user_buffers_no_collective_overlaps_with_its_own_gemm() -> None:
+    ops = ops_of("msp", 2, framework="megatron-core")
+    assert not any(op.overlaps_with for op in ops.values() if op.stream == "tp")
+
+
+@pytest.mark.parametrize(("framework", "overlaps"), [("internevo", True), ("megatron-lm", True), ("megatron-core", False)])
+def test_the_head_reduces_its_input_gradient_beside_its_weight_gradient(framework: str, overlaps: bool) -> None:
+    # asynchronous since Megatron-LM of 2022; Transformer Engine's GEMMs leave no room
+    under = (("vocab.weight_grad",), ("vocab.input_grad",)) if overlaps else ((), ())
+    for mode, op in (("mtp", "all_reduce"), ("msp", "reduce_scatter")):
+        assert ops_of(mode, 2, head_program, framework=framework)[f"vocab.{op}.input_grad"].overlaps_with == under[0]
+    assert ops_of("fsp", 2, head_program, framework=framework)["vocab.regather.input_grad"].overlaps_with == under[1]
+
+
+@pytest.mark.parametrize(
+    ("precision", "grad_dtype", "adds"),
+    [("bf16", "fp32", True), ("bf16", "bf16", False), ("fp32", "fp32", False), ("fp8", "fp32", True)],
+)
+def test_only_fp32_gradients_of_narrower_gemms_are_accumulated(precision: str, grad_dtype: str, adds: bool) -> None:
+    ops = ops_of("mtp", 1, precision=precision, grad_dtype=grad_dtype)
+    accumulated = {label for label, op in ops.items() if op.kind == LINEAR and op.dims["accumulate"]}
+    assert accumulated == ({f"{name}.weight_grad" for name in ("wqkv", "wo", "w1", "w3", "w2")} if adds else set())
+
+
+@pytest.mark.parametrize(("precision", "layer", "head"), [("fp8", "fp8", "bf16"), ("fp16", "bf16", "bf16"), ("fp32",) * 3])
+def test_all_linears_but_the_head_are_quantised(precision: str, layer: str, head: str) -> None:
+    # 16-bit formats run equally fast and share the name of one
+    assert {op.dtype for op in ops_of("mtp", 1, precision=precision).values() if op.kind == LINEAR} == {layer}
+    assert {op.dtype for op in ops_of("mtp", 1, head_program, precision=precision).values() if op.kind == LINEAR} == {head}

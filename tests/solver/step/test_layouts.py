@@ -1,0 +1,37 @@
+"""Layouts as arrays, and back as strategies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy import run_of
+
+from solver.spec.strategy import Strategy
+from solver.step.layouts import Layouts, Splits
+
+LAYOUTS = [
+    run_of(32).replace(dp=4, tp=2, cp=2, pp=2, zero=1, zero_shard_size=4, micro_batch_size=3, num_micro_batches=6),
+    run_of(32).replace(dp=8, pp=4, vpp=2, schedule="interleaved", num_micro_batches=8, recompute="full", recompute_layers=2),
+    run_of(32).replace(dp=16, tp=2, tp_mode="isp", wp=4, zero=3, zero_shard_size=2, recompute="selective"),
+]
+
+
+def test_strategies_become_layouts_and_strategies_again() -> None:
+    layouts = Layouts.of(LAYOUTS)
+    assert [layouts.strategy(i, run_of(32)) for i in range(3)] == LAYOUTS
+    chosen = layouts.take(np.array([2, 0, 2]))
+    assert len(chosen) == 3 and len(chosen.splits) == 2
+    assert [chosen.strategy(i, run_of(32)) for i in range(3)] == [LAYOUTS[2], LAYOUTS[0], LAYOUTS[2]]
+    both = Splits.concatenate([layouts.splits, chosen.splits])
+    assert len(both) == 5 and both.tp.tolist() == [2, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("asked", "vpp", "schedule"),
+    [("1f1b", 1, "1f1b"), ("zb-h1", 1, "zb-h1"), ("interleaved", 1, "1f1b"), ("interleaved", 2, "interleaved"),
+     ("1f1b", 2, "interleaved")],
+)  # fmt: skip
+def test_the_schedule_of_a_layout(asked: str, vpp: int, schedule: str) -> None:
+    # several chunks are interleaved; one chunk runs the schedule of the run, which for an interleaved one is 1F1B
+    strategy: Strategy = LAYOUTS[1].replace(vpp=vpp)
+    assert Layouts.of([strategy]).strategy(0, run_of(32, schedule=asked)).schedule == schedule

@@ -1,0 +1,91 @@
+"""Messages and copies of gradients, parameters and pipeline stages, computed by hand on the toy machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import BYTE, LINK, NETWORK, TINY, estimated, make_problem, part, tiny, toy_cost
+
+from solver.step.layouts import Layouts
+from solver.step.solutions import Solutions
+from solver.step.step_ops import synchronisation_ops
+
+#: Two layers of 36,864 weights and 2 * 64 of norms, embedding and head of 256 * 64 each, final norm of 64.
+PARAMETERS = 2 * 36_864 + 2 * 128 + 2 * 16_384 + 64
+EXPOSED = {"overlap_grad_reduce": False, "overlap_param_gather": False, "compile": True}
+
+
+def test_hybrid_sharding_reduces_shards_across_groups() -> None:
+    # 16 ranks on two nodes, shards over the 8 of one node: fp32 gradients are reduce-scattered inside the node, and each rank's
+    # eighth is all-reduced with its copy in the other node; bf16 parameters are all-gathered inside the node only
+    run = {**EXPOSED, "grad_dtype": "fp32"}
+    found = tiny("generic", 16, run=run, zero=1, zero_shard_size=8)
+    assert part(found, "gradient_sync")[0] == pytest.approx(PARAMETERS * 4 * (LINK + NETWORK / 8), rel=1e-12)
+    assert part(found, "parameter_gather")[0] == pytest.approx(PARAMETERS * 2 * LINK, rel=1e-12)
+
+
+def test_the_fullest_stage_is_a_middle_one_where_layers_do_not_divide() -> None:
+    # 5 layers on 4 stages are 1, 2, 1 and 1; a middle stage's 2 layers and the larger end (the head: 16,384 + 64) count
+    found = tiny("generic", 4, TINY.replace(num_hidden_layers=5), EXPOSED, dp=1, pp=4, zero=0)
+    parameters = 2 * (36_864 + 128) + 16_384 + 64
+    # Adam moves 30 bytes per parameter, norm and zeroing of bf16 gradients 4; the norm's 4 bytes are sent in the node
+    assert part(found, "optimizer")[0] == pytest.approx(parameters * 34 * BYTE + 4 * LINK, rel=1e-12)
+
+
+def _tables_of_gathers(framework: str, ranks: int) -> list[dict[str, Any]]:
+    """Return kind, bytes and count of the messages that gather TINY's parameters from ``ranks`` ZeRO-1 ranks."""
+    problem = make_problem(TINY, ranks, toy_cost(), 32, framework=framework)
+    layouts = Layouts.of([problem.run.replace(zero=1, zero_shard_size=ranks)])
+    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=ranks)])
+    ops = synchronisation_ops(problem, found.table, found.terms.key, layouts.splits)
+    gathers = [op for op in ops if op.name == "parameters.all_gather"]
+    return [{"kind": op.kind, "bytes": float(np.ravel(op.dims["bytes"])[0]), "count": float(np.ravel(op.count)[0])}
+            for op in gathers]  # fmt: skip
+
+
+def test_every_rank_broadcasts_its_tensors_but_no_more_ranks_than_tensors() -> None:
+    # InternEvo assigns whole tensors: 7 in each of two layers, so 14 of 16 ranks send; bf16 parameters in equal parts
+    linears, others = 2 * 36_864, PARAMETERS - 2 * 36_864
+    for ranks, senders in ((8, 8), (16, 14)):
+        assert _tables_of_gathers("internevo-2024", ranks) == [
+            {"kind": "broadcast", "bytes": pytest.approx(2 * size / senders), "count": senders} for size in (linears, others)
+        ]
+    # others all-gather them at once: one bucket each
+    assert [gather["kind"] for gather in _tables_of_gathers("generic", 8)] == ["all_gather"] * 2
+    assert [gather["count"] for gather in _tables_of_gathers("generic", 8)] == [1, 1]
+
+
+def _fsdp_terms(framework: str, **model: Any) -> Solutions:
+    return tiny(framework, 8, TINY.replace(**model), {**EXPOSED, "grad_dtype": "fp32"}, zero=3, zero_shard_size=8)
+
+
+def test_fsdp_copies_between_parameters_and_buffers() -> None:
+    # torch's FSDP of DDP's release: bf16 weights are copied twice (read and written once), fp32 gradients twice
+    found, layer = _fsdp_terms("pytorch-ddp"), 36_864 + 128
+    assert part(found, "gradient_sync")[0] == part(found, "parameter_gather")[0] == 0  # all of it is in the layers
+    terms = found.terms
+    assert terms.layer_all_gather.communication[0] == pytest.approx(layer * 2 * LINK, rel=1e-12)
+    assert terms.layer_all_gather.kernels[0] == pytest.approx(layer * 2 * 2 * BYTE, rel=1e-12)
+    assert terms.layer_reduce_scatter.communication[0] == pytest.approx(layer * 4 * LINK, rel=1e-12)
+    assert terms.layer_reduce_scatter.kernels[0] == pytest.approx(layer * 4 * 2 * BYTE, rel=1e-12)
+
+
+def test_tied_tables_are_sent_once_by_fsdp() -> None:
+    # embedding and head of 16,384 each and the final norm of 64, or one table: 2 bytes all-gathered, 4 reduce-scattered
+    apart, tied = (_fsdp_terms("generic", tie_word_embeddings=tie).terms.root[0] for tie in (False, True))
+    assert apart == pytest.approx((2 * 16_384 + 64) * 6 * LINK, rel=1e-12)
+    assert tied == pytest.approx((16_384 + 64) * 6 * LINK, rel=3e-3)  # the norm may count half
+
+
+def test_gradients_of_tied_tables_are_summed_over_the_end_stages() -> None:
+    # two stages in one node: the table's 16,384 bf16 gradients; with 16 ranks of data parallelism its copy is in another node
+    def once(world: int, **model: Any) -> float:
+        found = tiny("generic", world, TINY.replace(**model), EXPOSED, dp=world // 2, pp=2, zero=0)
+        return float(found.terms.once[0])
+
+    norm = 4 * LINK
+    assert once(2) == pytest.approx(norm, rel=1e-12)
+    assert once(2, tie_word_embeddings=True) == pytest.approx(norm + 16_384 * 2 * LINK, rel=1e-12)
+    assert once(16, tie_word_embeddings=True) == pytest.approx(4 * NETWORK + 16_384 * 2 * NETWORK, rel=1e-12)

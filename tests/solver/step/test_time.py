@@ -1,0 +1,65 @@
+"""The time of a step under each schedule, computed by hand on the toy machine; the model is toy.TINY."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toy import BYTE, FLOP, LINK, TINY, part, tiny
+
+#: A layer's 36,864 weights and attention, forward and backward, as derived in test_step.py; kernels in bytes.
+LAYER = (2_494_464 + 5_056_512) * FLOP + (77_824 + 102_400) * BYTE
+#: The weight gradients of a layer: 2 * 32 tokens * 36,864 FLOPs.
+WEIGHT_GRAD = 2_359_296 * FLOP
+#: The lookup reads, writes and accumulates 2,048 elements: 4 and 8 bytes each.
+EMBEDDING = 2048 * 12 * BYTE
+#: 32 tokens of 64 values in two bytes to the next stage of the same node.
+SEND = 4096 * LINK
+RUN = {"compile": True}
+
+
+@pytest.mark.parametrize(("schedule", "filled"), [("1f1b", 0), ("gpipe", 0), ("zb-h1", 2), ("zb-1p", 2), ("zb-2p", 3)])
+def test_zero_bubble_fills_the_bubble_with_weight_gradients(schedule: str, filled: int) -> None:
+    # arXiv 2401.10241, table 2: the bubble of two stages is that of 1F1B less 2 W (ZB-H1) or 3 W (ZB-H2), W of one stage
+    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "schedule": schedule, "attention": "flash"}, dp=1, pp=2, zero=0,
+                 num_micro_batches=4)  # fmt: skip
+    on_first = LAYER + EMBEDDING + 2 * SEND
+    assert part(found, "bubble")[0] == pytest.approx(on_first - filled * WEIGHT_GRAD, rel=1e-9)
+
+
+def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
+    # four layers in two stages of two chunks: a stage waits for a send each way per chunk and micro batch; with overlap only
+    # the 2 * 2 - 1 hops of the first micro batch, there and back, are exposed
+    def parts(overlap: bool) -> tuple[float, float]:
+        found = tiny("megatron-lm", 2, TINY.replace(num_hidden_layers=4), {**RUN, "p2p_overlap": overlap}, dp=1, pp=2, vpp=2,
+                     zero=0, num_micro_batches=4)  # fmt: skip
+        return float(part(found, "pp_transfer")[0]), float(part(found, "bubble")[0])
+
+    on_first = 2 * LAYER + EMBEDDING
+    assert parts(True) == pytest.approx((0.0, on_first / 2 + 2 * 3 * SEND), rel=1e-9)
+    assert parts(False) == pytest.approx((4 * 2 * 2 * SEND, (on_first + 4 * SEND) / 2), rel=1e-9)
+
+
+def test_a_stage_that_recomputes_no_layer_does_not_recompute_the_head() -> None:
+    layouts: list[dict[str, Any]] = [{}, {"recompute": "full", "recompute_layers": 0}, {"recompute": "full"}]
+    none, zero, full = (tiny("aleph alpha", run=RUN, **layout) for layout in layouts)
+    assert part(zero, "recompute")[0] == 0 and zero.times.seconds[0] == none.times.seconds[0]
+    # two layers' forward pass, the final norm, and the head's 2 * 32 * 64 * 256 FLOPs
+    assert part(full, "recompute")[0] > 2 * 2_494_464 * FLOP + 1_048_576 * FLOP
+
+
+def test_the_bubble_has_the_recomputed_layers_of_the_other_stages() -> None:
+    # two stages of two layers, one of them recomputed: the first stage's 2 layers, lookup, one forward pass and sends
+    model = TINY.replace(num_hidden_layers=4)
+    found = tiny("generic", 2, model, RUN, dp=1, pp=2, zero=0, num_micro_batches=4, recompute="full", recompute_layers=1)
+    once = float(part(found, "recompute")[0]) / 4
+    assert once == pytest.approx(2_494_464 * FLOP + 77_824 * BYTE, abs=2048 * 6 * BYTE * 1.01)
+    assert part(found, "bubble")[0] == pytest.approx(2 * LAYER + once + EMBEDDING + 2 * SEND, rel=1e-9)
+
+
+def test_recomputation_of_some_layers_counts_those_of_the_slowest_stage() -> None:
+    # two of four layers of one stage: their forward pass, two micro batches; the last residual may be left out
+    model = TINY.replace(num_hidden_layers=4)
+    found = tiny("generic", 1, model, RUN, zero=0, num_micro_batches=2, recompute="full", recompute_layers=2)
+    forward = 2_494_464 * FLOP + 77_824 * BYTE
+    assert part(found, "recompute")[0] == pytest.approx(2 * 2 * forward, abs=2 * 2 * 2048 * 6 * BYTE * 1.01)
