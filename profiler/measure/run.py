@@ -25,7 +25,7 @@ from profiler.measure.grouped import grouped_items, lacking
 from profiler.measure.hardware import attention_kernels, cache_bytes, device_facts, limits, preheat, sensors, versions
 from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
-from profiler.measure.session import Session, leave, lost_ranks, named, open_session, watch
+from profiler.measure.session import Session, announce_end, launcher_died, leave, lost_ranks, named, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.work_queue import WorkQueue
 from profiler.profile.merge import UNITS, check_same_machine, kept_aside
@@ -115,8 +115,12 @@ def _ignore_signals() -> None:
 def _handle_signals(session: Session) -> None:
     def stop(number: int, _: FrameType | None) -> None:
         _ignore_signals()
+        announce_end(session)
         # torchrun ends all ranks when one dies: find the lost ranks before the others end too
-        raise StoppedError(number, lost_ranks(session))
+        lost: list[int] = []
+        with contextlib.suppress(RuntimeError):  # the store ends with torchrun
+            lost = lost_ranks(session)
+        raise StoppedError(number, lost)
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
@@ -288,6 +292,8 @@ def _broken(session: Session, recorder: Recorder | None, error: RuntimeError) ->
     """End after a failed collective or kernel; name the rank that is gone, if it is on this host."""
     _ignore_signals()  # torchrun ends this rank too, which must first report the reason
     time.sleep(0.5)  # a dying process closes its sockets before it is gone
+    if launcher_died(session):  # its store is gone, so the ranks cannot agree on anything: each ends, rank 0 with the sentence
+        _end(session, recorder, "torchrun died", 1 if session.leads else 128 + signal.SIGTERM)
     lost = lost_ranks(session)
     if not lost:
         traceback.print_exc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -39,6 +40,7 @@ class Session:
     backend: str
     store: Any
     control: Any = None
+    parent: int = field(default_factory=os.getppid)  #: process that started this rank
     _beaten: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -112,15 +114,27 @@ def _ranks_per_node(environment: Mapping[str, str], world: int) -> int:
 
 
 def lost_ranks(session: Session) -> list[int]:
-    """Return the ranks on this host whose process is gone (or waits to be reaped)."""
+    """Return the ranks on this host whose process is gone (or waits to be reaped), but for those that were told to end."""
     if session.world == 1:
         return []
     lost = []
     for rank in range(session.world):
         host, pid = session.store.get(f"process/{rank}").decode().split()
-        if host == socket.gethostname() and not _alive(int(pid)):
+        if host == socket.gethostname() and not _alive(int(pid)) and not session.store.check([f"ending/{rank}"]):
             lost.append(rank)
     return lost
+
+
+def announce_end(session: Session) -> None:
+    """Tell the other ranks that this one was told to end, so that they do not report it as lost."""
+    if session.world > 1:
+        with contextlib.suppress(RuntimeError):  # the store may be gone already
+            session.store.set(f"ending/{session.rank}", "told")
+
+
+def launcher_died(session: Session) -> bool:
+    """Whether torchrun, which started this rank, is gone: its children then have another parent."""
+    return session.world > 1 and os.getppid() != session.parent
 
 
 def _alive(pid: int) -> bool:

@@ -93,10 +93,14 @@ class Table:
 _MOST_SECONDS = 1e5
 #: Least and most of the whole numbers of a measurement; of those not listed, 0 and 2^50.
 _BOUNDS = {
-    **dict.fromkeys(("m", "n", "k", "tokens_per_group", "seq_q", "seq_kv"), (1, 1 << 28)),
-    **dict.fromkeys(("batch", "groups", "heads", "kv_heads", "intra", "inter"), (1, 1 << 24)),
-    **dict.fromkeys(("head_dim", "v_head_dim"), (1, 1 << 16)),
+    **dict.fromkeys(("m", "n", "k", "tokens_per_group", "seq_q"), (1, 1 << 28)),
+    **dict.fromkeys(("groups", "heads", "intra", "inter"), (1, 1 << 24)),
+    **dict.fromkeys(("head_dim",), (1, 1 << 16)),
     **dict.fromkeys(("accumulate", "causal"), (0, 1)),
+    "seq_kv": (0, 1 << 28),
+    "kv_heads": (0, 1 << 24),
+    "v_head_dim": (0, 1 << 16),
+    "batch": (0, 1 << 24),  # 0: as the other
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,10 +50,13 @@ class StageContent:
     short: np.ndarray | int = 0
 
 
-def stage_state(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits, stage: StageContent) -> np.ndarray:
+def stage_state(
+    problem: Problem, table: LayerTable, key: np.ndarray, shares: Sequence[np.ndarray], stage: StageContent
+) -> np.ndarray:
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage: [3, 4 ZeRO stages, splits].
 
-    16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
+    shares: ranks over which ZeRO shards the parameters that wp splits, and all others, each of shape [splits]. 16-bit weights,
+    gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
     ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
@@ -60,11 +64,10 @@ def stage_state(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
     embedding = table.embedding.parameters[key] * stage.has_embedding
     head = table.head.parameters[key] * stage.has_head
     ends = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
-    out = np.zeros((3, 4, len(splits)))
+    out = np.zeros((3, 4, len(key)))
     out[1] += HALF * table.layer.sharded[key] * problem.framework.memory.dummy_gradients
     held = stage.layers * table.layer.sharded[key], stage.layers * table.layer.unsharded[key] + ends
-    for elements, group in zip(held, parameter_groups(problem, table, key, splits), strict=True):
-        share = shard_ranks(group, splits.zero_shard_size)
+    for elements, share in zip(held, shares, strict=True):
         for zero in range(4):
             partitioned = elements / share
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
@@ -95,6 +98,8 @@ class PeakMemory:
     def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> None:
         self._problem, self._table, self._key, self._layouts = problem, table, key, layouts
         self._buffers = gather_buffers(problem, table, key, layouts.splits)[layouts.zero, layouts.row]
+        groups = parameter_groups(problem, table, key, layouts.splits)
+        self._shares = [shard_ranks(group, layouts.splits.zero_shard_size) for group in groups]
         saved = table.layer.saved[:, key]
         self._kept, self._whole = saved[layouts.recompute, layouts.row], saved[0][layouts.row]
         limit = layouts.recompute_layers
@@ -117,7 +122,7 @@ class PeakMemory:
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (stage.has_head * (head + transient))[row]
         at_loss = loss > self._backward
-        state = stage_state(problem, self._table, self._key, splits, stage)[:, self._layouts.zero, row]
+        state = stage_state(problem, self._table, self._key, self._shares, stage)[:, self._layouts.zero, row]
         return np.array([
             *state, activations, np.where(at_loss, 0.0, self._backward), kept_logits[row] + np.where(at_loss, loss, 0.0),
             self._buffers,

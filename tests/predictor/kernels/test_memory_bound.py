@@ -59,7 +59,7 @@ def test_eager_softmax_runs_at_the_rate_of_the_fused_one(kind: str, times: float
 
 
 def rows(kind: str, count: int = 12, launch: float = 2e-6, share: float = 0.8) -> dict[str, object]:
-    size = np.geomspace(1e6, 1e9, count)
+    size = np.geomspace(1e6, 1e9, count).round()
     return {"kind": kind, "bytes": size, "seconds": launch + size * 1e-12 / share}
 
 

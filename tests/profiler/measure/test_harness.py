@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -251,3 +252,32 @@ def test_groups_tile_the_world_and_full_ones_come_first() -> None:
 def test_an_empty_table_is_accepted(tmp_path: Path, measured: Path) -> None:
     profile = replace(read_profile(measured), tables={"p2p": Table.from_columns("p2p", {})})
     assert rows_of(profile) == {}
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as a running measurement does
+    try:
+        process = start(1, tmp_path, "--budget", "0.1")
+        printed = finish(process)
+    finally:
+        os.close(handle)
+    assert process.returncode == 2 and "another measurement is writing there" in printed
+    assert not (tmp_path / "data.pt").exists()
+
+
+def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
+    process = start(1, tmp_path, "--budget", "0.05", "--resume")
+    printed = finish(process, 120)
+    assert process.returncode == 0 and "nothing to resume: there is no" in printed
+    assert (tmp_path / "data.pt").exists()
+
+
+def test_a_killed_torchrun_is_named(tmp_path: Path) -> None:
+    process = start(2, tmp_path, "--budget", "2")
+    wait_for_rank(process, 1)
+    wait_for(tmp_path / "data.pt")
+    process.kill()
+    printed = finish(process, 100)  # until the ranks have ended too
+    assert "torchrun died" in printed and "--resume" in printed and "Traceback" not in printed
+    assert rows(read_profile(tmp_path / "data.pt")) > 0

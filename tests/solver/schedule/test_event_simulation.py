@@ -192,7 +192,7 @@ def test_activations_in_flight(pp: int, m: int) -> None:
 
 
 def test_the_first_stage_holds_most() -> None:
-    assert micro_batches_in_flight("1f1b", 8, 4, 1) == 4 and micro_batches_in_flight("1f1b", 8, 4, 1, last=True) == 1
+    assert micro_batches_in_flight("1f1b", 8, 4, 1) == 4 and micro_batches_in_flight("1f1b", 8, 4, 1, stage=3) == 1
 
 
 def test_interleaved_order_is_that_of_megatron() -> None:

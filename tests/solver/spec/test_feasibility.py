@@ -14,12 +14,13 @@ from solver.spec.feasibility import (
     check_world,
     heads_divide,
     heads_divide_by_cp,
-    pipeline_runs,
     sequence_divides,
+    stages_broken,
     tensor_parallel_runs,
     zero_runs,
 )
 from solver.spec.framework import CanRun
+from solver.spec.strategy import Strategy
 
 MODEL = TINY.replace(num_hidden_layers=8)  # 4 query heads, 2 key and value heads, width 128
 
@@ -67,17 +68,40 @@ def test_heads_are_sharded_or_replicated_evenly() -> None:
     assert heads_divide_by_cp(MODEL, "ring", 2, 4)
 
 
+def staged(pp: int, first: int = 0, last: int = 0, vpp: int = 1, counts: tuple[bool, bool] = (False, False)) -> Strategy:
+    return Strategy(
+        world_size=pp, seq_len=64, pp=pp, vpp=vpp, num_layers_in_first_pipeline_stage=first,
+        num_layers_in_last_pipeline_stage=last, account_for_embedding_in_pipeline_split=counts[0],
+        account_for_loss_in_pipeline_split=counts[1],
+    )  # fmt: skip
+
+
 def test_what_a_framework_can_run() -> None:
-    all_of_it, rigid = CanRun(zero_stages=(0, 1, 2, 3)), CanRun(zero_stages=(0, 1), uneven_stages=False, pipeline=True)
+    all_of_it = CanRun(zero_stages=(0, 1, 2, 3))
     alone = CanRun(zero_stages=(0, 3), tp_modes=(), pipeline=False, replicated_kv_heads=False)
     assert [tensor_parallel_runs(alone, MODEL, tp) for tp in (1, 2)] == [True, False]
     copies, none = CanRun(zero_stages=(0,)), CanRun(zero_stages=(0,), replicated_kv_heads=False)
     assert [tensor_parallel_runs(copies, MODEL, 4), tensor_parallel_runs(none, MODEL, 4)] == [True, False]
     assert tensor_parallel_runs(none, MODEL, 2)
     # 7 layers on 4 stages: 1 on the last leaves 2 each; without it, or with a first of 1 as well, they are uneven
-    assert [pipeline_runs(rigid, 7, 4, *ends) for ends in ((0, 0), (0, 1), (1, 1), (2, 1))] == [False, True, False, True]
-    assert pipeline_runs(all_of_it, 7, 4) and not pipeline_runs(alone, 8, 4) and pipeline_runs(alone, 8, 1)
-    assert not pipeline_runs(rigid, 8, 2, 4, 4)  # no stage is left for an even share
+    rigid = CanRun(zero_stages=(0, 1), uneven_stages=False, stated_end_stages=True, counts_embedding_and_loss=True)
+    ends = [(0, 0), (0, 1), (1, 1), (2, 1)]
+    assert [not stages_broken(rigid, 7, staged(4, first, last)) for first, last in ends] == [False, True, False, True]
+    assert (
+        not stages_broken(all_of_it, 7, staged(4))
+        and stages_broken(alone, 8, staged(4)) == "does not run 8 layers in 4 pipeline stages"
+        and not stages_broken(alone, 8, staged(1))
+    )
+    assert not stages_broken(rigid, 8, staged(2, 4, 4)) and stages_broken(rigid, 8, staged(2, 4, 3))
+    # 7 layers and the loss, or the embedding, are 8 items; both are 9
+    counted = [(True, False), (False, True), (True, True)]
+    assert [not stages_broken(rigid, 7, staged(4, counts=which)) for which in counted] == [True, True, False]
+    assert "give one of them" in stages_broken(rigid, 7, staged(4, 1, counts=(True, False)))
+    assert "into 3 chunks" in stages_broken(rigid, 8, staged(4, vpp=3)) and not stages_broken(rigid, 8, staged(4, vpp=2))
+    assert "need pp above 1" in stages_broken(rigid, 8, staged(1, 4))
+    even = CanRun(zero_stages=(0, 1), uneven_stages=False)
+    assert "does not offer num_layers" in stages_broken(even, 7, staged(4, 0, 1))
+    assert "does not offer account_for" in stages_broken(even, 7, staged(4, counts=(True, False)))
     # gradients or weights are sharded only without a pipeline
     assert [zero_runs(all_of_it, zero, 2) for zero in range(4)] == [True, True, False, False]
     assert zero_runs(all_of_it, 3, 1) and not zero_runs(alone, 1, 1)
@@ -86,7 +110,7 @@ def test_what_a_framework_can_run() -> None:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        ({"dp": 2, "pp": 4, "vpp": 3, "num_micro_batches": 4}, r"pp 4 \* vpp 3 does not divide 8 layers"),
+        ({"dp": 2, "pp": 4, "vpp": 3, "num_micro_batches": 4}, "of 4 pipeline stages into 3 chunks each"),
         ({"dp": 2, "pp": 4, "vpp": 2, "num_micro_batches": 6}, "multiples of pp 4, not 6"),
         ({"dp": 8, "vpp": 2}, "interleaves pipeline stages, but pp is 1"),
         ({"dp": 1, "pp": 8, "num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 1},
