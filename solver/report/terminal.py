@@ -165,15 +165,18 @@ def _memory(solutions: Solutions, index: int) -> Text:
     )
 
 
-def _searched(result: SearchResult) -> Text:
+def _searched(result: SearchResult) -> Group:
     rejected = {reason: n for reason, n in result.rejected.most_common() if n}
     too_large = rejected.pop(OUT_OF_MEMORY, 0)
-    left_out = "; ".join(f"{reason} ({n:,})" for reason, n in rejected.items())
-    return Text(
+    table = Table("splits", "not enumerated because", title="Splits of ranks or batch that were left out", title_justify="left")
+    table.columns[0].justify = "right"
+    for reason, n in rejected.items():
+        table.add_row(f"{n:,}", reason)
+    searched = Text(
         f"searched {result.layouts_estimated:,} layouts in {result.seconds:.2f} s ({result.layouts_per_second:,.0f}/s): "
         f"{result.feasible:,} fit, {too_large:,} do not fit in memory"
-        + (f"\nnot enumerated, by reason and number of splits of ranks or batch: {left_out}" if left_out else "")
     )
+    return Group(searched, table) if rejected else Group(searched)
 
 
 def show_validation(

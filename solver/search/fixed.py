@@ -55,7 +55,8 @@ def parse_varied(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
     unknown = [name for name in names if name not in AXES]
     if unknown or not names:
-        raise InputError(f"--search {printable(text)}: give axes, as in tp,cp; axes are {', '.join(AXES)}")
+        wrong = f"{printable(unknown[0])} is no axis of a search" if unknown else "it names no axis"
+        raise InputError(f"--search {printable(text)}: {wrong}; give axes, as in tp,cp, of {', '.join(AXES)}")
     return names
 
 
