@@ -67,6 +67,12 @@ class CostModel:
         """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.kernels.linear."""
         return self._derated(self.linears.predict(m, n, k, batch, layout, dtype, accumulate))
 
+    def grouped_linear(
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = 0, accumulate: Any = False, dtype: str = "bf16"
+    ) -> Estimate:
+        """GEMMs of ``groups`` experts in one kernel; arguments as in predictor.kernels.grouped_linear."""
+        return self._derated(self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate))
+
     def flash_attn(
         self,
         batch: Any,

@@ -7,7 +7,19 @@ from dataclasses import replace
 import numpy as np
 
 from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, column_linears, gemm_dtype, memory_bound, row_linear
-from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Array, Op, Saved, Weight, message
+from solver.layers.program import (
+    FLASH_ATTN,
+    FORWARD,
+    INPUT_GRAD,
+    LINEAR,
+    LINEARS,
+    WEIGHT_GRAD,
+    Array,
+    Op,
+    Saved,
+    Weight,
+    message,
+)
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
 from solver.spec.precision import FP32
@@ -260,4 +272,4 @@ def attention_weights(shapes: Shapes) -> list[Weight]:
     share = np.where(isp, shapes.keys.wp, 1)
     bias = _columns(shapes) * model.qkv_bias + model.hidden_size * model.output_bias
     linears = _columns(shapes) * model.hidden_size + q_width // shapes.split * model.hidden_size
-    return [Weight("attention.linears", linears / share, wp_sharded=True), Weight("attention.bias", bias / share)]
+    return [Weight("attention.linears", linears / share, group=LINEARS), Weight("attention.bias", bias / share)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.ops import column_linears, memory_bound, row_linear
-from solver.layers.program import Op, Saved, Weight
+from solver.layers.program import LINEARS, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
 
@@ -62,6 +62,6 @@ def mlp_weights(shapes: Shapes) -> list[Weight]:
     matrices = 3 if model.gated_mlp else 2
     bias = ((matrices - 1) * width + model.hidden_size) * model.mlp_bias
     return [
-        Weight("mlp.linears", matrices * width * model.hidden_size / share, wp_sharded=True),
+        Weight("mlp.linears", matrices * width * model.hidden_size / share, group=LINEARS),
         Weight("mlp.bias", bias / share),
     ]

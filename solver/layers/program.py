@@ -15,9 +15,13 @@ import numpy as np
 from solver.spec.cluster import Placement, placement
 from solver.spec.strategy import Recompute, TpMode
 
-LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "flash_attn", "memory_bound"
+LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
 COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
+
+#: Groups of parameters by the ranks that hold copies: linears, which ISP shards over ``wp``, and all others.
+LINEARS, OTHERS = "linears", "others"
+PARAMETER_GROUPS = (LINEARS, OTHERS)
 
 Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 
@@ -26,7 +30,8 @@ Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 class Op:
     """One kernel or collective of one pass of a layer.
 
-    dims: by kind. linear: m, n, k, batch, layout, accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads, head_dim,
+    dims: by kind. linear: m, n, k, batch, layout, accumulate; grouped_linear: groups, tokens_per_group, n, k
+    (of the forward pass), passes (as layout), accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads, head_dim,
     v_head_dim, causal, backward; memory_bound: bytes; collectives: as message(). count: number of times per layer and micro
     batch. overlaps_with: the compute ops (``name.phase``) that run at the same time. exposed_share: share of an overlapped
     collective that stays exposed. recomputed_by: recompute levels that run it again.
@@ -66,11 +71,11 @@ class Saved:
 
 @dataclass(frozen=True)
 class Weight:
-    """Parameters of one layer on one rank, in elements. wp_sharded: ISP shards them over ``wp``."""
+    """Parameters of one layer on one rank, in elements. group: who holds copies of them (PARAMETER_GROUPS)."""
 
     name: str
     elements: Array
-    wp_sharded: bool = False
+    group: str = OTHERS
 
 
 @dataclass(frozen=True)
@@ -127,9 +132,9 @@ class LayerProgram:
         kept = (tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
         return sum((np.broadcast_to(np.asarray(b, dtype=float), len(self.keys)) for b in kept), np.zeros(len(self.keys)))
 
-    def weight_elements(self, *, wp_sharded: bool | None = None) -> np.ndarray:
-        """Return the parameters on one rank, all or only those that wp shards (or does not shard); shape [keys]."""
-        chosen = (w.elements for w in self.weights if wp_sharded is None or w.wp_sharded == wp_sharded)
+    def weight_elements(self, group: str | None = None) -> np.ndarray:
+        """Return the parameters on one rank, all or only those of one group; shape [keys]."""
+        chosen = (w.elements for w in self.weights if group is None or w.group == group)
         return sum((np.broadcast_to(np.asarray(e, dtype=float), len(self.keys)) for e in chosen), np.zeros(len(self.keys)))
 
     def flops(self) -> np.ndarray:
@@ -145,6 +150,8 @@ def op_flops(op: Op) -> Array:
     d = op.dims
     if op.kind == LINEAR:
         return 2.0 * d["m"] * d["n"] * d["k"] * d["batch"]
+    if op.kind == GROUPED_LINEAR:
+        return 2.0 * d["groups"] * d["tokens_per_group"] * d["n"] * d["k"]
     if op.kind == FLASH_ATTN:
         area = d["seq_q"] * (d["seq_kv"] - np.where(d["causal"], (d["seq_q"] - 1) / 2, 0.0))
         per_score = np.where(d["backward"], 5.0, 2.0) * (d["head_dim"] + d["v_head_dim"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from predictor.estimate import Basis
-from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND
+from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND
 from solver.spec.strategy import Recompute
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
@@ -134,7 +134,7 @@ def _slowest_stage(solutions: Solutions, index: int) -> _Stage:
 
 def _kind(part: Part, row: int, key: int) -> str:
     op = part.estimates.ops[row]
-    if op.kind in (LINEAR, FLASH_ATTN, MEMORY_BOUND):
+    if op.kind in (LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND):
         return op.kind
     return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from solver.layers.program import LINEARS, OTHERS
 from solver.schedule.stages import layers_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.precision import HALF
@@ -51,12 +52,12 @@ class StageContent:
 
 
 def stage_state(
-    problem: Problem, table: LayerTable, key: np.ndarray, shares: Sequence[np.ndarray], stage: StageContent
+    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], stage: StageContent
 ) -> np.ndarray:
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage: [3, 4 ZeRO stages, splits].
 
-    shares: ranks over which ZeRO shards the parameters that wp splits, and all others, each of shape [splits]. 16-bit weights,
-    gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
+    shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. 16-bit weights, gradients in
+    grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
     ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
@@ -65,9 +66,9 @@ def stage_state(
     head = table.head.parameters[key] * stage.has_head
     ends = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     out = np.zeros((3, 4, len(key)))
-    out[1] += HALF * table.layer.sharded[key] * problem.framework.memory.dummy_gradients
-    held = stage.layers * table.layer.sharded[key], stage.layers * table.layer.unsharded[key] + ends
-    for elements, share in zip(held, shares, strict=True):
+    out[1] += HALF * table.layer.parameters_of[LINEARS][key] * problem.framework.memory.dummy_gradients
+    for name, share in shares.items():
+        elements = stage.layers * table.layer.parameters_of[name][key] + (ends if name == OTHERS else 0.0)
         for zero in range(4):
             partitioned = elements / share
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
@@ -83,7 +84,7 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     whole gradients.
     """
     sizes = problem.element_bytes
-    block = sizes.activation * table.layer.sharded[key] * splits.wp
+    block = sizes.activation * table.layer.parameters_of[LINEARS][key] * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
     fsdp = table.layer.parameters[key] * (2 * sizes.activation + sizes.gradient)
     return np.array([pool, pool, pool, pool + fsdp])
@@ -99,7 +100,7 @@ class PeakMemory:
         self._problem, self._table, self._key, self._layouts = problem, table, key, layouts
         self._buffers = gather_buffers(problem, table, key, layouts.splits)[layouts.zero, layouts.row]
         groups = parameter_groups(problem, table, key, layouts.splits)
-        self._shares = [shard_ranks(group, layouts.splits.zero_shard_size) for group in groups]
+        self._shares = {name: shard_ranks(group, layouts.splits.zero_shard_size) for name, group in groups.items()}
         saved = table.layer.saved[:, key]
         self._kept, self._whole = saved[layouts.recompute, layouts.row], saved[0][layouts.row]
         limit = layouts.recompute_layers

@@ -11,12 +11,13 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
-from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
+from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
 from solver.spec.strategy import Recompute
 from solver.step.distinct import distinct
 
 _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate"),
+    GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
     MEMORY_BOUND: ("bytes",),
 }
@@ -117,7 +118,7 @@ def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:
     """Group the ops that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound kernel."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
-        groups[op.kind, {LINEAR: op.dtype, MEMORY_BOUND: op.memory_kind}.get(op.kind, "")].append(i)
+        groups[op.kind, {LINEAR: op.dtype, GROUPED_LINEAR: op.dtype, MEMORY_BOUND: op.memory_kind}.get(op.kind, "")].append(i)
     return groups
 
 
@@ -125,6 +126,8 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
     kind, variant = signature
     if kind == LINEAR:
         return cost.linear(**dims, dtype=variant)
+    if kind == GROUPED_LINEAR:
+        return cost.grouped_linear(**dims, dtype=variant)
     if kind == FLASH_ATTN:
         return cost.flash_attn(**dims)
     if kind == MEMORY_BOUND:

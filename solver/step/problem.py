@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from predictor.cost_model import CostModel
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
-from solver.layers.program import LayerKeys
+from solver.layers.program import PARAMETER_GROUPS, LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
@@ -60,12 +61,11 @@ class Part:
     times: LayerTimes
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
     transient: np.ndarray  #: bytes, shape [keys]
-    sharded: np.ndarray  #: parameters of one rank that wp splits, shape [keys]
-    unsharded: np.ndarray  #: all other parameters of one rank, shape [keys]
+    parameters_of: Mapping[str, np.ndarray]  #: parameters of one rank by group (PARAMETER_GROUPS), each of shape [keys]
 
     @property
     def parameters(self) -> np.ndarray:
-        return self.sharded + self.unsharded
+        return np.sum(list(self.parameters_of.values()), axis=0)
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
                 times=layer_times(estimates, exposed, host),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
-                sharded=program.weight_elements(wp_sharded=True),
-                unsharded=program.weight_elements(wp_sharded=False),
+                parameters_of={group: program.weight_elements(group) for group in PARAMETER_GROUPS},
             )
         )
     return LayerTable(keys, *parts)

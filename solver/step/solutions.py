@@ -70,7 +70,7 @@ def estimate_layouts(problem: Problem, layouts: Layouts, table: LayerTable | Non
     else:
         key = table.rows_of(layouts.splits)
     terms = split_terms(problem, table, key, layouts.splits)
-    parameters = sum(group.elements for group in parameter_groups(problem, table, key, layouts.splits))
+    parameters = sum(group.elements for group in parameter_groups(problem, table, key, layouts.splits).values())
     times = step_times(problem, terms, layouts, np.asarray(parameters))
     memory = peak_memory(problem, table, terms, layouts)
     for name, values in (("step times", times.seconds), ("memory", memory.device)):

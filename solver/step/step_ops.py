@@ -6,11 +6,12 @@ apart) and those of all other parameters (dp * cp ranks that are tp apart). With
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from solver.layers.program import MEMORY_BOUND, Op, message
+from solver.layers.program import LINEARS, MEMORY_BOUND, OTHERS, Op, message
 from solver.schedule.stages import StageLayers, stage_layers, stage_layers_counting_ends
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
@@ -31,12 +32,10 @@ class ParameterGroup:
     stride: np.ndarray
 
 
-def parameter_groups(
-    problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits
-) -> tuple[ParameterGroup, ParameterGroup]:
-    """Return the parameters of the fullest stage: those that wp shards, and all others.
+def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> dict[str, ParameterGroup]:
+    """Return the parameters of the fullest stage by group (PARAMETER_GROUPS).
 
-    The others are norms, biases and the larger of embedding and head.
+    The larger of embedding and head is with the others.
     """
     stages = stages_of(problem, splits)
     most = np.maximum(stages.middle, np.maximum(stages.first, stages.last))
@@ -45,11 +44,12 @@ def parameter_groups(
     both = embedding + head if not problem.model.tie_word_embeddings else np.maximum(embedding, head)
     ends = np.where(splits.pp == 1, both, np.maximum(embedding, head))
     replicas = splits.dp * splits.cp
-    sharded_size = np.where(isp, np.maximum(replicas * splits.tp // splits.wp, 1), replicas)
-    return (
-        ParameterGroup(most * table.layer.sharded[key], sharded_size, np.where(isp, splits.wp, splits.tp)),
-        ParameterGroup(most * table.layer.unsharded[key] + ends, replicas, splits.tp),
-    )
+    split_by_wp = np.where(isp, np.maximum(replicas * splits.tp // splits.wp, 1), replicas)
+    layer = {name: most * elements[key] for name, elements in table.layer.parameters_of.items()}
+    return {
+        LINEARS: ParameterGroup(layer[LINEARS], split_by_wp, np.where(isp, splits.wp, splits.tp)),
+        OTHERS: ParameterGroup(layer[OTHERS] + ends, replicas, splits.tp),
+    }
 
 
 def stages_of(problem: Problem, splits: Splits) -> StageLayers:
@@ -76,19 +76,17 @@ def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np
     return np.maximum(elements / bucket, 1.0)
 
 
-def partitioned_elements(
-    problem: Problem, splits: Splits, groups: tuple[ParameterGroup, ParameterGroup]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the parameters of each group that the fullest ZeRO rank updates; shape [splits].
+def partitioned_elements(problem: Problem, splits: Splits, groups: Mapping[str, ParameterGroup]) -> dict[str, np.ndarray]:
+    """Return the parameters of each group that the fullest ZeRO rank updates; shape [splits] each.
 
-    Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the second group), the largest of most
-    models.
+    Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the others), the largest of most models.
     """
-    linears, others = (group.elements / shard_ranks(group, splits.zero_shard_size) for group in groups)
+    shares = {name: group.elements / shard_ranks(group, splits.zero_shard_size) for name, group in groups.items()}
     if problem.framework.data_parallel.partitions_whole_tensors:
         matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
-        others = np.maximum(others, np.minimum(matrix - linears, groups[1].elements))
-    return linears, others
+        rest = sum((share for name, share in shares.items() if name != OTHERS), np.zeros(len(splits)))
+        shares[OTHERS] = np.maximum(shares[OTHERS], np.minimum(matrix - rest, groups[OTHERS].elements))
+    return shares
 
 
 def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
@@ -101,7 +99,8 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     grad = sizes.gradient
     ops: list[Op] = []
     groups = parameter_groups(problem, table, key, splits)
-    for group, partitioned in zip(groups, partitioned_elements(problem, splits, groups), strict=True):
+    shares = partitioned_elements(problem, splits, groups)
+    for name, group in groups.items():
         shard, count = shard_ranks(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
         ops += _group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
         ops += _copies("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
@@ -114,11 +113,11 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, memory_kind="residual",
                       count=float(not sync.fused_gradient_accumulation)))  # fmt: skip
-        for name, owned in (("whole", group.elements), ("shard", partitioned)):
+        for kind, owned in (("whole", group.elements), ("shard", shares[name])):
             adam = {"bytes": owned * sync.optimizer_bytes_per_parameter}
             passes = {"bytes": owned * grad * sync.gradient_passes}
-            ops.append(Op(f"optimizer.{name}", "optimizer", MEMORY_BOUND, "step", adam, memory_kind="adam"))
-            ops.append(Op(f"optimizer.{name}", "optimizer", MEMORY_BOUND, "step", passes, memory_kind="residual",
+            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, memory_kind="adam"))
+            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, memory_kind="residual",
                           count=float(sync.gradient_passes > 0)))  # fmt: skip
     everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_node)
     ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
@@ -132,10 +131,10 @@ def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
     if problem.model.tie_word_embeddings:
         root = root / 2
     ops: list[Op] = []
-    sharded, others = parameter_groups(problem, table, key, splits)
+    groups = parameter_groups(problem, table, key, splits)
     for name, elements, group in (
-        ("layer", table.layer.parameters[key], sharded),
-        ("root", root, others),
+        ("layer", table.layer.parameters[key], groups[LINEARS]),
+        ("root", root, groups[OTHERS]),
     ):
         shard = shard_ranks(group, splits.zero_shard_size)
         ops += _gather(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)

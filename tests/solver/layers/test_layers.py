@@ -167,14 +167,14 @@ def test_weights_of_one_rank(name: str) -> None:
     for tp in (1, 2, 8):
         for mode in ("mtp", "msp", "fsp"):
             layer = program(model, mode, tp)
-            assert layer.weight_elements(wp_sharded=True)[0] * tp == model.layer_linear_parameters
-            assert layer.weight_elements(wp_sharded=False)[0] == norms
+            assert layer.weight_elements("linears")[0] * tp == model.layer_linear_parameters
+            assert layer.weight_elements("others")[0] == norms
         isp = program(model, "isp", tp, wp=[1, 4])
-        assert isp.weight_elements(wp_sharded=True).tolist() == [
+        assert isp.weight_elements("linears").tolist() == [
             model.layer_linear_parameters,
             model.layer_linear_parameters / 4,
         ]
-        assert isp.weight_elements(wp_sharded=False).tolist() == [norms, norms]
+        assert isp.weight_elements("others").tolist() == [norms, norms]
 
 
 def test_all_weights_are_the_parameters_of_the_model() -> None:

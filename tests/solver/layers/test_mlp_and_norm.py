@@ -79,5 +79,5 @@ def test_biases_of_the_mlp(gated: bool, biases: int) -> None:
     # of gate and up, or of the up projection alone, and of the output; over two ranks the output's is whole on each
     model = TINY.replace(gated_mlp=gated)
     assert model.replace(mlp_bias=True).parameters - model.parameters == 2 * biases
-    one, two = (program(model.replace(mlp_bias=True), tp=tp).weight_elements(wp_sharded=False)[0] - 2 * 64 for tp in (1, 2))
+    one, two = (program(model.replace(mlp_bias=True), tp=tp).weight_elements("others")[0] - 2 * 64 for tp in (1, 2))
     assert (one, two) == (biases, (biases - 64) / 2 + 64)
