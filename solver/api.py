@@ -33,7 +33,7 @@ from solver.step.timed_attention import with_timed_attention
 CACHE = PROF_DATA / ".cache"
 DEFAULT_SEQ_LEN = 4096
 DEFAULT_FRAMEWORK = "megatron-core"  #: of configs that state none; those of InternEvo are run by InternEvo
-_AXES = (*AXES, "schedule", "world_size", "seq_len")
+_AXES = (*AXES, "world_size", "seq_len")
 
 
 def load_problem(

@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from solver.spec.strategy import SCHEDULES
+
+ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
+
 
 @dataclass(frozen=True)
 class StageLayers:
@@ -55,8 +59,15 @@ def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
     return StageLayers(*(np.where(pp == 1, layers, n) for n in (first, middle, last)))
 
 
-def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, deferrable: Any) -> Any:
-    """Return the seconds from the first forward to the last backward of a step.
+def is_schedule(schedule: Any, *names: str) -> Any:
+    """Whether a schedule, by name or as codes (indexes into SCHEDULES, an array), is one of ``names``."""
+    if isinstance(schedule, str):
+        return schedule in names
+    return np.isin(schedule, [SCHEDULES.index(name) for name in names])
+
+
+def pipeline_seconds(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, deferrable: Any) -> Any:
+    """Return the seconds from the first forward to the last backward of a step; schedule: a name or codes (``is_schedule``).
 
     total: forward plus backward of one micro batch summed over all stages. slowest: the same for the slowest stage. deferrable:
     weight-gradient seconds of the slowest stage (used by zero-bubble schedules only). 1F1B and GPipe: total + (m - 1) * slowest
@@ -66,29 +77,24 @@ def pipeline_seconds(schedule: str, micro_batches: Any, pp: Any, vpp: Any, total
     for ZB-H2 (2p), so 2 W or 3 W of 1F1B's bubble are filled.
     """
     bubble = (total - slowest) / vpp
-    if schedule.startswith("zb"):
-        filled = 3 if schedule == "zb-2p" else 2
-        bubble = np.maximum(bubble - (pp - 1) * filled * deferrable, 0.0)
-    return micro_batches * slowest + bubble
+    filled = np.where(is_schedule(schedule, "zb-2p"), 3.0, np.where(is_schedule(schedule, *ZERO_BUBBLE), 2.0, 0.0))
+    return micro_batches * slowest + np.where(filled > 0, np.maximum(bubble - (pp - 1) * filled * deferrable, 0.0), bubble)
 
 
-def micro_batches_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0) -> Any:
+def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0) -> Any:
     """Return the micro batches whose activations ``stage`` (0 is the first) holds at its peak, in units of whole stages.
 
     1F1B: min(pp - stage, m). Interleaved: (2 (pp - 1 - stage) + (vpp - 1) pp + 1) / vpp chunks (Megatron-Core's warm-up).
     GPipe: all m. Zero bubble delays weight gradients, so every stage holds pp (ZB-2p: up to 2 pp - 1).
     """
     pp, vpp, m, stage = (np.asarray(values) for values in (pp, vpp, micro_batches, stage))
-    if schedule == "gpipe":
-        return m * np.ones_like(stage, dtype=float)
-    plain = pp - stage
-    if schedule.startswith("zb"):
-        plain = (2 * pp - 1 if schedule == "zb-2p" else pp) + 0 * stage
+    delayed = np.where(is_schedule(schedule, "zb-2p"), 2 * pp - 1, pp) + 0 * stage
+    plain = np.where(is_schedule(schedule, *ZERO_BUBBLE), delayed, np.where(is_schedule(schedule, "gpipe"), m, pp - stage))
     chunks = 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1
     return np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
 
 
-def layers_in_flight(schedule: str, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0) -> Any:
+def layers_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0) -> Any:
     """Return the layers whose activations of a micro batch ``stage`` holds at its peak, each counted per micro batch.
 
     short: layers that the first chunk of the first stage, or the last chunk of the last stage, holds less than its other

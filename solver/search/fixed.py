@@ -9,18 +9,19 @@ import numpy as np
 
 from profiler.errors import InputError, printable, shown
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
-from solver.spec.strategy import CHOICES, Recompute, Strategy, TpMode
+from solver.spec.strategy import CHOICES, SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
 _OF_SPLITS = (
-    "tp_mode", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
+    "tp_mode", "schedule", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
     "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", *LAYOUT_FLAGS,
 )  # fmt: skip
 _OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
 _WORDS = {"true": True, "false": False}
 LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not to exceed
 _FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
-_DIVIDING = ("zero_shard_size", *_OF_SPLITS[-4:])  #: ranks of ZeRO and layers of end stages, which must divide what others are
+#: Ranks of ZeRO and layers of end stages, which must divide what others are, and the schedule, which vpp decides.
+_DIVIDING = ("schedule", "zero_shard_size", *_OF_SPLITS[-4:])
 AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 
@@ -89,7 +90,7 @@ def fixed_splits(splits: Splits, fixed: Mapping[str, Any], most: Mapping[str, in
         keep &= getattr(splits, name) <= size
     for name in (name for name in fixed if name in _OF_SPLITS):
         column = splits.mode if name == "tp_mode" else getattr(splits, name)
-        keep &= column == (int(TpMode[fixed[name].upper()]) if name == "tp_mode" else fixed[name])
+        keep &= column == _code(name, fixed[name])
         if not keep.any():
             raise InputError(
                 f"no layout of this search has {name} {fixed[name]} together with what else is fixed; sizes that do not divide "
@@ -98,9 +99,17 @@ def fixed_splits(splits: Splits, fixed: Mapping[str, Any], most: Mapping[str, in
     return splits.take(keep)
 
 
+def _code(name: str, value: Any) -> int:
+    """Return a value of an axis as the arrays of Splits and Layouts hold it."""
+    if name == "schedule":
+        return SCHEDULES.index(value)
+    words: dict[str, Any] = {"tp_mode": TpMode, "recompute": Recompute}
+    return int(words[name][value.upper()]) if name in words else int(value)
+
+
 def fixed_layouts(layouts: Layouts, fixed: Mapping[str, Any]) -> Layouts:
     """Return the layouts that agree with ``fixed`` in ZeRO stage and recomputation."""
     keep = np.ones(len(layouts), dtype=bool)
     for name in (name for name in fixed if name in _OF_LAYOUTS):
-        keep &= getattr(layouts, name) == (int(Recompute[fixed[name].upper()]) if name == "recompute" else fixed[name])
+        keep &= getattr(layouts, name) == _code(name, fixed[name])
     return layouts if keep.all() else layouts.take(np.flatnonzero(keep))

@@ -20,7 +20,7 @@ from solver.spec.feasibility import (
     tensor_parallel_runs,
 )
 from solver.spec.framework import CanRun
-from solver.spec.strategy import Recompute, TpMode
+from solver.spec.strategy import SCHEDULES, Recompute, TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
@@ -104,13 +104,18 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         rejected["the sequence is too short for tp * cp"] += 1
         modes = (TpMode.MTP,)
     sharing = [row for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
-    batches = _batches(divisions(problem.framework.can_run, problem.model.num_hidden_layers, pp), pp, sequences, rejected)
+    can_run = problem.framework.can_run
+    names = [name for name in can_run.schedules if name != "interleaved"] if pp > 1 else ["1f1b"]
+    schedules = [SCHEDULES.index(name) for name in names]
+    divided = divisions(can_run, problem.model.num_hidden_layers, pp)
+    batches = _batches(divided, schedules, pp, sequences, rejected)
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
-    size, count, vpp, *ends = np.array(batches, dtype=np.int64)[j].T
+    size, count, schedule, vpp, *ends = np.array(batches, dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
     return Splits(
-        mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, vpp=vpp, **fixed,
+        mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, schedule=schedule,
+        vpp=vpp, **fixed,
         **dict(zip(Division._fields, ends, strict=True)),
     )  # fmt: skip
 
@@ -155,12 +160,12 @@ def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Divisio
         counted = embedding + loss
         if (layers + counted) % pp == 0 and (not counted or can_run.counts_embedding_and_loss):
             same = counted == 2 == pp  # two stages of which each gives up a layer hold what they held
-            chunks = divisors((layers + counted) // pp) if can_run.interleaving else (1,)
+            chunks = divisors((layers + counted) // pp) if "interleaved" in can_run.schedules else (1,)
             found += [(int(v), Division(0, 0, embedding, loss)) for v in chunks if v > 1 or not same]
     if layers % pp and can_run.uneven_stages:
         found.append((1, Division()))
     if not found and can_run.stated_end_stages:
-        chunks = divisors(layers) if can_run.interleaving else (1,)
+        chunks = divisors(layers) if "interleaved" in can_run.schedules else (1,)
         found = [(int(v), division) for v in chunks if (division := _stated_ends(layers, pp, int(v))) is not None]
     return tuple(found)
 
@@ -179,13 +184,22 @@ def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:
     return None
 
 
-def _batches(divided: Sequence[tuple[int, Division]], pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, ...]]:
-    """Return (micro_batch_size, num_micro_batches, vpp, *Division) for one data-parallel rank's sequences."""
+def _batches(
+    divided: Sequence[tuple[int, Division]], schedules: Sequence[int], pp: int, sequences: int, rejected: Counter[str]
+) -> list[tuple[int, ...]]:
+    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences.
+
+    schedules: codes of those with one chunk a stage.
+    """
     found: list[tuple[int, ...]] = []
+    interleaved = SCHEDULES.index("interleaved")
     for size in divisors(sequences):
         count = sequences // int(size)
         in_groups = count % pp == 0
-        found += [(int(size), count, vpp, *division) for vpp, division in divided if vpp == 1 or in_groups]
+        for vpp, division in divided:
+            if vpp == 1 or in_groups:
+                ways = schedules if vpp == 1 else (interleaved,)
+                found += [(int(size), count, code, vpp, *division) for code in ways]
         if not in_groups:
             rejected["interleaving needs micro batches in multiples of pp"] += sum(vpp > 1 for vpp, _ in divided)
     return found

@@ -97,7 +97,8 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
         (not stages, f"{name}: {stages}"),
-        (s.vpp == 1 or can.interleaving, f"{name} does not interleave pipeline stages (vpp {s.vpp})"),
+        (s.vpp == 1 or "interleaved" in can.schedules, f"{name} does not interleave pipeline stages (vpp {s.vpp})"),
+        (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
     )
@@ -116,6 +117,10 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         (heads_divide_by_cp(model, s.cp_comm, s.tp, s.cp), f"cp {s.cp} by all-to-all does not divide the heads of tp {s.tp}"),
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
+        (
+            s.vpp == 1 or s.schedule in ("1f1b", "interleaved"),
+            f"vpp {s.vpp} interleaves 1F1B, and schedule {s.schedule} has one chunk a stage: leave one out",
+        ),
         (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
         (
             s.vpp == 1 or s.num_micro_batches % s.pp == 0,

@@ -121,7 +121,7 @@ class CanRun:
     replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
     cp_comms: tuple[str, ...] = CHOICES["cp_comm"]  #: exchanges of context parallelism; empty: no context parallelism
     pipeline: bool = True
-    interleaving: bool = True  #: several chunks of layers per pipeline rank
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
     uneven_stages: bool = True  #: layers need not divide by pp
     stated_end_stages: bool = False  #: the layers of the first and the last stage may be stated; the others share the rest
     counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly

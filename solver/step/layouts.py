@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from solver.layers.program import LayerKeys
-from solver.spec.strategy import Recompute, Strategy, TpMode
+from solver.spec.strategy import SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.distinct import distinct
 
 #: Layout fields that are true or false; arrays hold 0 or 1.
@@ -19,11 +19,21 @@ _SIZES = (
 )  # fmt: skip
 
 
+def schedule_code(schedule: str, vpp: int) -> int:
+    """Return the index into SCHEDULES of a layout's schedule: several chunks are interleaved, one chunk is not."""
+    plain = "1f1b" if schedule == "interleaved" else schedule
+    return SCHEDULES.index("interleaved" if vpp > 1 else plain)
+
+
 @dataclass(frozen=True)
 class Splits:
-    """How ranks, layers and the batch are divided: int64 arrays of shape [splits] (mode holds TpMode codes, flags 0 or 1)."""
+    """How ranks, layers and the batch are divided: int64 arrays of shape [splits].
+
+    mode holds TpMode codes, schedule indexes into SCHEDULES, flags are 0 or 1.
+    """
 
     mode: np.ndarray
+    schedule: np.ndarray
     tp: np.ndarray
     wp: np.ndarray
     cp: np.ndarray
@@ -96,9 +106,10 @@ class Layouts:
             return np.array(values, dtype=np.int64)
 
         modes = column([TpMode[s.tp_mode.upper()] for s in strategies])
+        schedules = column([schedule_code(s.schedule, s.vpp) for s in strategies])
         rest = {name: column([getattr(s, name) for s in strategies]) for name in (*_SIZES, *LAYOUT_FLAGS)}
         return cls(
-            Splits(mode=modes, **rest), np.arange(len(strategies)), column([s.zero for s in strategies]),
+            Splits(mode=modes, schedule=schedules, **rest), np.arange(len(strategies)), column([s.zero for s in strategies]),
             column([Recompute[s.recompute.upper()] for s in strategies]), column([s.recompute_layers for s in strategies]),
         )  # fmt: skip
 
@@ -107,7 +118,7 @@ class Layouts:
         split = self.splits.take(np.array([self.row[index]]))
         numbers = {name: int(getattr(split, name)[0]) for name in _SIZES}
         flags = {name: bool(getattr(split, name)[0]) for name in LAYOUT_FLAGS}
-        schedule = "interleaved" if numbers["vpp"] > 1 else run.schedule if run.schedule != "interleaved" else "1f1b"
+        schedule = SCHEDULES[int(split.schedule[0])]
         return run.replace(
             **numbers, **flags, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
             recompute=Recompute(int(self.recompute[index])).name.lower(), recompute_layers=int(self.recompute_layers[index]),

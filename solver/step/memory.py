@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import LINEARS, OTHERS
-from solver.schedule.stages import layers_in_flight
+from solver.schedule.stages import is_schedule, layers_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
 from solver.spec.precision import HALF
 from solver.spec.strategy import TpMode
@@ -112,14 +112,14 @@ class PeakMemory:
     def parts(self, stage: StageContent) -> np.ndarray:
         """Return the bytes of a stage: [parts, layouts]."""
         problem, splits, row = self._problem, self._layouts.splits, self._layouts.row
-        schedule, m = problem.run.schedule, splits.num_micro_batches
+        schedule, m = splits.schedule, splits.num_micro_batches
         layers = np.broadcast_to(stage.layers, len(splits))
         flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, stage.short, stage.index) / np.maximum(layers, 1)
         recomputed = np.minimum(self._limit, layers[row])
         activations = flight[row] * (recomputed * self._kept + (layers[row] - recomputed) * self._whole)
         head, transient = self._table.head.saved[0][self._key], self._table.head.transient[self._key]
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
-        kept_logits = stage.has_head * head * (m - 1.0 if schedule == "gpipe" else 0.0)
+        kept_logits = stage.has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (stage.has_head * (head + transient))[row]
         at_loss = loss > self._backward

@@ -65,7 +65,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
         model.num_hidden_layers * layer + np.minimum(recomputed_layers * pp, model.num_hidden_layers) * recomputed_layer
         + embedding + head + root + send_recv * pp
     )  # fmt: skip
-    pipeline = pipeline_seconds(run.schedule, m, pp, vpp, total, slowest, count * terms.weight_grad[row])
+    pipeline = pipeline_seconds(terms.splits.schedule[row], m, pp, vpp, total, slowest, count * terms.weight_grad[row])
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 

@@ -23,7 +23,7 @@ MEGATRON_DEEPSPEED = Framework(
         zero_stages=(0, 1, 2, 3),
         replicated_kv_heads=False,  # Megatron's tensor parallelism
         cp_comms=(),
-        interleaving=False,  # the engine runs 1F1B
+        schedules=("1f1b",),  # the engine runs nothing else
     ),
     kernels=Kernels(dropout=True),
     tensor_parallel=TensorParallel(regathers_input=False),
@@ -47,7 +47,7 @@ ALEPH_ALPHA = Framework(
         "overlap_param_gather": False,
         "fused_norm": False,
     },
-    can_run=CanRun(zero_stages=(0, 1), cp_comms=(), replicated_kv_heads=False, interleaving=False),
+    can_run=CanRun(zero_stages=(0, 1), cp_comms=(), replicated_kv_heads=False, schedules=("1f1b",)),
     kernels=Kernels(
         fused_gate_up=False,
         fused_elementwise=False,

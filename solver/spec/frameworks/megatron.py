@@ -8,7 +8,7 @@ nemo/collections/llm/recipes and scripts/performance.
 from __future__ import annotations
 
 from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse
-from solver.spec.strategy import TpMode
+from solver.spec.strategy import SCHEDULES, TpMode
 
 MEGATRON_LM_2023 = Framework(
     name="megatron-lm-2023",
@@ -109,7 +109,11 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
         "account_for_embedding_in_pipeline_split": True,  # its first and last stage hold a layer less
         "account_for_loss_in_pipeline_split": True,
     },
-    can_run={"uneven_stages": True, "counts_embedding_and_loss": True},
+    can_run={
+        "uneven_stages": True,
+        "counts_embedding_and_loss": True,
+        "schedules": ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p"),
+    },
     memory={"vocab_dummy_gradient": False},  # not read in the fork
 )
 
@@ -125,6 +129,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "replicated_kv_heads": True,
         "uneven_stages": True,
         "cp_comms": ("ring", "a2a", "allgather"),
+        "schedules": SCHEDULES,
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy import all_layouts, column, make_problem, toy_cost
+from toy import TINY, all_layouts, column, make_problem, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
+from solver import estimate
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, op_flops
 from solver.search.search import OUT_OF_MEMORY, SearchResult, pareto, search
@@ -21,6 +22,7 @@ from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts
+from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -312,3 +314,32 @@ def test_a_large_world_is_quick(h100_model: CostModel) -> None:
     result = search(make_problem(MODEL, 128, h100_model), 1024)
     assert result.layouts_estimated > 100_000
     assert result.layouts_per_second > 100_000  # a tenth of the rate on one core of the build machine
+
+
+def test_schedules_are_an_axis_where_the_framework_has_several() -> None:
+    model = TINY.replace(num_hidden_layers=8)
+    zb = make_problem(model, 8, toy_cost(), 512, framework="megatron-lm-zero-bubble")
+    found = search(zb, 32, top=500, fixed={"pp": 4, "vpp": 1, "tp": 1, "micro_batch_size": 1}).best
+    layouts = [found.layouts.strategy(i, zb.run) for i in range(len(found))]
+    assert {s.schedule for s in layouts} == {"1f1b", "zb-h1", "zb-1p", "zb-2p"}
+    assert layouts[0].schedule == "zb-2p" and found.times.seconds[0] < found.times.seconds[-1]
+    core = make_problem(model, 8, toy_cost(), 512, framework="megatron-core")
+    kept = search(core, 32, top=500).best
+    assert {kept.layouts.strategy(i, core.run).schedule for i in range(len(kept))} == {"1f1b", "interleaved"}
+    only = search(zb, 32, top=500, fixed={"schedule": "zb-h1"}).best
+    assert {only.layouts.strategy(i, zb.run).schedule for i in range(len(only))} == {"zb-h1"}
+
+
+def test_an_explicit_layout_runs_the_schedule_that_it_states() -> None:
+    problem = make_problem(TINY.replace(num_hidden_layers=8), 8, toy_cost(), 512, framework="generic")
+    layout = problem.run.replace(pp=4, dp=2, num_micro_batches=8, zero=0)
+    found = estimate(problem, [layout.replace(schedule=name) for name in ("1f1b", "gpipe", "zb-h1", "zb-2p")])
+    one, gpipe, h1, two = found.times.seconds
+    assert two < h1 < one == gpipe  # GPipe takes as long as 1F1B and holds all eight micro batches instead of four
+    memory = found.memory.parts[MEMORY_PARTS.index("activations")]
+    assert memory[1] == 2 * memory[0]
+    with pytest.raises(InputError, match="interleaves 1F1B, and schedule gpipe has one chunk a stage"):
+        estimate(problem, [layout.replace(schedule="gpipe", vpp=2)])
+    core = make_problem(TINY.replace(num_hidden_layers=8), 8, toy_cost(), 512, framework="megatron-core")
+    with pytest.raises(InputError, match="megatron-core-0.12 does not offer schedule gpipe"):
+        estimate(core, [core.run.replace(pp=4, dp=2, num_micro_batches=8, zero=0, schedule="gpipe")])

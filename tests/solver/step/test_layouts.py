@@ -32,6 +32,6 @@ def test_strategies_become_layouts_and_strategies_again() -> None:
      ("1f1b", 2, "interleaved")],
 )  # fmt: skip
 def test_the_schedule_of_a_layout(asked: str, vpp: int, schedule: str) -> None:
-    # several chunks are interleaved; one chunk runs the schedule of the run, which for an interleaved one is 1F1B
-    strategy: Strategy = LAYOUTS[1].replace(vpp=vpp)
-    assert Layouts.of([strategy]).strategy(0, run_of(32, schedule=asked)).schedule == schedule
+    # several chunks are interleaved; one chunk runs the schedule that it states, which for an interleaved one is 1F1B
+    strategy: Strategy = LAYOUTS[1].replace(vpp=vpp, schedule=asked)
+    assert Layouts.of([strategy]).strategy(0, run_of(32)).schedule == schedule
