@@ -22,6 +22,7 @@ from solver.step.problem import Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 
 CHUNK_SPLITS = 16384  #: splits estimated at once; with about 13 to 18 times as many layouts they take about 150 MB
+_SAMPLE = 1000  #: layouts whose Pareto front is found before that of all
 _SIZES_KEPT = 10  #: of (tp, cp, pp), whose best layouts are kept
 OUT_OF_MEMORY = "does not fit in memory"
 
@@ -167,6 +168,15 @@ class _ParetoFront:
     memory: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
+        if len(index) > _SAMPLE:  # the front of a few layouts leaves few of the others to sort
+            self._join(layouts, index[:: len(index) // _SAMPLE], seconds, memory)
+        if len(self.seconds):
+            faster = np.searchsorted(self.seconds, seconds[index], side="right")
+            least = np.concatenate([[np.inf], self.memory])[faster]  # of the front, memory falls with time
+            index = index[memory[index] < least]
+        self._join(layouts, index, seconds, memory)
+
+    def _join(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
         chosen = index[pareto(seconds[index], memory[index])]
         if not len(chosen):
             return
