@@ -127,9 +127,8 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
 def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
     """Return the ZeRO-3 messages of one layer (layer.*) and of embedding, head and final norm together (root.*)."""
     sizes, sync = problem.element_bytes, problem.framework.data_parallel
-    root = table.embedding.parameters[key] + table.head.parameters[key]
-    if problem.model.tie_word_embeddings:
-        root = root / 2
+    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+    root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     ops: list[Op] = []
     groups = parameter_groups(problem, table, key, splits)
     for name, elements, group in (
