@@ -99,7 +99,7 @@ def test_the_file_holds_plain_values_and_states_how_it_was_made(measured: Path) 
 
 
 def test_four_ranks_can_represent_two_nodes(tmp_path: Path) -> None:
-    process = start(4, tmp_path, "--budget", "0.5", environment={"FORETRAIN_RANKS_PER_NODE": "2"})
+    process = start(4, tmp_path, "--budget", "0.35", environment={"FORETRAIN_RANKS_PER_NODE": "2"})
     printed = finish(process)
     assert process.returncode == 0, printed
     profile = read_profile(tmp_path / "data.pt")
