@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from step_factors import predict_held_out
 
 from predictor.cost_model import CostModel
 from solver.formats.cases import read_cases
+from solver.report.explain import LAYOUT_STD
 from solver.report.validate import Prediction, confusion, memory_scores, regret, time_scores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,3 +66,16 @@ def test_fits_and_out_of_memory(predictions: list[Prediction]) -> None:
     for measured, row in (("fit", page["fitted"]), ("OOM", page["OOM"])):
         found = [counts[f"{measured}, predicted fit"], counts[f"{measured}, predicted OOM"]]
         assert found == [pytest.approx(int(cell), abs=1) for cell in row]
+
+
+def test_the_error_between_two_layouts_is_that_of_the_families(predictions: list[Prediction]) -> None:
+    """Runs of one model, cluster and batch that differ in layout: the standard deviation of log(predicted / measured)."""
+    families: dict[object, list[float]] = {}
+    for p in predictions:
+        s = p.case.strategy
+        if s is not None and not p.skipped and "step_s" in p.case.measured:
+            key = p.case.source, p.case.hardware, p.case.model, s.world_size, s.seq_len, s.tokens, s.precision
+            families.setdefault(key, []).append(math.log(p.seconds / p.case.measured["step_s"]))
+    spreads = [statistics.stdev(errors) for errors in families.values() if len(errors) >= 3]
+    assert len(spreads) == 23
+    assert pytest.approx(statistics.median(spreads), abs=0.002) == LAYOUT_STD
