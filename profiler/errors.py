@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -33,3 +35,9 @@ def shown(value: Any) -> str:
     if isinstance(value, int) and abs(value) > 10**40:  # printing it could take seconds
         return "a number of more than 40 digits"
     return printable(repr(value))
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty string."""
+    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.65)
+    return f" (did you mean {found[0]!r}?)" if found else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profiler.errors import InputError
+from profiler.errors import InputError, closest
 from profiler.profile.profile import Profile
 from profiler.profile.store import read_profile
 
@@ -34,7 +34,7 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
         return read_profile(own), f"profile: {own}, measured on this machine"
     known = shipped_profiles(folder)
     if name is not None and name not in known:
-        raise InputError(f"no profile is called {name!r}; choose one of {', '.join([*known, OWN_NAME])}")
+        raise InputError(f"no profile is called {name!r}{closest(name, known)}; choose one of {', '.join([*known, OWN_NAME])}")
     exists = f"; your own measurements exist: --profile {OWN_NAME}" if name is None and own.exists() else ""
     chosen = name or DEFAULT_PROFILE
     return read_profile(folder / f"{chosen}.pt"), f"profile: {chosen} (shipped{'' if name else ' default'}){exists}"

@@ -10,10 +10,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, closest
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.internevo_config import internevo_run
-from solver.formats.literal_python import closest
 from solver.formats.text_file import read_text
 from solver.spec.model import ModelSpec, model_from_keys
 from solver.spec.strategy import Strategy

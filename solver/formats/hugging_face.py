@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.errors import InputError
-from solver.formats.literal_python import closest
+from profiler.errors import InputError, closest
 from solver.formats.model_readers import Family
 from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS
 from solver.spec.model import ModelSpec, model_from_keys

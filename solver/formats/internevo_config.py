@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, closest
 from solver.formats.internevo_keys import KNOWN, Known
-from solver.formats.literal_python import Assignments, Section, closest, read_assignments
+from solver.formats.literal_python import Assignments, Section, read_assignments
 from solver.formats.section_reader import SectionReader
 from solver.spec.model import ModelSpec
 

@@ -8,14 +8,13 @@ can make the reader run long or fill the memory.
 from __future__ import annotations
 
 import ast
-import difflib
 import operator
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from profiler.errors import InputError
+from profiler.errors import InputError, closest
 
 ALLOWED = (
     "numbers, texts, True, False, None, names assigned above, arithmetic, dict(...), {...}, lists, tuples, subscripts, "
@@ -52,12 +51,6 @@ class Assignments:
 
     values: Section
     used: frozenset[str]
-
-
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty string."""
-    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.7)
-    return f" (did you mean {found[0]!r}?)" if found else ""
 
 
 def read_assignments(text: str, where: str) -> Assignments:

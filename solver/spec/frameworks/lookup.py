@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 
-from profiler.errors import InputError
+from profiler.errors import InputError, closest
 from solver.spec.framework import Framework
 from solver.spec.frameworks import deepspeed, internevo, llm_foundry, megatron, pytorch, torchtitan
 from solver.spec.frameworks.megatron import GENERIC
@@ -38,8 +38,9 @@ def known_framework(name: str) -> Framework:
     """As framework_of, for a name that a user chose: raises InputError where no framework answers to it."""
     framework = framework_of(name)
     if framework.name == GENERIC.name and name != GENERIC.name:
-        names = ", ".join([f.name for f in FRAMEWORKS] + [GENERIC.name])
-        raise InputError(f"no framework is called {name!r}; known are {names}")
+        names = [*(f.name for f in FRAMEWORKS), GENERIC.name]
+        families = {f.family for f in FRAMEWORKS}
+        raise InputError(f"no framework is called {name!r}{closest(name, [*families, *names])}; known are {', '.join(names)}")
     return framework
 
 
