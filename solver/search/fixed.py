@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError, printable, shown
+from solver.search.space import Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 from solver.spec.strategy import CHOICES, SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
 _OF_SPLITS = (
     "tp_mode", "schedule", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
-    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", *LAYOUT_FLAGS,
+    *Division._fields,
 )  # fmt: skip
 _OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
 _WORDS = {"true": True, "false": False}
 LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not to exceed
 _FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
 #: Ranks of ZeRO and layers of end stages, which must divide what others are, and the schedule, which vpp decides.
-_DIVIDING = ("schedule", "zero_shard_size", *_OF_SPLITS[-4:])
+_DIVIDING = ("schedule", "zero_shard_size", *Division._fields)
 AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 

@@ -55,27 +55,42 @@ class SearchResult:
 
 
 @dataclass
-class _Best:
-    """Candidates kept so far: layouts with their seconds and device bytes, reduced to the best ``keep`` after each chunk."""
+class _Kept:
+    """Layouts kept of the chunks so far, with their seconds and device bytes; subclasses say which."""
 
-    keep: int
     parts: list[Layouts] = field(default_factory=list)
     seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
     memory: np.ndarray = field(default_factory=lambda: np.empty(0))
 
+    def _join(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
+        """Add the layouts ``index`` of a chunk, then keep those that ``_chosen`` names, in its order."""
+        if not len(index):
+            return
+        merged = concatenate([*self.parts, layouts.take(index)])
+        s, m = np.concatenate([self.seconds, seconds[index]]), np.concatenate([self.memory, memory[index]])
+        keep = self._chosen(merged, s, m)
+        self.parts, self.seconds, self.memory = [merged.take(keep)], s[keep], m[keep]
+
+    def _chosen(self, layouts: Layouts, seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+
+@dataclass
+class _Best(_Kept):
+    """The fastest ``keep`` layouts, less memory first where times are equal."""
+
+    keep: int = 1
+
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
         bound = np.inf if len(self.seconds) < self.keep else self.seconds.max()
         index = index[seconds[index] <= bound]
-        if not len(index):
-            return
         if len(index) > self.keep:  # sorting all of them would cost more than estimating them
             kth = np.partition(seconds[index], self.keep - 1)[self.keep - 1]
             index = index[seconds[index] <= kth]
-        index = index[np.lexsort((memory[index], seconds[index]))[: self.keep]]
-        merged = concatenate([*self.parts, layouts.take(index)])
-        s, m = np.concatenate([self.seconds, seconds[index]]), np.concatenate([self.memory, memory[index]])
-        order = np.lexsort((m, s))[: self.keep]
-        self.parts, self.seconds, self.memory = [merged.take(order)], s[order], m[order]
+        self._join(layouts, index[np.lexsort((memory[index], seconds[index]))[: self.keep]], seconds, memory)
+
+    def _chosen(self, layouts: Layouts, seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        return np.lexsort((memory, seconds))[: self.keep]
 
 
 def concatenate(parts: list[Layouts]) -> Layouts:
@@ -112,7 +127,7 @@ def search(
     space = enumerate_splits(problem, sequences)
     splits = fixed_splits(space.splits, fixed, most)
     table = layer_table(problem, splits.layer_keys()[0])
-    found = _Found(_Best(top))
+    found = _Found(_Best(keep=top))
     for begin in range(0, len(splits), CHUNK_SPLITS):
         layouts = fixed_layouts(cross(problem, splits.take(slice(begin, begin + CHUNK_SPLITS))), fixed)
         if len(layouts):
@@ -128,10 +143,11 @@ def search(
     modes = {
         mode.name.lower(): estimate_layouts(problem, kept.parts[0], table) for mode, kept in found.modes.items() if kept.parts
     }
+    sizes = found.sizes.parts[0]
     return SearchResult(
         problem, estimate_layouts(problem, found.best.parts[0], table),
-        estimate_layouts(problem, found.sizes.ordered(min(top, _SIZES_KEPT)), table), modes,
-        estimate_layouts(problem, found.pareto.layouts(), table), found.estimated, found.feasible, elapsed, rejected,
+        estimate_layouts(problem, sizes.take(np.arange(min(top, _SIZES_KEPT, len(sizes)))), table), modes,
+        estimate_layouts(problem, found.pareto.parts[0], table), found.estimated, found.feasible, elapsed, rejected,
         fixed, most,
     )  # fmt: skip
 
@@ -160,61 +176,40 @@ def _nothing_fits(problem: Problem, estimated: int, least: float) -> str:
 
 
 @dataclass
-class _ParetoFront:
+class _ParetoFront(_Kept):
     """The running Pareto front of (seconds, memory): after a sort by time, only new minima of memory stay."""
-
-    parts: list[Layouts] = field(default_factory=list)
-    seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
-    memory: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
         if len(index) > _SAMPLE:  # the front of a few layouts leaves few of the others to sort
-            self._join(layouts, index[:: len(index) // _SAMPLE], seconds, memory)
+            self._offer(layouts, index[:: len(index) // _SAMPLE], seconds, memory)
         if len(self.seconds):
             faster = np.searchsorted(self.seconds, seconds[index], side="right")
             least = np.concatenate([[np.inf], self.memory])[faster]  # of the front, memory falls with time
             index = index[memory[index] < least]
-        self._join(layouts, index, seconds, memory)
+        self._offer(layouts, index, seconds, memory)
 
-    def _join(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
-        chosen = index[pareto(seconds[index], memory[index])]
-        if not len(chosen):
-            return
-        merged = concatenate([*self.parts, layouts.take(chosen)])
-        s, m = np.concatenate([self.seconds, seconds[chosen]]), np.concatenate([self.memory, memory[chosen]])
-        keep = pareto(s, m)
-        self.parts, self.seconds, self.memory = [merged.take(keep)], s[keep], m[keep]
+    def _offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
+        self._join(layouts, index[pareto(seconds[index], memory[index])], seconds, memory)
 
-    def layouts(self) -> Layouts:
-        return self.parts[0]
+    def _chosen(self, layouts: Layouts, seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        return pareto(seconds, memory)
 
 
 @dataclass
-class _BestOfSizes:
-    """The fastest layout of each (tp, cp, pp), less memory first where times are equal."""
-
-    parts: list[Layouts] = field(default_factory=list)
-    seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
-    memory: np.ndarray = field(default_factory=lambda: np.empty(0))
+class _BestOfSizes(_Kept):
+    """The fastest layout of each (tp, cp, pp), in order; less memory first where times are equal."""
 
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
         sizes = distinct((layouts.splits.tp, layouts.splits.cp, layouts.splits.pp))[1]
         size = sizes[layouts.row[index]]
         fastest = np.full(int(sizes.max()) + 1, np.inf)
         np.minimum.at(fastest, size, seconds[index])
-        index = index[seconds[index] == fastest[size]]
-        if not len(index):
-            return
-        merged = concatenate([*self.parts, layouts.take(index)])
-        s, m = np.concatenate([self.seconds, seconds[index]]), np.concatenate([self.memory, memory[index]])
-        splits, row = merged.splits, merged.row
-        order = np.lexsort((m, s))
-        first = distinct((splits.tp[row][order], splits.cp[row][order], splits.pp[row][order]))[0]  # of each in this order
-        keep = order[np.sort(first)]
-        self.parts, self.seconds, self.memory = [merged.take(keep)], s[keep], m[keep]
+        self._join(layouts, index[seconds[index] == fastest[size]], seconds, memory)
 
-    def ordered(self, most: int) -> Layouts:
-        return self.parts[0].take(np.arange(min(most, len(self.seconds))))
+    def _chosen(self, layouts: Layouts, seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:
+        splits, row, order = layouts.splits, layouts.row, np.lexsort((memory, seconds))
+        first, _ = distinct((splits.tp[row][order], splits.cp[row][order], splits.pp[row][order]))  # of each in this order
+        return order[np.sort(first)]
 
 
 @dataclass
@@ -223,7 +218,7 @@ class _Found:
 
     best: _Best
     sizes: _BestOfSizes = field(default_factory=_BestOfSizes)
-    modes: dict[TpMode, _Best] = field(default_factory=lambda: {mode: _Best(1) for mode in TpMode})
+    modes: dict[TpMode, _Best] = field(default_factory=lambda: {mode: _Best() for mode in TpMode})
     pareto: _ParetoFront = field(default_factory=_ParetoFront)
     estimated: int = 0
     feasible: int = 0

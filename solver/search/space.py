@@ -200,8 +200,8 @@ def _batches(
             if vpp == 1 or in_groups:
                 ways = schedules if vpp == 1 else (interleaved,)
                 found += [(int(size), count, code, vpp, *division) for code in ways]
-        if not in_groups:
-            rejected["interleaving needs micro batches in multiples of pp"] += sum(vpp > 1 for vpp, _ in divided)
+        if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):
+            rejected["interleaving needs micro batches in multiples of pp"] += chunked
     return found
 
 
