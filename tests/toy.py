@@ -96,10 +96,12 @@ def make_problem(
     return problem_of(model, run_of(world_size, seq_len, **constants), cluster or cluster_of(cost.device), cost)
 
 
-def layer_keys(mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_size: Any = 1) -> LayerKeys:
+def layer_keys(
+    mode: str, tp: Any = 1, cp: Any = 1, wp: Any = 1, micro_batch_size: Any = 1, ep: Any = 1, etp: Any = 1
+) -> LayerKeys:
     """Return the layer keys of one mode; arguments broadcast."""
     columns = np.broadcast_arrays(*(np.atleast_1d(np.asarray(v)) for v in (int(TpMode[mode.upper()]), tp, cp, wp,
-                                                                         micro_batch_size)))  # fmt: skip
+                                                                         ep, etp, micro_batch_size)))  # fmt: skip
     return LayerKeys(*(column.astype(np.int64) for column in columns))
 
 

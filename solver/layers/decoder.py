@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.attention import attention_ops, attention_saved, attention_weights, attention_working_bytes
-from solver.layers.mlp import mlp_ops, mlp_saved, mlp_weights, mlp_working_bytes
+from solver.layers.block import attention_block, mlp_block
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.ops import memory_bound, tp_collective
-from solver.layers.program import FORWARD, INPUT_GRAD, LINEAR, LayerKeys, LayerProgram, Op, Saved, Weight, message
-from solver.layers.recompute import recomputed_ops, recomputed_saved
+from solver.layers.program import FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
+from solver.layers.recompute import recomputed_ops, recomputed_saved, weight_gemms
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
+from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy, TpMode
 
 
-def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
+def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> LayerProgram:
     """Return the program of one decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order.
 
     Models with one norm per layer feed it to attention and MLP; those with four also norm what these return.
     """
-    shapes = Shapes.of(keys, model, run, cluster)
-    after = model.norms_per_layer == 4
+    shapes = Shapes.of(keys, model, run, cluster, kind)
+    attention, mlp, after = attention_block(model), mlp_block(model, kind), model.norms_per_layer == 4
     ops = [
         *norm_ops(shapes, "norm1"),
-        *attention_ops(shapes),
+        *attention.ops(shapes),
         *(norm_ops(shapes, "attention_norm") if after else []),
         *_residual(shapes, "residual1"),
         *(norm_ops(shapes, "norm2") if model.norms_per_layer > 1 else []),
-        *mlp_ops(shapes),
+        *mlp.ops(shapes),
         *(norm_ops(shapes, "mlp_norm") if after else []),
         *_residual(shapes, "residual2"),
     ]
@@ -41,19 +41,19 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     saved = [
         Saved("layer_input", stream, dropped_by=()),
         Saved("norm1_output", linear_input),
-        *attention_saved(shapes),
+        *attention.saved(shapes),
         Saved("residual1", stream),
         *([Saved("norm2_output", linear_input)] if model.norms_per_layer > 1 else []),
-        *mlp_saved(shapes),
+        *mlp.saved(shapes),
         *([Saved("branch_outputs", 2 * stream)] if after else []),
         *_dropout_masks(shapes),
         *unfused_norm_saved(shapes),
     ]
     norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters)
-    weights = [*attention_weights(shapes), *mlp_weights(shapes), norms]
+    weights = [*attention.weights(shapes), *mlp.weights(shapes), norms]
     saved, ops = recomputed_saved(shapes, ops, saved), recomputed_ops(shapes, ops)
     gathers = _weight_gathers(shapes, tuple(ops))
-    working = stream + np.maximum(mlp_working_bytes(shapes), attention_working_bytes(shapes))
+    working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), working)
 
 
@@ -110,7 +110,7 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     """
     keys, overlap = shapes.keys, shapes.run.overlap_weight_gather
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
-    linears = [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
+    linears = weight_gemms(ops)
     after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
     forward = tuple(op.label for op in ops if op.phase == FORWARD and op.stream == "compute" and op.name in after_attention)
     backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == "compute")

@@ -12,10 +12,13 @@ from solver.spec.strategy import TpMode
 MODULE = "mlp"
 
 
-def mlp_ops(shapes: Shapes) -> list[Op]:
-    """Return the ops of one MLP block; gate and up are one GEMM or two, depending on the framework."""
+def mlp_ops(shapes: Shapes, intermediate: int, prefix: str = "", module: str = MODULE) -> list[Op]:
+    """Return the ops of one MLP block; gate and up are one GEMM or two, depending on the framework.
+
+    intermediate: width of the whole MLP. prefix: before the names of the ops.
+    """
     model = shapes.model
-    width = model.intermediate_size // shapes.split
+    width = intermediate // shapes.split
     if not model.gated_mlp:
         widths = {"w1": width}
     else:
@@ -26,19 +29,19 @@ def mlp_ops(shapes: Shapes) -> list[Op]:
     fused = shapes.fused_elementwise or not model.gated_mlp
     passes = forward * shapes.element, backward * shapes.element
     return [
-        *column_linears(shapes, MODULE, model.hidden_size, widths),
-        *memory_bound("activation", MODULE, kind, elements, *passes, fused=fused),
-        *row_linear(shapes, "w2", MODULE, model.hidden_size, width),
+        *column_linears(shapes, module, model.hidden_size, {prefix + name: n for name, n in widths.items()}),
+        *memory_bound(f"{prefix}activation", module, kind, elements, *passes, fused=fused),
+        *row_linear(shapes, f"{prefix}w2", module, model.hidden_size, width),
     ]
 
 
-def mlp_saved(shapes: Shapes) -> list[Saved]:
+def mlp_saved(shapes: Shapes, intermediate: int) -> list[Saved]:
     """Return the saved tensors: input (twice as wide with a gate) and output of the activation.
 
     The output is the down projection's input; eager gates also keep the activated half.
     """
     model = shapes.model
-    elements = shapes.linear_tokens * (model.intermediate_size // shapes.split)
+    elements = shapes.linear_tokens * (intermediate // shapes.split)
     eager_gate = model.gated_mlp and not shapes.fused_elementwise
     return [
         Saved("act_input", elements * shapes.element * (2 if model.gated_mlp else 1)),
@@ -55,13 +58,14 @@ def mlp_working_bytes(shapes: Shapes) -> np.ndarray:
     return elements * shapes.element * (2 if shapes.model.gated_mlp else 1)
 
 
-def mlp_weights(shapes: Shapes) -> list[Weight]:
+def mlp_weights(shapes: Shapes, intermediate: int, prefix: str = "mlp.") -> list[Weight]:
+    """Return the weights and biases of one rank."""
     model, isp = shapes.model, shapes.keys.is_mode(TpMode.ISP)
     share = np.where(isp, shapes.keys.wp, 1)
-    width = model.intermediate_size // shapes.split
+    width = intermediate // shapes.split
     matrices = 3 if model.gated_mlp else 2
     bias = ((matrices - 1) * width + model.hidden_size) * model.mlp_bias
     return [
-        Weight("mlp.linears", matrices * width * model.hidden_size / share, group=LINEARS),
-        Weight("mlp.bias", bias / share),
+        Weight(f"{prefix}linears", matrices * width * model.hidden_size / share, group=LINEARS),
+        Weight(f"{prefix}bias", bias / share),
     ]

@@ -68,7 +68,7 @@ def memory_bound(
     kinds = (kind, kind) if fused else (f"{kind}_eager", f"{kind}_eager_grad")
     passes = [(FORWARD, forward, recomputed_by, kinds[0]), (INPUT_GRAD, backward, (), kinds[1])]
     return [
-        Op(name, module, MEMORY_BOUND, phase, {"bytes": elements * per_element}, memory_kind=ran, recomputed_by=by)
+        Op(name, module, MEMORY_BOUND, phase, {"bytes": elements * per_element}, variant=ran, recomputed_by=by)
         for phase, per_element, by, ran in passes
         if per_element
     ]  # fmt: skip

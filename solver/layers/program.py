@@ -16,12 +16,14 @@ from solver.spec.cluster import Placement, placement
 from solver.spec.strategy import Recompute, TpMode
 
 LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
-COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp
+DISPATCH, COMBINE = "dispatch", "combine"  #: exchange of an expert group by kernels of its own (DeepEP, hybrid-EP)
+COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp, ep
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
 
-#: Groups of parameters by the ranks that hold copies: linears, which ISP shards over ``wp``, and all others.
-LINEARS, OTHERS = "linears", "others"
-PARAMETER_GROUPS = (LINEARS, OTHERS)
+#: Groups of parameters by the ranks that hold copies: linears, which ISP shards over ``wp``, experts, of which each rank of an
+#: expert group holds some, and all others.
+LINEARS, OTHERS, EXPERTS = "linears", "others", "experts"
+PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS)
 
 Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 
@@ -32,7 +34,8 @@ class Op:
 
     dims: by kind. linear: m, n, k, batch, layout, accumulate; grouped_linear: groups, tokens_per_group, n, k
     (of the forward pass), passes (as layout), accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads, head_dim,
-    v_head_dim, causal, backward; memory_bound: bytes; collectives: as message(). count: number of times per layer and micro
+    v_head_dim, causal, backward; memory_bound: bytes; dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter;
+    other collectives: as message(). count: number of times per layer and micro
     batch. overlaps_with: the compute ops (``name.phase``) that run at the same time. exposed_share: share of an overlapped
     collective that stays exposed. recomputed_by: recompute levels that run it again.
     """
@@ -47,7 +50,8 @@ class Op:
     overlaps_with: tuple[str, ...] = ()
     exposed_share: Array = 0.0
     recomputed_by: tuple[Recompute, ...] = ()
-    memory_kind: str = ""  #: memory_bound: norm, rope, gated_act, residual, ...
+    variant: str = ""  #: memory_bound: norm, rope, gated_act, residual, ...; dispatch and combine: the dispatcher
+    launches: Array = 1.0  #: kernels that the host launches for each run of it
     dtype: str = "bf16"
 
     @property
@@ -71,11 +75,13 @@ class Saved:
 
 @dataclass(frozen=True)
 class Weight:
-    """Parameters of one layer on one rank, in elements. group: who holds copies of them (PARAMETER_GROUPS)."""
+    """Parameters of one layer on one rank, in elements. group: who holds copies of them (PARAMETER_GROUPS). alike: number of
+    equal matrices that they are."""
 
     name: str
     elements: Array
     group: str = OTHERS
+    alike: Array = 1
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class LayerKeys:
     tp: np.ndarray
     cp: np.ndarray
     wp: np.ndarray
+    ep: np.ndarray
+    etp: np.ndarray
     micro_batch_size: np.ndarray
 
     def __len__(self) -> int:
@@ -93,7 +101,7 @@ class LayerKeys:
 
     @property
     def columns(self) -> tuple[np.ndarray, ...]:
-        return self.mode, self.tp, self.cp, self.wp, self.micro_batch_size
+        return self.mode, self.tp, self.cp, self.wp, self.ep, self.etp, self.micro_batch_size
 
     def is_mode(self, *modes: TpMode) -> np.ndarray:
         return np.isin(self.mode, [int(mode) for mode in modes])
@@ -101,11 +109,15 @@ class LayerKeys:
 
 @dataclass(frozen=True)
 class Groups:
-    """Placement of the groups inside a stage; tp ranks are adjacent, cp ranks are tp apart."""
+    """Placement of the groups inside a stage; tp ranks are adjacent, cp ranks are tp apart; of experts etp ranks are adjacent,
+    ep ranks are etp apart (Megatron-Core's order; experts are folded over tp, cp and dp, arXiv 2504.14960)."""
 
     tp: Placement
     cp: Placement
     wp: Placement
+    ep: Placement
+    etp: Placement
+    experts: Placement  #: ep and etp together
 
     @classmethod
     def of(cls, keys: LayerKeys, gpus_per_node: int) -> Groups:
@@ -113,6 +125,9 @@ class Groups:
             placement(keys.tp, 1, gpus_per_node),
             placement(keys.cp, keys.tp, gpus_per_node),
             placement(keys.wp, 1, gpus_per_node),
+            placement(keys.ep, keys.etp, gpus_per_node),
+            placement(keys.etp, 1, gpus_per_node),
+            placement(keys.ep * keys.etp, 1, gpus_per_node),
         )
 
 
@@ -136,6 +151,11 @@ class LayerProgram:
         """Return the parameters on one rank, all or only those of one group; shape [keys]."""
         chosen = (w.elements for w in self.weights if group is None or w.group == group)
         return sum((np.broadcast_to(np.asarray(e, dtype=float), len(self.keys)) for e in chosen), np.zeros(len(self.keys)))
+
+    def distinct_elements(self) -> dict[str, np.ndarray]:
+        """Return the elements of linears and experts by name, equal matrices once; shape [keys] each."""
+        held = (w for w in self.weights if w.group != OTHERS)
+        return {w.name: np.broadcast_to(np.asarray(w.elements / w.alike, dtype=float), len(self.keys)) for w in held}
 
     def flops(self) -> np.ndarray:
         """Return the FLOPs of one rank for one micro batch, forward and backward, without recomputation; shape [keys]."""

@@ -21,7 +21,7 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return ``ops`` of a layer, marked with the recompute levels under which the framework of ``shapes`` runs them again."""
     again, framework = list(ops), shapes.framework
     if framework.recomputation.selective_by_op:
-        kept = {op.name for op in _gemms(ops)[::2]}
+        kept = {op.name for op in weight_gemms(ops)[::2]}
         again = [_by_op(op, kept) for op in again]
     if framework.recomputation.stops_early:
         again = [replace(op, recomputed_by=()) if op.name in AFTER_LAST_SAVED else op for op in again]
@@ -33,14 +33,14 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
-    outputs = sum(op.dims["m"] * op.dims["n"] for op in _gemms(ops)[::2]) * shapes.element
+    outputs = sum(op.dims["m"] * op.dims["n"] for op in weight_gemms(ops)[::2]) * shapes.element
     scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
     return [*rest, Saved("products", outputs + scattered, dropped_by=(Recompute.NONE, Recompute.FULL))]
 
 
-def _gemms(ops: Sequence[Op]) -> list[Op]:
+def weight_gemms(ops: Sequence[Op]) -> list[Op]:
     """Return the GEMMs with weights of a layer's forward pass, in order."""
-    return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name.startswith("w")]
+    return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name not in ("scores", "context")]
 
 
 def _by_op(op: Op, kept: set[str]) -> Op:

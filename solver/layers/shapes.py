@@ -10,6 +10,7 @@ from solver.layers.program import Groups, LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
+from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.precision import activation_bytes
 from solver.spec.strategy import Strategy, TpMode
@@ -28,6 +29,7 @@ class Shapes:
     framework: Framework
     keys: LayerKeys
     groups: Groups
+    kind: LayerKind
     tokens: np.ndarray
     local_tokens: np.ndarray
     linear_tokens: np.ndarray
@@ -50,7 +52,7 @@ class Shapes:
         return self.framework.kernels.fused_elementwise or self.run.compile
 
     @classmethod
-    def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> Shapes:
+    def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> Shapes:
         framework = framework_of(run.framework)
         isp, mtp = keys.is_mode(TpMode.ISP), keys.is_mode(TpMode.MTP)
         tokens = keys.micro_batch_size * run.seq_len // keys.cp
@@ -60,7 +62,7 @@ class Shapes:
         multiple = 128 * keys.tp
         padded = model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple
         return cls(
-            model=model, run=run, framework=framework, keys=keys, groups=Groups.of(keys, cluster.gpus_per_node),
+            model=model, run=run, framework=framework, keys=keys, groups=Groups.of(keys, cluster.gpus_per_node), kind=kind,
             tokens=tokens, local_tokens=local, linear_tokens=np.where(isp, local, tokens),
             norm_tokens=np.where(mtp, tokens, local), split=np.where(isp, 1, keys.tp),
             heads=np.maximum(model.num_attention_heads // keys.tp, 1),

@@ -9,7 +9,9 @@ import numpy as np
 
 from predictor.estimate import Basis
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND
+from solver.spec.layer_kinds import LayerKind
 from solver.spec.strategy import Recompute
+from solver.step.op_estimates import STREAMS
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.terms import estimate_synchronisation
@@ -99,14 +101,16 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     m = float(chosen.splits.num_micro_batches[0])
     level = Recompute(int(chosen.recompute[0]))
     lines: list[Line] = []
-    for part, times in (
-        (solutions.table.layer, m * stage.layers),
-        (solutions.table.embedding, m * stage.has_embedding),
-        (solutions.table.head, m * stage.has_head),
+    table, names = solutions.table, kind_names(solutions.problem.kinds.kinds)
+    for part, times, name in (
+        *zip(table.layers, m * stage.layers, names, strict=True),
+        (table.embedding, m * stage.has_embedding, ""),
+        (table.head, m * stage.has_head, ""),
     ):
-        lines += _part_lines(part, key, times)
-    lines += _recompute_lines(solutions.table.layer, key, m * stage.recomputed, level)
-    if solutions.problem.framework.recomputation.includes_head and stage.recomputed:
+        lines += _part_lines(part, key, times, name)
+    for part, times, name in zip(table.layers, m * stage.recomputed, names, strict=True):
+        lines += _recompute_lines(part, key, times, level, name)
+    if solutions.problem.framework.recomputation.includes_head and stage.recomputed.any():
         lines += _recompute_lines(solutions.table.head, key, m * stage.has_head, level)
     lines += _step_lines(solutions, row, parts)
     for name in ("compute", "recompute"):
@@ -120,8 +124,8 @@ def explain(solutions: Solutions, index: int) -> Explanation:
 
 @dataclass(frozen=True)
 class _Stage:
-    layers: float
-    recomputed: float
+    layers: np.ndarray  #: [kinds]
+    recomputed: np.ndarray  #: [kinds]
     has_embedding: float
     has_head: float
 
@@ -129,7 +133,20 @@ class _Stage:
 def _slowest_stage(solutions: Solutions, index: int) -> _Stage:
     """Return the slowest stage and what it holds, from the same comparison as in the estimate."""
     s = solutions.times.slowest
-    return _Stage(*(float(values[index]) for values in (s.layers, s.recomputed, s.has_embedding, s.has_head)))
+    return _Stage(s.layers[:, index], s.recomputed[:, index], float(s.has_embedding[index]), float(s.has_head[index]))
+
+
+def kind_names(kinds: Sequence[LayerKind]) -> list[str]:
+    """Return what tells the kinds of layers of one model apart, to stand before the names of their ops; "" for an only kind."""
+    if len(kinds) == 1:
+        return [""]
+    words = [
+        (("experts" if kind.experts else "dense"), f"window {kind.window}" * (kind.window > 0),
+         f"chunks {kind.chunk}" * (kind.chunk > 0), "no rope" * (not kind.rope))
+        for kind in kinds
+    ]  # fmt: skip
+    differ = [i for i in range(4) if len({word[i] for word in words}) > 1]
+    return [" ".join(filter(None, (word[i] for i in differ))) or "full" for word in words]
 
 
 def _kind(part: Part, row: int, key: int) -> str:
@@ -139,34 +156,49 @@ def _kind(part: Part, row: int, key: int) -> str:
     return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
 
 
-_STREAM_PARTS = {"compute": "compute", "tp": "tp_exposed", "cp": "cp_exposed", "wp": "wp_exposed"}
+_STREAM_PARTS = {"compute": "compute"} | {stream: f"{stream}_exposed" for stream in STREAMS[1:]}
 
 
-def _part_lines(part: Part, key: int, times: float) -> list[Line]:
+def _named(kind: str, name: str) -> str:
+    return f"{kind}: {name}" if kind else name
+
+
+def _part_lines(part: Part, key: int, times: float, kind: str) -> list[Line]:
     return [
-        Line(op.label, op.module, _STREAM_PARTS[op.stream], _kind(part, i, key), float(part.exposed[i, key]) * times,
-             float(part.estimates.relative_std[i, key]), Basis(int(part.estimates.basis[i, key])))
+        _op_line(part, i, key, times, _named(kind, op.label), _STREAM_PARTS[op.stream])
         for i, op in enumerate(part.estimates.ops)
-    ]  # fmt: skip
+    ]
 
 
-def _recompute_lines(part: Part, key: int, times: float, level: Recompute) -> list[Line]:
+def _recompute_lines(part: Part, key: int, times: float, level: Recompute, kind: str = "") -> list[Line]:
     return [
-        Line(f"{op.name}.recompute", op.module, "recompute", _kind(part, i, key), float(part.exposed[i, key]) * times,
-             float(part.estimates.relative_std[i, key]), Basis(int(part.estimates.basis[i, key])))
+        _op_line(part, i, key, times, _named(kind, f"{op.name}.recompute"), "recompute")
         for i, op in enumerate(part.estimates.ops)
         if op.phase == FORWARD and level in op.recomputed_by
-    ]  # fmt: skip
+    ]
+
+
+def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to: str) -> Line:
+    estimates = part.estimates
+    seconds, std = float(part.exposed[row, key]) * times, float(estimates.relative_std[row, key])
+    basis = Basis(int(estimates.basis[row, key]))
+    return Line(name, estimates.ops[row].module, belongs_to, _kind(part, row, key), seconds, std, basis)
 
 
 #: Once-per-step ops that each part of the step consists of.
 _STEP_PARTS = {
-    "fsdp_exposed": ("layer.all_gather", "layer.reduce_scatter", "root.all_gather", "root.reduce_scatter"),
+    "fsdp_exposed": ("all_gather", "reduce_scatter"),  # of layers and root
     "gradient_accumulation": ("accumulation",),
     "gradient_sync": ("gradients.all_reduce", "gradients.reduce_scatter"),
     "parameter_gather": ("parameters.all_gather",),
     "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding"),
 }
+
+
+def _belongs(name: str, part: str, names: tuple[str, ...]) -> bool:
+    """Whether a once-per-step op makes up ``part``: by its name, or by its end where it is an op of ZeRO-3."""
+    owner, _, what = name.partition(".")
+    return what in names and owner.startswith(("layer", "root")) if part == "fsdp_exposed" else name in names
 
 
 def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list[Line]:
@@ -181,7 +213,7 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
     total = (sync.seconds * sync.counts())[:, 0]
     lines = []
     for part, names in _STEP_PARTS.items():
-        rows = [i for i, op in enumerate(sync.ops) if op.name in names and total[i] > 0]
+        rows = [i for i, op in enumerate(sync.ops) if _belongs(op.name, part, names) and total[i] > 0]
         if not rows or parts[part] == 0.0:
             continue
         main = max(rows, key=lambda i: total[i])

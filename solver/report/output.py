@@ -19,6 +19,7 @@ import numpy as np
 from profiler.files import write_text
 from solver.report.explain import Explanation, explain, tied
 from solver.search.search import SearchResult
+from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.memory import totals
@@ -89,7 +90,7 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "framework",
     )  # fmt: skip
     return {
-        "model": dict(vars(problem.model)) | {"parameters": problem.model.parameters},
+        "model": dict(vars(problem.model)) | {"parameters": parameters(problem.model)},
         "cluster": vars(problem.cluster),
         "profile": profile,
         "run": {key: getattr(problem.run, key) for key in constants},

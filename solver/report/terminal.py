@@ -12,6 +12,7 @@ from profiler.profile.profile import GIB
 from solver.report.explain import Explanation, explain, tied
 from solver.report.validate import Prediction, Regret, Score
 from solver.search.search import OUT_OF_MEMORY, SearchResult
+from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.memory import totals
 from solver.step.per_stage import memory_of_stages, slowest_stage
@@ -65,7 +66,7 @@ def show_single(console: Console, solutions: Solutions, profile: str, notes: str
 def _heading(solutions: Solutions, profile: str, notes: str) -> Text:
     p = solutions.problem
     lines = [
-        f"{p.model.name}: {p.model.parameters / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
+        f"{p.model.name}: {parameters(p.model) / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}",
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, "
         f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "

@@ -15,6 +15,7 @@ from profiler.profile.profile import GIB
 from solver.formats.cases import Case
 from solver.report.explain import Explanation, explain
 from solver.spec.cluster import cluster_of
+from solver.spec.model_size import flops_per_token
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import problem_of
@@ -24,7 +25,7 @@ from solver.step.solutions import Solutions, estimate_layouts
 CostModels = Callable[[str, float | None], CostModel | None]
 
 CLUSTER_KEYS = ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib")
-_AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "pp": 1, "vpp": 1, "zero": 0, "zero_shard_size": 1,
+_AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "ep": 1, "etp": 1, "pp": 1, "vpp": 1, "zero": 0, "zero_shard_size": 1,
          "micro_batch_size": 1, "num_micro_batches": 1, "recompute": "none", "recompute_layers": -1}  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def flops_per_gpu(case: Case) -> float:
     if case.model is None or run is None:
         return float("nan")
     again = 4 / 3 if run.recompute == "full" else 1.0
-    return run.tokens * case.model.flops_per_token(run.seq_len) * again / run.world_size
+    return run.tokens * flops_per_token(case.model, run.seq_len) * again / run.world_size
 
 
 def constant_mfu_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:

@@ -54,7 +54,7 @@ def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
     pp = np.asarray(pp, dtype=np.int64)
     share, rest = (layers + 3) // pp, (layers + 3) % pp
     first, middle = share + (rest > 0) - 1, share + (rest > 1)
-    last = share - 2
+    last = np.maximum(share - 2, 0)  # a single item is the head; the norm before it then fills a stage
     middle = np.where(pp == 2, np.maximum(first, last), middle)
     return StageLayers(*(np.where(pp == 1, layers, n) for n in (first, middle, last)))
 

@@ -112,7 +112,9 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
     size, count, schedule, vpp, *ends = np.array(batches, dtype=np.int64)[j].T
-    fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
+    fixed = {
+        name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("ep", 1), ("etp", 1), ("pp", pp), ("dp", dp))
+    }
     return Splits(
         mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, schedule=schedule,
         vpp=vpp, **fixed,

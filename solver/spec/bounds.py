@@ -14,6 +14,8 @@ WHOLE_NUMBERS = {
     "pp": (1, 1 << 20),
     "vpp": (1, 1 << 12),
     "wp": (1, 1 << 20),
+    "ep": (1, 1 << 20),
+    "etp": (1, 1 << 20),
     "dp": (1, 1 << 20),
     "zero_shard_size": (1, 1 << 20),
     "micro_batch_size": (1, 1 << 16),
@@ -33,6 +35,8 @@ NUMBERS = {
     "memory_gib": (1e-3, 1e5),
     "memory_limit_gib": (1e-3, 1e5),
     "step_s": (1e-9, 1e9),
+    "moe_capacity_factor": (0, 100),
+    "moe_imbalance": (1, 100),
     "peak_memory_gib": (1e-6, 1e6),
 }
 

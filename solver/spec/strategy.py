@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.bounds import WHOLE_NUMBERS, whole_number
+from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
 
 
 class TpMode(IntEnum):
@@ -39,17 +39,20 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
+    "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
 }
 _FLAGS = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
-    "cross_entropy_fusion", "fused_norm", "compile",
+    "cross_entropy_fusion", "fused_norm", "compile", "moe_permute_fusion", "moe_shared_expert_overlap",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
     """One layout: world_size = tp * cp * dp * pp, and ranks are numbered in the order tp, cp, dp, pp.
+
+    Experts divide the ranks of a stage anew: tp * cp * dp = etp * ep * edp, numbered in the order etp, ep, edp.
 
     zero_shard_size: number of data-parallel ranks that share one copy of the optimizer states (InternEvo's zp).
     recompute_layers: number of layers per stage that are recomputed (-1: all of them).
@@ -62,6 +65,8 @@ class Strategy:
     wp: int = 1
     cp: int = 1
     cp_comm: str = "ring"
+    ep: int = 1  #: ranks that share the experts of a layer
+    etp: int = 1  #: ranks that split each expert
     pp: int = 1
     vpp: int = 1
     schedule: str = "1f1b"
@@ -85,6 +90,11 @@ class Strategy:
     tp_comm_overlap: bool = False
     p2p_overlap: bool = False
     cross_entropy_fusion: bool = False
+    moe_dispatcher: str = "alltoall"  #: how tokens reach the ranks of their experts
+    moe_capacity_factor: float = 0.0  #: rows of an expert over their mean, missing ones padded; 0: no token is dropped
+    moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean
+    moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
+    moe_shared_expert_overlap: bool = False  #: shared experts run beside the exchange of tokens
     fused_norm: bool = True
     compile: bool = False
     framework: str = "internevo-2024"
@@ -92,6 +102,8 @@ class Strategy:
     def __post_init__(self) -> None:
         for key in (key for key in WHOLE_NUMBERS if key in vars(self)):
             whole_number(key, getattr(self, key))
+        for key in (key for key in NUMBERS if key in vars(self)):
+            object.__setattr__(self, key, number(key, getattr(self, key)))
         for key, allowed in CHOICES.items():
             if not isinstance(getattr(self, key), str | int) or getattr(self, key) not in allowed:
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be one of {', '.join(map(str, allowed))}")
@@ -103,6 +115,15 @@ class Strategy:
                 f"tp {self.tp} * cp {self.cp} * dp {self.dp} * pp {self.pp} = {self.tp * self.cp * self.dp * self.pp} "
                 f"ranks, but world_size is {self.world_size}"
             )
+        if self.tp * self.cp * self.dp % (self.ep * self.etp):
+            raise InputError(
+                f"ep {self.ep} * etp {self.etp} does not divide the {self.tp * self.cp * self.dp} ranks of a pipeline stage"
+            )
+
+    @property
+    def edp(self) -> int:
+        """Ranks that hold copies of the same experts."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
 
     @property
     def global_batch_sequences(self) -> int:

@@ -14,7 +14,7 @@ from solver.step.distinct import distinct
 #: Layout fields that are true or false; arrays hold 0 or 1.
 LAYOUT_FLAGS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _SIZES = (
-    "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
+    "tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
     "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
 )  # fmt: skip
 
@@ -37,6 +37,8 @@ class Splits:
     tp: np.ndarray
     wp: np.ndarray
     cp: np.ndarray
+    ep: np.ndarray
+    etp: np.ndarray
     pp: np.ndarray
     vpp: np.ndarray
     dp: np.ndarray
@@ -61,7 +63,7 @@ class Splits:
     @property
     def layer_columns(self) -> tuple[np.ndarray, ...]:
         """The columns of a split that its layers depend on, in the order of LayerKeys."""
-        return self.mode, self.tp, self.cp, self.wp, self.micro_batch_size
+        return self.mode, self.tp, self.cp, self.wp, self.ep, self.etp, self.micro_batch_size
 
     @property
     def stage_columns(self) -> tuple[np.ndarray, ...]:

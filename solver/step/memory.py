@@ -14,8 +14,10 @@ from solver.spec.precision import HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import LayerTable, Problem
-from solver.step.step_ops import parameter_groups, shard_ranks
+from solver.step.stage_kinds import StageKinds, over_kinds
+from solver.step.step_ops import rank_groups
 from solver.step.terms import SplitTerms
+from solver.step.time import recomputed_limit
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
 PARTS = ("weights", "gradients", "optimizer", "activations", "backward_buffers", "loss", "gather_buffers")
@@ -37,22 +39,8 @@ class Memory:
     on_last_stage: np.ndarray
 
 
-@dataclass(frozen=True)
-class StageContent:
-    """One pipeline stage of every split; arrays of shape [splits] or scalars.
-
-    index: 0 is the first. has_embedding, has_head: 0 or 1. short: as in solver.schedule.stages.layers_in_flight.
-    """
-
-    index: np.ndarray | int
-    layers: np.ndarray
-    has_embedding: np.ndarray
-    has_head: np.ndarray
-    short: np.ndarray | int = 0
-
-
 def stage_state(
-    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], stage: StageContent
+    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], stages: StageKinds, stage: int
 ) -> np.ndarray:
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage: [3, 4 ZeRO stages, splits].
 
@@ -62,13 +50,15 @@ def stage_state(
     ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
     sizes = problem.element_bytes
-    embedding = table.embedding.parameters[key] * stage.has_embedding
-    head = table.head.parameters[key] * stage.has_head
+    embedding = table.embedding.parameters[key] * stages.has_embedding[stage]
+    head = table.head.parameters[key] * stages.has_head[stage]
     ends = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     out = np.zeros((3, 4, len(key)))
-    out[1] += HALF * table.layer.parameters_of[LINEARS][key] * problem.framework.memory.dummy_gradients
+    shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
+    out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
     for name, share in shares.items():
-        elements = stage.layers * table.layer.parameters_of[name][key] + (ends if name == OTHERS else 0.0)
+        layers = over_kinds(stages.counts[stage], np.array([part.parameters_of[name][key] for part in table.layers]))
+        elements = layers + (ends if name == OTHERS else 0.0)
         for zero in range(4):
             partitioned = elements / share
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
@@ -81,12 +71,12 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     """Return the bytes of all-gathered weights by ZeRO stage, shape [4, splits].
 
     ISP keeps two blocks of full weights (this one's and the next one's); FSDP keeps two all-gathered layers and one layer's
-    whole gradients.
+    whole gradients. The largest kind of layer decides.
     """
     sizes = problem.element_bytes
-    block = sizes.activation * table.layer.parameters_of[LINEARS][key] * splits.wp
+    block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
-    fsdp = table.layer.parameters[key] * (2 * sizes.activation + sizes.gradient)
+    fsdp = np.max([part.parameters[key] for part in table.layers], axis=0) * (2 * sizes.activation + sizes.gradient)
     return np.array([pool, pool, pool, pool + fsdp])
 
 
@@ -96,57 +86,70 @@ class PeakMemory:
     key: index of each split's layer in ``table``, shape [splits].
     """
 
-    def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> None:
-        self._problem, self._table, self._key, self._layouts = problem, table, key, layouts
-        self._buffers = gather_buffers(problem, table, key, layouts.splits)[layouts.zero, layouts.row]
-        groups = parameter_groups(problem, table, key, layouts.splits)
-        self._shares = {name: shard_ranks(group, layouts.splits.zero_shard_size) for name, group in groups.items()}
-        saved = table.layer.saved[:, key]
-        self._kept, self._whole = saved[layouts.recompute, layouts.row], saved[0][layouts.row]
-        limit = layouts.recompute_layers
-        self._limit = np.where(limit < 0, problem.model.num_hidden_layers, limit)
-        # the layer whose backward pass runs: all its saved tensors where it was recomputed, and its largest gradients
-        recomputed = np.where(self._limit > 0, self._whole - self._kept, 0.0)
-        self._backward = recomputed + table.layer.transient[key][layouts.row]
+    def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts, stages: StageKinds) -> None:
+        self._problem, self._table, self._key, self._layouts, self._stages = problem, table, key, layouts, stages
+        splits, row = layouts.splits, layouts.row
+        self._buffers = gather_buffers(problem, table, key, splits)[layouts.zero, row]
+        groups = rank_groups(problem, splits)
+        self._shares = {name: np.minimum(splits.zero_shard_size, size) for name, (size, _) in groups.items()}
+        saved = np.array([part.saved[:, key] for part in table.layers])
+        self._kept, self._whole = saved[:, layouts.recompute, row], saved[:, 0][:, row]
+        self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
+        self._recomputed, _ = stages.recomputed(recomputed_limit(problem, layouts), row)
 
-    def parts(self, stage: StageContent) -> np.ndarray:
-        """Return the bytes of a stage: [parts, layouts]."""
-        problem, splits, row = self._problem, self._layouts.splits, self._layouts.row
-        schedule, m = splits.schedule, splits.num_micro_batches
-        layers = np.broadcast_to(stage.layers, len(splits))
-        flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, stage.short, stage.index) / np.maximum(layers, 1)
-        recomputed = np.minimum(self._limit, layers[row])
-        activations = flight[row] * (recomputed * self._kept + (layers[row] - recomputed) * self._whole)
+    def parts(self, stage: int) -> np.ndarray:
+        """Return the bytes of stage ``stage`` of the StageKinds: [parts, layouts]."""
+        problem, splits, row, stages = self._problem, self._layouts.splits, self._layouts.row, self._stages
+        schedule, m, index = splits.schedule, splits.num_micro_batches, stages.index[stage]
+        counts, recomputed = stages.counts[stage], self._recomputed[stage]
+        layers = counts.sum(axis=0)
+        short = np.where(index == 0, splits.account_for_embedding_in_pipeline_split,
+                         splits.account_for_loss_in_pipeline_split * stages.is_last[stage])  # fmt: skip
+        flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, short, index) / np.maximum(layers, 1)
+        held = over_kinds(np.ones(len(counts)), recomputed * self._kept + (counts[:, row] - recomputed) * self._whole)
+        activations = flight[row] * held
+        backward = self._backward(counts[:, row] > 0, recomputed > 0)
         head, transient = self._table.head.saved[0][self._key], self._table.head.transient[self._key]
+        has_head = stages.has_head[stage]
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
-        kept_logits = stage.has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)
+        kept_logits = has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
-        loss = (stage.has_head * (head + transient))[row]
-        at_loss = loss > self._backward
-        state = stage_state(problem, self._table, self._key, self._shares, stage)[:, self._layouts.zero, row]
+        loss = (has_head * (head + transient))[row]
+        at_loss = loss > backward
+        state = stage_state(problem, self._table, self._key, self._shares, stages, stage)[:, self._layouts.zero, row]
         return np.array([
-            *state, activations, np.where(at_loss, 0.0, self._backward), kept_logits[row] + np.where(at_loss, loss, 0.0),
+            *state, activations, np.where(at_loss, 0.0, backward), kept_logits[row] + np.where(at_loss, loss, 0.0),
             self._buffers,
         ])  # fmt: skip
+
+    def _backward(self, there: np.ndarray, recomputed: np.ndarray) -> np.ndarray:
+        """Return the bytes of the layer whose backward pass runs, of the kind that needs most.
+
+        These are all its saved tensors where it was recomputed, and its largest gradients.
+        """
+        again = np.where(recomputed, self._whole - self._kept, 0.0)
+        return np.where(there, again + self._transient, 0.0).max(axis=0)
 
 
 def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> Memory:
     """Return the peak bytes of each layout on its fullest stage.
 
-    First stage: most micro batches in flight. Second: perhaps more layers. Last: head and loss.
+    First stage: most micro batches in flight. Middle ones: perhaps more layers, or more with experts. Last: head and loss.
     """
-    splits, stages, row, peak = terms.splits, terms.stages, layouts.row, PeakMemory(problem, table, terms.key, layouts)
-    single, none = (splits.pp == 1) * 1.0, np.zeros(len(splits))
-    first = peak.parts(StageContent(0, stages.first, none + 1, single, splits.account_for_embedding_in_pipeline_split))
-    at_last = StageContent(splits.pp - 1, stages.last, single, none + 1, splits.account_for_loss_in_pipeline_split)
-    last = peak.parts(at_last)
-    if (stages.middle > stages.first).any():  # the second stage holds more layers, for a micro batch less
-        second = peak.parts(StageContent(np.minimum(splits.pp - 1, 1), stages.middle, none, none))
-        first = np.where((splits.pp > 2)[row] & (second.sum(axis=0) > first.sum(axis=0)), second, first)
-    on_last = last.sum(axis=0) > first.sum(axis=0)
-    parts = np.where(on_last, last, first)
-    allocated, reserved, device = totals(problem, parts)
-    return Memory(allocated, reserved, device, parts, on_last)
+    stages, row = terms.stages, layouts.row
+    peak = PeakMemory(problem, table, terms.key, layouts, stages)
+    best = peak.parts(0)
+    total, at = best.sum(axis=0), np.zeros(len(layouts), dtype=np.int64)
+    for stage in range(1, len(stages.index)):
+        if stage > 1 and (stages.counts[stage] <= stages.counts[0]).all():  # a micro batch less of no more layers
+            continue
+        parts = peak.parts(stage)
+        sums = parts.sum(axis=0)
+        fuller = sums > total
+        best, total, at = np.where(fuller, parts, best), np.where(fuller, sums, total), np.where(fuller, stage, at)
+    on_last = (stages.is_last[:, row] & (stages.index[:, row] > 0))[at, np.arange(len(row))]
+    allocated, reserved, device = totals(problem, best)
+    return Memory(allocated, reserved, device, best, on_last)
 
 
 def totals(problem: Problem, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

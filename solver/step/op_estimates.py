@@ -11,7 +11,18 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
-from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
+from solver.layers.program import (
+    COMBINE,
+    COMPUTE,
+    DISPATCH,
+    FLASH_ATTN,
+    FORWARD,
+    GROUPED_LINEAR,
+    LINEAR,
+    MEMORY_BOUND,
+    WEIGHT_GRAD,
+    Op,
+)  # fmt: skip
 from solver.spec.strategy import Recompute
 from solver.step.distinct import distinct
 
@@ -20,6 +31,7 @@ _DIMS = {
     GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
     MEMORY_BOUND: ("bytes",),
+    **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter")),
 }
 _MESSAGE = ("bytes", "intra", "inter", "strided")
 
@@ -111,6 +123,8 @@ def _distinct_answers(
     if names is _MESSAGE:
         delay = cost.contention_seconds(signature[0], dims["bytes"], dims["inter"], answer[0])
         answer = (*answer, delay / np.maximum(answer[0], 1e-30))
+    elif signature[0] in (DISPATCH, COMBINE):
+        answer = (*answer, np.full(len(first), cost.contention))
     return tuple(values[inverse] for values in answer)
 
 
@@ -118,7 +132,7 @@ def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:
     """Group the ops that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound kernel."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
-        groups[op.kind, {LINEAR: op.dtype, GROUPED_LINEAR: op.dtype, MEMORY_BOUND: op.memory_kind}.get(op.kind, "")].append(i)
+        groups[op.kind, op.dtype if op.kind in (LINEAR, GROUPED_LINEAR) else op.variant].append(i)
     return groups
 
 
@@ -132,11 +146,13 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
         return cost.flash_attn(**dims)
     if kind == MEMORY_BOUND:
         return cost.memory_bound(variant, dims["bytes"])
+    if kind in (DISPATCH, COMBINE):
+        return cost.expert_exchange(kind, dispatcher=variant, **dims)
     return cost.collective(kind, dims["bytes"], dims["intra"], dims["inter"], dims["strided"])
 
 
 #: Parts of a pass in the order of LayerTimes arrays; compute first, then exposed communication by group.
-STREAMS = (COMPUTE, "tp", "cp", "wp")
+STREAMS = (COMPUTE, "tp", "cp", "wp", "ep")
 
 
 @dataclass(frozen=True)
@@ -153,6 +169,11 @@ class LayerTimes:
     weight_grad: np.ndarray
 
 
+def _launches(op: Op) -> np.ndarray:
+    """Return how often the host launches kernels for all runs of an op; runs of a ring count once."""
+    return np.minimum(op.count, 1.0) * op.launches
+
+
 def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: float) -> LayerTimes:
     """Sum ``exposed`` seconds (from OpEstimates.exposed) by pass and stream.
 
@@ -163,7 +184,7 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
 
     def total(chosen: list[int]) -> np.ndarray:
         sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])
-        launches = sum((np.minimum(ops[i].count, 1.0) for i in chosen), np.zeros(keys))
+        launches = sum((_launches(ops[i]) for i in chosen), np.zeros(keys))
         sums[0] += np.maximum(launches * host_op_seconds - sums.sum(axis=0), 0.0)
         return sums
 

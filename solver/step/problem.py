@@ -14,6 +14,7 @@ from solver.layers.program import PARAMETER_GROUPS, LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
+from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.precision import ElementBytes, element_bytes
 from solver.spec.strategy import Recompute, Strategy
@@ -39,6 +40,11 @@ class Problem:
         return element_bytes(self.run, self.framework)
 
     @property
+    def kinds(self) -> LayerKinds:
+        """The kinds of the model's layers at this sequence length."""
+        return layer_kinds(self.model, self.run.seq_len)
+
+    @property
     def framework(self) -> Framework:
         return framework_of(self.run.framework)
 
@@ -62,6 +68,7 @@ class Part:
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
     transient: np.ndarray  #: bytes, shape [keys]
     parameters_of: Mapping[str, np.ndarray]  #: parameters of one rank by group (PARAMETER_GROUPS), each of shape [keys]
+    shaped_alike: Mapping[str, np.ndarray]  #: elements of the distinct shapes of its linears and experts, by name; [keys] each
 
     @property
     def parameters(self) -> np.ndarray:
@@ -70,12 +77,18 @@ class Part:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """All three parts for the distinct layer keys of a set of layouts."""
+    """All parts for the distinct layer keys of a set of layouts."""
 
     keys: LayerKeys
-    layer: Part
+    layers: tuple[Part, ...]  #: one of each kind (solver.spec.layer_kinds)
     embedding: Part
     head: Part
+
+    @property
+    def layer(self) -> Part:
+        """The layer of a model whose layers are all of one kind."""
+        (only,) = self.layers
+        return only
 
     def rows_of(self, splits: Splits) -> np.ndarray:
         """Return each split's row in this table, which must hold the layers of all of them; shape [splits]."""
@@ -87,10 +100,12 @@ class LayerTable:
 
 
 def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
-    """Build and estimate the three programs for ``keys``."""
+    """Build and estimate the programs of every kind of layer, of the embedding and of the head for ``keys``."""
+    given = keys, problem.model, problem.run, problem.cluster
     parts = []
-    for build in (layer_program, embedding_program, head_program):
-        program = build(keys, problem.model, problem.run, problem.cluster)
+    for program in (
+        *(layer_program(*given, kind) for kind in problem.kinds.kinds), embedding_program(*given), head_program(*given)
+    ):  # fmt: skip
         estimates = estimate_ops(program.ops, len(keys), problem.cost)
         host = 0.0 if problem.run.compile else problem.framework.kernels.launch_seconds
         exposed = estimates.exposed()
@@ -102,6 +117,8 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
                 parameters_of={group: program.weight_elements(group) for group in PARAMETER_GROUPS},
+                shaped_alike=program.distinct_elements(),
             )
         )
-    return LayerTable(keys, *parts)
+    *layers, embedding, head = parts
+    return LayerTable(keys, tuple(layers), embedding, head)

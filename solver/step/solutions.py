@@ -8,6 +8,7 @@ import numpy as np
 
 from predictor.kernels.linear import FAMILIES
 from profiler.errors import InputError
+from solver.spec.model_size import flops_per_token
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
@@ -44,7 +45,7 @@ class Solutions:
     @property
     def flops_per_second(self) -> np.ndarray:
         """Model FLOP/s per accelerator, attention counted with its causal half."""
-        return self.tgs * self.problem.model.flops_per_token(self.problem.run.seq_len)
+        return self.tgs * flops_per_token(self.problem.model, self.problem.run.seq_len)
 
     @property
     def mfu(self) -> np.ndarray:
@@ -54,7 +55,7 @@ class Solutions:
     @property
     def mfu_whole_square(self) -> np.ndarray:
         """The same with the whole square of attention counted, as some frameworks print it."""
-        return self.tgs * self.problem.model.flops_per_token(self.problem.run.seq_len, whole_square=True) / self._peak
+        return self.tgs * flops_per_token(self.problem.model, self.problem.run.seq_len, whole_square=True) / self._peak
 
     @property
     def _peak(self) -> float:

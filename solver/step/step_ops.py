@@ -1,7 +1,8 @@
 """Work of a step outside the layers: gradient and parameter synchronisation, optimizer, pipeline send/recv.
 
-Two groups of ranks hold copies of a parameter: those of the weights that ``wp`` shards (ISP: world / pp / wp ranks that are wp
-apart) and those of all other parameters (dp * cp ranks that are tp apart). Without ISP both are the same group.
+Three groups of ranks hold copies of a parameter: those of the weights that ``wp`` shards (ISP: world / pp / wp ranks that are
+wp apart), those of experts (world / pp / ep / etp ranks that are ep * etp apart) and those of all other parameters (dp * cp
+ranks that are tp apart). Without ISP the first and the last are the same group.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.layers.program import LINEARS, MEMORY_BOUND, OTHERS, Op, message
+from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, OTHERS, PARAMETER_GROUPS, Op, message
 from solver.schedule.stages import StageLayers, stage_layers, stage_layers_counting_ends
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Splits
 from solver.step.problem import LayerTable, Problem
+from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
 
 
 @dataclass(frozen=True)
@@ -33,26 +35,42 @@ class ParameterGroup:
 
 
 def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> dict[str, ParameterGroup]:
-    """Return the parameters of the fullest stage by group (PARAMETER_GROUPS).
+    """Return the parameters of the fullest stage by group (PARAMETER_GROUPS; experts only where the model has them).
 
     The larger of embedding and head is with the others.
     """
     stages = stages_of(problem, splits)
-    most = np.maximum(stages.middle, np.maximum(stages.first, stages.last))
-    isp = splits.mode == TpMode.ISP
+    layer = {}
+    for name in PARAMETER_GROUPS:
+        each = np.array([part.parameters_of[name][key] for part in table.layers])
+        layer[name] = np.max([over_kinds(counts, each) for counts in stages.counts], axis=0)
     embedding, head = table.embedding.parameters[key], table.head.parameters[key]
     both = embedding + head if not problem.model.tie_word_embeddings else np.maximum(embedding, head)
     ends = np.where(splits.pp == 1, both, np.maximum(embedding, head))
-    replicas = splits.dp * splits.cp
+    ranks = rank_groups(problem, splits)
+    layer[OTHERS] = layer[OTHERS] + ends
+    return {name: ParameterGroup(layer[name], *of) for name, of in ranks.items()}
+
+
+def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return (size, stride) of the groups of ranks that hold copies of a parameter, by group of parameters; [splits] each."""
+    isp, replicas = splits.mode == TpMode.ISP, splits.dp * splits.cp
     split_by_wp = np.where(isp, np.maximum(replicas * splits.tp // splits.wp, 1), replicas)
-    layer = {name: most * elements[key] for name, elements in table.layer.parameters_of.items()}
-    return {
-        LINEARS: ParameterGroup(layer[LINEARS], split_by_wp, np.where(isp, splits.wp, splits.tp)),
-        OTHERS: ParameterGroup(layer[OTHERS] + ends, replicas, splits.tp),
-    }
+    groups = {LINEARS: (split_by_wp, np.where(isp, splits.wp, splits.tp)), OTHERS: (replicas, splits.tp)}
+    if problem.model.is_mixture_of_experts:
+        per_copy = splits.ep * splits.etp
+        groups[EXPERTS] = (replicas * splits.tp // per_copy, per_copy)
+    return groups
 
 
-def stages_of(problem: Problem, splits: Splits) -> StageLayers:
+def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKinds:
+    """Return the layers of each kind that the stages hold; every: as in stage_kinds."""
+    ends = splits.account_for_embedding_in_pipeline_split, splits.account_for_loss_in_pipeline_split
+    kinds = problem.kinds
+    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), (splits.pp, splits.vpp, *ends), every)
+
+
+def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     """Return the layers of the stages as the split and the framework assign them."""
     layers, plain = problem.model.num_hidden_layers, stage_layers(problem.model.num_hidden_layers, *splits.stage_columns)
     if not problem.framework.pipeline.counts_embedding_and_head:
@@ -111,13 +129,13 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         )
         # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
-        ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, memory_kind="residual",
+        ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, variant="residual",
                       count=float(not sync.fused_gradient_accumulation)))  # fmt: skip
         for kind, owned in (("whole", group.elements), ("shard", shares[name])):
             adam = {"bytes": owned * sync.optimizer_bytes_per_parameter}
             passes = {"bytes": owned * grad * sync.gradient_passes}
-            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, memory_kind="adam"))
-            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, memory_kind="residual",
+            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, variant="adam"))
+            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, variant="residual",
                           count=float(sync.gradient_passes > 0)))  # fmt: skip
     everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_node)
     ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
@@ -125,16 +143,22 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
 
 
 def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
-    """Return the ZeRO-3 messages of one layer (layer.*) and of embedding, head and final norm together (root.*)."""
+    """Return the ZeRO-3 messages of a layer of each kind (layer0.*, ...) and of embedding, head and final norm (root.*).
+
+    Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
+    """
     sizes, sync = problem.element_bytes, problem.framework.data_parallel
     embedding, head = table.embedding.parameters[key], table.head.parameters[key]
     root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     ops: list[Op] = []
     groups = parameter_groups(problem, table, key, splits)
-    for name, elements, group in (
-        ("layer", table.layer.parameters[key], groups[LINEARS]),
-        ("root", root, groups[OTHERS]),
-    ):
+    held = [("root", root, groups[OTHERS])]
+    for kind, part in enumerate(table.layers):
+        experts = part.parameters_of[EXPERTS][key]
+        held.append((f"layer{kind}", part.parameters[key] - experts, groups[LINEARS]))
+        if EXPERTS in groups:
+            held.append((f"layer{kind}", experts, groups[EXPERTS]))
+    for name, elements, group in held:
         shard = shard_ranks(group, splits.zero_shard_size)
         ops += _gather(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)
         ops += _group_ops(problem, name, elements * sizes.gradient, group, shard, 1.0, whole=False)
@@ -204,7 +228,7 @@ def _copies(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
     if not np.any(size):
         return []
     there = np.where(group.size > 1, 1.0, 0.0)
-    return [Op(name, "data parallel", MEMORY_BOUND, "step", {"bytes": size}, count=there, memory_kind="copy")]
+    return [Op(name, "data parallel", MEMORY_BOUND, "step", {"bytes": size}, count=there, variant="copy")]
 
 
 def _gather(

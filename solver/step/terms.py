@@ -6,29 +6,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.schedule.stages import StageLayers
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.problem import LayerTable, Problem
 from solver.step.side_stream import SideStreamWork, side_stream_work
+from solver.step.stage_kinds import StageKinds
 from solver.step.step_ops import fsdp_ops, send_recv_ops, stages_of, synchronisation_ops, tied_embedding_op
 
 
 @dataclass(frozen=True)
 class SplitTerms:
-    """Terms of each split; float64 arrays. S: splits. Streams as in solver.step.op_estimates.STREAMS, levels as in Recompute.
+    """Terms of each split; float64 arrays. S: splits. Kinds of layers as in Problem.kinds, streams as in
+    solver.step.op_estimates.STREAMS, levels as in Recompute.
 
     Seconds per micro batch for layer, embedding and head; seconds per step for the synchronisation.
     """
 
     splits: Splits
     key: np.ndarray  #: [S] index into the layer table
-    stages: StageLayers
-    forward: np.ndarray  #: [streams, S] of one layer
-    backward: np.ndarray  #: [streams, S]
-    recompute: np.ndarray  #: [levels, S] all streams together
-    weight_grad: np.ndarray  #: [S]
+    stages: StageKinds
+    forward: np.ndarray  #: [kinds, streams, S] of one layer
+    backward: np.ndarray  #: [kinds, streams, S]
+    recompute: np.ndarray  #: [kinds, levels, S] all streams together
+    weight_grad: np.ndarray  #: [kinds, S]
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
     head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework does not recompute the head
@@ -36,8 +37,8 @@ class SplitTerms:
     all_reduce: SideStreamWork  #: [S] of gradients over all copies
     reduce_scatter: SideStreamWork  #: [S] of gradients inside shard groups and across
     all_gather: SideStreamWork  #: [S] of parameters inside shard groups
-    layer_all_gather: SideStreamWork  #: [S] FSDP: parameters of one layer
-    layer_reduce_scatter: SideStreamWork
+    layer_all_gather: tuple[SideStreamWork, ...]  #: [S] FSDP: parameters of one layer of each kind
+    layer_reduce_scatter: tuple[SideStreamWork, ...]
     root: np.ndarray  #: [S] FSDP: all-gather and reduce-scatter of embedding and head
     accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a separate kernel does it
     optimizer_whole: np.ndarray
@@ -48,7 +49,7 @@ class SplitTerms:
 def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct rows of what the once-per-step ops depend on (micro batches do not change them)."""
     s = splits
-    return distinct((s.mode, s.tp, s.wp, s.cp, s.dp, s.zero_shard_size, *s.stage_columns))
+    return distinct((s.mode, s.tp, s.wp, s.cp, s.ep, s.etp, s.dp, s.zero_shard_size, s.vpp, *s.stage_columns))
 
 
 def estimate_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> OpEstimates:
@@ -71,7 +72,8 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
     sync = estimate_synchronisation(problem, table, key[first], splits.take(first))
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
-    layer, embedding, head = table.layer.times, table.embedding.times, table.head.times
+    layers, embedding, head = [part.times for part in table.layers], table.embedding.times, table.head.times
+    kinds = range(len(layers))
 
     def once(*names: str) -> np.ndarray:
         return sum((sync.row(name) for name in names), np.zeros(len(first)))[group]
@@ -81,15 +83,17 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
 
     return SplitTerms(
         splits=splits, key=key, stages=stages_of(problem, splits),
-        forward=layer.forward[:, key], backward=layer.backward[:, key],
-        recompute=layer.recompute.sum(axis=1)[:, key], weight_grad=layer.weight_grad[key],
+        forward=np.array([layer.forward[:, key] for layer in layers]),
+        backward=np.array([layer.backward[:, key] for layer in layers]),
+        recompute=np.array([layer.recompute.sum(axis=1)[:, key] for layer in layers]),
+        weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
         all_gather=side("parameters.all_gather"),
-        layer_all_gather=side("layer.all_gather"),
-        layer_reduce_scatter=side("layer.reduce_scatter"),
+        layer_all_gather=tuple(side(f"layer{kind}.all_gather") for kind in kinds),
+        layer_reduce_scatter=tuple(side(f"layer{kind}.reduce_scatter") for kind in kinds),
         root=once("root.all_gather", "root.reduce_scatter"),
         accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding"),

@@ -11,19 +11,21 @@ from solver.schedule.stages import pipeline_seconds
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
+from solver.step.stage_kinds import over_kinds
 from solver.step.step_ops import buckets
 from solver.step.terms import SplitTerms
 
 #: Parts of a step, in the order of the rows of StepTimes.parts.
 PARTS = (
-    "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "fsdp_exposed", "pp_transfer", "bubble",
+    "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed", "fsdp_exposed", "pp_transfer", "bubble",
     "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class SlowestStage:
-    """The bottleneck stage: its layers, how many of them are recomputed, and whether it holds embedding and head (0 or 1)."""
+    """The bottleneck stage: its layers of each kind and how many of them are recomputed, [kinds, layouts]; whether it holds
+    embedding and head (0 or 1), [layouts]."""
 
     layers: np.ndarray
     recomputed: np.ndarray
@@ -42,107 +44,134 @@ class StepTimes:
 
 def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray) -> StepTimes:
     """Return the seconds of each layout. table_parameters: parameters of one rank on the fullest stage, shape [splits]."""
-    row, run, model = layouts.row, problem.run, problem.model
+    row, run = layouts.row, problem.run
     pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
-    forward, backward = terms.forward.sum(axis=0)[row], terms.backward.sum(axis=0)[row]
-    recompute = terms.recompute[layouts.recompute, row]
-    recomputed_layers = np.where(layouts.recompute_layers < 0, model.num_hidden_layers, layouts.recompute_layers)
-    fsdp, root = _fsdp(terms, layouts, forward, backward)
-    fsdp_recomputing, _ = _fsdp(terms, layouts, forward, backward + recompute)
-    layer = forward + backward + fsdp
-    # a recomputed layer runs its forward pass again, which overlaps with more of its all-gathers
-    recomputed_layer = recompute + fsdp_recomputing - fsdp
+    layer, root = _layer_seconds(terms, layouts)
     # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
     # chunks are exposed
     overlapped = (vpp > 1) & run.p2p_overlap
     send_recv = np.where(overlapped, 0.0, problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row])
 
-    head_recompute = np.where(recomputed_layers > 0, terms.head_recompute[layouts.recompute, row], 0.0)
+    limit = recomputed_limit(problem, layouts)
+    head_recompute = np.where(limit > 0, terms.head_recompute[layouts.recompute, row], 0.0)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute
-    bottleneck = _slowest_stage(terms, row, (embedding, head), layer, recomputed_layer, recomputed_layers)
-    count, slowest = bottleneck.layers, bottleneck.seconds + send_recv + root
+    bottleneck, recomputed_of_all = _slowest_stage(terms, layouts, (embedding, head), layer, limit)
+    stage = bottleneck.stage
+    slowest = bottleneck.seconds + send_recv + root
     total = (
-        model.num_hidden_layers * layer + np.minimum(recomputed_layers * pp, model.num_hidden_layers) * recomputed_layer
+        over_kinds(terms.stages.totals[:, None], layer.once) + over_kinds(recomputed_of_all, layer.recomputing)
         + embedding + head + root + send_recv * pp
     )  # fmt: skip
-    pipeline = pipeline_seconds(terms.splits.schedule[row], m, pp, vpp, total, slowest, count * terms.weight_grad[row])
+    deferrable = over_kinds(stage.layers, terms.weight_grad[:, row])
+    pipeline = pipeline_seconds(terms.splits.schedule[row], m, pp, vpp, total, slowest, deferrable)
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
-    recomputed = np.minimum(recomputed_layers, count) * recompute + bottleneck.has_head * head_recompute
-    fsdp_stage = count * fsdp + np.minimum(recomputed_layers, count) * (fsdp_recomputing - fsdp)
-    sync, gather = _synchronisation(problem, terms, layouts, count * backward + recomputed, count * forward, table_parameters)
+    recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * head_recompute
+    fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_recomputing)
+    backward, forward = over_kinds(stage.layers, layer.backward), over_kinds(stage.layers, layer.forward)
+    sync, gather = _synchronisation(problem, terms, layouts, backward + recomputed, forward, table_parameters)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    streams = [m * seconds for seconds in _by_stream(terms, row, bottleneck)]
+    streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     parts = np.array([
         streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * send_recv, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
     ])  # fmt: skip
-    stage = SlowestStage(count, np.minimum(recomputed_layers, count), bottleneck.has_embedding, bottleneck.has_head)
     return StepTimes(pipeline + accumulation + sync + gather + optimizer, parts, stage)
 
 
+def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
+    """Return how many of a stage's layers each layout recomputes at most: [layouts]."""
+    every = problem.model.num_hidden_layers
+    return np.where(layouts.recompute_layers < 0, every, np.minimum(layouts.recompute_layers, every))
+
+
+class _LayerSeconds(NamedTuple):
+    """Seconds of one layer of each kind and one micro batch: [kinds, layouts].
+
+    recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_recomputing: what recomputation adds to that. once: all
+    of it without recomputation. recomputing: what recomputation adds.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    recompute: np.ndarray
+    fsdp: np.ndarray
+    fsdp_recomputing: np.ndarray
+    once: np.ndarray
+    recomputing: np.ndarray
+
+
+def _layer_seconds(terms: SplitTerms, layouts: Layouts) -> tuple[_LayerSeconds, np.ndarray]:
+    """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
+    row = layouts.row
+    forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
+    recompute = terms.recompute[:, layouts.recompute, row]
+    fsdp, root = _fsdp(terms, layouts, forward, backward)
+    fsdp_recomputing, _ = _fsdp(terms, layouts, forward, backward + recompute)
+    # a recomputed layer runs its forward pass again, which overlaps with more of its all-gathers
+    once, recomputing = forward + backward + fsdp, recompute + fsdp_recomputing - fsdp
+    return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing - fsdp, once, recomputing), root
+
+
 class _Bottleneck(NamedTuple):
-    """Seconds of one micro batch on the slowest stage, and what it holds (embedding, head: 0 or 1); arrays over layouts."""
+    """Seconds of one micro batch on the slowest stage, and what it holds; arrays over layouts."""
 
     seconds: np.ndarray
-    layers: np.ndarray
-    has_embedding: np.ndarray
-    has_head: np.ndarray
+    stage: SlowestStage
 
 
-def _by_stream(terms: SplitTerms, row: np.ndarray, bottleneck: _Bottleneck) -> list[np.ndarray]:
+def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[np.ndarray]:
     """Return the seconds of one micro batch on the slowest stage, forward and backward, for each stream."""
     return [
-        bottleneck.layers * (terms.forward[s] + terms.backward[s])[row]
-        + bottleneck.has_embedding * terms.embedding[s][row] + bottleneck.has_head * terms.head[s][row]
-        for s in range(len(terms.forward))
+        over_kinds(stage.layers, (terms.forward[:, s] + terms.backward[:, s])[:, row])
+        + stage.has_embedding * terms.embedding[s][row] + stage.has_head * terms.head[s][row]
+        for s in range(terms.forward.shape[1])
     ]  # fmt: skip
 
 
 def _slowest_stage(
-    terms: SplitTerms,
-    row: np.ndarray,
-    ends: tuple[np.ndarray, np.ndarray],
-    layer: np.ndarray,
-    recomputed_layer: np.ndarray,
-    recomputed_layers: np.ndarray,
-) -> _Bottleneck:
-    """Return the slowest of the first stage (with the embedding), the fullest middle one and the last (with the head).
+    terms: SplitTerms, layouts: Layouts, ends: tuple[np.ndarray, np.ndarray], layer: _LayerSeconds, limit: np.ndarray
+) -> tuple[_Bottleneck, np.ndarray]:
+    """Return the slowest stage (of equal ones the first, else the last), and the recomputed layers of all, [kinds, layouts].
 
-    ends: seconds of embedding and head. recomputed_layers: layers of a stage that are recomputed, each ``recomputed_layer``
-    longer.
+    ends: seconds of embedding and head. limit: layers that every stage recomputes at most.
     """
-    first, middle, last = terms.stages.first[row], terms.stages.middle[row], terms.stages.last[row]
-    single = terms.splits.pp[row] == 1
+    row, stages = layouts.row, terms.stages
+    recomputed, recomputed_of_all = stages.recomputed(limit, row)
+    counts, has_embedding, has_head = stages.counts[:, :, row], stages.has_embedding[:, row], stages.has_head[:, row]
     embedding, head = ends
-    at_first = first * layer + np.minimum(recomputed_layers, first) * recomputed_layer + embedding + np.where(single, head, 0.0)
-    at_middle = np.where(single, 0.0, middle * layer + np.minimum(recomputed_layers, middle) * recomputed_layer)
-    at_last = np.where(single, 0.0, last * layer + np.minimum(recomputed_layers, last) * recomputed_layer + head)
-    is_first = (at_first >= at_middle) & (at_first >= at_last)
-    is_last = (at_last > at_first) & (at_last >= at_middle)
-    return _Bottleneck(
-        seconds=np.where(is_first, at_first, np.where(is_last, at_last, at_middle)),
-        layers=np.where(is_first, first, np.where(is_last, last, middle)),
-        has_embedding=is_first * 1.0,
-        has_head=(is_last | single) * 1.0,
+    seconds = np.array([
+        over_kinds(counts[s], layer.once) + over_kinds(recomputed[s], layer.recomputing)
+        + has_embedding[s] * embedding + has_head[s] * head
+        for s in range(len(counts))
+    ])  # fmt: skip
+    slowest = np.argmax(seconds, axis=0)
+    chosen = slowest, np.arange(len(row))
+    stage = SlowestStage(
+        counts.transpose(0, 2, 1)[chosen].T, recomputed.transpose(0, 2, 1)[chosen].T, has_embedding[chosen], has_head[chosen]
     )
+    return _Bottleneck(seconds[chosen], stage), recomputed_of_all
 
 
 def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exposed seconds of ZeRO-3 per layer and micro batch, and of embedding and head; zero for other layouts.
+    """Return the exposed seconds of ZeRO-3 per layer of each kind and micro batch, [kinds, layouts], and of embedding and head,
+    [layouts]; zero for other layouts.
 
     A layer's parameters are all-gathered while the layer before it computes, in forward and again in backward, where the
-    gradients of the layer after it are reduce-scattered at the same time. Source: Zhao et al. 2023 (PyTorch FSDP, arXiv
-    2304.11277).
+    gradients of the layer after it are reduce-scattered at the same time; that these are of the same kind is an approximation.
+    Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277).
     """
-    layer, root = np.zeros(len(layouts)), np.zeros(len(layouts))
+    layer, root = np.zeros(forward.shape), np.zeros(len(layouts))
     chosen = np.flatnonzero(layouts.zero == 3)
     if len(chosen):
         row = layouts.row[chosen]
-        gather, scatter = terms.layer_all_gather.take(row), terms.layer_reduce_scatter.take(row)
-        layer[chosen] = gather.overlapped_with(forward[chosen]) + (gather + scatter).overlapped_with(backward[chosen])
-        root[chosen] = terms.root[row] + gather.communication  # no compute runs before the first layer's all-gather
+        for kind in range(len(forward)):
+            gather, scatter = terms.layer_all_gather[kind].take(row), terms.layer_reduce_scatter[kind].take(row)
+            under = gather.overlapped_with(forward[kind, chosen])
+            layer[kind, chosen] = under + (gather + scatter).overlapped_with(backward[kind, chosen])
+        # no compute runs before the first layer's all-gather
+        root[chosen] = terms.root[row] + terms.layer_all_gather[0].communication[row]
     return layer, root
 
 

@@ -41,7 +41,11 @@ class AttentionCalls:
 def attention_calls(problem: Problem, splits: Splits) -> AttentionCalls:
     """Return every attention call that a layer of ``splits`` makes; uses are calls per layer, added up over the splits."""
     keys, key = splits.layer_keys()
-    ops = [op for op in layer_program(keys, problem.model, problem.run, problem.cluster).ops if op.kind == FLASH_ATTN]
+    found = problem.kinds
+    programs = [layer_program(keys, problem.model, problem.run, problem.cluster, kind) for kind in found.kinds]
+    times = [count / len(found.of_layer) for count in found.counts]  # of an average layer
+    ops = [replace(op, count=op.count * share) for program, share in zip(programs, times, strict=True)
+           for op in program.ops if op.kind == FLASH_ATTN]  # fmt: skip
     n, occurs = len(keys), np.bincount(key, minlength=len(keys))
     none = np.zeros(0, dtype=np.int64)
     columns = [

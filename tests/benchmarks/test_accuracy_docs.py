@@ -21,6 +21,7 @@ from solver.formats.cases import Case, read_cases
 from solver.report.explain import Explanation
 from solver.report.validate import Prediction, constant_mfu_scores, flops_per_gpu, timed
 from solver.spec.model import ModelSpec
+from solver.spec.model_size import layer_linear_parameters
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 
@@ -118,7 +119,7 @@ def test_notes_and_peers_refer_to_existing_cases(plain: list[dict[str, Any]]) ->
 
 def test_flops_by_hand() -> None:
     # 2 GPUs, 2 * 3 sequences of 10 tokens: 30 tokens per GPU; 6 * 105,000 for the weights, 6 * 1 * 100 * 10 for attention
-    assert SMALL.layer_linear_parameters == 100_000
+    assert layer_linear_parameters(SMALL) == 100_000
     case = made("x-1", 1.0).case
     assert flops_per_gpu(case) == pytest.approx(30 * (630_000 + 6_000))
     recomputing = made("x-1", 1.0, run=RUN.replace(recompute="full")).case

@@ -24,7 +24,7 @@ def program(world: int = 1, mode: str = "mtp", tp: int = 1, cp: int = 1, **const
 
 def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
     """Return the kernel and the bytes of each memory-bound op by label."""
-    return {op.label: (op.memory_kind, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
+    return {op.label: (op.variant, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
 
 
 def saved(layer: LayerProgram) -> dict[str, float]:

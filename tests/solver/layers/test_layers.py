@@ -16,6 +16,7 @@ from solver.layers.head import head_program
 from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
+from solver.spec.model_size import flops_per_token, layer_linear_parameters, parameters
 from solver.spec.strategy import Recompute
 
 MODES = ("mtp", "msp", "fsp", "isp")
@@ -67,7 +68,7 @@ def test_all_ranks_together_do_the_flops_of_the_layer(mode: str, tp: int, name: 
     model = MODELS[name]
     for micro_batch in (1, 3):
         layer = program(model, mode, tp, micro_batch_size=micro_batch)
-        expected = 6.0 * model.layer_linear_parameters * SEQ * micro_batch + attention_flops(model) * micro_batch
+        expected = 6.0 * layer_linear_parameters(model) * SEQ * micro_batch + attention_flops(model) * micro_batch
         assert layer.flops()[0] * tp == pytest.approx(expected, rel=1e-12)
 
 
@@ -92,7 +93,7 @@ def test_replicated_key_and_value_heads_are_computed_on_every_rank() -> None:
     assert qkv.dims["n"].tolist() == [3 * 32]
     extra = 6 * 512 * (2 * 16 - 2 * 8) * 32 * SEQ
     assert layer.flops()[0] * 16 == pytest.approx(
-        6 * GQA.layer_linear_parameters * SEQ + attention_flops(GQA) + extra, rel=1e-12
+        6 * layer_linear_parameters(GQA) * SEQ + attention_flops(GQA) + extra, rel=1e-12
     )
 
 
@@ -130,7 +131,7 @@ def test_flops_of_any_model(heads: int, group: int, d: int, hidden: int, ffn: in
         hidden_size=hidden, intermediate_size=4 * ffn, num_attention_heads=4 * heads * group,
         num_key_value_heads=4 * heads, head_dim=d, gated_mlp=gated,
     )  # fmt: skip
-    expected = 6.0 * model.layer_linear_parameters * SEQ + attention_flops(model)
+    expected = 6.0 * layer_linear_parameters(model) * SEQ + attention_flops(model)
     assert program(model, mode, tp).flops()[0] * tp == pytest.approx(expected, rel=1e-12)
 
 
@@ -138,7 +139,7 @@ def test_unfused_attention_computes_the_whole_square() -> None:
     # two GEMMs forward, four backward, of 2 * head_dim FLOPs for each head and each of s * s pairs
     layer = program(GQA, "mtp", attention="unfused")
     scores = 6 * 2 * GQA.head_dim * GQA.num_attention_heads * SEQ * SEQ
-    assert layer.flops()[0] == pytest.approx(6 * GQA.layer_linear_parameters * SEQ + scores, rel=1e-12)
+    assert layer.flops()[0] == pytest.approx(6 * layer_linear_parameters(GQA) * SEQ + scores, rel=1e-12)
 
 
 def test_the_head_is_counted() -> None:
@@ -154,7 +155,7 @@ def test_model_flops_per_token_are_those_of_the_program() -> None:
     per_token = (
         (layer - attention_flops(model)) / SEQ * 4 + head / SEQ + 4 * attention_flops(model, SEQ - 1) / (SEQ - 1) * 6 / 7
     )
-    assert model.flops_per_token(SEQ) == pytest.approx(per_token, rel=1e-12)
+    assert flops_per_token(model, SEQ) == pytest.approx(per_token, rel=1e-12)
 
 
 # weights
@@ -167,12 +168,12 @@ def test_weights_of_one_rank(name: str) -> None:
     for tp in (1, 2, 8):
         for mode in ("mtp", "msp", "fsp"):
             layer = program(model, mode, tp)
-            assert layer.weight_elements("linears")[0] * tp == model.layer_linear_parameters
+            assert layer.weight_elements("linears")[0] * tp == layer_linear_parameters(model)
             assert layer.weight_elements("others")[0] == norms
         isp = program(model, "isp", tp, wp=[1, 4])
         assert isp.weight_elements("linears").tolist() == [
-            model.layer_linear_parameters,
-            model.layer_linear_parameters / 4,
+            layer_linear_parameters(model),
+            layer_linear_parameters(model) / 4,
         ]
         assert isp.weight_elements("others").tolist() == [norms, norms]
 
@@ -195,7 +196,7 @@ def test_all_weights_are_the_parameters_of_the_model() -> None:
     ):
         model = PLAIN.replace(vocab_size=1024, **changes)
         parts = [program(model, "mtp", build=b).weight_elements()[0] for b in (layer_program, embedding_program, head_program)]
-        assert 4 * parts[0] + parts[1] + parts[2] == model.parameters
+        assert 4 * parts[0] + parts[1] + parts[2] == parameters(model)
 
 
 def test_vocabulary_is_padded_and_split() -> None:
@@ -407,7 +408,7 @@ def test_saved_bytes_grow_with_the_micro_batch_and_shrink_with_context_ranks() -
 def norm_bytes(model: ModelSpec, build: Any = layer_program) -> dict[str, float]:
     """Bytes of every norm op of one layer without parallelism, by label."""
     ops = program(model, "mtp", build=build).ops
-    return {op.label: float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.memory_kind == "norm"}
+    return {op.label: float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.variant == "norm"}
 
 
 def test_norms_of_queries_and_keys_by_hand() -> None:

@@ -12,6 +12,7 @@ from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
+from solver.spec.model_size import parameters
 from solver.spec.strategy import Recompute
 
 WIDE = TINY.replace(intermediate_size=1024)
@@ -31,7 +32,7 @@ def test_gradients_of_a_wide_mlp_are_the_largest_working_set(mode: str, tokens: 
 
 
 def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
-    return {op.label: (op.memory_kind, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
+    return {op.label: (op.variant, float(np.ravel(op.dims["bytes"])[0])) for op in layer.ops if op.kind == "memory_bound"}
 
 
 def test_bytes_of_activations() -> None:
@@ -78,6 +79,6 @@ def test_the_fused_loss_holds_the_logits_and_nothing_else() -> None:
 def test_biases_of_the_mlp(gated: bool, biases: int) -> None:
     # of gate and up, or of the up projection alone, and of the output; over two ranks the output's is whole on each
     model = TINY.replace(gated_mlp=gated)
-    assert model.replace(mlp_bias=True).parameters - model.parameters == 2 * biases
+    assert parameters(model.replace(mlp_bias=True)) - parameters(model) == 2 * biases
     one, two = (program(model.replace(mlp_bias=True), tp=tp).weight_elements("others")[0] - 2 * 64 for tp in (1, 2))
     assert (one, two) == (biases, (biases - 64) / 2 + 64)

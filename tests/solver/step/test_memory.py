@@ -7,6 +7,7 @@ import pytest
 from toy import TINY, changed, column, estimated, make_problem, run_of, some_layouts, toy_cost
 
 from solver.spec.model import ModelSpec
+from solver.spec.model_size import parameters
 from solver.step.memory import PARTS
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -195,7 +196,7 @@ def test_memory_scales_with_micro_batch_and_parameters() -> None:
     activations = found.memory.parts[PARTS.index("activations")]
     assert activations.tolist() == [activations[0], 2 * activations[0], 4 * activations[0]]
     # an 8B model trained in 16 bits on one device: 16 bytes per parameter, except for the padding of the vocabulary
-    assert found.memory.parts[:3, 0].sum() == pytest.approx(16 * MODEL.parameters, rel=1e-3)
+    assert found.memory.parts[:3, 0].sum() == pytest.approx(16 * parameters(MODEL), rel=1e-3)
 
 
 def test_dummy_gradients_of_megatron_by_hand() -> None:

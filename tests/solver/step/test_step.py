@@ -309,8 +309,8 @@ def test_the_pipeline_agrees_with_the_event_simulation(h100_model: CostModel) ->
     even, errors = [], []
     for index, row in enumerate(found.layouts.row):
         key, terms = found.terms.key[row], found.terms
-        forward, backward = terms.forward[:, row].sum(), terms.backward[:, row].sum()
-        backward += terms.recompute[found.layouts.recompute[index], row]
+        forward, backward = terms.forward[0, :, row].sum(), terms.backward[0, :, row].sum()
+        backward += terms.recompute[0, found.layouts.recompute[index], row]
         layers = _stage_sizes(30, *(int(getattr(terms.stages, n)[row]) for n in ("first", "last")), int(terms.splits.pp[row]))
         f, b = layers * forward + terms.send_recv[row], layers * backward + terms.send_recv[row]
         for stage, end in ((0, found.table.embedding.times), (-1, found.table.head.times)):

@@ -1,0 +1,235 @@
+"""The core of attention, flash or unfused: kinds of windows, and the sequence exchange of context parallelism."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, gemm_dtype, memory_bound
+from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Array, Op, Saved, message
+from solver.layers.shapes import Shapes
+from solver.spec.cluster import Placement
+from solver.spec.precision import FP32
+from solver.spec.strategy import Recompute
+
+MODULE = "attention"
+#: Rows and columns of the tiles of a flash-attention kernel: a window that moves along the rows of a tile touches a tile more.
+TILE = 128
+
+
+def core_ops(shapes: Shapes) -> list[Op]:
+    """Return the ops between the projections: from q, k and v after the rotary embedding to the context."""
+    return _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
+
+
+def _kv_dims(shapes: Shapes) -> int:
+    """Width of a key and its value."""
+    return shapes.model.qk_head_dim + shapes.model.value_head_dim
+
+
+def _qkv_width(shapes: Shapes) -> Array:
+    """Width of one token's queries, keys and values on this rank."""
+    return shapes.heads * shapes.model.qk_head_dim + shapes.kv_heads * _kv_dims(shapes)
+
+
+def _heads_after_cp(shapes: Shapes) -> tuple[Array, Array]:
+    if shapes.run.cp_comm != "a2a":
+        return shapes.heads, shapes.kv_heads
+    cp = shapes.keys.cp
+    return np.maximum(shapes.heads // cp, 1), np.maximum(shapes.kv_heads // cp, 1)
+
+
+def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array, causal: bool, blocks: Array = 1) -> list[Op]:
+    """One call of the kernel, forward and backward; blocks: parts of each sequence that it treats like sequences."""
+    heads, kv_heads = _heads_after_cp(shapes)
+    dims = {"batch": shapes.keys.micro_batch_size * blocks, "seq_q": seq_q, "seq_kv": seq_kv, "heads": heads,
+            "kv_heads": kv_heads, "head_dim": shapes.model.qk_head_dim, "v_head_dim": shapes.model.value_head_dim,
+            "causal": causal}  # fmt: skip
+
+    return [
+        Op(name, MODULE, FLASH_ATTN, FORWARD, {**dims, "backward": False}, count=count, recomputed_by=ATTENTION_CORE),
+        Op(name, MODULE, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count),
+    ]
+
+
+def _seen(shapes: Shapes) -> int:
+    """Return the keys that a query's tile touches on average under a window or in chunks, or half of the sequence.
+
+    A window that moves along the tile's rows adds a tile; a whole causal triangle is never exceeded.
+    """
+    kind, seq_len = shapes.kind, shapes.run.seq_len
+    moving = TILE if kind.window else 0
+    return max(min(math.ceil(kind.seen_tokens(seq_len)) + moving, seq_len // 2), 1)
+
+
+def _whole_sequence(shapes: Shapes, name: str, count: Array, seq: Array) -> list[Op]:
+    """Causal attention of ``seq`` tokens to themselves, within the window or the chunks of this kind of layer."""
+    kind = shapes.kind
+    if kind.chunk:
+        return _flash(shapes, name, count, kind.chunk, kind.chunk, True, blocks=-(-seq // kind.chunk))
+    if kind.window:
+        return _flash(shapes, name, count, seq, _seen(shapes), False)
+    return _flash(shapes, name, count, seq, seq, True)
+
+
+def _flash_core(shapes: Shapes) -> list[Op]:
+    """Flash attention; under context parallelism the causal work is shared evenly (zigzag order of the sequence).
+
+    ring: one causal step on the rank's own part, then cp - 1 steps of half blocks, overlapped with sending keys and values for
+    the next step (backward also sends their gradients). allgather: keys and values are all-gathered before attention, their
+    gradients reduce-scattered after it. a2a: heads are exchanged for sequence, twice. Windows and chunks across ranks work by
+    allgather and a2a only (solver.spec.feasibility). Sources: Liu et al. 2023 (arXiv
+    2310.01889), Jacobs et al. 2023 (arXiv 2309.14509), Transformer Engine's and Llama 3's context parallelism as published.
+    """
+    run, cp = shapes.run, shapes.keys.cp
+    local, ones = run.seq_len // cp, np.ones(len(cp))
+    copies = _layout_copies(shapes)
+    if run.cp_comm == "a2a":
+        return [*copies, *_context_exchange(shapes), *_whole_sequence(shapes, "attention", ones, run.seq_len)]
+    if run.cp_comm == "allgather":
+        single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
+        gather, scatter = _kv_gather(shapes)
+        return [
+            *copies,
+            gather,
+            *_whole_sequence(shapes, "attention", single, run.seq_len),
+            *_flash(shapes, "attention.shared", several, local, _seen(shapes), False),
+            scatter,
+        ]
+    steps = (cp - 1) * 1.0
+    return [
+        *copies,
+        *_whole_sequence(shapes, "attention", ones, local),
+        *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
+        *_kv_ring(shapes, steps),
+    ]
+
+
+def _layout_copies(shapes: Shapes) -> list[Op]:
+    """Copies between the framework's order of dimensions and the kernel's, in both directions; each is a read and a write."""
+    of_qkv, of_context = shapes.framework.kernels.attention_layout_copies
+    if not of_qkv + of_context:
+        return []
+    width = of_qkv * _qkv_width(shapes) + of_context * shapes.heads * shapes.model.value_head_dim
+    several, twice = np.where(shapes.keys.micro_batch_size > 1, 1.0, 0.0), 2 * shapes.element
+    copies = memory_bound("layout", MODULE, "copy", shapes.tokens * width, twice, twice, ATTENTION_CORE)
+    return [replace(op, count=several) for op in copies]
+
+
+def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
+    """Send of keys and values, overlapped with each step of the ring; backward also sends their gradients."""
+    group = shapes.groups.cp
+    apart = group.inter > 1  # the slowest hop of the ring is its bottleneck
+    hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
+    size = shapes.tokens * shapes.kv_heads * _kv_dims(shapes) * shapes.element
+
+    def send(phase: str, tensors: int, again: tuple[Recompute, ...]) -> Op:
+        under = (f"attention.step.{phase}",)
+        return Op("kv.send", MODULE, "p2p", phase, message(tensors * size, hop), "cp", steps, under, recomputed_by=again)
+
+    return [send(FORWARD, 1, ATTENTION_CORE), send(INPUT_GRAD, 2, ())]
+
+
+def _kv_gather(shapes: Shapes) -> list[Op]:
+    """Context parallelism by all-gather.
+
+    Keys and values of all cp ranks are all-gathered before attention, their gradients are reduce-scattered after it.
+    """
+    several = np.where(shapes.keys.cp > 1, 1.0, 0.0)
+    whole = shapes.tokens * shapes.kv_heads * _kv_dims(shapes) * shapes.element * shapes.keys.cp
+    dims = message(whole, shapes.groups.cp)
+    return [
+        Op("kv.all_gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
+        Op("kv.reduce_scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
+    ]
+
+
+def exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray) -> list[Op]:
+    """All-to-alls between sequence and heads, forward and mirrored in backward, with the copies that split and concatenate."""
+    ops: list[Op] = []
+    for tensor, size in sizes.items():
+        for phase, again in ((FORWARD, WHOLE_LAYER), (INPUT_GRAD, ())):
+            dims = message(size, getattr(shapes.groups, stream))
+            ops.append(Op(f"{name}.{tensor}", MODULE, "all2all", phase, dims, stream, where, recomputed_by=again))
+            ops.append(
+                Op(f"{name}.{tensor}.copy", MODULE, "memory_bound", phase, {"bytes": 4.0 * size}, count=where,
+                   recomputed_by=again, variant="copy")
+            )  # fmt: skip
+    return ops
+
+
+def _context_exchange(shapes: Shapes) -> list[Op]:
+    """Context parallelism by all-to-all: this rank's heads of q, k, v and context over the cp group."""
+    model, where = shapes.model, np.where(shapes.keys.cp > 1, 1.0, 0.0)
+    kv = np.maximum(shapes.kv_heads, shapes.keys.cp) * _kv_dims(shapes)
+    qkv = shapes.tokens * (shapes.heads * model.qk_head_dim + kv) * shapes.element
+    context = shapes.tokens * shapes.heads * model.value_head_dim * shapes.element
+    return exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where)
+
+
+def _unfused_core(shapes: Shapes) -> list[Op]:
+    """Scores, softmax and context as separate kernels: the s^2 matrix goes through memory (2021-22 code, no flash attention).
+
+    Its context parallelism all-gathers keys and values, whatever cp_comm is, because the kernels need them whole.
+    """
+    run, d, v = shapes.run, shapes.model.qk_head_dim, shapes.model.value_head_dim
+
+    seq_q, seq_kv = run.seq_len // shapes.keys.cp, run.seq_len
+    batch = shapes.keys.micro_batch_size * shapes.heads
+
+    def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: int) -> Op:
+        dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
+        again = ATTENTION_CORE if phase == FORWARD else ()
+        return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
+
+    probabilities, fused = batch * seq_q * seq_kv, shapes.framework.kernels.fused_softmax
+    passes = 2 * shapes.element, 3 * shapes.element
+    # dropout reads and writes the probabilities and a one-byte mask
+    scores = batch * seq_q * seq_kv * float(shapes.framework.kernels.dropout)
+    masked = 2 * shapes.element + 1
+    dropout = memory_bound("dropout", MODULE, "residual", scores, masked, masked, ATTENTION_CORE)
+    return [
+        *_kv_gather(shapes),
+        gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
+        *memory_bound("softmax", MODULE, "softmax", probabilities, *passes, ATTENTION_CORE, fused=fused),
+        *dropout,
+        gemm("context", FORWARD, seq_q, v, seq_kv, 1),
+        gemm("context", INPUT_GRAD, seq_q, seq_kv, v, 0),
+        gemm("context", WEIGHT_GRAD, seq_kv, v, seq_q, 2),
+        gemm("scores", INPUT_GRAD, seq_q, d, seq_kv, 1),
+        gemm("scores", WEIGHT_GRAD, seq_kv, d, seq_q, 2),
+    ]
+
+
+def core_saved(shapes: Shapes) -> list[Saved]:
+    """Return what the core saves: q, k, v, the context, and the log-sum-exp (or the score matrix)."""
+    qkv = shapes.tokens * _qkv_width(shapes) * shapes.element
+    context = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.element
+
+    saved = [Saved("qkv", qkv), Saved("context", context)]
+
+    if shapes.run.attention == "flash":
+        saved.append(Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE))
+    else:
+        scores = shapes.tokens * shapes.heads * shapes.run.seq_len
+        # softmax output, eager also in fp32; with dropout also its mask and its output (5 a s^2 b, arXiv 2205.05198 equation 2)
+        per_score = 2 * shapes.element + 1 if shapes.framework.kernels.dropout else shapes.element
+        per_score += 0 if shapes.framework.kernels.fused_softmax else FP32
+        saved.append(Saved("probabilities", scores * per_score, ATTENTION_CORE))
+    return saved
+
+
+def core_working_bytes(shapes: Shapes) -> np.ndarray:
+    """Return the bytes of gradients alive in the core's backward pass.
+
+    Flash: gradients of q, k, v and context, and the fp32 sum of the query gradients (FlashAttention 2). Unfused: gradients of
+    probabilities and scores, and their fp32 copies where softmax runs in eager kernels.
+    """
+    if shapes.run.attention == "flash":
+        gradients = (shapes.heads + shapes.kv_heads) * _kv_dims(shapes) * shapes.element
+        return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim)
+
+    scores = shapes.tokens * shapes.heads * shapes.run.seq_len
+    return scores * 2 * (shapes.element + (0 if shapes.framework.kernels.fused_softmax else FP32))

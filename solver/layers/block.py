@@ -1,0 +1,47 @@
+"""The two blocks of a decoder layer, attention and MLP, by what the model and the kind of layer have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from solver.layers import attention, attention_core, latent_attention, mlp, moe
+from solver.layers.program import Op, Saved, Weight
+from solver.layers.shapes import Shapes
+from solver.spec.layer_kinds import LayerKind
+from solver.spec.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block: its ops, what it saves for backward, the bytes of gradients alive at once in backward, its weights."""
+
+    ops: Callable[[Shapes], list[Op]]
+    saved: Callable[[Shapes], list[Saved]]
+    working_bytes: Callable[[Shapes], np.ndarray]
+    weights: Callable[[Shapes], list[Weight]]
+
+
+def attention_block(model: ModelSpec) -> Block:
+    if model.has_latent_attention:
+        latent = latent_attention
+        return Block(
+            latent.latent_attention_ops, latent.latent_attention_saved, attention_core.core_working_bytes,
+            latent.latent_attention_weights,
+        )  # fmt: skip
+    return Block(
+        attention.attention_ops, attention.attention_saved, attention_core.core_working_bytes, attention.attention_weights
+    )
+
+
+def mlp_block(model: ModelSpec, kind: LayerKind) -> Block:
+    if kind.experts:
+        return Block(moe.moe_ops, moe.moe_saved, moe.moe_working_bytes, moe.moe_weights)
+    width = model.intermediate_size
+    return Block(
+        partial(mlp.mlp_ops, intermediate=width), partial(mlp.mlp_saved, intermediate=width), mlp.mlp_working_bytes,
+        partial(mlp.mlp_weights, intermediate=width),
+    )  # fmt: skip

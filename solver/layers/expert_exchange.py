@@ -1,0 +1,100 @@
+"""The exchange of tokens between the ranks of an expert group: permutation, dispatch and combine, by each kind of dispatcher.
+
+alltoall, allgather: NCCL's collectives between permutations, as Megatron-Core's token_dispatcher.py. deepep, hybridep: kernels
+that send a token once to each rank (and once to each node) that it goes to (github.com/deepseek-ai/DeepEP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from solver.layers.expert_rows import expert_rows, sent_rows
+from solver.layers.ops import WHOLE_LAYER, memory_bound
+from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, Array, Op, message
+from solver.layers.shapes import Shapes
+
+MODULE = "expert_exchange"
+KERNELS = ("deepep", "hybridep")  #: dispatchers that are kernels of their own
+
+
+def dispatch_ops(shapes: Shapes) -> list[Op]:
+    """Return the ops that bring tokens to their experts, and in backward the gradients back to the tokens."""
+    return [*_permutation(shapes, "permute", spreads=True), *_sends(shapes, DISPATCH), *_sorts(shapes, "sort")]
+
+
+def combine_ops(shapes: Shapes) -> list[Op]:
+    """Return the ops that bring the experts' outputs back and add them up for each token."""
+    return [*_sorts(shapes, "unsort"), *_sends(shapes, COMBINE), *_permutation(shapes, "unpermute", spreads=False)]
+
+
+def _row(shapes: Shapes) -> int:
+    """Bytes of one row."""
+    return shapes.model.hidden_size * shapes.element
+
+
+def _permutation(shapes: Shapes, name: str, spreads: bool) -> list[Op]:
+    """Tokens are read and their rows written, or the other way round; backward does the opposite.
+
+    DeepEP's received tokens are spread to the local experts; hybrid-EP's kernels do so themselves. Without fusion the copies go
+    through an index kernel and, where rows are added, fp32 sums (moe_permute_fusion).
+    """
+    if shapes.run.moe_dispatcher == "hybridep":
+        return []
+    rows = sent_rows(shapes) if shapes.run.moe_dispatcher not in KERNELS else expert_rows(shapes)
+    size = (shapes.norm_tokens + rows) * _row(shapes)
+    chain = 1.0 if shapes.run.moe_permute_fusion else 2.0
+    return memory_bound(name, MODULE, "permute", size, chain, chain)
+
+
+def _sorts(shapes: Shapes, name: str) -> list[Op]:
+    """What arrives is ordered by rank, and by expert within it: it is sorted by expert if the rank holds several."""
+    if shapes.run.moe_dispatcher != "alltoall":
+        return []
+    several = np.where((shapes.keys.ep * shapes.keys.etp > 1) & (shapes.model.num_experts // shapes.keys.ep > 1), 1.0, 0.0)
+    copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), 2.0, 2.0)
+    return [replace(op, count=several) for op in copies]
+
+
+def _sends(shapes: Shapes, what: str) -> list[Op]:
+    """The exchange over the expert group, and over the expert-tensor group, in forward and mirrored in backward."""
+    mirrored = COMBINE if what == DISPATCH else DISPATCH
+    return [*_send(shapes, what, FORWARD, what), *_send(shapes, what, INPUT_GRAD, mirrored)]
+
+
+def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
+    keys, groups, run = shapes.keys, shapes.groups, shapes.run
+    again = WHOLE_LAYER if phase == FORWARD else ()
+    under = _under(shapes, phase)
+
+    def op(suffix: str, kind: str, dims: dict[str, Array], where: Array, variant: str = "") -> Op:
+        count = np.where(where, 1.0, 0.0)
+        return Op(f"{name}{suffix}", MODULE, kind, phase, dims, "ep", count, under, recomputed_by=again, variant=variant)
+
+    gathering = "all_gather" if direction == DISPATCH else "reduce_scatter"
+    within = op(".etp", gathering, message(sent_rows(shapes) * keys.etp * _row(shapes), groups.etp), keys.etp > 1)
+    if run.moe_dispatcher == "alltoall":
+        return [op("", "all2all", message(sent_rows(shapes) * _load(shapes) * _row(shapes), groups.ep), keys.ep > 1), within]
+    if run.moe_dispatcher == "allgather":
+        whole = shapes.norm_tokens * keys.ep * keys.etp * _row(shapes)
+        return [op("", gathering, message(whole, shapes.groups.experts), keys.ep * keys.etp > 1)]
+    place = groups.experts  # DeepEP's group is that of experts and their parts together
+    dims = {"tokens": shapes.norm_tokens, "row_bytes": _row(shapes), "top_k": shapes.model.num_experts_per_tok * keys.etp,
+            "experts": shapes.model.num_experts * keys.etp, "intra": place.intra, "inter": place.inter}  # fmt: skip
+    return [op("", direction, dims, keys.ep * keys.etp > 1, run.moe_dispatcher)]
+
+
+def _load(shapes: Shapes) -> Array:
+    """The exchange ends when the hottest rank has what is sent to it."""
+    return 1.0 if shapes.run.moe_capacity_factor else shapes.run.moe_imbalance
+
+
+def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:
+    """The compute that the exchange overlaps with: the shared experts, where the framework runs them beside it."""
+    model = shapes.model
+    if not (shapes.run.moe_shared_expert_overlap and model.shared_expert_intermediate_size):
+        return ()
+    names = ("w13", "w2") if model.gated_mlp and shapes.framework.kernels.fused_gate_up else ("w1", "w2")
+    passes = (FORWARD,) if phase == FORWARD else (INPUT_GRAD, "weight_grad")
+    return tuple(f"shared.{name}.{which}" for which in passes for name in names)

@@ -1,0 +1,30 @@
+"""How many rows of tokens the experts of a rank work on, and how many a rank sends to them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.layers.shapes import Shapes
+
+
+def sent_rows(shapes: Shapes) -> np.ndarray:
+    """Return the rows that a rank sends: its tokens, once for each expert that they go to; shape [keys].
+
+    With a capacity factor every expert gets the same number of rows from a rank, and missing ones are padded.
+    """
+    model, factor = shapes.model, shapes.run.moe_capacity_factor
+    rows = shapes.norm_tokens * model.num_experts_per_tok * 1.0
+    if factor:
+        rows = np.ceil(rows * factor / model.num_experts) * model.num_experts
+    return rows
+
+
+def expert_rows(shapes: Shapes) -> np.ndarray:
+    """Return the rows of a rank's grouped GEMMs: what the ranks of its group send to it, on the rank that gets most; [keys].
+
+    All ranks send as much as this one, so a rank receives on average what it sends; those of one expert-tensor group work on
+    the same rows. moe_imbalance: load of the hottest rank over the mean, without a capacity factor, which evens it out.
+    """
+    load = 1.0 if shapes.run.moe_capacity_factor else np.where(shapes.keys.ep > 1, shapes.run.moe_imbalance, 1.0)
+    rows: np.ndarray = sent_rows(shapes) * shapes.keys.etp * load
+    return rows

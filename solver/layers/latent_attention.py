@@ -1,0 +1,119 @@
+"""Multi-head latent attention: queries, keys and values through low ranks, and the copies that put them together.
+
+Sources: DeepSeek-V2 (arXiv 2405.04434) section 2.1; Megatron-Core's multi_latent_attention.py, as read. Keys and values are
+expanded to all heads before the core ("not absorbed"), as every framework trains it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.layers.attention_core import MODULE, core_ops, core_saved
+from solver.layers.ops import column_linears, linear, memory_bound, row_linear, tp_collective
+from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
+from solver.layers.shapes import Shapes
+
+
+def latent_attention_ops(shapes: Shapes) -> list[Op]:
+    """Return the ops of one latent attention block, forward and backward.
+
+    The down projections are not split: every tensor rank holds them and works on its own tokens. What they give is normed and
+    all-gathered (under a sequence split), then expanded to this rank's heads.
+    """
+    model = shapes.model
+    q, kv = model.num_attention_heads * model.qk_head_dim, _expanded(shapes)
+    up = [
+        *(_up(shapes, "q_up", model.q_lora_rank, q // shapes.split) if model.q_lora_rank else []),
+        *_up(shapes, "kv_up", model.kv_lora_rank, kv),
+    ]
+    down = {"q_down": model.q_lora_rank} if model.q_lora_rank else {}
+    direct = [] if model.q_lora_rank else column_linears(shapes, MODULE, model.hidden_size, {"wq": q // shapes.split})
+    down["kv_down"] = model.kv_lora_rank + model.qk_rope_head_dim
+    return [
+        *direct,
+        *(op for name, width in down.items() for op in _down(shapes, name, width)),
+        *_rotary_key_gather(shapes),
+        *up,
+        *_assembly(shapes),
+        *core_ops(shapes),
+        *row_linear(shapes, "wo", MODULE, model.hidden_size, model.num_attention_heads * model.v_head_dim // shapes.split),
+    ]
+
+
+def _expanded(shapes: Shapes) -> Array:
+    """Columns of the up projection of keys and values on one rank."""
+    model = shapes.model
+    return model.num_attention_heads // shapes.split * (model.qk_nope_head_dim + model.v_head_dim)
+
+
+def _down(shapes: Shapes, name: str, width: int) -> list[Op]:
+    return linear(shapes, name, MODULE, width, shapes.model.hidden_size, tokens=shapes.norm_tokens)
+
+
+def _up(shapes: Shapes, name: str, rank: int, width: Array) -> list[Op]:
+    """A norm of the low rank, its all-gather under a sequence split, and the expansion to heads."""
+    whole = shapes.tokens * rank * shapes.element
+    elements, fused = shapes.norm_tokens * rank, shapes.run.fused_norm or shapes.run.compile
+    norm = memory_bound(f"{name}.norm", MODULE, "norm", elements, 2 * shapes.element, 3 * shapes.element, fused=fused)
+    split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
+    return [
+        *norm,
+        tp_collective(shapes, f"{name}.all_gather", MODULE, "all_gather", FORWARD, split, size=whole),
+        *linear(shapes, name, MODULE, width, rank),
+        tp_collective(shapes, f"{name}.reduce_scatter", MODULE, "reduce_scatter", INPUT_GRAD, split, size=whole),
+        tp_collective(shapes, f"{name}.all_reduce", MODULE, "all_reduce", INPUT_GRAD, everywhere, size=whole),
+        tp_collective(shapes, f"{name}.regather", MODULE, "all_gather", INPUT_GRAD, shapes.keeps_shard, size=whole),
+    ]
+
+
+def _rotary_key_gather(shapes: Shapes) -> list[Op]:
+    """All-gather of the rotary part of the key, which all heads share, under a sequence split; its gradient is scattered."""
+    whole = shapes.tokens * shapes.model.qk_rope_head_dim * shapes.element
+    return [
+        tp_collective(shapes, "rotary_key", MODULE, "all_gather", FORWARD, shapes.sequence_split, size=whole),
+        tp_collective(shapes, "rotary_key", MODULE, "reduce_scatter", INPUT_GRAD, shapes.sequence_split, size=whole),
+    ]
+
+
+def _assembly(shapes: Shapes) -> list[Op]:
+    """Rotary embedding of parts of queries and keys, and what puts them together for the core.
+
+    One kernel (Kernels.fused_latent_rope): the rotary part of q in place; keys and values read once and written once. Otherwise
+    the rotary parts alone go through the rotary kernels, and q, k and v are each written anew (torch.cat and contiguous: read
+    and write); backward copies them back.
+    """
+    model, heads, e = shapes.model, shapes.heads, shapes.element
+    rotary = shapes.tokens * (heads + 1) * model.qk_rope_head_dim
+    assembled = shapes.tokens * heads * (2 * model.qk_head_dim + model.v_head_dim)
+    rope = memory_bound("rope", MODULE, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_elementwise)
+    if shapes.framework.kernels.fused_latent_rope:
+        kv = shapes.tokens * heads * (model.qk_head_dim + model.v_head_dim)
+        return [*rope, *memory_bound("assembly", MODULE, "copy", kv, 2 * e, 2 * e)]
+    return [*rope, *memory_bound("assembly", MODULE, "copy", assembled, 2 * e, 2 * e)]
+
+
+def latent_attention_saved(shapes: Shapes) -> list[Saved]:
+    """Return the saved tensors: those of the core, and the low ranks before and after their norms.
+
+    A column linear keeps its shard of what is normed, or all of it.
+    """
+    model, e = shapes.model, shapes.element
+    ranks = model.q_lora_rank + model.kv_lora_rank
+    kept = np.where(shapes.keeps_shard, shapes.norm_tokens, shapes.tokens)
+    low = Saved("low_ranks", ranks * (shapes.norm_tokens + kept) * e)
+    return [*core_saved(shapes), low]
+
+
+def latent_attention_weights(shapes: Shapes) -> list[Weight]:
+    """Return the projections of one rank; the down projections and the norms are whole on every tensor rank."""
+    model, h = shapes.model, shapes.model.hidden_size
+    q = model.num_attention_heads * model.qk_head_dim // shapes.split
+    low = h * (model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim)
+    found = {
+        "attention.q_up": q * (model.q_lora_rank or h),
+        "attention.kv_up": _expanded(shapes) * model.kv_lora_rank,
+        "attention.out": model.num_attention_heads * model.v_head_dim // shapes.split * h,
+        "attention.down": low,
+    }
+    norms = Weight("attention.norms", model.q_lora_rank + model.kv_lora_rank, OTHERS)
+    return [*(Weight(name, elements, LINEARS) for name, elements in found.items()), norms]

@@ -1,0 +1,160 @@
+"""What pipeline stages hold where a model has layers of several kinds: layers of each kind, and how many are recomputed.
+
+Only stages that can be the slowest or the fullest are looked at: the first, the last, and of the middle stages those that no
+earlier one exceeds in every kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from solver.schedule.stages import StageLayers
+from solver.step.distinct import distinct
+
+
+@dataclass(frozen=True)
+class StageKinds:
+    """Stages of every split. Where a split has fewer stages than others, its first stage stands again.
+
+    counts: float64 [stages, kinds, splits]. index: number of the stage in its pipeline, 0 is the first; int64 [stages, splits].
+    totals: layers of each kind in the model, float64 [kinds].
+    """
+
+    counts: np.ndarray
+    index: np.ndarray
+    totals: np.ndarray
+    is_last: np.ndarray  #: bool [stages, splits]
+    division: np.ndarray  #: [splits] row of ``first_layers``
+    first_layers: np.ndarray  #: [stages + 1, kinds, divisions, n + 1]: of the first n layers of a stage (of all)
+
+    @property
+    def has_embedding(self) -> np.ndarray:
+        """0.0 or 1.0: [stages, splits]."""
+        return (self.index == 0) * 1.0
+
+    @property
+    def has_head(self) -> np.ndarray:
+        return self.is_last * 1.0
+
+    @property
+    def layers(self) -> np.ndarray:
+        """Layers of all kinds: [stages, splits]."""
+        return self.counts.sum(axis=1)
+
+    def recomputed(self, limit: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the recomputed layers where every stage recomputes its first ``limit``: of the stages, and of all together.
+
+        limit: at most the layers of the model; row: index of each layout's split. Shapes [stages, kinds, layouts] and
+        [kinds, layouts].
+        """
+        found = self.first_layers[:, :, self.division[row], limit]
+        return found[:-1], found[-1]
+
+
+def over_kinds(count: np.ndarray, each: np.ndarray) -> np.ndarray:
+    """Return the sum over kinds of layers of ``count`` times ``each``; both [kinds, ...]."""
+    total: np.ndarray = count[0] * each[0]
+    for kind in range(1, len(each)):
+        total = total + count[kind] * each[kind]
+    return total
+
+
+def stage_kinds(
+    of_layer: np.ndarray, kinds: int, stages: StageLayers, columns: tuple[np.ndarray, ...], every: bool = False
+) -> StageKinds:
+    """Return what the stages of the splits hold.
+
+    of_layer: kind of every layer. columns: pp, vpp, and whether embedding and loss count as layers; all of shape [splits].
+    every: all stages in order, instead of those that can be the slowest or the fullest.
+    """
+    pp, vpp, embedding, loss = columns
+    first, division = distinct((pp, vpp, stages.first, stages.middle, stages.last, embedding, loss))
+    order = tuple(of_layer.tolist())
+    found = [
+        _composition(
+            order,
+            kinds,
+            *(int(column[i]) for column in (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss)),
+            every,
+        )  # fmt: skip
+        for i in first
+    ]
+    most = max(len(one.index) for one in found)
+    index = np.array([one.padded(one.index, most) for one in found]).T
+    table = np.array([[*one.padded(one.first_layers, most), one.first_of_all] for one in found])
+    return StageKinds(
+        counts=table[:, :-1, :, -1].transpose(1, 2, 0)[:, :, division],
+        index=index[:, division],
+        totals=np.bincount(of_layer, minlength=kinds) * 1.0,
+        is_last=index[:, division] == pp - 1,
+        division=division,
+        first_layers=np.ascontiguousarray(table.transpose(1, 2, 0, 3)),
+    )
+
+
+@dataclass(frozen=True)
+class _Composition:
+    """Stages of one division. index: their numbers. first_layers: [kinds, layers + 1] of each. first_of_all: their sum."""
+
+    index: tuple[int, ...]
+    first_layers: tuple[np.ndarray, ...]
+    first_of_all: np.ndarray
+
+    def padded(self, values: tuple[np.ndarray, ...] | tuple[int, ...], length: int) -> list[np.ndarray | int]:
+        return [*values, *[values[0]] * (length - len(values))]
+
+
+@lru_cache(maxsize=8192)
+def _composition(
+    order: tuple[int, ...],
+    kinds: int,
+    pp: int,
+    vpp: int,
+    first: int,
+    most: int,
+    last: int,
+    embedding: int,
+    loss: int,
+    every: bool,
+) -> _Composition:
+    held = layers_by_stage(len(order), pp, vpp, (first, most, last), embedding, loss)
+    kind_of = np.array(order)
+    tables = []
+    for layers in held:
+        table = np.zeros((kinds, len(order) + 1))
+        table[:, 1 : len(layers) + 1] = np.cumsum(kind_of[layers] == np.arange(kinds)[:, None], axis=1)
+        table[:, len(layers) + 1 :] = table[:, len(layers) : len(layers) + 1]
+        tables.append(table)
+    middle: list[int] = []
+    for i in range(1, pp - 1):
+        if not any((tables[j][:, -1] >= tables[i][:, -1]).all() for j in middle):
+            middle.append(i)
+    chosen = list(range(pp)) if every else [0, *([pp - 1] if pp > 1 else []), *middle]
+    return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), np.sum(tables, axis=0))
+
+
+def layers_by_stage(
+    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0
+) -> list[np.ndarray]:
+    """Return the numbers of the layers of every stage, in the order in which a micro batch passes them.
+
+    counts: layers of the first, the fullest middle and the last stage. Where middle stages differ, the fuller ones come first;
+    frameworks differ in which ones these are. Interleaved, stage s holds chunks s, s + pp, ... of consecutive layers.
+    embedding, loss: 1 where it takes the place of a layer of the very first or the very last chunk.
+    """
+    first, most, last = counts
+    each = [first, last][:pp]
+    if pp > 2:
+        middle = layers - first - last
+        full = middle - (most - 1) * (pp - 2)
+        each = [first, *[most] * full, *[most - 1] * (pp - 2 - full), last]
+    sizes = np.repeat(np.array([each]) // vpp, vpp, axis=0)
+    if vpp > 1:
+        sizes[:, 0], sizes[:, -1] = (first + embedding) // vpp, (last + loss) // vpp
+        sizes[0, 0], sizes[-1, -1] = sizes[0, 0] - embedding, sizes[-1, -1] - loss
+    ends = np.cumsum(sizes.ravel())
+    chunks = np.split(np.arange(layers), ends[:-1])
+    return [np.concatenate(chunks[stage::pp]) for stage in range(pp)]
