@@ -127,7 +127,7 @@ class ExchangeLaw:
         outside |= (at.row_bytes < self.least_row) | (at.row_bytes > self.most_row)
         ranks = np.abs(np.log2(at.intra / np.clip(at.intra, self.least_ranks, self.most_ranks)))
         beyond = far & (at.inter > self.most_nodes)
-        std = np.hypot(np.where(far, self.network_std, self.kernel_std), np.where(outside, _OUTSIDE, 0.0))
+        std = np.hypot(np.hypot(self.kernel_std, np.where(far, self.network_std, 0.0)), np.where(outside, _OUTSIDE, 0.0))
         std = np.hypot(np.hypot(std, _OTHER_RANKS * ranks), np.where(beyond, FAR_STD, 0.0))
         fitted = np.where(far, self.network_rows, self.kernel_rows) > 0
         known = np.where(outside | (ranks > 0) | beyond, Basis.EXTRAPOLATED, Basis.INTERPOLATED)
@@ -199,7 +199,10 @@ def _fit_network(rows: Table, link_bandwidth: float, network_bandwidth: float, p
         error = np.log(law(log_factors).seconds(at, link_bandwidth) / rows["seconds"])
         return np.concatenate([error, _PRIOR_WEIGHT * log_factors])
 
-    found = least_squares(residuals, np.zeros(3), loss="soft_l1", f_scale=_USUAL_ERROR)
+    # A maximum has several local optima: whether the kernel or the network limits an exchange is tried both ways.
+    starts = [(0.0, np.log(slower), np.log(faster)) for slower in (1.0, 1.6) for faster in (1.0, 0.7)]
+    tries = [least_squares(residuals, x, loss="soft_l1", f_scale=_USUAL_ERROR) for x in starts]
+    found = min(tries, key=lambda tried: float(tried.cost))
     error = found.fun[: len(rows)]
     return replace(law(found.x), network_rows=float(len(rows)), network_std=max(_spread(error), 2 * _LEAST_STD))
 

@@ -36,13 +36,15 @@ class ExpertExchangeModel:
     measured: np.ndarray = field(default_factory=lambda: np.empty((0, 1 + len(SHAPE))))
 
     @classmethod
-    def fit(cls, table: Table, device: Device) -> ExpertExchangeModel:
+    def fit(
+        cls, table: Table, device: Device, priors: Mapping[tuple[str, str], ExchangeLaw] | None = None
+    ) -> ExpertExchangeModel:
         """Fit a law to the rows of each dispatcher and op; without rows the prior stays, with its larger uncertainty."""
-        laws, shapes = dict(PRIORS), []
+        laws, shapes = dict(priors or PRIORS), []
         for index, (dispatcher, op) in enumerate(_KEYS):
             rows = fitted_rows(table, dispatcher, op)
             if len(rows):
-                laws[dispatcher, op] = fit_law(rows, device.link_bandwidth, device.network_bandwidth, PRIORS[dispatcher, op])
+                laws[dispatcher, op] = fit_law(rows, device.link_bandwidth, device.network_bandwidth, laws[dispatcher, op])
                 shapes.append(_shapes(index, [rows[name] for name in SHAPE]))
         model = cls(device.link_bandwidth, laws)
         return replace(model, measured=np.concatenate(shapes)) if shapes else model
