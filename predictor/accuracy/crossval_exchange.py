@@ -38,7 +38,8 @@ def exchange_scores(profile: Profile) -> list[Score]:
 def _splits(rows: Table) -> Iterator[tuple[str, str, np.ndarray, np.ndarray]]:
     """Regime, split, the scored rows, and labels of all rows: those of one label are left out together."""
     near, large = rows["inter"] == 1, rows["tokens"] >= _LARGE
-    yield "1 node", "each row size left out", near, rows["row_bytes"]
+    if not large.all():
+        yield "1 node", "each row size left out", near, rows["row_bytes"]
     yield f"1 node, {_LARGE:,} tokens and more", "each row size left out", near & large, rows["row_bytes"]
     between, second = f"nodes, {_LARGE:,} tokens and more", np.unique(rows["tokens"], return_inverse=True)[1] % 2
     yield between, "every second number of tokens", ~near & large, second
