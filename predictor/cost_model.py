@@ -22,6 +22,7 @@ from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.network.collective import CollectiveModel
+from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.overlap import contention
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES, rank_skew_seconds
 from profiler.errors import InputError, printable
@@ -44,7 +45,8 @@ class CostModel:
     ranks in the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: delay of
     the compute [s] per second of an overlapped collective (predictor.network.overlap). rank_skew: seconds that a collective
     waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
-    the device itself, under the load of a training run; these times already include the derating.
+    the device itself, under the load of a training run; these times already include the derating. exchanges: dispatch and
+    combine of experts over ranks.
     """
 
     device: Device
@@ -60,6 +62,7 @@ class CostModel:
     attention_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
+    exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
 
     def linear(
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16"
@@ -112,6 +115,22 @@ class CostModel:
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
         return alone._replace(seconds=seconds)
 
+    def expert_exchange(
+        self,
+        op: str,
+        tokens: Any,
+        row_bytes: Any,
+        top_k: Any,
+        experts: Any,
+        intra: Any,
+        inter: Any,
+        dispatcher: str = "deepep",
+        node_limit: Any = 0,
+    ) -> Estimate:
+        """Dispatch or combine (``op``) of ``tokens`` per rank; arguments as in predictor.network.expert_exchange."""
+        shape = (tokens, row_bytes, top_k, experts, intra, inter)
+        return self.exchanges.predict(op, *shape, self.network_bandwidth, dispatcher, node_limit)
+
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
         """Seconds by which an overlapped collective of ``seconds`` over ``inter`` nodes delays the compute.
 
@@ -143,7 +162,7 @@ class CostModel:
 
 _MODELS: dict[str, Any] = {
     "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,
-    "collectives": CollectiveModel,
+    "collectives": CollectiveModel, "exchanges": ExpertExchangeModel,
 }  # fmt: skip
 
 
@@ -161,6 +180,7 @@ def fit_all(profile: Profile) -> dict[str, Any]:
             profile.table("memory_bound"), profile.device, _meta_constants(profile).get("memory_bound")
         ),
         "collectives": CollectiveModel.fit(profile),
+        "exchanges": ExpertExchangeModel.fit(profile.table("expert_exchange"), profile.device),
     }
 
 

@@ -32,6 +32,8 @@ from predictor.accuracy.crossval import (
     memory_bound_scores,
 )
 from predictor.accuracy.crossval_comm import LEAST_POINTS, collective_scores, network_scores
+from predictor.accuracy.crossval_exchange import exchange_scores
+from predictor.accuracy.pictures_exchange import draw_exchange
 from predictor.accuracy.score import Score
 from predictor.cost_model import cost_model
 from predictor.kernels.flash_attn import main_rows
@@ -46,6 +48,7 @@ _TESTS: Mapping[str, Callable[[Profile], list[Score]]] = {
     "flash_attn": flash_attn_scores,
     "memory_bound": memory_bound_scores,
     "collectives": collective_scores,
+    "expert_exchange": exchange_scores,
 }
 _HEAD = (
     "op",
@@ -99,7 +102,7 @@ def measure(label: str, profile: Profile, step: Callable[[str], None] = lambda s
         step(op)
         found = test(profile)
         scores += found
-        if not found:
+        if not found and (op != "expert_exchange" or len(profile.table(op))):  # only published profiles have exchanges
             missing[op] = _too_few(profile, op)
     return Accuracy(label, profile, scores, missing)
 
@@ -110,7 +113,9 @@ def draw(accuracy: Accuracy, folder: Path, cache_dir: Path | None = None) -> lis
     fits = {"linears": model.linears, "attention": model.attention, "kernels": model.kernels}
     try:
         kernels = pictures_kernels.draw(accuracy.profile, fits, folder / "cal", accuracy.scores)
-        return kernels + pictures_comm.draw(accuracy.profile, model.collectives, folder)
+        drawn = kernels + pictures_comm.draw(accuracy.profile, model.collectives, folder)
+        exchange = draw_exchange(accuracy.profile, model.exchanges, accuracy.scores, folder / "comm" / "expert_exchange.jpg")
+        return drawn + ([exchange] if exchange else [])
     except OSError as error:
         raise InputError(f"{folder}: cannot write pictures there: {error.strerror or error}") from None
 
@@ -156,6 +161,9 @@ def _too_few(profile: Profile, op: str) -> str:
     if op == "collectives":
         points = sum(len(profile.table(name)) for name in (*COLLECTIVES, "p2p"))
         return f"among {points} measurements no curve in one node has {LEAST_POINTS} sizes, too few to hold some of them out"
+    if op == "expert_exchange":
+        found = len(profile.table(op))
+        return f"{found} measurements of dispatch and combine are too few to hold out a row size or a number of nodes"
     rows = {
         "linear": lambda: linear_rows(profile),
         "flash_attn": lambda: main_rows(profile.table("flash_attn")),

@@ -10,6 +10,8 @@ Conventions for every reader and writer:
 * An overlap measurement is of GEMMs (m, n, k) and collectives (whole buffer) in flight at once. ``gemm_slowdown`` and
   ``collective_slowdown`` are each one's rate without overlap over its rate while both run (1: undisturbed); ``seconds`` is
   the time of one GEMM while a collective is in flight, so seconds / gemm_slowdown is its time without overlap.
+* An expert exchange (op dispatch or combine) moves the rows of ``tokens`` tokens per rank, of ``row_bytes`` as sent, between
+  the ranks and the ``top_k`` of ``experts`` of each token; ``sms``: multiprocessors of its kernel (0 where unknown).
 * A group of ranks is described by ``intra`` (its ranks inside one node) and ``inter`` (nodes it spans).
 """
 
@@ -40,11 +42,13 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys((*COLLECTIVES, "p2p"), _MESSAGE),
     "memory_bound": ("kind", "bytes", *_COMMON),
+    "expert_exchange": ("op", "dispatcher", "tokens", "row_bytes", "top_k", "experts", "intra", "inter", "sms", *_COMMON),
     "overlap": ("collective", "intra", "inter", "gemm_slowdown", "collective_slowdown", "bytes", "m", "n", "k", *_COMMON),
 }  # fmt: skip
 
 #: Columns that hold words; all others hold numbers.
-TEXT_COLUMNS = frozenset({"dtype", "source", "layout", "out_dtype", "pass", "kernel", "env", "kind", "collective"})
+TEXT_COLUMNS = frozenset({"dtype", "source", "layout", "out_dtype", "pass", "kernel", "env", "kind", "collective",
+                          "op", "dispatcher"})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,8 @@ class Table:
 _MOST_SECONDS = 1e5
 #: Least and most of the whole numbers of a measurement; of those not listed, 0 and 2^50.
 _BOUNDS = {
-    **dict.fromkeys(("m", "n", "k", "tokens_per_group", "seq_q"), (1, 1 << 28)),
-    **dict.fromkeys(("groups", "heads", "intra", "inter"), (1, 1 << 24)),
+    **dict.fromkeys(("m", "n", "k", "tokens_per_group", "seq_q", "tokens", "row_bytes"), (1, 1 << 28)),
+    **dict.fromkeys(("groups", "heads", "intra", "inter", "top_k", "experts"), (1, 1 << 24)),
     **dict.fromkeys(("head_dim",), (1, 1 << 16)),
     **dict.fromkeys(("accumulate", "causal"), (0, 1)),
     "seq_kv": (0, 1 << 28),

@@ -32,6 +32,7 @@ LICENCES = {
     "VIA-Research/vTrain": "MIT",
     "xxrjun/nccl-tests-cluster": "Apache-2.0",
     "Dao-AILab/flash-attention": "BSD-3-Clause",
+    "deepseek-ai/DeepEP": "MIT",
 }
 
 _OPS = {"alltoall": "all2all", "sendrecv": "p2p"}

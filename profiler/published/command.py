@@ -25,6 +25,7 @@ from profiler.profile.devices import device
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import write_profile
 from profiler.published.comm import LICENCES, collectives, intra_node_constants, memory_bound_constants, repository
+from profiler.published.expert_exchange import expert_exchange
 from profiler.published.notes import PROFILE_NOTES, SAME_CHIP_SCALE, SUSTAINED, sources_page
 from profiler.published.rows import Collection, Columns, Ledger, count
 from profiler.published.tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
@@ -73,6 +74,7 @@ def build(name: str, files: Collection, ledger: Ledger, network_fits: dict[str, 
         tables["grouped_linear"] = grouped_linear(files, recipe.simumax, part, ledger)
     if recipe.collection:
         tables |= collectives(files, recipe.collection, part, ledger)
+        tables["expert_exchange"] = expert_exchange(files, recipe.collection, part, ledger)
     if recipe.measured_on:
         tables = _with_other_memory(tables, measured_on, part, ledger)
     checked = {op: Table.from_columns(op, rows) for op, rows in tables.items() if rows and count(rows)}

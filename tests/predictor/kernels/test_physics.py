@@ -110,7 +110,8 @@ def test_priors_of_gemms_that_were_not_measured() -> None:
     # experts: between Transformer Engine's grouped kernels of A100 and B200, and 20% more uncertain
     grouped = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear).predict(8, 2048, 2048, 2048, [0, 1, 2])
     dense = linear.predict(2048, 2048, 2048, 8, [0, 1, 2])
-    np.testing.assert_allclose(grouped.seconds / dense.seconds, [1.02, 1.05, 1.25], rtol=1e-12)
+    output = 0.5 * 8 * 2048 * 2048 * 4 / DEVICE.memory_bandwidth  # half of reading and writing the gradients in bf16
+    np.testing.assert_allclose((grouped.seconds - [0, 0, output]) / dense.seconds, [1.02, 1.05, 1.05], rtol=1e-12)
     np.testing.assert_allclose(grouped.relative_std, np.hypot(dense.relative_std, 0.2), rtol=1e-12)
 
 
@@ -128,9 +129,10 @@ def test_bytes_of_numbers(dtype: str, read: float, written: float) -> None:
 def test_grouped_gemms_are_those_of_each_expert() -> None:
     # 8 experts of 64 tokens, 128 to 256: [64, 128] x [128, 256], input gradient over 256, weight gradient over the tokens
     linear = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
-    grouped = GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear).predict(8, 64, 256, 128, [0, 1, 2])
+    fit = replace(GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear), launch=0.0, output_share=0.0)
+    grouped = fit.predict(8, 64, 256, 128, [0, 1, 2])
     dense = [float(linear.bare_seconds(*shape, 8)) for shape in ((64, 256, 128), (64, 128, 256), (256, 128, 64))]
-    np.testing.assert_allclose(grouped.seconds, np.array(dense) * [1.02, 1.005 * 1.05, 1.03 * 1.25], rtol=1e-12)
+    np.testing.assert_allclose(grouped.seconds, np.array(dense) * [1.02, 1.005 * 1.05, 1.03 * 1.05], rtol=1e-12)
 
 
 def test_priors_of_attention_that_was_not_measured() -> None:

@@ -69,6 +69,24 @@ def _network(pd):
     return frame.assign(fixed_latency_us_by_n="{}", dp_fixed_bw_gib_per_s_by_n=["{}", '{"2": 4}', "{}", "{}"])
 
 
+def _deepep(pd):
+    rows = [
+        ("h100_sxm", 1, 4096, 20, 500.0, 0.0, 1000.0, 0.0),
+        ("h100_sxm", 2, 4096, 24, 800.0, 50.0, 2000.0, 100.0),
+        ("h100_sxm", 1, 4096, 4, 2000.0, 0.0, 4000.0, 0.0),  # too few multiprocessors
+        ("h100_sxm", 1, 32, 20, 50.0, 0.0, 60.0, 0.0),  # inference
+        ("h100_sxm", 8, 4096, 20, 6000.0, 900.0, 4000.0, 8000.0),  # the congested network
+        ("h100_sxm", 1, 8192, 20, 100.0, 0.0, 100.0, 0.0),  # faster than NVLink
+        ("h200_sxm", 1, 4096, 20, 500.0, 0.0, 1000.0, 0.0),
+    ]
+    timed = ["dispatch_transmit_us", "dispatch_notify_us", "combine_transmit_us", "combine_notify_us"]
+    frame = pd.DataFrame(rows, columns=["gpu", "node_num", "num_token", "dispatch_sms", *timed])
+    frame = frame.assign(combine_sms=frame.dispatch_sms, hidden_size=7168, num_topk=8, num_experts=256, device="x")
+    frame["source"] = "aic:h100_sxm/comm/x.parquet"
+    frame.loc[frame.gpu == "h200_sxm", "source"] = "aic:h200_sxm/comm/sglang/0.5.6.post2/wideep_deepep_normal_perf.parquet"
+    return frame
+
+
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
     pd = pytest.importorskip("pandas")
@@ -77,6 +95,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Profile]:
     _gemm(pd).to_parquet(folder / "h100_sxm_gemm.parquet")
     _nccl(pd).to_parquet(folder / "h100_sxm_nccl.parquet")
     _kernels(pd).to_parquet(folder / "membound_vidur.parquet")
+    _deepep(pd).to_parquet(folder / "deepep_normal_dispatch_combine.parquet")
     _network(pd).to_csv(folder / "simumax_a100_pcie_network.csv", index=False)
     (output / "network_fits.json").write_text(json.dumps({"efficiency": 0.9}))
     import_all(folder, output, Console(file=io.StringIO()))
@@ -133,6 +152,22 @@ def test_constants_reproduce_the_published_formula(imported: dict[str, Profile])
     assert reduce["latency"] + reduce["traffic"] * size / reduce["bandwidth"] == pytest.approx(published)
     assert fit["all_gather"][2] == {"bandwidth_all_groups": 4 * 2**30}
     assert all(p.meta["laws"]["inter_node"] == {"efficiency": 0.9} for p in imported.values())
+
+
+def test_dispatch_and_combine(imported: dict[str, Profile]) -> None:
+    table = imported["h100_sxm"].table("expert_exchange")
+    deepep = table.where(table["dispatcher"] == "deepep")
+    shape = ("op", "row_bytes", "dtype", "inter", "sms", "seconds")
+    assert sorted(zip(*(deepep[name].tolist() for name in shape), strict=True)) == [
+        ("combine", 2 * 7168, "bf16", 1, 20, pytest.approx(1e-3)),
+        ("combine", 2 * 7168, "bf16", 2, 24, pytest.approx(2.1e-3)),
+        ("dispatch", 7168 + 4 * 56, "fp8", 1, 20, pytest.approx(500e-6)),  # one fp32 scale for 128 values
+        ("dispatch", 7168 + 4 * 56, "fp8", 2, 24, pytest.approx(850e-6)),
+    ]
+    assert not len(imported["h200_sxm"].table("expert_exchange")), "the times of another GPU"
+    hybrid = table.where((table["dispatcher"] == "hybridep") & (table["op"] == "combine") & (table["inter"] == 2))
+    rows_to_nodes = 4096 * 2 * (1 - np.prod([(64 - i) / (128 - i) for i in range(8)]))  # 8 of 128 experts, 64 per node
+    assert hybrid["seconds"] == pytest.approx([rows_to_nodes * 14336 / rate for rate in (42.47e9, 56.96e9, 53.35e9)], rel=1e-5)
 
 
 def test_wrong_input_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,124 @@
+"""Time of the dispatch and the combine of a mixture of experts whose experts are spread over ranks.
+
+The laws are in predictor.network.exchange_law: one for each op (dispatch, combine) and dispatcher (the library of the kernels).
+Dispatch copies the row of a token to the ranks that hold its experts; combine sends back one row from each of them and adds
+them up. The backward pass of a dispatch is a combine, and the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from predictor.estimate import Basis, Estimate
+from predictor.network.exchange_law import PRIORS, SHAPE, Exchange, ExchangeLaw, fit_law
+from profiler.errors import InputError
+from profiler.profile.profile import Device, Table
+
+OPS = ("dispatch", "combine")
+DISPATCHERS = ("deepep", "hybridep")
+#: Multiprocessors of the kernels whose rows are fitted: the defaults of DeepEP's Buffer and of Megatron-Core.
+DEFAULT_SMS = {"deepep": 20, "hybridep": 16}
+_KEYS = tuple((dispatcher, op) for dispatcher in DISPATCHERS for op in OPS)
+
+
+@dataclass(frozen=True)
+class ExpertExchangeModel:
+    """link_bandwidth: bytes/s of one GPU to the others of its node. laws: by (dispatcher, op). measured: shapes that were
+    measured, float64 [rows, 7]: index in _KEYS, then SHAPE.
+    """
+
+    link_bandwidth: float = np.inf
+    laws: Mapping[tuple[str, str], ExchangeLaw] = field(default_factory=lambda: dict(PRIORS))
+    measured: np.ndarray = field(default_factory=lambda: np.empty((0, 1 + len(SHAPE))))
+
+    @classmethod
+    def fit(
+        cls, table: Table, device: Device, priors: Mapping[tuple[str, str], ExchangeLaw] | None = None
+    ) -> ExpertExchangeModel:
+        """Fit a law to the rows of each dispatcher and op; without rows the prior stays, with its larger uncertainty."""
+        laws, shapes = dict(priors or PRIORS), []
+        for index, (dispatcher, op) in enumerate(_KEYS):
+            rows = fitted_rows(table, dispatcher, op)
+            if len(rows):
+                laws[dispatcher, op] = fit_law(rows, device.link_bandwidth, device.network_bandwidth, laws[dispatcher, op])
+                shapes.append(_shapes(index, [rows[name] for name in SHAPE]))
+        model = cls(device.link_bandwidth, laws)
+        return replace(model, measured=np.concatenate(shapes)) if shapes else model
+
+    def predict(
+        self, op: str, tokens: Any, row_bytes: Any, top_k: Any, experts: Any, intra: Any, inter: Any, network_bandwidth: Any,
+        dispatcher: str = "deepep", node_limit: Any = 0,
+    ) -> Estimate:  # fmt: skip
+        """Estimate ``op``; array arguments broadcast.
+
+        tokens: per rank. row_bytes: bytes of a token's row as sent. intra, inter: ranks of the expert group in a node (or other
+        NVLink domain), nodes. network_bandwidth: bytes/s per GPU. node_limit: most nodes to which a token may go, 0 for any. A
+        group of one rank and an exchange of nothing take no time.
+        """
+        key = (dispatcher, op)
+        if key not in self.laws:
+            raise InputError(f"no {op!r} of {dispatcher!r}; ops are {', '.join(OPS)}, dispatchers {', '.join(DISPATCHERS)}")
+        given = (tokens, row_bytes, top_k, experts, intra, inter, network_bandwidth, node_limit)
+        shape = np.broadcast_shapes(*(np.shape(a) for a in given))
+        flat = [np.ravel(np.broadcast_to(np.asarray(a, dtype=np.float64), shape)) for a in given]
+        _check(*flat)
+        limit = np.where(flat[7] > 0, flat[7], np.inf)
+        at = Exchange(**dict(zip(SHAPE, flat, strict=False)), bandwidth=flat[6], node_limit=limit)
+        law = self.laws[key]
+        seconds = law.seconds(at, self.link_bandwidth)
+        std, basis = law.uncertainty(at)
+        exact = _among(_shapes(_KEYS.index(key), flat[:6]), self.measured) & (limit >= at.inter)
+        basis[exact] = Basis.MEASURED
+        nothing = (at.intra * at.inter <= 1) | (at.tokens <= 0) | (at.row_bytes <= 0)
+        seconds[nothing], std[nothing], basis[nothing] = 0.0, 0.0, Basis.MEASURED
+        return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Everything as numeric arrays, for an npz file."""
+        laws = np.stack([self.laws[key].to_array() for key in _KEYS])
+        return {"link_bandwidth": np.array(self.link_bandwidth), "laws": laws, "measured": self.measured}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ExpertExchangeModel:
+        """The inverse of ``to_arrays``."""
+        laws = {key: ExchangeLaw(*map(float, row)) for key, row in zip(_KEYS, arrays["laws"], strict=True)}
+        return cls(float(arrays["link_bandwidth"]), laws, np.asarray(arrays["measured"]))
+
+
+def fitted_rows(table: Table, dispatcher: str, op: str) -> Table:
+    """The rows of a dispatcher and op with the usual number of multiprocessors, or an unknown one."""
+    usual = (table["sms"] == DEFAULT_SMS[dispatcher]) | (table["sms"] == 0)
+    return table.where((table["dispatcher"] == dispatcher) & (table["op"] == op) & usual)
+
+
+def _shapes(index: int, columns: list[np.ndarray]) -> np.ndarray:
+    shapes: np.ndarray = np.stack([np.full(len(columns[0]), index), *columns], axis=1).astype(np.float64)
+    return shapes
+
+
+def _among(asked: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which rows of ``asked`` are rows of ``known``."""
+    if not len(known):
+        return np.zeros(len(asked), dtype=bool)
+    row = np.dtype((np.void, asked.shape[1] * asked.itemsize))
+    words, known_words = (np.ascontiguousarray(a + 0.0).view(row).ravel() for a in (asked, known))  # + 0.0: no negative zero
+    among: np.ndarray = np.isin(words, known_words)
+    return among
+
+
+def _check(
+    tokens: np.ndarray, row_bytes: np.ndarray, top_k: np.ndarray, experts: np.ndarray, intra: np.ndarray, inter: np.ndarray,
+    bandwidth: np.ndarray, limit: np.ndarray,
+) -> None:  # fmt: skip
+    if not (np.isfinite(tokens * row_bytes) & (tokens >= 0) & (row_bytes >= 0)).all():
+        raise InputError("tokens and the bytes of their rows must be finite, not negative")
+    if not ((top_k >= 1) & (experts >= top_k) & np.isfinite(experts)).all():
+        raise InputError("a token needs at least one expert, and at most as many as there are")
+    if not ((intra >= 1) & (inter >= 1) & np.isfinite(intra * inter)).all():
+        raise InputError("a group needs at least one rank in at least one node")
+    if not ((bandwidth > 0) & np.isfinite(bandwidth) & (limit >= 0)).all():
+        raise InputError("the network bandwidth must be positive bytes/s per GPU, the limit of nodes not negative")
