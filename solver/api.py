@@ -51,7 +51,7 @@ def load_problem(
 
     profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. cluster: a name
     under configs/clusters or a file, or a mapping of its keys. approximate: leave out, instead of refusing, what
-    ``approximations`` names. constants: further Strategy fields that all layouts share.
+    the model's ``unmodelled`` names. constants: further Strategy fields that all layouts share.
     """
     run_config = config if isinstance(config, RunConfig) else load_run_config(config)
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})

@@ -34,7 +34,6 @@ from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
-from solver.spec.model import approximations
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
@@ -151,7 +150,7 @@ def _notes(problem: Problem, config: RunConfig, timed: str, stated: set[str] | N
 
     stated: axes of a layout that the config states, where its own layout is predicted.
     """
-    left_out = approximations(problem.model, problem.run.seq_len)
+    left_out = problem.model.unmodelled
     lines = [f"left out of the estimate: {'; '.join(left_out)}" if left_out else "", timed]
     if stated is not None and not stated:
         lines.append(

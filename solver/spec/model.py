@@ -8,12 +8,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from profiler.errors import InputError, printable, shown
+from solver.spec import model_size
+from solver.spec.layer_kinds import LAYER_TYPES
 
 MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "alibi", "none")
 QK_NORMS = ("none", "head", "all")
+ROUTER_SCORES = ("softmax", "sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,26 +50,37 @@ class ModelSpec:
     sliding_window: int = 0  #: tokens that attention sees; 0: all
     sliding_window_every: int = 0  #: every n-th layer sees all tokens in spite of the window; 0: none
     unmodelled: tuple[str, ...] = ()  #: what the model does beyond this description and costs time, in words
+    attention_chunk_size: int = 0  #: attention sees nothing outside blocks of this many tokens; 0: no blocks
+    layer_types: tuple[str, ...] = ()  #: LAYER_TYPES of every layer; empty: sliding_window_every decides
+    no_rope_layers: tuple[int, ...] = ()  #: 1 for every layer with rotary embedding, 0 for those without; empty: all have it
+    attention_sinks: bool = False  #: a learned logit per head takes part in the softmax
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
-    shared_expert_intermediate_size: int = 0
-    first_k_dense_replace: int = 0
+    shared_expert_intermediate_size: int = 0  #: of all shared experts together
+    shared_expert_gate: bool = False  #: a learned gate scales the shared expert
+    first_k_dense_replace: int = 0  #: the first layers have no experts
+    moe_layer_freq: int | tuple[int, ...] = 1  #: every n-th layer after them has experts, or a 1 for each layer that has
+    router_score: str = "softmax"  #: one of ROUTER_SCORES
+    router_bias: bool = False  #: a bias per expert, learned or adjusted to balance the load
+    router_groups: int = 0  #: groups of experts of which a token may use only some; 0: no groups
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_nope_head_dim: int = 0
     qk_rope_head_dim: int = 0
     v_head_dim: int = 0
+    num_nextn_predict_layers: int = 0  #: multi-token prediction modules, each with a layer of its own
 
     def __post_init__(self) -> None:
         where = f"model {self.name}"
         for name in (*REQUIRED, "intermediate_size", "num_key_value_heads", "head_dim"):
             if not 1 <= getattr(self, name) <= MAX_DIM:
                 raise InputError(f"{where}: {name} is {getattr(self, name)}; it must be positive and at most {MAX_DIM}")
-        for name in ("padded_vocab_size", "max_position_embeddings", "position_rows", "sliding_window", "sliding_window_every"):
+        for name in _SIZES:
             if not 0 <= getattr(self, name) <= 1 << 30:
                 raise InputError(f"{where}: {name} is {getattr(self, name)}; it must be between 0 and {1 << 30}")
-        for name, allowed in (("norm", NORMS), ("position", POSITIONS), ("qk_norm", QK_NORMS), ("norms_per_layer", (1, 2, 4))):
+        for name, allowed in (("norm", NORMS), ("position", POSITIONS), ("qk_norm", QK_NORMS), ("norms_per_layer", (1, 2, 4)),
+                              ("router_score", ROUTER_SCORES)):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise InputError(
                     f"{where}: {name} is {getattr(self, name)!r}; it must be one of {', '.join(map(str, allowed))}"
@@ -77,20 +91,29 @@ class ModelSpec:
                 f"num_key_value_heads {self.num_key_value_heads}"
             )
 
+        _check_kinds(self, where)
+
     @property
     def is_mixture_of_experts(self) -> bool:
         return self.num_experts > 0
 
     @property
     def has_latent_attention(self) -> bool:
-        return self.kv_lora_rank > 0 or self.q_lora_rank > 0
+        return self.kv_lora_rank > 0
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of a query and of a key."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim if self.has_latent_attention else self.head_dim
+
+    @property
+    def value_head_dim(self) -> int:
+        return self.v_head_dim if self.has_latent_attention else self.head_dim
 
     @property
     def layer_linear_parameters(self) -> int:
         """Weights of the linears of one dense layer."""
-        h, d = self.hidden_size, self.head_dim
-        attention = h * d * (2 * self.num_attention_heads + 2 * self.num_key_value_heads)
-        return attention + h * self.intermediate_size * (3 if self.gated_mlp else 2)
+        return model_size.attention_linears(self) + model_size.mlp_linears(self, self.intermediate_size)
 
     @property
     def norm_parameters(self) -> int:
@@ -105,60 +128,82 @@ class ModelSpec:
 
     @property
     def parameters(self) -> int:
-        """All parameters of a dense model (norms and biases included, vocabulary not padded)."""
-        h, d = self.hidden_size, self.head_dim
-        bias = self.qkv_bias * (self.num_attention_heads + 2 * self.num_key_value_heads) * d + self.output_bias * h
-        bias += self.mlp_bias * ((2 if self.gated_mlp else 1) * self.intermediate_size + h)
-        layer = self.layer_linear_parameters + bias + self.norms_per_layer * self.norm_parameters + self.qk_norm_parameters
-        tables = self.vocab_size * h * (1 if self.tie_word_embeddings else 2) + self.head_bias * self.vocab_size
-        tables += self.learned_positions(0) * h
-        return self.num_hidden_layers * layer + tables + (1 + self.embedding_norm) * self.norm_parameters
+        """All parameters (norms and biases included, vocabulary not padded, multi-token prediction left out)."""
+        return model_size.parameters(self)
 
     def learned_positions(self, seq_len: int) -> int:
         """Rows of the learned position table, that of a sequence of ``seq_len`` tokens if the model states none."""
         return (self.position_rows or self.max_position_embeddings or seq_len) if self.position == "learned" else 0
 
     def flops_per_token(self, seq_len: int, whole_square: bool = False) -> float:
-        """Return the model FLOPs per token, forward and backward, with causal attention (half of the square, or all of it).
-
-        6 * linears + 6 * layers * heads * head_dim * seq_len, as PaLM's appendix B with the causal half. Recomputation and the
-        embedding lookup are not model FLOPs, the head is.
-        """
-        linears = self.num_hidden_layers * self.layer_linear_parameters + self.vocab_size * self.hidden_size
-        scores = self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_len
-        return 6.0 * linears + (12.0 if whole_square else 6.0) * scores
+        """As solver.spec.model_size.flops_per_token."""
+        return model_size.flops_per_token(self, seq_len, whole_square)
 
     def replace(self, **changes: Any) -> ModelSpec:
         return replace(self, **changes)
 
 
+_SIZES = (
+    "padded_vocab_size", "max_position_embeddings", "position_rows", "sliding_window", "sliding_window_every",
+    "attention_chunk_size", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
+    "first_k_dense_replace", "router_groups", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "v_head_dim", "num_nextn_predict_layers",
+)  # fmt: skip
+
+
+def _check_kinds(model: ModelSpec, where: str) -> None:
+    """Raise InputError where experts, latent attention or the kinds of layers contradict each other."""
+    layers, freq = model.num_hidden_layers, model.moe_layer_freq
+    listed = (("layer_types", model.layer_types), ("no_rope_layers", model.no_rope_layers))
+    listed += (("moe_layer_freq", freq if isinstance(freq, tuple) else ()),)
+    for name, values in listed:
+        if values and len(values) != layers:
+            raise InputError(f"{where}: {name} lists {len(values)} layers; the model has {layers}")
+    rules = (
+        (freq if isinstance(freq, tuple) else freq >= 1, f"moe_layer_freq is {freq}; it must be at least 1, or a list"),
+        (set(model.layer_types) <= set(LAYER_TYPES), f"layer_types must be of {', '.join(LAYER_TYPES)}"),
+        (
+            LAYER_TYPES[1] not in model.layer_types or model.sliding_window,
+            "layer_types has sliding_attention; state sliding_window",
+        ),
+        (
+            LAYER_TYPES[2] not in model.layer_types or model.attention_chunk_size,
+            "layer_types has chunked_attention; state attention_chunk_size",
+        ),
+        (
+            not model.num_experts or 1 <= model.num_experts_per_tok <= model.num_experts,
+            f"num_experts_per_tok is {model.num_experts_per_tok}; it must be between 1 and num_experts {model.num_experts}",
+        ),
+        (not model.num_experts or model.moe_intermediate_size, "a mixture of experts needs moe_intermediate_size"),
+        (not model.q_lora_rank or model.kv_lora_rank, f"q_lora_rank {model.q_lora_rank} needs kv_lora_rank"),
+        (
+            not model.kv_lora_rank or (model.qk_nope_head_dim and model.qk_rope_head_dim and model.v_head_dim),
+            "latent attention needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
+        ),
+        (
+            not model.router_groups or (model.num_experts and model.num_experts % model.router_groups == 0),
+            f"router_groups {model.router_groups} does not divide num_experts {model.num_experts}",
+        ),
+    )
+    for holds, broken in rules:
+        if not holds:
+            raise InputError(f"{where}: {broken}")
+
+
 def check_model(model: ModelSpec, seq_len: int, approximate: bool = False) -> None:
     """Raise InputError if a run of ``seq_len`` tokens does what is not modelled; approximate: allow what is merely left out."""
-    if model.is_mixture_of_experts:
-        raise InputError(f"{model.name} is a mixture of {model.num_experts} experts, which is not modelled yet")
-    if model.has_latent_attention:
-        key = "kv_lora_rank" if model.kv_lora_rank else "q_lora_rank"
-        raise InputError(f"{model.name} has latent attention ({key} {getattr(model, key)}), which is not modelled yet")
     if 0 < model.max_position_embeddings < seq_len:
         raise InputError(
             f"seq_len {seq_len} is more than max_position_embeddings {model.max_position_embeddings} of {model.name}; "
             "shorten the sequence, or change the model's max_position_embeddings if it is trained for longer ones"
         )
-    left_out = approximations(model, seq_len)
-    if left_out and not approximate:
-        raise InputError(f"{model.name} has {'; '.join(left_out)}: not modelled; --approximate estimates it without")
-
-
-def approximations(model: ModelSpec, seq_len: int) -> list[str]:
-    """Return what an estimate of ``model`` leaves out at this sequence length, in words."""
-    layers = f" in all but every {model.sliding_window_every}th layer" if model.sliding_window_every else ""
-    windows = [f"a sliding window of {model.sliding_window} tokens{layers}"] if 0 < model.sliding_window < seq_len else []
-    return [*windows, *model.unmodelled]
+    if model.unmodelled and not approximate:
+        raise InputError(f"{model.name} has {'; '.join(model.unmodelled)}: not modelled; --approximate estimates it without")
 
 
 _LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known
 KNOWN_KEYS = {f.name for f in fields(ModelSpec)} - {"unmodelled"} | {"hidden_act", "n_shared_experts", "bias", "attention_bias"}
-OTHER_NAMES = {"n_routed_experts": "num_experts", "num_local_experts": "num_experts"}
+OTHER_NAMES = {"n_routed_experts": "num_experts", "num_local_experts": "num_experts", "n_group": "router_groups"}
 
 
 def unknown_keys(config: Mapping[str, Any], but_misspelt: bool = False) -> list[str]:
@@ -188,11 +233,14 @@ def model_from_keys(config: Mapping[str, Any], where: str, name: str = "") -> Mo
     kinds = {f.name: str(f.type) for f in fields(ModelSpec)} | {
         "n_shared_experts": "int", "bias": "bool", "attention_bias": "bool", "hidden_act": "str",
     }  # fmt: skip
-    words = {"int": "a whole number", "bool": "true or false", "str": "a text"}
+    words = {
+        "int": "a whole number", "bool": "true or false", "str": "a text", "tuple[str, ...]": "a list of texts",
+        "tuple[int, ...]": "a list of whole numbers", "int | tuple[int, ...]": "a whole number or a list of them",
+    }  # fmt: skip
     if isinstance(given.get("qk_norm"), bool):  # as cases state it
         given["qk_norm"] = "head" if given["qk_norm"] else "none"
     for key, value in given.items():
-        if type(value).__name__ != kinds[key]:  # a bool is an int in Python, but "hidden_size": true is a mistake
+        if not _is_of(value, kinds[key]):
             raise InputError(f"{where}: model key {key} is {shown(value)}; it must be {words[kinds[key]]}")
     called = printable(name or str(given.get("name") or where))
     try:
@@ -201,7 +249,15 @@ def model_from_keys(config: Mapping[str, Any], where: str, name: str = "") -> Mo
         raise InputError(f"{where}: {error}") from None
 
 
+def _is_of(value: Any, kind: str) -> bool:
+    """Whether a value is of a field's type; a bool is an int in Python, but ``"hidden_size": true`` is a mistake."""
+    if isinstance(value, list | tuple):
+        return f"tuple[{type(value[0]).__name__ if value else 'int'}, ...]" in kind and len({type(v) for v in value}) <= 1
+    return type(value).__name__ in kind.split(" | ")
+
+
 def _with_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     hidden, heads = values["hidden_size"], max(values["num_attention_heads"], 1)
     values.setdefault("gated_mlp", "gelu_new" not in values.pop("hidden_act", ""))
     shared = values.pop("n_shared_experts", 0)
@@ -212,6 +268,8 @@ def _with_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
     if not values.get("intermediate_size"):
         values["intermediate_size"] = values.get("moe_intermediate_size") or 4 * hidden
     values.setdefault("num_key_value_heads", heads)
+    if values.get("kv_lora_rank"):
+        values["head_dim"] = values.get("qk_nope_head_dim", 0) + values.get("qk_rope_head_dim", 0) or 1
     if not values.get("head_dim") and not values.get("v_head_dim") and hidden % heads:
         raise InputError(f"{where}: num_attention_heads {heads} does not divide hidden_size {hidden}; state head_dim")
     values["head_dim"] = values.get("head_dim") or values.get("v_head_dim") or hidden // heads

@@ -1,0 +1,90 @@
+"""Kinds of decoder layers: what one layer does differently from another of the same model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from solver.spec.model import ModelSpec
+
+#: Values of ``layer_types``, in Hugging Face's words.
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """One kind of layer. window: last tokens that attention sees (0: all). chunk: tokens of the blocks outside of which
+    attention sees nothing (0: none). rope: rotary embedding is applied. experts: the MLP is a mixture of experts."""
+
+    window: int = 0
+    chunk: int = 0
+    rope: bool = True
+    experts: bool = False
+
+    def seen_tokens(self, seq_len: int) -> float:
+        """Return the tokens that a query attends to on average, itself included to one half (causal, as s / 2 of s)."""
+        if 0 < self.chunk < seq_len:
+            return self.chunk / 2
+        if 0 < self.window < seq_len:
+            return self.window - self.window**2 / (2 * seq_len)
+        return seq_len / 2
+
+
+@dataclass(frozen=True)
+class LayerKinds:
+    """The kinds of a model's layers. kinds: distinct, in order of first appearance. of_layer: index of each layer's kind."""
+
+    kinds: tuple[LayerKind, ...]
+    of_layer: np.ndarray
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Layers of each kind: int64 [kinds]."""
+        return np.bincount(self.of_layer, minlength=len(self.kinds))
+
+    @property
+    def prefix(self) -> np.ndarray:
+        """Layers of each kind before each layer: int64 [kinds, layers + 1]."""
+        kinds, layers = len(self.kinds), len(self.of_layer)
+        out = np.zeros((kinds, layers + 1), dtype=np.int64)
+        np.cumsum(self.of_layer == np.arange(kinds)[:, None], axis=1, out=out[:, 1:])
+        return out
+
+
+def layer_kinds(model: ModelSpec, seq_len: int = 0) -> LayerKinds:
+    """Return the kinds of the model's layers. seq_len: windows and chunks that are no shorter see all tokens (0: none is)."""
+    each = [_kind(model, layer, seq_len) for layer in range(model.num_hidden_layers)]
+    kinds = tuple(dict.fromkeys(each))
+    return LayerKinds(kinds, np.array([kinds.index(kind) for kind in each], dtype=np.int64))
+
+
+def _kind(model: ModelSpec, layer: int, seq_len: int) -> LayerKind:
+    window, chunk = _seen(model, layer)
+    if seq_len:
+        window, chunk = window * (window < seq_len), chunk * (chunk < seq_len)
+    rope = model.position == "rope" and (not model.no_rope_layers or bool(model.no_rope_layers[layer]))
+    return LayerKind(window, chunk, rope, has_experts(model, layer))
+
+
+def _seen(model: ModelSpec, layer: int) -> tuple[int, int]:
+    """Return (window, chunk) of a layer: as layer_types says, else a window in all but every n-th layer."""
+    if model.layer_types:
+        kind = model.layer_types[layer]
+        return model.sliding_window * (kind == LAYER_TYPES[1]), model.attention_chunk_size * (kind == LAYER_TYPES[2])
+    every = model.sliding_window_every
+    return (0 if every and (layer + 1) % every == 0 else model.sliding_window), model.attention_chunk_size
+
+
+def has_experts(model: ModelSpec, layer: int) -> bool:
+    """Whether the MLP of layer ``layer`` (from 0) is a mixture of experts: after the first dense ones, every n-th or as listed.
+
+    moe_layer_freq n: layers whose number is a multiple of n, as in Megatron-Core and DeepSeek;
+    a list has a 1 for each layer with experts.
+    """
+    if not model.num_experts or layer < model.first_k_dense_replace:
+        return False
+    freq = model.moe_layer_freq
+    return bool(freq[layer]) if isinstance(freq, tuple) else layer % freq == 0

@@ -1,0 +1,102 @@
+"""Parameters and model FLOPs of a model, counted from its dimensions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from solver.spec.layer_kinds import LayerKind, layer_kinds
+
+if TYPE_CHECKING:
+    from solver.spec.model import ModelSpec
+
+
+def attention_linears(model: ModelSpec) -> int:
+    """Return the weights of one layer's attention projections.
+
+    Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): queries and keys-values go through a low rank each, and a
+    rotary key that all heads share is projected beside the latter.
+    """
+    h, heads, qk, v = model.hidden_size, model.num_attention_heads, model.qk_head_dim, model.value_head_dim
+    if not model.has_latent_attention:
+        return h * qk * (heads + model.num_key_value_heads) + h * v * (heads + model.num_key_value_heads)
+    q = model.q_lora_rank * (h + heads * qk) if model.q_lora_rank else h * heads * qk
+    kv = h * (model.kv_lora_rank + model.qk_rope_head_dim)
+    kv += model.kv_lora_rank * heads * (model.qk_nope_head_dim + v)
+    return q + kv + heads * v * h
+
+
+def attention_others(model: ModelSpec) -> int:
+    """Return one layer's biases and norms inside attention, and its attention sinks."""
+    heads, kv = model.num_attention_heads, model.num_key_value_heads
+    bias = model.qkv_bias * (heads * model.qk_head_dim + kv * (model.qk_head_dim + model.value_head_dim))
+    latent = model.q_lora_rank + model.kv_lora_rank  # a norm each
+    return bias + model.output_bias * model.hidden_size + latent + model.qk_norm_parameters + model.attention_sinks * heads
+
+
+def mlp_linears(model: ModelSpec, width: int) -> int:
+    return model.hidden_size * width * (3 if model.gated_mlp else 2)
+
+
+def mlp_biases(model: ModelSpec, width: int) -> int:
+    return model.mlp_bias * ((2 if model.gated_mlp else 1) * width + model.hidden_size)
+
+
+def router_parameters(model: ModelSpec) -> int:
+    """Return the router's weight and bias, and the gate of the shared expert."""
+    return model.num_experts * (model.hidden_size + model.router_bias) + model.shared_expert_gate * model.hidden_size
+
+
+def layer_parameters(model: ModelSpec, kind: LayerKind, active: bool = False) -> int:
+    """Return the parameters of one layer. active: only those that one token passes through."""
+    rest = attention_linears(model) + attention_others(model) + model.norms_per_layer * model.norm_parameters
+    if not kind.experts:
+        return rest + mlp_linears(model, model.intermediate_size) + mlp_biases(model, model.intermediate_size)
+    expert = mlp_linears(model, model.moe_intermediate_size) + mlp_biases(model, model.moe_intermediate_size)
+    shared = mlp_linears(model, model.shared_expert_intermediate_size)
+    experts = model.num_experts_per_tok if active else model.num_experts
+    return rest + router_parameters(model) + experts * expert + shared
+
+
+def nextn_parameters(model: ModelSpec, active: bool = False) -> int:
+    """Return the parameters of the multi-token prediction modules: a layer like the last one, a projection, three norms.
+
+    Embedding and head are the model's own (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    """
+    found = layer_kinds(model)
+    layer = layer_parameters(model, found.kinds[found.of_layer[-1]], active)
+    return model.num_nextn_predict_layers * (layer + 2 * model.hidden_size**2 + 3 * model.norm_parameters)
+
+
+def parameters(model: ModelSpec, active: bool = False) -> int:
+    """Return all parameters, or those that one token passes through; multi-token prediction left out, vocabulary not padded."""
+    found = layer_kinds(model)
+    layers = sum(
+        int(n) * layer_parameters(model, kind, active) for n, kind in zip(found.counts, found.kinds, strict=True)
+    )
+    h = model.hidden_size
+    tables = model.vocab_size * h * (1 if model.tie_word_embeddings else 2) + model.head_bias * model.vocab_size
+    tables += model.learned_positions(0) * h
+    return layers + tables + (1 + model.embedding_norm) * model.norm_parameters
+
+
+def flops_per_token(model: ModelSpec, seq_len: int, whole_square: bool = False) -> float:
+    """Return the model FLOPs per token, forward and backward, with causal attention (half of the square, or all of it).
+
+    6 * linears that a token passes through + 6 * heads * (d_qk + d_v) * tokens seen, as PaLM's appendix B with the causal half.
+    Recomputation and the embedding lookup are not model FLOPs; the head is, and so are the multi-token prediction modules.
+    """
+    found = layer_kinds(model)
+    layers = [*zip(found.counts.tolist(), found.kinds, strict=True)]
+    layers.append((model.num_nextn_predict_layers, found.kinds[found.of_layer[-1]]))
+    heads = model.num_attention_heads * (model.qk_head_dim + model.value_head_dim)
+    per_token = 0.0
+    for count, kind in layers:
+        width = model.intermediate_size
+        if kind.experts:
+            width = model.num_experts_per_tok * model.moe_intermediate_size + model.shared_expert_intermediate_size
+        router = kind.experts * model.num_experts * model.hidden_size
+        linears = attention_linears(model) + mlp_linears(model, width) + router
+        scores = heads * kind.seen_tokens(seq_len) * (2.0 if whole_square else 1.0)
+        per_token += count * (linears + scores)
+    projections = model.num_nextn_predict_layers * (2 * model.hidden_size**2 + model.vocab_size * model.hidden_size)
+    return 6.0 * (per_token + projections + model.vocab_size * model.hidden_size)
