@@ -17,7 +17,7 @@ _HARMLESS = re.compile(
     r"_?(name_or_path|commit_hash)|transformers\w*|architectures|auto_map|\w*torch_dtype|dtype|use_cache|\w*token_id|\w*_index"
     r"|\w*(dropout|_drop|pdrop)\w*|\w*initializer\w*|init_\w*|\w*eps(ilon)?|rope_\w+|rotary\w*|partial_rotary_factor|output_\w+|return_\w+"
     r"|pretraining_tp|slow_but_exact|skip_bias_add\w*|summary_\w+|task_specific_params|gradient_checkpointing|scale_\w+"
-    r"|reorder_and_upcast_attn|attention_softmax_in_fp32|attn_implementation|_attn_implementation|use_flash_attn|torchscript"
+    r"|reorder_and_upcast_attn|attention_softmax_in_fp32|attn_implementation|_attn_implementation(_autoset)?|use_flash_attn|torchscript"
     r"|problem_type|id2label|label2id|is_decoder|is_encoder_decoder|hidden_activation|activation_function|hidden_act|max_window_layers"
     r"|model_type|name|notes|\w*multiplier|logits_scaling|logit_scale|embedding_scale|residual_scale|vocab_size_\w+|seq_length|tokenizer_class"
     r"|quantization_config|eos_token|pad_token|tie_encoder_decoder|finetuning_task|inference_mode|z_loss_weight|clip_qkv|\w*_version"

@@ -106,7 +106,7 @@ def read_gpt_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> N
     attention = bool(config.get("attention_bias", True))
     values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": True}
     values.setdefault("head_dim", 64)
-    read |= {"attention_bias", "experts_per_token", "initial_context_length"}
+    read |= {"attention_bias", "initial_context_length"}
 
 
 def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -231,7 +231,10 @@ FAMILIES: Mapping[str, Family] = {
         special=read_glm_experts,
     ),
     "gpt_oss": Family(
-        fixed={**LLAMA, **ALL, "router_bias": True, "attention_sinks": True}, keys=_LOCAL, needed=_EXPERTS, special=read_gpt_oss
+        fixed={**LLAMA, **ALL, "router_bias": True, "attention_sinks": True},
+        keys={**_same("num_experts"), "experts_per_token": "num_experts_per_tok", **_LOCAL},
+        needed=_EXPERTS,
+        special=read_gpt_oss,
     ),
     "grok-1": Family(
         fixed={**LLAMA, **NONE, "norms_per_layer": 4},

@@ -55,6 +55,7 @@ def read_gemma2(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     read_gemma(config, values, read)
     read_window({"sliding_window": 4096, **config}, values, read, every=2)
     _read_soft_caps(config, values, read, 50.0, 30.0)
+    read |= {"sliding_window_size"}  # the same window again, in early configs
 
 
 def read_gemma3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

@@ -121,6 +121,7 @@ def windows(config: dict[str, Any]) -> list[int]:
          [0] * 4 + [4096] * 2),
         ({"model_type": "qwen3", "layer_types": ["full_attention"] * 6}, [0] * 6),
         ({"model_type": "gemma2"}, [4096, 0] * 3),
+        ({"model_type": "gemma2", "sliding_window": 2048, "sliding_window_size": 2048}, [2048, 0] * 3),
         ({"model_type": "gemma3_text", "sliding_window": 512}, [512] * 5 + [0]),
         ({"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 3}, [512, 512, 0] * 2),
         ({"model_type": "gemma3_text", "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 3},

@@ -129,6 +129,11 @@ def test_gpt_oss_has_sinks_biases_and_alternating_windows() -> None:
         ]
 
 
+def test_gpt_oss_may_name_its_experts_as_its_first_configs_did() -> None:
+    first = {k: v for k, v in OSS.items() if "experts" not in k} | {"num_experts": 16, "experts_per_token": 4}
+    assert read(first) == read(OSS)
+
+
 def test_grok_names_its_soft_cap() -> None:
     grok = SHAPE | {"model_type": "grok-1", "num_experts": 8, "num_experts_per_tok": 2}
     assert read(grok).unmodelled == ("soft-capped attention scores",) and read(grok).norms_per_layer == 4

@@ -6,6 +6,7 @@ import pytest
 
 from solver.formats.config_file import CONFIGS, find_model, load_run_config
 from solver.spec import model_size
+from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
 
 #: Parameters of the checkpoints' tensors, the correction biases of routers included, multi-token prediction not. Those of
@@ -83,3 +84,22 @@ def test_only_soft_caps_are_not_modelled() -> None:
     left_out = {name: model for name in (*TENSORS, *ANNOUNCED) if (model := shipped(name).unmodelled)}
     assert {what for model in left_out.values() for what in model} == {"soft-capped attention scores", "soft-capped logits"}
     assert set(left_out) == {"gemma2_2b", "gemma2_9b", "gemma2_27b", "grok_1"}
+
+
+@pytest.mark.parametrize(("name", "windows"), [
+    ("mistral_7b", {4096: 32}), ("mixtral_8x7b", {0: 32}), ("gemma2_9b", {4096: 21, 0: 21}), ("gemma3_27b", {1024: 52, 0: 10}),
+    ("gemma3_1b", {512: 22, 0: 4}), ("gpt_oss_120b", {128: 18, 0: 18}), ("qwen3_8b", {0: 36}),
+])  # fmt: skip
+def test_windows_are_those_of_the_published_configs(name: str, windows: dict[int, int]) -> None:
+    found = layer_kinds(shipped(name))
+    assert {kind.window: int(count) for kind, count in zip(found.kinds, found.counts, strict=True)} == windows
+
+
+def test_layers_of_llama_4() -> None:
+    scout, maverick = (layer_kinds(shipped(name)) for name in ("llama4_scout", "llama4_maverick"))
+    assert [(k.chunk, k.rope, k.experts) for k in scout.kinds] == [(8192, True, True), (0, False, True)]
+    assert [*scout.counts] == [36, 12]
+    assert [(k.chunk, k.rope, k.experts) for k in maverick.kinds] == [
+        (8192, True, False), (8192, True, True), (0, False, True),
+    ]  # fmt: skip
+    assert [*maverick.counts] == [24, 12, 12]
