@@ -17,10 +17,12 @@ _HARMLESS = re.compile(
     r"_?(name_or_path|commit_hash)|transformers\w*|architectures|auto_map|\w*torch_dtype|dtype|use_cache|\w*token_id|\w*_index"
     r"|\w*(dropout|_drop|pdrop)\w*|\w*initializer\w*|init_\w*|\w*eps(ilon)?|rope_\w+|rotary\w*|partial_rotary_factor|output_\w+|return_\w+"
     r"|pretraining_tp|slow_but_exact|skip_bias_add\w*|summary_\w+|task_specific_params|gradient_checkpointing|scale_\w+"
-    r"|reorder_and_upcast_attn|attention_softmax_in_fp32|attn_implementation|_attn_implementation|use_flash_attn|torchscript"
+    r"|reorder_and_upcast_attn|attention_softmax_in_fp32|attn_implementation|_attn_implementation(_autoset)?|use_flash_attn|torchscript"
     r"|problem_type|id2label|label2id|is_decoder|is_encoder_decoder|hidden_activation|activation_function|hidden_act|max_window_layers"
     r"|model_type|name|notes|\w*multiplier|logits_scaling|logit_scale|embedding_scale|residual_scale|vocab_size_\w+|seq_length|tokenizer_class"
     r"|quantization_config|eos_token|pad_token|tie_encoder_decoder|finetuning_task|inference_mode|z_loss_weight|clip_qkv|\w*_version"
+    r"|original_max_position_embeddings|router_(aux_loss_coef|jitter_noise|z_loss_coef|dtype)|input_jitter_noise|norm_topk_prob|routed_scaling_factor"
+    r"|aux_loss_alpha|seq_aux|swiglu_(limit|alpha)"
     r"|use_mup\w*|mup_\w+|dim_model_base|scale_depth|scale_emb|chunk_size_feed_forward|layer_norm_\w+"
 )
 #: Words in unknown keys that announce other shapes or other work: such a key is refused unless it is off.
@@ -38,9 +40,11 @@ def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> Mo
     """
     config, nested = _text_part(config)
     family, called = _family(config, where)
-    given = {**(family.class_defaults if nested else {}), **{k: v for k, v in config.items() if v is not None}}
+    given = _given(config, family if nested else None)
     try:
         values, read = family.read(given)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
     except (TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError) as error:
         missing = (
             f"the model needs {error}" if isinstance(error, KeyError) else f"a model key has a value of the wrong kind: {error}"
@@ -56,6 +60,12 @@ def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
     """Return the text model of a multimodal config, and whether it is nested: then its class's defaults are left out."""
     text = config.get("text_config")
     return (text, True) if isinstance(text, dict) and "hidden_size" not in config else (config, False)
+
+
+def _given(config: Mapping[str, Any], defaults_of: Family | None) -> dict[str, Any]:
+    """Return the keys that are not null, after the defaults of a nested config's class."""
+    defaults = defaults_of.class_defaults if defaults_of else {}
+    return {key: value for key, value in {**defaults, **config}.items() if value is not None}
 
 
 def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
@@ -79,19 +89,27 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
     )
 
 
+def _is_other_work(key: str, value: Any, read: set[str]) -> bool:
+    """Whether a key that no family reads announces other shapes or other work, and is on."""
+    if key in read or _HARMLESS.fullmatch(key) or not _OTHER_WORK.search(key):
+        return False
+    return not any(value is off or value == off for off in _OFF)
+
+
 def _refuse_unknown(given: Mapping[str, Any], read: set[str], called: str, where: str) -> None:
     for key, value in given.items():
-        unknown = key not in read and not _HARMLESS.fullmatch(key)
-        if unknown and _OTHER_WORK.search(key) and not any(value is off or value == off for off in _OFF):
+        if _is_other_work(key, value, read):
             raise InputError(f"{where}: {key} of {called} is not modelled (it is {str(value)[:40]}); estimates would miss it")
 
 
 def unread_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a ``config.json`` that are neither read nor known to be harmless, in order."""
-    config, _ = _text_part(config)
+    """Return the keys of a ``config.json`` that are neither read nor refused nor known to be harmless, in order."""
+    config, nested = _text_part(config)
     family = FAMILIES.get(str(config.get("model_type")))
+    given = _given(config, family if nested else None)
     try:
-        read = family.read({k: v for k, v in config.items() if v is not None})[1] if family else set()
+        read = family.read(given)[1] if family else set()
     except (TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError):
         return []  # no model can be read, which says why
-    return sorted(k for k, v in config.items() if v is not None and k not in read and not _HARMLESS.fullmatch(k))
+    unread = (k for k, v in given.items() if k not in read and not _HARMLESS.fullmatch(k) and not _is_other_work(k, v, read))
+    return sorted(unread)

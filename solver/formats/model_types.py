@@ -4,40 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solver.formats.model_readers import (
-    ALL,
-    GPT,
-    LLAMA,
-    NONE,
-    Family,
-    biases,
+from solver.formats import model_readers_experts
+from solver.formats.model_readers import ALL, GPT, LLAMA, NONE, Family, biases, class_of, read_flags, read_llama, read_window
+from solver.formats.model_readers_gpt import (
     read_baichuan,
     read_bigcode,
     read_bloom,
     read_chatglm,
-    read_cohere,
     read_falcon,
-    read_flags,
-    read_gemma,
-    read_gemma2,
-    read_gemma3,
-    read_glm,
     read_gpt2,
     read_gpt_neo,
     read_gpt_neox,
     read_gptj,
-    read_internlm,
-    read_llama,
     read_mpt,
     read_nemotron,
     read_opt,
     read_phi,
+    read_starcoder2,
+)
+from solver.formats.model_readers_llama import (
+    read_cohere,
+    read_cohere2,
+    read_gemma,
+    read_gemma2,
+    read_gemma3,
+    read_glm,
+    read_internlm,
     read_qwen,
     read_qwen3,
     read_smollm3,
     read_stablelm,
-    read_starcoder2,
-    read_window,
 )
 
 _GPT2_KEYS = {
@@ -46,18 +42,11 @@ _GPT2_KEYS = {
     "n_head": "num_attention_heads",
     "n_inner": "intermediate_size",
 }
-_LLAMA_CLASS = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-}
-_LLAMA = Family(fixed=LLAMA, special=read_llama, class_defaults=_LLAMA_CLASS)
+_LLAMA = Family(fixed=LLAMA, special=read_llama, class_defaults=class_of(32000, 4096, 11008, 32, 32, 32, 2048))
 _GEMMA = {**LLAMA, **NONE}
 
 FAMILIES: Mapping[str, Family] = {
+    **model_readers_experts.FAMILIES,
     "baichuan": Family(fixed={**LLAMA, **NONE}, special=read_baichuan),
     "bloom": Family(
         fixed={**GPT, **ALL, "position": "alibi", "embedding_norm": True},
@@ -88,10 +77,8 @@ FAMILIES: Mapping[str, Family] = {
         fixed={**LLAMA, "norm": "layernorm", "norm_bias": False, "norms_per_layer": 1}, tied=True, special=read_cohere
     ),
     "cohere2": Family(
-        fixed={**LLAMA, "norm": "layernorm", "norm_bias": False, "norms_per_layer": 1}, tied=True, special=read_cohere
+        fixed={**LLAMA, "norm": "layernorm", "norm_bias": False, "norms_per_layer": 1}, tied=True, special=read_cohere2
     ),
-    "deepseek_v2": Family(fixed={**LLAMA, **NONE}),
-    "deepseek_v3": Family(fixed={**LLAMA, **NONE}),
     "falcon": Family(
         fixed=GPT,
         tied=True,
@@ -103,28 +90,13 @@ FAMILIES: Mapping[str, Family] = {
         fixed={**_GEMMA, "norms_per_layer": 4},
         tied=True,
         special=read_gemma2,
-        class_defaults={
-            "vocab_size": 256000,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-        },
+        class_defaults=class_of(256000, 2304, 9216, 26, 8, 4),
     ),
     "gemma3_text": Family(
         fixed={**_GEMMA, "norms_per_layer": 4, "qk_norm": "head"},
         tied=True,
         special=read_gemma3,
-        class_defaults={
-            "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "max_position_embeddings": 131072,
-        },
+        class_defaults=class_of(262208, 2304, 9216, 26, 8, 4, 131072),
     ),
     "glm": Family(fixed=LLAMA, special=read_glm),
     "glm4": Family(fixed={**LLAMA, "norms_per_layer": 4}, special=read_glm),
@@ -137,7 +109,6 @@ FAMILIES: Mapping[str, Family] = {
         keys={"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"},
     ),
     "gpt_neox": Family(fixed=GPT, special=read_gpt_neox),
-    "gpt_oss": Family(fixed=LLAMA, special=read_llama),
     "gptj": Family(
         fixed={**GPT, **biases(mlp_bias=True), "norms_per_layer": 1, "head_bias": True}, keys=_GPT2_KEYS, special=read_gptj
     ),
@@ -145,18 +116,11 @@ FAMILIES: Mapping[str, Family] = {
     "internlm2": Family(fixed=LLAMA, special=read_internlm),
     "llama": _LLAMA,
     "minicpm": Family(fixed={**LLAMA, **NONE}, tied=True),
-    "minicpm3": Family(fixed={**LLAMA, **NONE}, tied=True),
     "mistral": Family(
         fixed={**LLAMA, **NONE},
         special=read_window,
-        class_defaults={
-            **_LLAMA_CLASS,
-            "intermediate_size": 14336,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-        },
+        class_defaults=class_of(32000, 4096, 14336, 32, 32, 8, 131072),
     ),
-    "mixtral": Family(fixed={**LLAMA, **NONE}, special=read_window),
     "mpt": Family(
         fixed=GPT,
         tied=True,
@@ -177,19 +141,9 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": Family(
         fixed=LLAMA,
         special=read_qwen,
-        class_defaults={
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 22016,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "max_position_embeddings": 32768,
-        },
+        class_defaults=class_of(151936, 4096, 22016, 32, 32, 32, 32768),
     ),
-    "qwen2_moe": Family(fixed=LLAMA, special=read_qwen),
     "qwen3": Family(fixed={**LLAMA, "qk_norm": "head"}, special=read_qwen3),
-    "qwen3_moe": Family(fixed={**LLAMA, "qk_norm": "head"}, special=read_qwen3),
     "smollm3": Family(fixed=LLAMA, tied=True, special=read_smollm3),
     "stablelm": Family(fixed={**LLAMA, "norm": "layernorm"}, special=read_stablelm),
     "starcoder2": Family(fixed=GPT, tied=True, special=read_starcoder2),
@@ -200,9 +154,13 @@ ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "GptOssForCausalLM": "gpt_oss",
     "GPT2LMHeadModel": "gpt2",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
     "GemmaForCausalLM": "gemma",
     "FalconForCausalLM": "falcon",
     "InternLM2ForCausalLM": "internlm2",
@@ -211,24 +169,17 @@ ARCHITECTURES: Mapping[str, str] = {
 }
 
 _ENCODER, _BOTH, _STATE = "an encoder", "an encoder-decoder", "a state-space model"
+_HYBRID, _LINEAR = "a hybrid of attention and state-space layers", "a hybrid of attention and linear attention"
 #: Other model types, so that the refusal says what they are.
 NOT_DECODERS: Mapping[str, str] = {
-    "bert": _ENCODER,
-    "roberta": _ENCODER,
-    "deberta-v2": _ENCODER,
-    "electra": _ENCODER,
-    "modernbert": _ENCODER,
-    "vit": _ENCODER,
-    "clip": _ENCODER,
-    "t5": _BOTH,
-    "bart": _BOTH,
-    "whisper": _BOTH,
-    "mt5": _BOTH,
-    "mamba": _STATE,
-    "mamba2": _STATE,
+    **dict.fromkeys(("bert", "roberta", "deberta-v2", "electra", "modernbert", "vit", "clip"), _ENCODER),
+    **dict.fromkeys(("t5", "bart", "whisper", "mt5"), _BOTH),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _STATE),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba", "zamba2"), _HYBRID),
+    **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1"), "a hybrid of softmax attention and lightning attention"),
+    **dict.fromkeys(("kimi_linear", "qwen3_next", "bailing_moe_linear"), _LINEAR),
+    "deepseek_v32": "a model with learned sparse attention",
     "jamba": "a hybrid of attention, state-space layers and experts",
+    "recurrent_gemma": "a hybrid of attention and linear recurrence",
     "rwkv": "a recurrent model",
-    "dbrx": "a mixture of experts",
-    "llama4_text": "a mixture of experts",
-    "grok-1": "a mixture of experts",
 }

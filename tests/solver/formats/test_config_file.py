@@ -16,13 +16,6 @@ from solver.spec.cluster import cluster_of
 from solver.spec.model_size import parameters
 from solver.spec.strategy import strategy_from
 
-#: Parameters as published in the model cards and papers named in the files; GPT-3's own table states 174,600 millions.
-PUBLISHED = {
-    "llama2_7b": 6.738e9, "llama2_13b": 13.016e9, "llama2_70b": 68.977e9, "llama3_8b": 8.030e9, "llama3_70b": 70.554e9,
-    "llama3_405b": 405.853e9, "gpt3_175b": 174.6e9, "mistral_7b": 7.242e9, "qwen2_7b": 7.616e9,
-    "internlm2_7b": 7.738e9, "internlm2_20b": 19.861e9,
-}  # fmt: skip
-
 #: The smallest file with all required keys; tests change single lines of it.
 SMALL = """
 HIDDEN = 4096
@@ -82,18 +75,6 @@ def test_the_shipped_7b_run_is_internlm2():
 def test_both_files_of_internlm2_20b_describe_the_same_model():
     from_python, from_json = (load_run_config(find_model(n)).model for n in (20, "internlm2_20b"))
     assert from_python.replace(name="", max_position_embeddings=0) == from_json.replace(name="", max_position_embeddings=0)
-
-
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_parameters_are_those_published(name):
-    run = load_run_config(find_model(name))
-    assert parameters(run.model) == pytest.approx(PUBLISHED[name], rel=1e-3)
-    assert run.name == run.model.name == name
-    assert run.layout == {}
-
-
-def test_every_shipped_model_is_checked():
-    assert {path.stem for path in CONFIGS.glob("models/*.json")} == set(PUBLISHED)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("clusters/*.json")), ids=lambda p: p.stem)

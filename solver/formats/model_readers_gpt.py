@@ -1,0 +1,172 @@
+"""What the config.json of GPT-like and other older decoders says beyond a table of names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.model_readers import Values, layers_of, read_flags, read_window
+from solver.spec.model import LAYER_TYPES
+
+
+def read_gpt2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values.setdefault("intermediate_size", 4 * values["hidden_size"])
+    values["max_position_embeddings"] = config.get("n_positions", config.get("n_ctx", 1024))
+    read |= {"n_positions", "n_ctx", "n_inner"}
+
+
+def read_bigcode(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    read_gpt2(config, values, read)
+    if config.get("multi_query", True):
+        values["num_key_value_heads"] = 1
+    read |= {"multi_query"}
+
+
+def read_gpt_neo(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read attention_types, [[kinds of layers, times], ...]: the local ones have a window."""
+    values["intermediate_size"] = config.get("intermediate_size") or 4 * values["hidden_size"]
+    kinds = config.get("attention_layers")
+    if not kinds:
+        groups = config.get("attention_types", [[["global", "local"], 12]])
+        kinds = [kind for group, times in groups for _ in range(min(times, len(layers_of(values)))) for kind in group]
+    if "local" in kinds:
+        values["sliding_window"] = config.get("window_size", 256)
+        values["layer_types"] = [LAYER_TYPES[kind == "local"] for kind in kinds]
+    read |= {"attention_types", "attention_layers", "window_size"}
+
+
+def read_gpt_neox(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    attention = bool(config.get("attention_bias", True))
+    values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": True}
+    read |= {"attention_bias", "use_parallel_residual"}  # both branches have a norm of their own
+
+
+def read_gptj(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values["intermediate_size"] = config.get("n_inner") or 4 * values["hidden_size"]
+    values["max_position_embeddings"] = config.get("n_positions", 2048)
+    read |= {"n_inner", "n_positions", "n_ctx"}
+
+
+def read_opt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    if config.get("word_embed_proj_dim", values["hidden_size"]) != values["hidden_size"]:
+        raise InputError(f"word_embed_proj_dim {config['word_embed_proj_dim']} differs from hidden_size, which is not modelled")
+    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("enable_bias", True)))
+    values["position_rows"] = values["max_position_embeddings"] + 2
+    read |= {
+        "word_embed_proj_dim",
+        "enable_bias",
+        "do_layer_norm_before",
+        "_remove_final_layer_norm",
+        "layer_norm_elementwise_affine",
+    }
+
+
+def read_bloom(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values["intermediate_size"] = 4 * values["hidden_size"]
+    read |= {
+        "n_inner",
+        "apply_residual_connection_post_layernorm",
+        "masked_softmax_fusion",
+        "bias_dropout_fusion",
+        "unk_token_id",
+    }
+
+
+def read_falcon(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    new, heads = bool(config.get("new_decoder_architecture")), values["num_attention_heads"]
+    values["num_key_value_heads"] = (
+        config.get("num_kv_heads", heads) if new else 1 if config.get("multi_query", True) else heads
+    )
+    parallel = new or config.get("parallel_attn", True)
+    values["norms_per_layer"] = config.get("num_ln_in_parallel_attn") or 2 if new else 1 if parallel else 2
+    values["intermediate_size"] = config.get("ffn_hidden_size") or 4 * values["hidden_size"]
+    values["position"] = "alibi" if config.get("alibi") else "rope"
+    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("bias", False)))
+    read |= {
+        "new_decoder_architecture",
+        "num_kv_heads",
+        "n_head_kv",
+        "multi_query",
+        "parallel_attn",
+        "num_ln_in_parallel_attn",
+        "ffn_hidden_size",
+        "alibi",
+        "bias",
+        "activation",
+    }
+
+
+def read_mpt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    attention = config.get("attn_config") or {}
+    values["intermediate_size"] = config.get("expansion_ratio", 4) * values["hidden_size"]
+    heads = values["num_attention_heads"]
+    kinds = {"multihead_attention": heads, "multiquery_attention": 1, "grouped_query_attention": attention.get("kv_n_heads")}
+    values["num_key_value_heads"] = kinds[attention.get("attn_type", "multihead_attention")]
+    values["position"] = "alibi" if attention.get("alibi") else "learned"
+    bias = not config.get("no_bias", True)
+    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "norm_bias"), bias)
+    values["qk_norm"] = "all" if attention.get("qk_ln") else "none"
+    read |= {
+        "attn_config",
+        "expansion_ratio",
+        "no_bias",
+        "max_seq_len",
+        "learned_pos_emb",
+        "norm_type",
+        "ffn_config",
+        "init_config",
+        "fc_type",
+        "tokenizer_name",
+        "init_device",
+        "embedding_fraction",
+        "verbose",
+    }
+
+
+def read_starcoder2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("use_bias", True)))
+    read_window(config, values, read)
+    read |= {"use_bias", "norm_type", "mlp_type"}
+
+
+def read_phi(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values["qk_norm"] = "head" if config.get("qk_layernorm") else "none"
+    read |= {"qk_layernorm"}
+
+
+def read_baichuan(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    if "max_position_embeddings" not in config:  # the 13B's config states model_max_length and its code uses ALiBi
+        values |= {"position": "alibi", "max_position_embeddings": config.get("model_max_length", 4096)}
+    read |= {"model_max_length"}
+
+
+def read_chatglm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values["num_key_value_heads"] = (
+        config["multi_query_group_num"] if config.get("multi_query_attention") else values["num_attention_heads"]
+    )
+    linear, qkv = bool(config.get("add_bias_linear", False)), bool(config.get("add_qkv_bias", False))
+    values |= {"qkv_bias": linear or qkv, "output_bias": linear, "mlp_bias": linear}
+    values["norm"] = "rmsnorm" if config.get("rmsnorm", True) else "layernorm"
+    read |= {
+        "multi_query_group_num",
+        "multi_query_attention",
+        "add_bias_linear",
+        "add_qkv_bias",
+        "rmsnorm",
+        "bias_dropout_fusion",
+        "apply_query_key_layer_scaling",
+        "apply_residual_connection_post_layernorm",
+        "fp32_residual_connection",
+        "original_rope",
+        "post_layer_norm",
+        "pre_seq_len",
+        "prefix_projection",
+        "quantization_bit",
+        "interleaved_qkv",
+        "rope_ratio",
+    }
+
+
+def read_nemotron(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    read_flags(config, values, read)

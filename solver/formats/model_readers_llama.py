@@ -1,0 +1,112 @@
+"""What the config.json of Llama-like dense decoders says beyond a table of names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from solver.formats.model_readers import Values, biases, layers_of, read_flags, read_window
+from solver.spec.model import LAYER_TYPES
+
+
+def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model of which every fourth layer has no rotary embedding; a window would be of the others."""
+    read_flags(config, values, read)
+    every = config.get("no_rope_layer_interval", 4)
+    values["no_rope_layers"] = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
+    read_window({"use_sliding_window": False, **config}, values, read, every)
+    read |= {"no_rope_layers", "no_rope_layer_interval"}
+
+
+def read_qwen_window(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read the window of a Qwen model: off unless use_sliding_window is true, and then of the layers from max_window_layers."""
+    if config.get("use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
+        first = config.get("max_window_layers", 28)
+        config = {**config, "layer_types": [LAYER_TYPES[n >= first] for n in layers_of(values)]}
+    read_window({"use_sliding_window": False, **config}, values, read)
+    read |= {"max_window_layers"}
+
+
+def read_qwen(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    read_qwen_window(config, values, read)
+    values |= biases(qkv_bias=True)
+
+
+def read_qwen3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    read_flags(config, values, read)
+    read_qwen_window(config, values, read)
+    values.setdefault("head_dim", 128)
+
+
+def read_gemma(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    read_flags(config, values, read)
+    values.setdefault("head_dim", 256)
+
+
+def _read_soft_caps(config: Mapping[str, Any], values: Values, read: set[str], scores: float, logits: float) -> None:
+    """Name soft caps as not modelled; ``scores`` and ``logits`` are the caps of a config that does not state them."""
+    caps = (("attn_logit_softcapping", scores, "attention scores"), ("final_logit_softcapping", logits, "logits"))
+    values["unmodelled"] = [f"soft-capped {what}" for key, usual, what in caps if config.get(key, usual)]
+    read |= {key for key, *_ in caps} | {"query_pre_attn_scalar", "cache_implementation"}
+
+
+def read_gemma2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model of which every second layer sees all tokens, and the others a window."""
+    read_gemma(config, values, read)
+    read_window({"sliding_window": 4096, **config}, values, read, every=2)
+    _read_soft_caps(config, values, read, 50.0, 30.0)
+    read |= {"sliding_window_size"}  # the same window again, in early configs
+
+
+def read_gemma3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model of which every sixth layer, or as its pattern says, sees all tokens."""
+    read_gemma(config, values, read)
+    every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
+    read_window({"sliding_window": 4096, **config}, values, read, every)
+    _read_soft_caps(config, values, read, 0.0, 0.0)
+    read |= {"sliding_window_pattern", "_sliding_window_pattern"}
+
+
+def read_stablelm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values |= biases(qkv_bias=bool(config.get("use_qkv_bias", False)))
+    values["qk_norm"] = "all" if config.get("qk_layernorm") else "none"
+    values["norms_per_layer"] = 1 if config.get("use_parallel_residual") else 2
+    read |= {"use_qkv_bias", "qk_layernorm", "use_parallel_residual"}
+
+
+def read_cohere(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    attention = bool(config.get("attention_bias", False))
+    values |= biases(qkv_bias=attention, output_bias=attention)
+    values["qk_norm"] = "all" if config.get("use_qk_norm") else "none"
+    read |= {
+        "attention_bias",
+        "use_qk_norm",
+        "order_of_interleaved_layers",
+        "position_embedding_type",
+        "use_embedding_sharing",
+        "use_gated_activation",
+        "use_parallel_block",
+        "use_parallel_embedding",
+        "rotary_pct",
+    }
+
+
+def read_cohere2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model of which every fourth layer, or as its pattern says, sees all tokens and has no rotary embedding."""
+    read_cohere(config, values, read)
+    every = config.get("sliding_window_pattern", 4)
+    read_window({"sliding_window": 4096, **config}, values, read, every)
+    kinds = config.get("layer_types") or [LAYER_TYPES[(n + 1) % every != 0] for n in layers_of(values)]
+    values["no_rope_layers"] = [int(kind == LAYER_TYPES[1]) for kind in kinds]
+    read |= {"sliding_window_pattern"}
+
+
+def read_internlm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    bias = bool(config.get("bias", False))
+    values |= biases(qkv_bias=bias, output_bias=bias)
+    read |= {"bias", "attn_implementation"}
+
+
+def read_glm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values |= biases(qkv_bias=bool(config.get("attention_bias", False)))
+    read |= {"attention_bias"}
