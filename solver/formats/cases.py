@@ -178,6 +178,11 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
         values["num_micro_batches"] = batch // (dp * size)
     if "zero_shard_size" not in given:
         values["zero_shard_size"] = dp * cp if values.get("zero", 1) else 1
+    ranks = tp * cp * dp
+    follows = model.is_mixture_of_experts and "etp" not in given and framework.tensor_parallel.experts_follow and tp > 1
+    if follows and ranks % (values.get("ep", 1) * tp) == 0:
+        values["etp"] = tp
+        assumptions.append(f"etp: {tp} (default of {framework.name}: tp)")
     if pp > model.num_hidden_layers:
         raise InputError(f"pp {pp} is more than the model's {model.num_hidden_layers} layers")
     assumptions += [
@@ -187,6 +192,6 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     ]
     if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
         assumptions.append("sequence_parallel: false")
-    unread = sorted(set(run) - known - {"sequence_parallel", "global_batch_size", "ep", "etp"})
+    unread = sorted(set(run) - known - {"sequence_parallel", "global_batch_size"})
     assumptions += [f"not read: {key}={run[key]}" for key in unread]
     return Strategy(**values)

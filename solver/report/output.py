@@ -29,7 +29,7 @@ from solver.step.time import PARTS as TIME_PARTS
 
 #: Layout fields that vary between layouts, first in every result; the constants of the run follow them.
 _VARYING = (
-    "world_size", "tp", "tp_mode", "wp", "cp", "pp", "vpp", "schedule", "dp", "zero", "zero_shard_size",
+    "world_size", "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero", "zero_shard_size",
     "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers", "seq_len",
 )  # fmt: skip
 LAYOUT_KEYS = (*_VARYING, *(field.name for field in fields(Strategy) if field.name not in _VARYING))
@@ -87,7 +87,8 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
     problem = solutions.problem
     constants = (
         "seq_len", "precision", "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
-        "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "framework",
+        "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "moe_dispatcher",
+        "moe_capacity_factor", "moe_imbalance", "moe_permute_fusion", "moe_shared_expert_overlap", "framework",
     )  # fmt: skip
     return {
         "model": dict(vars(problem.model)) | {"parameters": parameters(problem.model)},

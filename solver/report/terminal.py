@@ -21,6 +21,7 @@ from solver.step.solutions import Solutions
 PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
     "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
+    "ep_exposed": "exposed exchange of expert tokens",
     "fsdp_exposed": "exposed ZeRO-3 all-gather and reduce-scatter", "pp_transfer": "pipeline send/recv",
     "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
     "gradient_sync": "exposed gradient synchronisation",
@@ -119,7 +120,7 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: boo
 def describe(solutions: Solutions, index: int) -> str:
     """Return a layout in one line: mode and sizes that are not 1."""
     s = solutions.layouts.strategy(index, solutions.problem.run)
-    sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "pp", "vpp", "dp") if getattr(s, name) > 1]
+    sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp") if getattr(s, name) > 1]
     recompute = s.recompute if s.recompute_layers < 0 else f"{s.recompute} of {s.recompute_layers} layers per stage"
     zero = f"zero{s.zero}/{s.zero_shard_size}" if s.zero else "zero0"
     sizes += [s.schedule] if s.pp > 1 and s.schedule not in ("1f1b", "interleaved") else []

@@ -14,8 +14,8 @@ from solver.spec.strategy import CHOICES, SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
 _OF_SPLITS = (
-    "tp_mode", "schedule", "tp", "wp", "cp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
-    *Division._fields,
+    "tp_mode", "schedule", "tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size",
+    "num_micro_batches", *Division._fields,
 )  # fmt: skip
 _OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
 _WORDS = {"true": True, "false": False}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler.errors import InputError
+from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs
 from solver.spec.feasibility import (
     check_world,
     heads_divide,
@@ -54,6 +55,8 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     model, world, seq_len = problem.model, problem.run.world_size, problem.run.seq_len
     framework, cp_comm = problem.framework, problem.run.cp_comm
     check_world(world, problem.cluster.gpus_per_node)
+    if model.is_mixture_of_experts and not framework.can_run.experts:
+        raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
     for tp in divisors(world):
@@ -70,6 +73,9 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
             if not sequence_divides(seq_len, int(cp), 1):
                 rejected["the sequence is too short for cp"] += 1
                 continue
+            if not context_exchange_runs(model, seq_len, cp_comm, int(cp)):
+                rejected["windows or chunks of attention need cp_comm a2a or allgather"] += 1
+                continue
             if not heads_divide_by_cp(model, cp_comm, int(tp), int(cp)):
                 rejected["attention heads do not divide by tp * cp"] += 1
                 continue
@@ -84,7 +90,8 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
                 if sequences % dp:
                     rejected["the global batch does not divide by dp"] += 1
                     continue
-                parts.append(_splits_of(problem, int(tp), int(cp), int(pp), dp, sequences // dp, rejected))
+                found = _splits_of(problem, int(tp), int(cp), int(pp), dp, sequences // dp, rejected)
+                parts += [found] if found is not None else []
     absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in framework.can_run.zero_stages]
     if absent:
         rejected[f"{framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
@@ -97,29 +104,47 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     return Space(Splits.concatenate(parts), rejected)
 
 
-def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits:
-    """Return all modes, wp, ZeRO shard sizes, micro batches and vpp of one (tp, cp, pp)."""
+def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits | None:
+    """Return all modes, wp, ZeRO shard sizes, expert groups, micro batches and vpp of one (tp, cp, pp), or None."""
     modes: Sequence[TpMode] = problem.framework.can_run.tp_modes or (TpMode.MTP,)
     if not sequence_divides(problem.run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
         modes = (TpMode.MTP,)
-    sharing = [row for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp)]
+    modes = [mode for mode in modes if mode_runs(problem.model, mode.name.lower(), tp)]
     can_run = problem.framework.can_run
+    experts = _expert_groups(problem, tp, tp * cp * dp)
+    sharing = [
+        (*row, *groups) for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp) for groups in experts
+    ]
+    if not sharing:
+        rejected["experts need the sequence split over tp"] += 1
+        return None
     names = [name for name in can_run.schedules if name != "interleaved"] if pp > 1 else ["1f1b"]
     schedules = [SCHEDULES.index(name) for name in names]
     divided = divisions(can_run, problem.model.num_hidden_layers, pp)
     batches = _batches(divided, schedules, pp, sequences, rejected)
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
-    mode, wp, shard = np.array(sharing, dtype=np.int64)[i].T
+    mode, wp, shard, ep, etp = np.array(sharing, dtype=np.int64)[i].T
     size, count, schedule, vpp, *ends = np.array(batches, dtype=np.int64)[j].T
-    fixed = {
-        name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("ep", 1), ("etp", 1), ("pp", pp), ("dp", dp))
-    }
+    fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
     return Splits(
-        mode=mode, wp=wp, zero_shard_size=shard, micro_batch_size=size, num_micro_batches=count, schedule=schedule,
-        vpp=vpp, **fixed,
+        mode=mode, wp=wp, zero_shard_size=shard, ep=ep, etp=etp, micro_batch_size=size, num_micro_batches=count,
+        schedule=schedule, vpp=vpp, **fixed,
         **dict(zip(Division._fields, ends, strict=True)),
     )  # fmt: skip
+
+
+def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int]]:
+    """Return all (ep, etp) over the ranks of a stage; etp divides tp."""
+    model, can_run = problem.model, problem.framework.can_run
+    if not model.is_mixture_of_experts:
+        return [(1, 1)]
+    return [
+        (int(ep), int(etp))
+        for ep in divisors(model.num_experts)
+        for etp in divisors(tp)
+        if experts_divide(model, ranks, int(ep), int(etp)) and experts_run(can_run, tp, ranks, int(ep), int(etp))
+    ]
 
 
 def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from profiler.errors import InputError
 from solver.spec.cluster import Cluster
+from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs
 from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
+from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -31,7 +33,8 @@ def check_world(world: int, node: int) -> None:
 def heads_divide(model: ModelSpec, tp: int) -> bool:
     """Whether tp shards the query heads evenly, and shards or (where tp exceeds them) replicates key and value heads evenly."""
     heads, kv = model.num_attention_heads, model.num_key_value_heads
-    return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0) and model.intermediate_size % tp == 0
+    widths = (model.intermediate_size * (dense_layers(model) > 0), model.shared_expert_intermediate_size)
+    return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0) and not any(width % tp for width in widths)
 
 
 def sequence_divides(seq_len: int, cp: int, split: int) -> bool:
@@ -101,6 +104,19 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
+        *_expert_rules(framework, model, s),
+    )
+
+
+def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of experts in a framework; nothing for models without."""
+    can, name, ranks = framework.can_run, framework.name, s.tp * s.cp * s.dp
+    if not model.is_mixture_of_experts:
+        return ()
+    return (
+        (can.experts, f"{name} is not described with mixtures of experts"),
+        (experts_run(can, s.tp, ranks, s.ep, s.etp), f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"),
+        (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
     )
 
 
@@ -128,6 +144,15 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         ),
         (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
         (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
+        (
+            experts_divide(model, s.tp * s.cp * s.dp, s.ep, s.etp),
+            f"ep {s.ep} * etp {s.etp} do not divide {model.num_experts or 'no'} experts over {s.tp * s.cp * s.dp} ranks",
+        ),
+        (mode_runs(model, s.tp_mode, s.tp), f"tp_mode {s.tp_mode} with tp {s.tp} is not described for {model.name}"),
+        (
+            context_exchange_runs(model, s.seq_len, s.cp_comm, s.cp),
+            f"cp {s.cp} in a ring does not work with windows or chunks of attention; use cp_comm a2a or allgather",
+        ),
         (s.tp * s.cp * s.dp % s.wp == 0, f"wp {s.wp} does not divide the {s.tp * s.cp * s.dp} ranks of a stage"),
         (
             replicas > 0 and replicas % s.zero_shard_size == 0,

@@ -49,6 +49,7 @@ class TensorParallel:
     shares_input: bool = False
     #: Collectives of the backward pass (reduction of input gradients, all-gather of kept shards) overlap with GEMMs.
     async_backward: bool = True
+    experts_follow: bool = False  #: a run that states no etp splits its experts as it splits the rest (etp is tp)
     vocab_parallel_loss: bool = True  #: the cross entropy works on sharded logits; otherwise on all-gathered ones
 
 
@@ -131,6 +132,10 @@ class CanRun:
     stated_end_stages: bool = False  #: the layers of the first and the last stage may be stated; the others share the rest
     counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly
     recompute: tuple[str, ...] = CHOICES["recompute"]
+    experts: bool = False  #: mixtures of experts
+    folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
+    splits_experts: bool = True  #: etp may be more than 1
+    dispatchers: tuple[str, ...] = ("alltoall", "allgather")
 
 
 @dataclass(frozen=True, kw_only=True)

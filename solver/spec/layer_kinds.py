@@ -79,6 +79,11 @@ def _seen(model: ModelSpec, layer: int) -> tuple[int, int]:
     return (0 if every and (layer + 1) % every == 0 else model.sliding_window), model.attention_chunk_size
 
 
+def dense_layers(model: ModelSpec) -> int:
+    """Return the number of layers without experts."""
+    return sum(not has_experts(model, layer) for layer in range(model.num_hidden_layers))
+
+
 def has_experts(model: ModelSpec, layer: int) -> bool:
     """Whether the MLP of layer ``layer`` (from 0) is a mixture of experts: after the first dense ones, every n-th or as listed.
 

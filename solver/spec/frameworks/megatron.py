@@ -7,8 +7,8 @@ nemo/collections/llm/recipes and scripts/performance.
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse
-from solver.spec.strategy import SCHEDULES, TpMode
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
+from solver.spec.strategy import CHOICES, SCHEDULES, TpMode
 
 MEGATRON_LM_2023 = Framework(
     name="megatron-lm-2023",
@@ -32,6 +32,7 @@ MEGATRON_LM_2023 = Framework(
         uneven_stages=False,  # arguments.py asserts that pp divides the layers
     ),
     kernels=Kernels(dropout=True),  # --attention-dropout and --hidden-dropout default to 0.1
+    tensor_parallel=TensorParallel(experts_follow=True),  # --expert-tensor-parallel-size defaults to tp
     data_parallel=DataParallel(bucket_elements_per_rank=1e6),  # max(40 M, 1 M x dp) parameters
     memory=MemoryUse(vocab_dummy_gradient=True),  # tensor_parallel/layers.py
 )
@@ -61,6 +62,9 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "cp_comms": ("ring", "a2a", "allgather"),  # --cp-comm-type, since 0.10
         "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
+        "experts": True,
+        "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
+        "dispatchers": ("alltoall", "allgather", "deepep"),  # --moe-token-dispatcher-type flex, since 0.11
     },
     kernels={"dropout": False},  # current recipes set both to 0
     tensor_parallel={"async_backward": False},  # Transformer Engine's GEMMs leave no room for NCCL's kernels
@@ -71,7 +75,14 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
     "2024-07",
     aliases=("megatron-core v0.8", "megatron-core r0.8", "megatron-lm core_v0.8", "megatron-lm v0.8", "mcore 0.8"),
     best_practice={"cross_entropy_fusion": False},
-    can_run={"cp_comms": ("ring",), "stated_end_stages": False, "counts_embedding_and_loss": False},
+    can_run={
+        "cp_comms": ("ring",),
+        "stated_end_stages": False,
+        "counts_embedding_and_loss": False,
+        "folds_experts": False,
+        "dispatchers": ("alltoall", "allgather"),
+    },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
+    kernels={"probabilities_in_activation": False},  # since 0.13
 )
 
 NEMO_24 = MEGATRON_CORE_0_12.derive(
@@ -86,7 +97,13 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "tp_comm_overlap": True,
     },
     best_practice={"cross_entropy_fusion": False},
-    can_run={"stated_end_stages": False, "counts_embedding_and_loss": False},
+    can_run={
+        "stated_end_stages": False,
+        "counts_embedding_and_loss": False,
+        "folds_experts": False,
+        "dispatchers": ("alltoall", "allgather"),
+    },
+    kernels={"probabilities_in_activation": False},
 )
 
 NEMO_25 = NEMO_24.derive(
@@ -95,7 +112,13 @@ NEMO_25 = NEMO_24.derive(
     aliases=("nemo 25", "megatron-bridge"),
     flags={"cross_entropy_fusion": True},  # scripts/performance/helpers.py: implementation "te"
     best_practice={"cross_entropy_fusion": True},
-    can_run={"stated_end_stages": True, "counts_embedding_and_loss": True},
+    can_run={
+        "stated_end_stages": True,
+        "counts_embedding_and_loss": True,
+        "folds_experts": True,
+        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
+    },
+    kernels={"probabilities_in_activation": True},
 )
 
 #: Qi et al. 2023 (arXiv 2401.10241): Megatron-LM of that year, whose attention is unfused unless asked otherwise.
@@ -130,6 +153,9 @@ GENERIC = MEGATRON_LM_2023.derive(
         "uneven_stages": True,
         "cp_comms": ("ring", "a2a", "allgather"),
         "schedules": SCHEDULES,
+        "experts": True,
+        "folds_experts": True,
+        "dispatchers": CHOICES["moe_dispatcher"],
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},

@@ -40,4 +40,18 @@ TORCHTITAN_2024 = TORCHTITAN_2025.derive(
     data_parallel={"optimizer_bytes_per_parameter": 96.0},  # AdamW is not fused by default, as in fms-fsdp
 )
 
-FAMILY = (TORCHTITAN_2025, TORCHTITAN_2024)
+#: NVIDIA's trainer on torch: FSDP2 for what is not an expert, experts over their own ranks (DeepEP), Transformer Engine's kernels.
+NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
+    "nemo-automodel",
+    "2025-08",
+    family="nemo-automodel",
+    aliases=("nemo automodel", "automodel"),
+    flags={"grad_dtype": "bf16"},
+    can_run={
+        "experts": True, "folds_experts": True, "splits_experts": False,
+        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
+    },
+    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False},
+)  # fmt: skip
+
+FAMILY = (TORCHTITAN_2025, TORCHTITAN_2024, NEMO_AUTOMODEL)
