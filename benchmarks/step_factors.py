@@ -31,6 +31,8 @@ from profiler.profile.profiles import shipped_profiles
 from solver.command_line import CostModels as ShippedModels
 from solver.formats.cases import Case, read_cases
 from solver.report.validate import CostModels, Prediction, predict_cases, timed
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
 
 PUBLISHED = Path(__file__).resolve().parent.parent / "configs" / "cases" / "published.jsonl"
 LEAST_GAIN = 0.2  #: of the mean |error| on runs left out
@@ -157,7 +159,19 @@ def fit_devices(cases: Sequence[Case], models: CostModels) -> list[DeviceFit]:
 
 
 def _timed_on(cases: Sequence[Case], hardware: str) -> list[Case]:
-    return [case for case in cases if case.hardware == hardware and "step_s" in case.measured]
+    return fitted_runs([case for case in cases if case.hardware == hardware and "step_s" in case.measured])
+
+
+def fitted_runs(cases: Sequence[Case]) -> list[Case]:
+    """Return the runs that a factor is fitted to: dense models in 16 bits.
+
+    Their GEMMs and attention are what the profile measured; fp8 casts and the exchange of experts would bend the factor.
+    """
+    return [case for case in cases if case.model and case.strategy and _dense_16_bit(case.model, case.strategy)]
+
+
+def _dense_16_bit(model: ModelSpec, run: Strategy) -> bool:
+    return not model.is_mixture_of_experts and run.precision in ("bf16", "fp16")
 
 
 def _error(predictions: Sequence[Prediction]) -> float:

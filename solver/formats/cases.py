@@ -13,6 +13,7 @@ from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
 from solver.spec.bounds import NUMBERS, number, whole_number
+from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
 from solver.spec.strategy import Strategy
@@ -154,6 +155,14 @@ def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:
     return value
 
 
+def _must_count_ends(framework: Framework, layers: int, chunks: int, given: Mapping[str, Any]) -> bool:
+    """Whether a run that states nothing about its stages can only have counted embedding and loss as layers."""
+    can = framework.can_run
+    silent = not any("pipeline_s" in key for key in given)
+    offered = can.counts_embedding_and_loss and not can.uneven_stages
+    return silent and offered and layers % chunks > 0 and (layers + 2) % chunks == 0
+
+
 def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Strategy:
     """Return the case's layout: its keys, then the framework's defaults, then Strategy's; each default is an assumption."""
     known = {field.name for field in fields(Strategy)}
@@ -183,6 +192,9 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     if follows and ranks % (values.get("ep", 1) * tp) == 0:
         values["etp"] = tp
         assumptions.append(f"etp: {tp} (default of {framework.name}: tp)")
+    if _must_count_ends(framework, model.num_hidden_layers, pp * vpp, given):
+        values |= dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), True)
+        assumptions.append("embedding and loss count as layers, or the stages would not divide")
     if pp > model.num_hidden_layers:
         raise InputError(f"pp {pp} is more than the model's {model.num_hidden_layers} layers")
     assumptions += [

@@ -51,7 +51,7 @@ def _router_ops(shapes: Shapes) -> list[Op]:
     choice = memory_bound("routing", ROUTER, "residual", scores, 1.0, 1.0)
     counts = {FORWARD: forward, INPUT_GRAD: 2 if fused else -(-forward // 2)}
     gate = linear(shapes, "router", ROUTER, model.num_experts, model.hidden_size, tokens=tokens, quantised=False)
-    return [*gate, *(replace(op, count=float(counts[op.phase]), launches=1.0) for op in choice)]
+    return [*gate, *(replace(op, count=float(counts[op.phase]), launches=float(counts[op.phase])) for op in choice)]
 
 
 def _expert_ops(shapes: Shapes) -> list[Op]:

@@ -159,11 +159,13 @@ def _memory(solutions: Solutions, index: int) -> Text:
     memory = solutions.memory
     parts = sorted(zip(MEMORY_PARTS, memory.parts[:, index], strict=True), key=lambda item: -item[1])
     listed = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in parts if size >= 0.05 * GIB)
-    where = "last" if memory.on_last_stage[index] and solutions.layouts.splits.pp[solutions.layouts.row[index]] > 1 else "first"
+    number = int(memory.stage[index])
+    middle = f"stage {number + 1} of {int(solutions.layouts.splits.pp[solutions.layouts.row[index]])}"
+    where = "the last pipeline stage" if memory.on_last_stage[index] else middle if number else "the first pipeline stage"
     stages = totals(solutions.problem, memory_of_stages(solutions, index))[2] / GIB
     every = f"\nGiB on each stage: {' '.join(f'{size:.1f}' for size in stages)}" if len(stages) > 1 else ""
     return Text(
-        f"memory peaks on the {where} pipeline stage (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
+        f"memory peaks on {where} (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "
         f"reserved {memory.reserved[index] / GIB:.1f}, with CUDA context and NCCL {memory.device[index] / GIB:.1f}" + every
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 
 _TABLE_LIMIT = 1 << 21  #: values below this are numbered by a lookup table instead of a sort
 _CODE_LIMIT = 1 << 62
+_DENSE = 8  #: codes that fill so small a multiple of the rows are numbered by a table too
 
 
 def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -23,8 +24,18 @@ def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
             values, code = np.unique(code, return_inverse=True)
             span = len(values)
         code, span = code * count + number, span * count
+    if span <= _DENSE * len(code):
+        return _by_table(code, span)
     _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
     return first, inverse
+
+
+def _by_table(code: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (first, inverse) of codes below ``span``, without a sort."""
+    last = np.full(span, -1, dtype=np.int64)
+    last[code[::-1]] = np.arange(len(code) - 1, -1, -1)  # of equal codes the first is written last
+    present = last >= 0
+    return last[present], (np.cumsum(present) - 1)[code]
 
 
 def _numbered(column: np.ndarray) -> tuple[np.ndarray, int]:

@@ -36,7 +36,8 @@ class Memory:
     reserved: np.ndarray
     device: np.ndarray
     parts: np.ndarray
-    on_last_stage: np.ndarray
+    stage: np.ndarray  #: number of that stage, 0 is the first
+    on_last_stage: np.ndarray  #: whether it is the last of several
 
 
 def stage_state(
@@ -147,9 +148,9 @@ def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts:
         sums = parts.sum(axis=0)
         fuller = sums > total
         best, total, at = np.where(fuller, parts, best), np.where(fuller, sums, total), np.where(fuller, stage, at)
-    on_last = (stages.is_last[:, row] & (stages.index[:, row] > 0))[at, np.arange(len(row))]
+    number, is_last = (values[:, row][at, np.arange(len(row))] for values in (stages.index, stages.is_last))
     allocated, reserved, device = totals(problem, best)
-    return Memory(allocated, reserved, device, best, on_last)
+    return Memory(allocated, reserved, device, best, number, is_last & (number > 0))
 
 
 def totals(problem: Problem, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -38,7 +38,7 @@ def predictions(fitted: Callable[[str], CostModel]) -> list[Prediction]:
 
 def test_step_times_of_every_group(predictions: list[Prediction]) -> None:
     page, scores, regrets = table("Step time"), time_scores(predictions), regret(predictions)
-    assert set(page) == set(scores) and scores["all"].n == 611
+    assert set(page) == set(scores) and scores["all"].n == 769
     for group, score in scores.items():
         _, runs, _, median, p90, bias, coverage, _, mean_regret, *_ = page[group]
         assert score.n == int(runs)

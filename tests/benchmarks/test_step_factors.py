@@ -28,7 +28,7 @@ def models(fitted: Callable[[str], CostModel]) -> CostModels:
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
     found = [case for case in read_cases(ROOT / "configs" / "cases" / "published.jsonl") if case.hardware == "b200_sxm"]
-    return [case for case in found if case.skipped is None]
+    return step_factors.fitted_runs(found)
 
 
 def made_with(factor: float, cases: list[Case], models: CostModels) -> list[Case]:

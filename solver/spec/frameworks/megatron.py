@@ -109,7 +109,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
 NEMO_25 = NEMO_24.derive(
     "nemo-25",
     "2025-02",
-    aliases=("nemo 25", "megatron-bridge"),
+    aliases=("nemo 25",),
     flags={"cross_entropy_fusion": True},  # scripts/performance/helpers.py: implementation "te"
     best_practice={"cross_entropy_fusion": True},
     can_run={
@@ -119,6 +119,24 @@ NEMO_25 = NEMO_24.derive(
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
     },
     kernels={"probabilities_in_activation": True},
+)
+
+#: Megatron-Bridge, which follows NeMo: src/megatron/bridge/models set expert_tensor_parallel_size to 1.
+MEGATRON_BRIDGE_25 = NEMO_25.derive(
+    "megatron-bridge-25",
+    "2025-09",
+    family="megatron-bridge",
+    aliases=("megatron-bridge",),
+    can_run={"zero_stages": (0, 1, 2, 3)},  # Megatron-FSDP shards what it is told to
+    tensor_parallel={"experts_follow": False},
+)
+
+#: Its recipes (scripts/performance/configs/*_workload_base_configs.py, 01b2977) exchange tokens by hybrid-EP on most systems.
+MEGATRON_BRIDGE_26 = MEGATRON_BRIDGE_25.derive(
+    "megatron-bridge-26",
+    "2026-02",
+    aliases=("megatron-bridge 26",),
+    flags={"moe_dispatcher": "hybridep"},
 )
 
 #: Qi et al. 2023 (arXiv 2401.10241): Megatron-LM of that year, whose attention is unfused unless asked otherwise.
@@ -161,4 +179,14 @@ GENERIC = MEGATRON_LM_2023.derive(
     memory={"vocab_dummy_gradient": False},
 )
 
-FAMILY = (MEGATRON_LM_2023, MEGATRON_LM_2021, MEGATRON_CORE_0_12, MEGATRON_CORE_0_8, NEMO_24, NEMO_25, ZERO_BUBBLE)
+FAMILY = (
+    MEGATRON_LM_2023,
+    MEGATRON_LM_2021,
+    MEGATRON_CORE_0_12,
+    MEGATRON_CORE_0_8,
+    NEMO_24,
+    NEMO_25,
+    MEGATRON_BRIDGE_25,
+    MEGATRON_BRIDGE_26,
+    ZERO_BUBBLE,
+)

@@ -40,7 +40,7 @@ TORCHTITAN_2024 = TORCHTITAN_2025.derive(
     data_parallel={"optimizer_bytes_per_parameter": 96.0},  # AdamW is not fused by default, as in fms-fsdp
 )
 
-#: NVIDIA's trainer on torch: FSDP2 for what is not an expert, experts over their own ranks (DeepEP), Transformer Engine's kernels.
+#: NVIDIA's trainer on torch: FSDP2 for what is no expert, experts over their own ranks (DeepEP), kernels of Transformer Engine.
 NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     "nemo-automodel",
     "2025-08",

@@ -120,7 +120,7 @@ def test_the_text_of_searched_axes(text: str, axes: tuple[str, ...]) -> None:
     assert parse_varied(text) == axes
 
 
-@pytest.mark.parametrize("text", ["", "ep", "tp;cp"])
+@pytest.mark.parametrize("text", ["", "experts", "tp;cp"])
 def test_texts_that_name_no_axis(text: str) -> None:
     with pytest.raises(InputError, match="give axes, as in tp,cp"):
         parse_varied(text)

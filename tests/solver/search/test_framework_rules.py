@@ -81,6 +81,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "megatron-core-0.12": MEGATRON,
     "nemo-24": (*MEGATRON, EVEN),
     "nemo-25": MEGATRON,
+    "megatron-bridge-25": MEGATRON[1:],  # Megatron-FSDP shards parameters too
+    "megatron-bridge-26": MEGATRON[1:],
+    "nemo-automodel": (zero(0, 2, 3), WHOLE_KV),
     "internevo-2023": (zero(0, 1, 3),),
     "internevo-2024": (zero(0, 1, 3),),
     "megatron-deepspeed": (NO_CP, NO_CHUNKS, WHOLE_KV),  # deepspeed/runtime/pipe/engine.py asserts ZeRO below 2

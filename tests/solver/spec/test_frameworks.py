@@ -156,7 +156,8 @@ def test_every_release_differs_from_every_other() -> None:
      ("llm-foundry/composer FSDP", "llm-foundry-2023"), ("internlm 0.1", "internevo-2023"), ("something else", "generic"),
      ("PyTorch 2.4 FSDP", "fsdp"), ("PyTorch + DeepSpeed ZeRO-3", "megatron-deepspeed"), ("PyTorch Lightning", "pytorch-ddp"),
      ("Hugging Face accelerate", "fsdp"), ("accelerated JAX", "generic"), ("Nemotron (Megatron-LM)", "megatron-lm-2023"),
-     ("megatron-bridge 26.02", "nemo-25")],
+     ("megatron-bridge 26.02", "megatron-bridge-26"), ("megatron-bridge 25.09", "megatron-bridge-25"),
+     ("nemo automodel (FSDP2, DTensor)", "nemo-automodel")],
 )  # fmt: skip
 def test_a_name_means_the_framework_that_it_names_first(text: str, meant: str) -> None:
     assert framework_of(text).name == meant

@@ -62,7 +62,8 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     by_part = dict(zip(PARTS, found.times.parts[:, 0], strict=True))
     assert by_part == pytest.approx(
         {
-            "compute": 3 * last, "recompute": 0, "tp_exposed": 0, "cp_exposed": 0, "wp_exposed": 0, "fsdp_exposed": 0,
+            "compute": 3 * last, "recompute": 0, "tp_exposed": 0, "cp_exposed": 0, "wp_exposed": 0, "ep_exposed": 0,
+            "fsdp_exposed": 0,
             "pp_transfer": 3 * send_recv, "bubble": bubble, "gradient_accumulation": accumulation, "gradient_sync": 0,
             "parameter_gather": 0, "optimizer": optimizer,
         },
@@ -311,7 +312,8 @@ def test_the_pipeline_agrees_with_the_event_simulation(h100_model: CostModel) ->
         key, terms = found.terms.key[row], found.terms
         forward, backward = terms.forward[0, :, row].sum(), terms.backward[0, :, row].sum()
         backward += terms.recompute[0, found.layouts.recompute[index], row]
-        layers = _stage_sizes(30, *(int(getattr(terms.stages, n)[row]) for n in ("first", "last")), int(terms.splits.pp[row]))
+        first, last = terms.stages.layers[:2, row].astype(int)
+        layers = _stage_sizes(30, first, last, int(terms.splits.pp[row]))
         f, b = layers * forward + terms.send_recv[row], layers * backward + terms.send_recv[row]
         for stage, end in ((0, found.table.embedding.times), (-1, found.table.head.times)):
             f[stage] += end.forward[:, key].sum()

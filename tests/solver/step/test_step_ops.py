@@ -66,10 +66,10 @@ def test_fsdp_copies_between_parameters_and_buffers() -> None:
     found, layer = _fsdp_terms("pytorch-ddp"), 36_864 + 128
     assert part(found, "gradient_sync")[0] == part(found, "parameter_gather")[0] == 0  # all of it is in the layers
     terms = found.terms
-    assert terms.layer_all_gather.communication[0] == pytest.approx(layer * 2 * LINK, rel=1e-12)
-    assert terms.layer_all_gather.kernels[0] == pytest.approx(layer * 2 * 2 * BYTE, rel=1e-12)
-    assert terms.layer_reduce_scatter.communication[0] == pytest.approx(layer * 4 * LINK, rel=1e-12)
-    assert terms.layer_reduce_scatter.kernels[0] == pytest.approx(layer * 4 * 2 * BYTE, rel=1e-12)
+    assert terms.layer_all_gather[0].communication[0] == pytest.approx(layer * 2 * LINK, rel=1e-12)
+    assert terms.layer_all_gather[0].kernels[0] == pytest.approx(layer * 2 * 2 * BYTE, rel=1e-12)
+    assert terms.layer_reduce_scatter[0].communication[0] == pytest.approx(layer * 4 * LINK, rel=1e-12)
+    assert terms.layer_reduce_scatter[0].kernels[0] == pytest.approx(layer * 4 * 2 * BYTE, rel=1e-12)
 
 
 def test_tied_tables_are_sent_once_by_fsdp() -> None:
