@@ -51,15 +51,17 @@ def stage_state(
     ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
     sizes = problem.element_bytes
-    embedding = table.embedding.parameters[key] * stages.has_embedding[stage]
-    head = table.head.parameters[key] * stages.has_head[stage]
+    has_head = stages.has_head[stage]
+    copied = has_head * (problem.model.num_nextn_predict_layers > 0)  # multi-token prediction embeds tokens again
+    embedding = table.embedding.parameters[key] * np.maximum(stages.has_embedding[stage], copied)
+    head = table.head.parameters_of[OTHERS][key] * has_head
     ends = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     out = np.zeros((3, 4, len(key)))
     shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
     for name, share in shares.items():
         layers = over_kinds(stages.counts[stage], np.array([part.parameters_of[name][key] for part in table.layers]))
-        elements = layers + (ends if name == OTHERS else 0.0)
+        elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
         for zero in range(4):
             partitioned = elements / share
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0

@@ -9,7 +9,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from solver.layers.decoder import embedding_program, layer_program
-from solver.layers.head import head_program
+from solver.layers.multi_token import last_program
 from solver.layers.program import PARAMETER_GROUPS, LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
@@ -101,10 +101,11 @@ class LayerTable:
 
 def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     """Build and estimate the programs of every kind of layer, of the embedding and of the head for ``keys``."""
-    given = keys, problem.model, problem.run, problem.cluster
+    given, found = (keys, problem.model, problem.run, problem.cluster), problem.kinds
     parts = []
     for program in (
-        *(layer_program(*given, kind) for kind in problem.kinds.kinds), embedding_program(*given), head_program(*given)
+        *(layer_program(*given, kind) for kind in found.kinds), embedding_program(*given),
+        last_program(*given, found.kinds[found.of_layer[-1]]),
     ):  # fmt: skip
         estimates = estimate_ops(program.ops, len(keys), problem.cost)
         host = 0.0 if problem.run.compile else problem.framework.kernels.launch_seconds

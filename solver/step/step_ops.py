@@ -43,8 +43,10 @@ def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, split
     layer = {}
     for name in PARAMETER_GROUPS:
         each = np.array([part.parameters_of[name][key] for part in table.layers])
-        layer[name] = np.max([over_kinds(counts, each) for counts in stages.counts], axis=0)
-    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+        last = table.head.parameters_of[name][key] * (name != OTHERS)  # of multi-token prediction
+        held = zip(stages.counts, stages.has_head, strict=True)
+        layer[name] = np.max([over_kinds(counts, each) + has_head * last for counts, has_head in held], axis=0)
+    embedding, head = (part.parameters_of[OTHERS][key] for part in (table.embedding, table.head))
     both = embedding + head if not problem.model.tie_word_embeddings else np.maximum(embedding, head)
     ends = np.where(splits.pp == 1, both, np.maximum(embedding, head))
     ranks = rank_groups(problem, splits)
@@ -187,12 +189,15 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
 
 
 def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:
-    """Return the sum of the gradients of tied embeddings over the first and the last stage, where these are two stages."""
+    """Return the sum of the embedding's gradients over the first and the last stage, where these are two and both hold it:
+    tied embeddings, or multi-token prediction.
+    """
     ranks = splits.tp * splits.cp * splits.dp * np.maximum(splits.pp - 1, 1)
     place = placement(np.full(len(splits), 2), ranks, problem.cluster.gpus_per_node)
     size = table.embedding.parameters[key] * problem.element_bytes.gradient
     op = _message("tied_embedding", "all_reduce", size, place)
-    present = np.where((splits.pp > 1) & problem.model.tie_word_embeddings, 1.0, 0.0)
+    copied = problem.model.tie_word_embeddings or problem.model.num_nextn_predict_layers > 0
+    present = np.where((splits.pp > 1) & copied, 1.0, 0.0)
     return Op(op.name, op.module, op.kind, op.phase, op.dims, op.stream, count=present)
 
 

@@ -1,0 +1,56 @@
+"""Multi-token prediction: modules behind the last layer, each with a projection, a layer of its own and the shared head.
+
+Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.2; Megatron-Core's multi_token_prediction.py, as read: the modules live on the
+last pipeline stage, which then also holds a copy of the embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from solver.layers.decoder import layer_program
+from solver.layers.head import head_program
+from solver.layers.norm import norm_ops
+from solver.layers.ops import linear
+from solver.layers.program import LINEARS, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.layers.shapes import Shapes
+from solver.spec.cluster import Cluster
+from solver.spec.layer_kinds import LayerKind
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
+
+PREFIX = "nextn."
+
+
+def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, last_kind: LayerKind) -> LayerProgram:
+    """Return the program of what follows the layers: the head, and modules of multi-token prediction where a model has them."""
+    head = head_program(keys, model, run, cluster)
+    modules = model.num_nextn_predict_layers
+    if not modules:
+        return head
+    shapes = Shapes.of(keys, model, run, cluster, last_kind)
+    layer = layer_program(keys, model, run, cluster, last_kind)
+    h, tokens = model.hidden_size, shapes.norm_tokens
+    projection = linear(shapes, "projection", "multi_token", h, 2 * h, tokens=tokens)
+    norms = [op for name in ("embedding_norm", "hidden_norm") for op in norm_ops(shapes, name)]
+    again = [_named(op, modules) for op in (*norms, *projection, *layer.ops, *head.ops)]
+    joined = Saved("projection_input", 4 * tokens * h * shapes.element)  # before and after the norms, of both halves
+    saved = [
+        replace(tensor, name=PREFIX + tensor.name, bytes=tensor.bytes * modules, dropped_by=())
+        for tensor in (joined, *layer.saved, *head.saved)
+    ]
+    own = [Weight("projection", 2.0 * h * h, LINEARS), Weight("norms", 3.0 * model.norm_parameters)]
+    weights = [
+        replace(weight, name=PREFIX + weight.name, elements=weight.elements * modules, alike=weight.alike * modules)
+        for weight in (*own, *layer.weights)
+    ]
+    return replace(
+        head, ops=(*head.ops, *again), saved=(*head.saved, *saved), weights=(*head.weights, *weights),
+        transient_bytes=head.transient_bytes + layer.transient_bytes,
+    )  # fmt: skip
+
+
+def _named(op: Op, modules: int) -> Op:
+    """The op in every module; what it overlaps with is in the same module."""
+    under = tuple(PREFIX + label for label in op.overlaps_with)
+    return replace(op, name=PREFIX + op.name, count=op.count * modules, overlaps_with=under)
