@@ -1,0 +1,109 @@
+"""Latent attention and windows: sizes by hand, FLOPs and parameters, and the limits at which they are plain attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import DEVICE, TINY, layer_keys, run_of
+
+from solver.layers.decoder import layer_program
+from solver.layers.program import FLASH_ATTN, LayerProgram, Op
+from solver.spec.cluster import cluster_of
+from solver.spec.layer_kinds import PLAIN, LayerKind, layer_kinds
+from solver.spec.model import ModelSpec
+from solver.spec.model_size import layer_parameters
+
+SEQ, HIDDEN, HEADS = 256, 64, 4
+#: Ranks of 24 and 16; queries and keys of 8 + 4, values of 6.
+MLA = TINY.replace(num_key_value_heads=4, head_dim=12, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4,
+                   v_head_dim=6)  # fmt: skip
+
+
+def program(
+    model: ModelSpec, mode: str = "mtp", tp: int = 1, cp: int = 1, kind: LayerKind = PLAIN, **given: Any
+) -> LayerProgram:
+    return layer_program(layer_keys(mode, tp, cp), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
+
+
+def core(layer: LayerProgram) -> Op:
+    """Return the forward call of the core."""
+    (found,) = [o for o in layer.ops if o.kind == FLASH_ATTN and o.label == "attention.forward"]
+    return found
+
+
+def gemms(layer: LayerProgram) -> dict[str, tuple[float, float, float]]:
+    return {o.name: tuple(float(np.ravel(o.dims[d])[0]) for d in "mnk") for o in layer.ops
+            if o.kind == "linear" and o.phase == "forward"}  # type: ignore[misc]  # fmt: skip
+
+
+def test_projections_of_latent_attention_by_hand() -> None:
+    found = gemms(program(MLA, "msp", tp=2))
+    # down projections work on a rank's own tokens, up projections on all of them and on its 2 heads
+    assert found["q_down"] == (SEQ / 2, 24, HIDDEN) and found["kv_down"] == (SEQ / 2, 16 + 4, HIDDEN)
+    assert found["q_up"] == (SEQ, 2 * 12, 24) and found["kv_up"] == (SEQ, 2 * (8 + 6), 16)
+    assert found["wo"] == (SEQ, HIDDEN, 2 * 6)
+
+
+def test_without_a_rank_queries_are_projected_at_once() -> None:
+    found = gemms(program(MLA.replace(q_lora_rank=0), "msp", tp=2))
+    assert found["wq"] == (SEQ, 2 * 12, HIDDEN) and "q_up" not in found
+
+
+def test_what_goes_over_the_tensor_group_is_of_low_rank() -> None:
+    layer = program(MLA, "msp", tp=2)
+    sent = {o.label: float(np.ravel(o.dims["bytes"])[0]) for o in layer.ops if o.stream == "tp" and np.any(o.count)}
+    assert sent["q_up.all_gather.forward"] == SEQ * 24 * 2 and sent["kv_up.all_gather.forward"] == SEQ * 16 * 2
+    assert sent["rotary_key.forward"] == SEQ * 4 * 2
+
+
+@pytest.mark.parametrize("q_rank", [0, 24])
+def test_parameters_and_flops_of_latent_attention(q_rank: int) -> None:
+    model = MLA.replace(q_lora_rank=q_rank)
+    layer = program(model)
+    assert layer.weight_elements()[0] == layer_parameters(model, PLAIN)
+    area = SEQ * (SEQ + 1) / 2
+    core = HEADS * area * (12 + 6) * (2 + 5)
+    assert layer.flops()[0] == pytest.approx(6.0 * SEQ * layer.weight_elements("linears")[0] + core, rel=1e-12)
+
+
+def test_the_core_sees_wider_keys_than_values() -> None:
+    forward = core(program(MLA))
+    assert (forward.dims["head_dim"], forward.dims["v_head_dim"]) == (12, 6)
+    assert np.ravel(forward.dims["kv_heads"])[0] == HEADS
+
+
+# windows and chunks
+
+
+def test_a_window_no_shorter_than_the_sequence_is_full_attention() -> None:
+    plain = layer_kinds(TINY, SEQ)
+    for window in (SEQ, SEQ + 1, 10 * SEQ):
+        assert layer_kinds(TINY.replace(sliding_window=window), SEQ).kinds == plain.kinds
+        assert layer_kinds(TINY.replace(attention_chunk_size=window), SEQ).kinds == plain.kinds
+
+
+@given(st.integers(1, SEQ - 1), st.integers(1, SEQ - 1))
+def test_a_wider_window_never_computes_less(one: int, other: int) -> None:
+    narrow, wide = (program(TINY, kind=LayerKind(window=w)).flops()[0] for w in sorted((one, other)))
+    assert narrow <= wide <= program(TINY).flops()[0]
+
+
+def test_chunks_are_shorter_sequences() -> None:
+    # 4 chunks of 64: a quarter of the score matrix, in which each is causal
+    call = core(program(TINY, kind=LayerKind(chunk=64)))
+    assert (np.ravel(call.dims["batch"])[0], call.dims["seq_q"], call.dims["causal"]) == (4, 64, True)
+
+
+def test_alternating_layers_are_two_kinds() -> None:
+    found = layer_kinds(TINY.replace(num_hidden_layers=5, sliding_window=32, sliding_window_every=2), SEQ)
+    assert [kind.window for kind in found.kinds] == [32, 0]
+    assert found.of_layer.tolist() == [0, 1, 0, 1, 0] and found.counts.tolist() == [3, 2]
+
+
+def test_layers_without_rotary_embedding_have_no_rope() -> None:
+    names = [{o.name for o in program(TINY, kind=LayerKind(rope=rope)).ops} for rope in (True, False)]
+    assert names[0] - names[1] == {"rope"}

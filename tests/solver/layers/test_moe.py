@@ -1,0 +1,120 @@
+"""Mixtures of experts: a layer by hand, what one expert costs, and the exchange of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import DEVICE, TINY, layer_keys, run_of
+
+from solver.layers.decoder import layer_program
+from solver.layers.program import GROUPED_LINEAR, LINEAR, LayerProgram
+from solver.spec.cluster import cluster_of
+from solver.spec.layer_kinds import LayerKind
+from solver.spec.model import ModelSpec
+from solver.spec.model_size import layer_parameters
+
+#: 8 experts of width 32, of which a token goes to 2; SEQ tokens, hidden size 64.
+SEQ, HIDDEN, WIDTH, EXPERTS, TOP = 256, 64, 32, 8, 2
+MOE = TINY.replace(num_experts=EXPERTS, num_experts_per_tok=TOP, moe_intermediate_size=WIDTH)
+KIND = LayerKind(experts=True)
+
+
+def program(model: ModelSpec = MOE, mode: str = "mtp", kind: LayerKind = KIND, **given: Any) -> LayerProgram:
+    sizes = {name: given.pop(name) for name in ("tp", "ep", "etp", "micro_batch_size") if name in given}
+    return layer_program(layer_keys(mode, **sizes), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
+
+
+def op(layer: LayerProgram, label: str) -> dict[str, float]:
+    """Return the dims of one op with its count."""
+    (found,) = [o for o in layer.ops if o.label == label and np.ravel(o.count)[0] > 0]
+    return {name: float(np.ravel(value)[0]) for name, value in found.dims.items()} | {"count": float(np.ravel(found.count)[0])}
+
+
+def saved(layer: LayerProgram, name: str) -> float:
+    return float(np.ravel(next(tensor.bytes for tensor in layer.saved if tensor.name == name))[0])
+
+
+def test_a_layer_of_eight_experts_over_four_ranks_by_hand() -> None:
+    # a rank sends 256 * 2 rows and receives as many, 256 of each of its 2 experts
+    layer = program(ep=4)
+    up = op(layer, "experts.w13.forward")
+    assert (up["groups"], up["tokens_per_group"], up["n"], up["k"]) == (2, SEQ * TOP / 2, 2 * WIDTH, HIDDEN)
+    down = op(layer, "experts.w2.weight_grad")
+    assert (down["groups"], down["n"], down["k"]) == (2, HIDDEN, WIDTH)
+    for label in ("dispatch.forward", "combine.forward", "dispatch.input_grad", "combine.input_grad"):
+        assert op(layer, label)["bytes"] == SEQ * TOP * HIDDEN * 2
+    # permuted: each token read, its two rows written; sorted: all rows read and written
+    assert op(layer, "permute.forward")["bytes"] == (SEQ + SEQ * TOP) * HIDDEN * 2
+    assert op(layer, "sort.forward")["bytes"] == 2 * SEQ * TOP * HIDDEN * 2
+    assert saved(layer, "expert_input") == SEQ * TOP * HIDDEN * 2
+    assert saved(layer, "expert_act_input") == SEQ * TOP * 2 * WIDTH * 2
+    assert layer.weight_elements("experts")[0] == 2 * 3 * HIDDEN * WIDTH
+    router = 6.0 * SEQ * HIDDEN * EXPERTS
+    dense = program(TINY.replace(intermediate_size=TOP * WIDTH), kind=LayerKind()).flops()[0]
+    assert layer.flops()[0] == pytest.approx(dense + router, rel=1e-12)
+
+
+def test_experts_split_over_two_ranks_by_hand() -> None:
+    # etp 2: each rank works on the rows of both, with half of each expert; tp 2 halves the tokens of a rank
+    layer = program(mode="msp", tp=2, ep=2, etp=2)
+    up = op(layer, "experts.w13.forward")
+    assert (up["groups"], up["tokens_per_group"], up["n"]) == (4, SEQ / 2 * TOP * 2 / 4, WIDTH)
+    assert op(layer, "dispatch.etp.forward")["bytes"] == SEQ / 2 * TOP * 2 * HIDDEN * 2
+    assert layer.weight_elements("experts")[0] == 4 * 3 * HIDDEN * WIDTH / 2
+
+
+def test_a_capacity_factor_pads_every_expert() -> None:
+    # 256 * 2 * 1.3 / 8 = 83.2 rows an expert, so 84
+    layer = program(ep=4, moe_capacity_factor=1.3)
+    assert op(layer, "experts.w13.forward")["tokens_per_group"] == 84 * EXPERTS / 2
+    assert op(layer, "dispatch.forward")["bytes"] == 84 * EXPERTS * HIDDEN * 2
+    assert program(ep=4, moe_capacity_factor=1.3, moe_imbalance=2.0).flops()[0] == layer.flops()[0]
+
+
+def test_one_expert_is_the_dense_layer() -> None:
+    model = TINY.replace(num_experts=1, num_experts_per_tok=1, moe_intermediate_size=TINY.intermediate_size)
+    dense, one = program(TINY, kind=LayerKind(), framework="megatron-core"), program(model, framework="megatron-core")
+    gemms = [o for o in one.ops if o.kind == GROUPED_LINEAR and np.any(o.count)]
+    assert not gemms, "a single expert is a plain GEMM"
+    mlp = sorted(tuple(float(np.ravel(v)[0]) for v in o.dims.values()) for o in dense.ops if o.kind == LINEAR)
+    expert = [o for o in one.ops if o.kind == LINEAR and np.any(o.count) and o.name != "router"]
+    assert sorted(tuple(float(np.ravel(v)[0]) for v in o.dims.values()) for o in expert) == mlp
+    assert one.flops()[0] - dense.flops()[0] == 6 * SEQ * HIDDEN
+    assert one.weight_elements()[0] - dense.weight_elements()[0] == HIDDEN
+
+
+@pytest.mark.parametrize("dispatcher", ["alltoall", "allgather", "deepep", "hybridep"])
+def test_nothing_is_sent_within_one_rank(dispatcher: str) -> None:
+    for ep, sends in ((1, False), (4, True)):
+        layer = program(ep=ep, moe_dispatcher=dispatcher)
+        assert any(np.any(o.count) for o in layer.ops if o.stream == "ep") == sends
+
+
+def test_imbalance_costs_time_and_memory() -> None:
+    even, balanced, uneven = (program(ep=4, **k) for k in ({}, {"moe_imbalance": 1.0}, {"moe_imbalance": 1.5}))
+    assert balanced.flops()[0] == even.flops()[0] and saved(balanced, "expert_input") == saved(even, "expert_input")
+    assert op(uneven, "experts.w2.forward")["tokens_per_group"] == 1.5 * op(even, "experts.w2.forward")["tokens_per_group"]
+    assert op(uneven, "dispatch.forward")["bytes"] == 1.5 * op(even, "dispatch.forward")["bytes"]
+    assert saved(uneven, "expert_act_output") == 1.5 * saved(even, "expert_act_output")
+    # ranks that hold all experts have no hottest one
+    assert program(ep=1, moe_imbalance=1.5).flops()[0] == program(ep=1).flops()[0]
+
+
+@pytest.mark.parametrize(("ep", "etp", "tp"), [(1, 1, 1), (4, 1, 1), (2, 2, 2), (8, 1, 2)])
+def test_all_ranks_together_hold_every_parameter_once(ep: int, etp: int, tp: int) -> None:
+    model = MOE.replace(shared_expert_intermediate_size=48, shared_expert_gate=True, router_bias=True, mlp_bias=False)
+    layer = program(model, "msp" if tp > 1 else "mtp", tp=tp, ep=ep, etp=etp)
+    experts = layer.weight_elements("experts")[0] * ep * etp
+    linears = layer.weight_elements("linears")[0] * tp
+    assert experts + linears + layer.weight_elements("others")[0] == layer_parameters(model, KIND)
+
+
+def test_shared_experts_run_beside_the_exchange_where_asked() -> None:
+    model = MOE.replace(shared_expert_intermediate_size=48)
+    for overlap in (False, True):
+        layer = program(model, ep=4, moe_shared_expert_overlap=overlap)
+        under = {o.label: o.overlaps_with for o in layer.ops if o.stream == "ep" and o.name in ("dispatch", "combine")}
+        assert all(bool(labels) == overlap for labels in under.values())
+        assert {label for labels in under.values() for label in labels} <= {o.label for o in layer.ops}

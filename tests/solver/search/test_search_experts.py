@@ -1,0 +1,155 @@
+"""Searches over layouts of models with experts, latent attention and windows: complete, obedient, and explained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import all_layouts, column, make_problem
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver.report.explain import explain
+from solver.search.search import search
+from solver.search.space import enumerate_splits
+from solver.spec.feasibility import check_layout
+from solver.spec.model import ModelSpec
+from solver.step.per_stage import memory_of_stages, time_of_stages
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.time import PARTS
+
+#: Two dense layers, six with experts; latent attention; one module of multi-token prediction.
+DEEP = ModelSpec(
+    name="deep", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=16,
+    head_dim=96, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64, vocab_size=32000,
+    num_experts=12, num_experts_per_tok=3, moe_intermediate_size=512, shared_expert_intermediate_size=512,
+    first_k_dense_replace=2, router_score="sigmoid", router_bias=True, router_groups=4, num_nextn_predict_layers=1,
+)  # fmt: skip
+#: Layers with a window and full ones in turn, and experts in every layer.
+WINDOWS = ModelSpec(
+    name="windows", hidden_size=1024, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=16,
+    num_key_value_heads=4, head_dim=64, vocab_size=32000, sliding_window=512, sliding_window_every=2, num_experts=8,
+    num_experts_per_tok=2, moe_intermediate_size=1024, attention_sinks=True,
+)  # fmt: skip
+
+
+def problem_of(model: ModelSpec, h100_model: CostModel, world: int = 16, **constants: Any) -> Problem:
+    return make_problem(model, world, h100_model, **{"framework": "megatron-core", "cp_comm": "a2a", **constants})
+
+
+@pytest.fixture(scope="module", params=["deep", "windows"])
+def found(request: pytest.FixtureRequest, h100_model: CostModel) -> Solutions:
+    problem = problem_of({"deep": DEEP, "windows": WINDOWS}[request.param], h100_model)
+    return estimate_layouts(problem, all_layouts(problem, 32))
+
+
+def test_sizes_multiply_to_the_world(found: Solutions) -> None:
+    splits = found.layouts.splits
+    assert (splits.tp * splits.cp * splits.dp * splits.pp == 16).all()
+    edp = splits.tp * splits.cp * splits.dp // (splits.ep * splits.etp)
+    assert (splits.etp * splits.ep * edp * splits.pp == 16).all()
+    assert {1, 2, 4} <= set(splits.ep.tolist()) and {1, 2} <= set(splits.etp.tolist())
+
+
+def test_every_layout_may_run_and_no_allowed_expert_group_is_missing(found: Solutions) -> None:
+    problem = found.problem
+    seen = set()
+    for row in range(0, len(found.layouts), 97):
+        layout = found.layouts.strategy(row, problem.run)
+        check_layout(problem.model, problem.cluster, layout)
+        seen.add((layout.ep, layout.etp))
+    splits = found.layouts.splits
+    listed = set(
+        zip(splits.tp.tolist(), splits.cp.tolist(), splits.pp.tolist(), splits.ep.tolist(), splits.etp.tolist(), strict=True)
+    )
+    for tp, cp, pp, ep, etp in product((1, 2, 4), (1, 2), (1, 2), range(1, 13), (1, 2, 4)):
+        ranks = 16 // pp
+        possible = ranks % (ep * etp) == 0 and problem.model.num_experts % ep == 0 and tp % etp == 0
+        assert ((tp, cp, pp, ep, etp) in listed) == possible, (tp, cp, pp, ep, etp)
+
+
+def test_the_best_is_the_best_of_all(found: Solutions) -> None:
+    fits = found.memory.device <= found.problem.cluster.memory_bytes
+    best = search(found.problem, 32, top=5).best
+    np.testing.assert_allclose(best.times.seconds, np.sort(found.times.seconds[fits])[:5], rtol=1e-12)
+
+
+def test_parts_lines_and_stages_add_up(found: Solutions) -> None:
+    np.testing.assert_allclose(found.times.parts.sum(axis=0), found.times.seconds, rtol=1e-9)
+    for index in range(0, len(found.layouts), 1499):
+        why = explain(found, index)
+        assert sum(line.seconds for line in why.lines) == pytest.approx(why.seconds, rel=1e-9)
+        stages, row = time_of_stages(found, index), found.layouts.row[index]
+        np.testing.assert_allclose(stages.sum(axis=0), found.times.seconds[index], rtol=1e-9)
+        # the slowest of all stages is the one that the closed form waits for, and the fullest the one that it names
+        assert stages[PARTS.index("bubble")].min() == pytest.approx(found.times.parts[PARTS.index("bubble"), index], abs=1e-9)
+        memory = memory_of_stages(found, index).sum(axis=0)
+        assert memory.max() == pytest.approx(found.memory.allocated[index], rel=1e-9)
+        assert memory[found.memory.stage[index]] == pytest.approx(memory.max(), rel=1e-9)
+        assert len(memory) == found.layouts.splits.pp[row]
+
+
+def test_imbalance_never_helps(h100_model: CostModel) -> None:
+    even, uneven = (problem_of(DEEP, h100_model, moe_imbalance=load) for load in (1.0, 1.3))
+    layouts = all_layouts(even, 32)
+    layouts = layouts.take(np.arange(0, len(layouts), 211))
+    one, other = (estimate_layouts(problem, layouts) for problem in (even, uneven))
+    assert (other.times.seconds >= one.times.seconds).all() and (other.memory.device >= one.memory.device).all()
+    alone = column(layouts, "ep") == 1
+    np.testing.assert_array_equal(one.times.seconds[alone], other.times.seconds[alone])
+    assert (other.times.seconds[~alone] > one.times.seconds[~alone]).all()
+
+
+def test_multi_token_prediction_costs_a_layer_and_a_loss(h100_model: CostModel) -> None:
+    with_it, without = (problem_of(DEEP.replace(num_nextn_predict_layers=n), h100_model) for n in (1, 0))
+    layout = with_it.run.replace(num_micro_batches=2, zero_shard_size=16)
+    one, other = (estimate_layouts(p, all_layouts(p, 32).of([layout])) for p in (with_it, without))
+    assert one.times.seconds[0] > 1.05 * other.times.seconds[0]
+    assert one.memory.device[0] > other.memory.device[0]
+
+
+def test_rings_do_not_pass_windows(h100_model: CostModel) -> None:
+    ring = problem_of(WINDOWS, h100_model, cp_comm="ring")
+    space = enumerate_splits(ring, 32)
+    assert set(space.splits.cp.tolist()) == {1}
+    assert any("windows" in reason for reason in space.rejected)
+    with pytest.raises(InputError, match="ring does not work with windows"):
+        check_layout(WINDOWS, ring.cluster, ring.run.replace(cp=2, dp=8))
+    short = problem_of(WINDOWS, h100_model, cp_comm="ring", seq_len=512)  # the window is no window then
+    assert 2 in enumerate_splits(short, 32).splits.cp
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ({"ep": 5, "dp": 15, "world_size": 15}, "do not divide 12 experts"),
+        ({"tp": 2, "tp_mode": "mtp", "dp": 8}, "tp_mode mtp with tp 2 is not described"),
+        ({"moe_dispatcher": "hybridep"}, "does not offer moe_dispatcher hybridep"),
+        ({"framework": "fsdp", "zero": 3}, "fsdp is not described with mixtures of experts"),
+        (
+            {"framework": "megatron-core-0.8", "tp": 2, "tp_mode": "msp", "dp": 8, "ep": 2},
+            "does not run ep 2 and etp 1 with tp 2",
+        ),
+    ],
+)
+def test_what_does_not_run_is_refused(h100_model: CostModel, layout: dict[str, Any], message: str) -> None:
+    problem = problem_of(DEEP, h100_model)
+    cluster = problem.cluster
+    if layout.get("world_size") == 15:
+        cluster = replace(cluster, gpus_per_node=15)
+    with pytest.raises(InputError, match=message):
+        check_layout(DEEP, cluster, problem.run.replace(**layout))
+
+
+def test_ranks_that_experts_do_not_divide_are_refused(h100_model: CostModel) -> None:
+    with pytest.raises(InputError, match="ep 3 . etp 1 does not divide the 16 ranks"):
+        problem_of(DEEP, h100_model).run.replace(ep=3)
+
+
+def test_a_framework_without_experts_searches_none(h100_model: CostModel) -> None:
+    with pytest.raises(InputError, match="is not described with mixtures of experts"):
+        search(problem_of(DEEP, h100_model, framework="megatron-deepspeed"), 32)
