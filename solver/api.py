@@ -60,6 +60,9 @@ def load_problem(
     varied = [key for key in constants if key in AXES]
     if varied:
         raise InputError(f"{varied[0]} is an axis of a search: fix it with search(..., fixed={{{varied[0]!r}: ...}})")
+    of_experts = [key for key in constants if key.startswith("moe_")]
+    if of_experts and not run_config.model.is_mixture_of_experts:
+        raise InputError(f"{of_experts[0]} changes nothing: {run_config.model.name} has no experts; leave it out")
     found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
     place = _limited(cluster_of(found.device, described), memory_limit_gib)
     cost = cost_model(found, place.network_bandwidth, CACHE)

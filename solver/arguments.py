@@ -58,6 +58,7 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
         "--framework",
         help="the framework, or its release, that will run it (default: InternEvo for its configs, else megatron-core)",
     )
+    p.add_argument("--set", metavar="KEY=VALUE,...", help="constants of the run, as in precision=fp8,moe_dispatcher=deepep")
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
     add_approximate_argument(p)
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
@@ -68,7 +69,7 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
 
 
 def add_approximate_argument(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--approximate", action="store_true", help="leave out what is not modelled (sliding windows, soft caps) "
+    p.add_argument("--approximate", action="store_true", help="leave out what is not modelled (soft caps) "
                    "instead of refusing the model")  # fmt: skip
 
 

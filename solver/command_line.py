@@ -32,7 +32,7 @@ from solver.formats.config_file import RunConfig, find_model, load_cluster, load
 from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
 from solver.report.terminal import show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
-from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
+from solver.search.fixed import AXES, LIMITED, fixed_but, parse_constants, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
@@ -105,7 +105,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         )
     name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
     profile, said = find_profile(name, args.pre_profiling_data_path)
-    constants = {"framework": args.framework} if args.framework is not None else {}
+    constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
     with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
         problem = load_problem(
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -28,14 +30,43 @@ AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 def parse_fixed(text: str) -> dict[str, Any]:
     """Return the axes that ``tp=8,recompute=full`` fixes. Raises InputError for what is no axis or no value of one."""
-    fixed: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or name in fixed:
-            raise InputError(f"--fix {part}: give each axis once, as in tp=8,recompute=full")
-        fixed[name] = int(value) if value.lstrip("-").isdecimal() and len(value) < 20 else _WORDS.get(value.lower(), value)
+    fixed = _pairs("--fix", text, "axis once, as in tp=8,recompute=full")
     check_fixed(fixed)
     return fixed
+
+
+def parse_constants(text: str) -> dict[str, Any]:
+    """Return the constants of a run that ``precision=fp8,moe_imbalance=1.2`` sets.
+
+    Raises InputError for an axis of the search, and for what is no choice of a run.
+    """
+    found = _pairs("--set", text, "constant once, as in precision=fp8,moe_dispatcher=deepep")
+    constants = sorted({field.name for field in fields(Strategy)} - {*AXES, "world_size", "seq_len", "framework"})
+    for name in found:
+        if name in AXES:
+            raise InputError(f"--set {name}: it is an axis of a search; use --fix {name}=..., or state it in the config")
+        if name not in constants:
+            raise InputError(f"--set {name}: it is no constant of a run; constants are {', '.join(constants)}")
+    return found
+
+
+def _pairs(option: str, text: str, each: str) -> dict[str, Any]:
+    """Return the names and values of ``name=value,...``: whole numbers, numbers, true, false, or words."""
+    found: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or name in found:
+            raise InputError(f"{option} {part}: give each {each}")
+        found[name] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    if text.lstrip("-").isdecimal() and len(text) < 20:
+        return int(text)
+    if re.fullmatch(r"\d{1,12}\.\d{1,12}", text):
+        return float(text)
+    return _WORDS.get(text.lower(), text)
 
 
 def check_fixed(fixed: Mapping[str, Any]) -> None:
