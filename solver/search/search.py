@@ -18,7 +18,8 @@ from solver.spec.bounds import whole_number
 from solver.spec.strategy import TpMode
 from solver.step.distinct import distinct
 from solver.step.layouts import Layouts, Splits
-from solver.step.problem import Problem, layer_table
+from solver.step.memory import peak_memory
+from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 
 CHUNK_SPLITS = 16384  #: splits estimated at once; with about 13 to 18 times as many layouts they take about 150 MB
@@ -131,7 +132,7 @@ def search(
     for begin in range(0, len(splits), CHUNK_SPLITS):
         layouts = fixed_layouts(cross(problem, splits.take(slice(begin, begin + CHUNK_SPLITS))), fixed)
         if len(layouts):
-            found.offer(estimate_layouts(problem, layouts, table))
+            _offer_fitting(problem, layouts, table, found)
         if progress:
             progress(min(begin + CHUNK_SPLITS, len(splits)), len(splits))
     if not found.estimated:
@@ -150,6 +151,16 @@ def search(
         estimate_layouts(problem, found.pareto.parts[0], table), found.estimated, found.feasible, elapsed, rejected,
         fixed, most,
     )  # fmt: skip
+
+
+def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found: _Found) -> None:
+    """Estimate the memory of all layouts of a chunk, and the time of those that fit, and keep the best."""
+    memory = peak_memory(problem, table, table.rows_of(layouts.splits), layouts)
+    fits = np.flatnonzero(memory.device <= problem.cluster.memory_bytes)
+    found.estimated += len(layouts)
+    found.least_memory = min(found.least_memory, float(memory.device.min()))
+    if len(fits):
+        found.offer(estimate_layouts(problem, layouts.take(fits), table, memory.take(fits)))
 
 
 def _sequences(problem: Problem, sequences: int | None, tokens: int | None, unknown: Mapping[str, Any]) -> int:
@@ -225,11 +236,10 @@ class _Found:
     least_memory: float = np.inf
 
     def offer(self, solutions: Solutions) -> None:
-        """Keep the best of one chunk."""
+        """Keep the best of one chunk's layouts, which all fit."""
         layouts, seconds, memory = solutions.layouts, solutions.times.seconds, solutions.memory.device
-        fits = np.flatnonzero(memory <= solutions.problem.cluster.memory_bytes)
-        self.estimated, self.feasible = self.estimated + len(solutions), self.feasible + len(fits)
-        self.least_memory = min(self.least_memory, float(memory.min()))
+        fits = np.arange(len(solutions))
+        self.feasible += len(fits)
         self.best.offer(layouts, fits, seconds, memory)
         self.sizes.offer(layouts, fits, seconds, memory)
         mode_of = layouts.splits.mode[layouts.row[fits]]

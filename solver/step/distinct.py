@@ -19,7 +19,7 @@ def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """
     code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
-        number, count = _numbered(column)
+        number, count = _numbered(column, _CODE_LIMIT // span)
         if span * count > _CODE_LIMIT:
             values, code = np.unique(code, return_inverse=True)
             span = len(values)
@@ -38,11 +38,17 @@ def _by_table(code: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
     return last[present], (np.cumsum(present) - 1)[code]
 
 
-def _numbered(column: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return each value's number among the distinct values of its column, and the number of distinct values."""
-    if len(column) and column.max() < _TABLE_LIMIT:
-        present = np.zeros(int(column.max()) + 1, dtype=np.int64)
+def _numbered(column: np.ndarray, room: int) -> tuple[np.ndarray, int]:
+    """Return each value's number among the distinct values of its column, and the number of distinct values.
+
+    Large values stand for themselves if they are below ``room``, which saves a sort.
+    """
+    most = int(column.max()) if len(column) else 0
+    if most < _TABLE_LIMIT and len(column):
+        present = np.zeros(most + 1, dtype=np.int64)
         present[column] = 1
         return (np.cumsum(present) - 1)[column], int(present.sum())
+    if most < room:
+        return column, most + 1
     values, number = np.unique(column, return_inverse=True)
     return number, len(values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
-from solver.step.step_ops import rank_groups
-from solver.step.terms import SplitTerms
+from solver.step.step_ops import rank_groups, stages_of
 from solver.step.time import recomputed_limit
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -37,7 +36,11 @@ class Memory:
     device: np.ndarray
     parts: np.ndarray
     stage: np.ndarray  #: number of that stage, 0 is the first
-    on_last_stage: np.ndarray  #: whether it is the last of several
+    on_last_stage: np.ndarray
+
+    def take(self, index: np.ndarray) -> Memory:
+        """Return that of the chosen layouts."""
+        return Memory(*(getattr(self, field.name)[..., index] for field in fields(self)))  #: whether it is the last of several
 
 
 def stage_state(
@@ -134,13 +137,14 @@ class PeakMemory:
         return np.where(there, again + self._transient, 0.0).max(axis=0)
 
 
-def peak_memory(problem: Problem, table: LayerTable, terms: SplitTerms, layouts: Layouts) -> Memory:
+def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> Memory:
     """Return the peak bytes of each layout on its fullest stage.
 
     First stage: most micro batches in flight. Middle ones: perhaps more layers, or more with experts. Last: head and loss.
+    key: index of each split's layer in ``table``.
     """
-    stages, row = terms.stages, layouts.row
-    peak = PeakMemory(problem, table, terms.key, layouts, stages)
+    stages, row = stages_of(problem, layouts.splits), layouts.row
+    peak = PeakMemory(problem, table, key, layouts, stages)
     best = peak.parts(0)
     total, at = best.sum(axis=0), np.zeros(len(layouts), dtype=np.int64)
     for stage in range(1, len(stages.index)):

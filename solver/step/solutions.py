@@ -63,8 +63,10 @@ class Solutions:
         return device.peak_flops.get(FAMILIES.get(run.precision, run.precision)) or device.peak_flops["bf16"]
 
 
-def estimate_layouts(problem: Problem, layouts: Layouts, table: LayerTable | None = None) -> Solutions:
-    """Estimate every layout. table: a LayerTable that holds all their layers, if one was made before."""
+def estimate_layouts(
+    problem: Problem, layouts: Layouts, table: LayerTable | None = None, memory: Memory | None = None
+) -> Solutions:
+    """Estimate every layout. table: a LayerTable that holds all their layers, memory: their peaks, if made before."""
     if table is None:
         keys, key = layouts.splits.layer_keys()
         table = layer_table(problem, keys)
@@ -73,7 +75,7 @@ def estimate_layouts(problem: Problem, layouts: Layouts, table: LayerTable | Non
     terms = split_terms(problem, table, key, layouts.splits)
     parameters = sum(group.elements for group in parameter_groups(problem, table, key, layouts.splits).values())
     times = step_times(problem, terms, layouts, np.asarray(parameters))
-    memory = peak_memory(problem, table, terms, layouts)
+    memory = memory or peak_memory(problem, table, key, layouts)
     for name, values in (("step times", times.seconds), ("memory", memory.device)):
         if not ((values > 0) & (values < np.inf)).all():  # no comparison with nan holds
             raise InputError(
