@@ -135,7 +135,8 @@ def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 def _read_groups(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read the groups of experts of which a token may use topk_group; where it may use all, there are none."""
     groups = config.get("n_group", 1)
-    values["router_groups"] = groups if groups > config.get("topk_group", groups) else 0
+    chosen = config.get("topk_group", groups)
+    values |= {"router_groups": groups, "router_topk_groups": chosen} if groups > chosen else {"router_groups": 0}
     read |= {"n_group", "topk_group"}
 
 

@@ -81,8 +81,17 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
         return [op("", gathering, message(whole, shapes.groups.experts), keys.ep * keys.etp > 1)]
     place = groups.experts  # DeepEP's group is that of experts and their parts together
     dims = {"tokens": shapes.norm_tokens, "row_bytes": _row(shapes), "top_k": shapes.model.num_experts_per_tok * keys.etp,
-            "experts": shapes.model.num_experts * keys.etp, "intra": place.intra, "inter": place.inter}  # fmt: skip
+            "experts": shapes.model.num_experts * keys.etp, "intra": place.intra, "inter": place.inter,
+            "node_limit": _node_limit(shapes)}  # fmt: skip
     return [op("", direction, dims, keys.ep * keys.etp > 1, run.moe_dispatcher)]
+
+
+def _node_limit(shapes: Shapes) -> Array:
+    """The most nodes that a token goes to, where its router may use only some groups of experts; 0: any number."""
+    model, nodes = shapes.model, shapes.groups.experts.inter
+    if not model.router_topk_groups:
+        return 0
+    return model.router_topk_groups * np.maximum(nodes // model.router_groups, 1)
 
 
 def _load(shapes: Shapes) -> Array:

@@ -34,8 +34,8 @@ class Op:
 
     dims: by kind. linear: m, n, k, batch, layout, accumulate; grouped_linear: groups, tokens_per_group, n, k
     (of the forward pass), passes (as layout), accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads, head_dim,
-    v_head_dim, causal, backward; memory_bound: bytes; dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter;
-    other collectives: as message(). count: number of times per layer and micro
+    v_head_dim, causal, backward; memory_bound: bytes; dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter,
+    node_limit; other collectives: as message(). count: number of times per layer and micro
     batch. overlaps_with: the compute ops (``name.phase``) that run at the same time. exposed_share: share of an overlapped
     collective that stays exposed. recomputed_by: recompute levels that run it again.
     """

@@ -112,6 +112,9 @@ def explain(solutions: Solutions, index: int) -> Explanation:
         lines += _recompute_lines(part, key, times, level, name)
     if solutions.problem.framework.recomputation.includes_head and stage.recomputed.any():
         lines += _recompute_lines(solutions.table.head, key, m * stage.has_head, level)
+    hidden = -m * float(stage.layers @ solutions.times.hidden[:, index])
+    beside = "exchange beside another micro batch"
+    lines.append(Line(beside, "expert_exchange", "ep_exposed", "network", hidden, 0.0, Basis.ROOFLINE))
     lines += _step_lines(solutions, row, parts)
     for name in ("compute", "recompute"):
         rest = parts[name] - sum(line.seconds for line in lines if line.part == name)

@@ -88,7 +88,8 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
     constants = (
         "seq_len", "precision", "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
         "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "moe_dispatcher",
-        "moe_capacity_factor", "moe_imbalance", "moe_permute_fusion", "moe_shared_expert_overlap", "framework",
+        "moe_capacity_factor", "moe_imbalance", "moe_permute_fusion", "moe_shared_expert_overlap",
+        "moe_exchange_overlap", "framework",
     )  # fmt: skip
     return {
         "model": dict(vars(problem.model)) | {"parameters": parameters(problem.model)},

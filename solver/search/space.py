@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler.errors import InputError
-from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs
+from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs, overlap_runs
 from solver.spec.feasibility import (
     check_world,
     heads_divide,
@@ -119,10 +119,15 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     if not sharing:
         rejected["experts need the sequence split over tp"] += 1
         return None
+    overlaps = problem.run.moe_exchange_overlap
     names = [name for name in can_run.schedules if name != "interleaved"] if pp > 1 else ["1f1b"]
     schedules = [SCHEDULES.index(name) for name in names]
-    divided = divisions(can_run, problem.model.num_hidden_layers, pp)
+    ways = divisions(can_run, problem.model.num_hidden_layers, pp)
+    divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none")]
     batches = _batches(divided, schedules, pp, sequences, rejected)
+    if not batches:
+        rejected["moe_exchange_overlap needs interleaved stages"] += 1
+        return None
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard, ep, etp = np.array(sharing, dtype=np.int64)[i].T
     size, count, schedule, vpp, *ends = np.array(batches, dtype=np.int64)[j].T
@@ -241,7 +246,9 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     """
     levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
     levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]
-    levels = [(level, share) for level, share in levels if level.name.lower() in problem.framework.can_run.recompute]
+    can_run, overlaps = problem.framework.can_run, problem.run.moe_exchange_overlap
+    allowed = [name for name in can_run.recompute if overlap_runs(overlaps, 1, 1, name)]
+    levels = [(level, share) for level, share in levels if level.name.lower() in allowed]
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states
     zeros = [(0, whole_states), (1, sharded), (2, sharded & one_stage), (3, sharded & one_stage & (splits.wp == 1))]

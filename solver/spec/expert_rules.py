@@ -41,3 +41,12 @@ def mode_runs(model: ModelSpec, tp_mode: str, tp: int) -> bool:
     if tp_mode == "isp":
         return not special
     return tp == 1 or tp_mode != "mtp" or not model.is_mixture_of_experts
+
+
+def overlap_runs(overlaps: bool, pp: int, vpp: int, recompute: str) -> bool:
+    """Whether the exchange of one micro batch may run beside another's compute.
+
+    Two must be under way on a stage, and whole layers must not be recomputed (asserted in Megatron-Core's
+    transformer_config.py).
+    """
+    return not overlaps or ((pp == 1 or vpp > 1) and recompute != "full")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from profiler.errors import InputError
 from solver.spec.cluster import Cluster
-from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs
+from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs, overlap_runs
 from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
@@ -117,6 +117,11 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (can.experts, f"{name} is not described with mixtures of experts"),
         (experts_run(can, s.tp, ranks, s.ep, s.etp), f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"),
         (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
+        (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
+        (
+            overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute),
+            "moe_exchange_overlap needs interleaved stages (or none) and no full recomputation",
+        ),
     )
 
 

@@ -136,6 +136,7 @@ class CanRun:
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
+    overlaps_exchange: bool = False  #: moe_exchange_overlap
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,8 @@ class ModelSpec:
     moe_layer_freq: int | tuple[int, ...] = 1  #: every n-th layer after them has experts, or a 1 for each layer that has
     router_score: str = "softmax"  #: one of ROUTER_SCORES
     router_bias: bool = False  #: a bias per expert, learned or adjusted to balance the load
-    router_groups: int = 0  #: groups of experts of which a token may use only some; 0: no groups
+    router_groups: int = 0  #: groups of experts, neighbours, of which a token may use only some; 0: no groups
+    router_topk_groups: int = 0  #: groups that a token may use; 0: all
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_nope_head_dim: int = 0
@@ -132,7 +133,8 @@ class ModelSpec:
 _SIZES = (
     "padded_vocab_size", "max_position_embeddings", "position_rows", "sliding_window", "sliding_window_every",
     "attention_chunk_size", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
-    "first_k_dense_replace", "router_groups", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
+    "first_k_dense_replace", "router_groups", "router_topk_groups", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim",
     "v_head_dim", "num_nextn_predict_layers",
 )  # fmt: skip
 
@@ -166,6 +168,10 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
             "latent attention needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
         ),
         (
+            model.router_topk_groups <= model.router_groups,
+            f"router_topk_groups {model.router_topk_groups} is more than router_groups {model.router_groups}",
+        ),
+        (
             not model.router_groups or (model.num_experts and model.num_experts % model.router_groups == 0),
             f"router_groups {model.router_groups} does not divide num_experts {model.num_experts}",
         ),
@@ -188,7 +194,12 @@ def check_model(model: ModelSpec, seq_len: int, approximate: bool = False) -> No
 
 _LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known
 KNOWN_KEYS = {f.name for f in fields(ModelSpec)} - {"unmodelled"} | {"hidden_act", "n_shared_experts", "bias", "attention_bias"}
-OTHER_NAMES = {"n_routed_experts": "num_experts", "num_local_experts": "num_experts", "n_group": "router_groups"}
+OTHER_NAMES = {
+    "n_routed_experts": "num_experts",
+    "num_local_experts": "num_experts",
+    "n_group": "router_groups",
+    "topk_group": "router_topk_groups",
+}
 
 
 def unknown_keys(config: Mapping[str, Any], but_misspelt: bool = False) -> list[str]:

@@ -44,7 +44,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 _FLAGS = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
-    "cross_entropy_fusion", "fused_norm", "compile", "moe_permute_fusion", "moe_shared_expert_overlap",
+    "cross_entropy_fusion", "fused_norm", "compile", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
 )  # fmt: skip
 
 
@@ -95,6 +95,7 @@ class Strategy:
     moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
     moe_shared_expert_overlap: bool = False  #: shared experts run beside the exchange of tokens
+    moe_exchange_overlap: bool = False  #: the exchange of one micro batch runs beside the compute of another
     fused_norm: bool = True
     compile: bool = False
     framework: str = "internevo-2024"

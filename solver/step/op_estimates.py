@@ -31,7 +31,7 @@ _DIMS = {
     GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
     MEMORY_BOUND: ("bytes",),
-    **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter")),
+    **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter", "node_limit")),
 }
 _MESSAGE = ("bytes", "intra", "inter", "strided")
 
@@ -160,13 +160,15 @@ class LayerTimes:
     """Exposed seconds per micro batch by stream: float64 arrays of shape [streams, keys].
 
     recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass. weight_grad: shape [keys],
-    the part of backward that zero-bubble schedules may postpone.
+    the part of backward that zero-bubble schedules may postpone. exchange: shape [2, keys], the exchange of tokens in both
+    passes and the seconds by which it would delay compute that it overlaps with.
     """
 
     forward: np.ndarray
     backward: np.ndarray
     recompute: np.ndarray
     weight_grad: np.ndarray
+    exchange: np.ndarray
 
 
 def _launches(op: Op) -> np.ndarray:
@@ -192,4 +194,7 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
     recompute = [total([i for i in forward if level in ops[i].recomputed_by]) for level in Recompute]
     weight_grad = sum((exposed[i] for i in backward if ops[i].phase == WEIGHT_GRAD), np.zeros(keys))
-    return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad)
+    sent = [i for i, op in enumerate(ops) if op.stream == "ep"]
+    exchange = [sum((exposed[i] for i in sent), np.zeros(keys)),
+                sum((exposed[i] * estimates.contention[i] for i in sent), np.zeros(keys))]  # fmt: skip
+    return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad, np.array(exchange))

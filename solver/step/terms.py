@@ -30,6 +30,7 @@ class SplitTerms:
     backward: np.ndarray  #: [kinds, streams, S]
     recompute: np.ndarray  #: [kinds, levels, S] all streams together
     weight_grad: np.ndarray  #: [kinds, S]
+    exchange: tuple[SideStreamWork, ...]  #: [S] of expert tokens in both passes of a layer of each kind
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
     head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework does not recompute the head
@@ -87,6 +88,9 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         backward=np.array([layer.backward[:, key] for layer in layers]),
         recompute=np.array([layer.recompute.sum(axis=1)[:, key] for layer in layers]),
         weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
+        exchange=tuple(
+            SideStreamWork(layer.exchange[0][key], layer.exchange[1][key], np.zeros(len(key))) for layer in layers
+        ),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),

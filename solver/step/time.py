@@ -9,6 +9,7 @@ import numpy as np
 
 from solver.schedule.stages import pipeline_seconds
 from solver.step.layouts import Layouts
+from solver.step.op_estimates import STREAMS
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
 from solver.step.stage_kinds import over_kinds
@@ -40,13 +41,14 @@ class StepTimes:
     seconds: np.ndarray
     parts: np.ndarray
     slowest: SlowestStage
+    hidden: np.ndarray  #: seconds of each layer's exchange beside another micro batch, [kinds, layouts]
 
 
 def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray) -> StepTimes:
     """Return the seconds of each layout. table_parameters: parameters of one rank on the fullest stage, shape [splits]."""
     row, run = layouts.row, problem.run
     pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
-    layer, root = _layer_seconds(terms, layouts)
+    layer, root = _layer_seconds(terms, layouts, run.moe_exchange_overlap)
     # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
     # chunks are exposed
     overlapped = (vpp > 1) & run.p2p_overlap
@@ -73,11 +75,12 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     sync, gather = _synchronisation(problem, terms, layouts, backward + recomputed, forward, table_parameters)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
+    streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
     parts = np.array([
         streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * send_recv, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
     ])  # fmt: skip
-    return StepTimes(pipeline + accumulation + sync + gather + optimizer, parts, stage)
+    return StepTimes(pipeline + accumulation + sync + gather + optimizer, parts, stage, layer.hidden)
 
 
 def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
@@ -89,7 +92,8 @@ def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
 class _LayerSeconds(NamedTuple):
     """Seconds of one layer of each kind and one micro batch: [kinds, layouts].
 
-    recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_recomputing: what recomputation adds to that. once: all
+    recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_recomputing: what recomputation adds to that. hidden:
+    exchange of tokens beside another micro batch. once: all
     of it without recomputation. recomputing: what recomputation adds.
     """
 
@@ -98,11 +102,12 @@ class _LayerSeconds(NamedTuple):
     recompute: np.ndarray
     fsdp: np.ndarray
     fsdp_recomputing: np.ndarray
+    hidden: np.ndarray
     once: np.ndarray
     recomputing: np.ndarray
 
 
-def _layer_seconds(terms: SplitTerms, layouts: Layouts) -> tuple[_LayerSeconds, np.ndarray]:
+def _layer_seconds(terms: SplitTerms, layouts: Layouts, overlaps_exchange: bool) -> tuple[_LayerSeconds, np.ndarray]:
     """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
     row = layouts.row
     forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
@@ -110,8 +115,28 @@ def _layer_seconds(terms: SplitTerms, layouts: Layouts) -> tuple[_LayerSeconds, 
     fsdp, root = _fsdp(terms, layouts, forward, backward)
     fsdp_recomputing, _ = _fsdp(terms, layouts, forward, backward + recompute)
     # a recomputed layer runs its forward pass again, which overlaps with more of its all-gathers
-    once, recomputing = forward + backward + fsdp, recompute + fsdp_recomputing - fsdp
-    return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing - fsdp, once, recomputing), root
+    hidden = _hidden_exchange(terms, layouts, forward + backward) if overlaps_exchange else np.zeros(forward.shape)
+    once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing - fsdp
+    return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing - fsdp, hidden, once, recomputing), root
+
+
+def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray) -> np.ndarray:
+    """Return the seconds per layer that the exchange of tokens takes no more beside another micro batch: [kinds, layouts].
+
+    both: forward and backward, one after the other. In the steady state of a stage, each forward pass of a chunk runs together
+    with the backward pass of an earlier micro batch (DeepSeek-V3's DualPipe, arXiv 2412.19437 section 3.2.1; Megatron-Core's
+    combined_1f1b.py), so the exchange of both runs beside the compute of both; filling and draining the pipeline does not.
+    """
+    row, splits = layouts.row, terms.splits
+    pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
+    alone = np.where(vpp > 1, (2 * (pp - 1) + (vpp - 1) * pp) / vpp, pp - 1)
+    share = np.maximum(m - np.maximum(alone, 1), 0) / m
+    hidden = []
+    for exchange, seconds in zip(terms.exchange, both, strict=True):
+        work = exchange.take(row)
+        hidden.append(work.communication - work.overlapped_with(seconds - work.communication))
+    found: np.ndarray = share * np.array(hidden)
+    return found
 
 
 class _Bottleneck(NamedTuple):

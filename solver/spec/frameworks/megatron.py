@@ -65,6 +65,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "experts": True,
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
         "dispatchers": ("alltoall", "allgather", "deepep"),  # --moe-token-dispatcher-type flex, since 0.11
+        "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
     },
     kernels={"dropout": False},  # current recipes set both to 0
     tensor_parallel={"async_backward": False},  # Transformer Engine's GEMMs leave no room for NCCL's kernels
@@ -81,6 +82,7 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
         "counts_embedding_and_loss": False,
         "folds_experts": False,
         "dispatchers": ("alltoall", "allgather"),
+        "overlaps_exchange": False,
     },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
     kernels={"probabilities_in_activation": False},  # since 0.13
 )
@@ -102,6 +104,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "counts_embedding_and_loss": False,
         "folds_experts": False,
         "dispatchers": ("alltoall", "allgather"),
+        "overlaps_exchange": False,
     },
     kernels={"probabilities_in_activation": False},
 )
@@ -117,6 +120,7 @@ NEMO_25 = NEMO_24.derive(
         "counts_embedding_and_loss": True,
         "folds_experts": True,
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
+        "overlaps_exchange": True,
     },
     kernels={"probabilities_in_activation": True},
 )
@@ -174,6 +178,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "experts": True,
         "folds_experts": True,
         "dispatchers": CHOICES["moe_dispatcher"],
+        "overlaps_exchange": True,
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},

@@ -118,3 +118,12 @@ def test_shared_experts_run_beside_the_exchange_where_asked() -> None:
         under = {o.label: o.overlaps_with for o in layer.ops if o.stream == "ep" and o.name in ("dispatch", "combine")}
         assert all(bool(labels) == overlap for labels in under.values())
         assert {label for labels in under.values() for label in labels} <= {o.label for o in layer.ops}
+
+
+def test_a_router_limited_to_groups_limits_the_nodes() -> None:
+    # 4 groups, of which a token uses 2: 32 ranks are on 4 nodes, a group each; 64 ranks on 8, a group on two
+    model = MOE.replace(num_experts=32, router_groups=4, router_topk_groups=2)
+    for ep, limit in ((32, 2), (16, 2), (8, 2)):
+        assert op(program(model, ep=ep, moe_dispatcher="deepep"), "dispatch.forward")["node_limit"] == limit
+    assert op(program(model.replace(num_experts=64), ep=64, moe_dispatcher="deepep"), "combine.forward")["node_limit"] == 4
+    assert op(program(MOE, ep=4, moe_dispatcher="deepep"), "dispatch.forward")["node_limit"] == 0

@@ -17,6 +17,8 @@ from solver.search.search import search
 from solver.search.space import enumerate_splits
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
+from solver.spec.strategy import Recompute
+from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
@@ -27,7 +29,8 @@ DEEP = ModelSpec(
     name="deep", hidden_size=1024, intermediate_size=4096, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=16,
     head_dim=96, q_lora_rank=256, kv_lora_rank=128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64, vocab_size=32000,
     num_experts=12, num_experts_per_tok=3, moe_intermediate_size=512, shared_expert_intermediate_size=512,
-    first_k_dense_replace=2, router_score="sigmoid", router_bias=True, router_groups=4, num_nextn_predict_layers=1,
+    first_k_dense_replace=2, router_score="sigmoid", router_bias=True, router_groups=4, router_topk_groups=2,
+    num_nextn_predict_layers=1,
 )  # fmt: skip
 #: Layers with a window and full ones in turn, and experts in every layer.
 WINDOWS = ModelSpec(
@@ -104,10 +107,36 @@ def test_imbalance_never_helps(h100_model: CostModel) -> None:
     assert (other.times.seconds[~alone] > one.times.seconds[~alone]).all()
 
 
+def test_the_exchange_runs_beside_another_micro_batch(h100_model: CostModel) -> None:
+    apart, beside = (problem_of(DEEP, h100_model, moe_exchange_overlap=flag) for flag in (False, True))
+    layouts = all_layouts(beside, 32)
+    splits = layouts.splits
+    assert ((splits.pp == 1) | (splits.vpp > 1)).all() and not (layouts.recompute == Recompute.FULL).any()
+    one, other = (estimate_layouts(problem, layouts) for problem in (apart, beside))
+    assert (other.times.seconds <= one.times.seconds).all()
+    exposed = PARTS.index("ep_exposed")
+    several = (column(layouts, "ep") > 1) & (column(layouts, "num_micro_batches") > 2 * column(layouts, "pp"))
+    assert (other.times.parts[exposed] < one.times.parts[exposed])[several].all()
+    alone = column(layouts, "num_micro_batches") == 1  # one micro batch has no other beside it
+    np.testing.assert_array_equal(one.times.seconds[alone], other.times.seconds[alone])
+    for index in np.flatnonzero(several)[::499]:
+        assert sum(line.seconds for line in explain(other, int(index)).lines) == pytest.approx(other.times.seconds[index])
+        np.testing.assert_allclose(time_of_stages(other, int(index)).sum(axis=0), other.times.seconds[index], rtol=1e-9)
+
+
+def test_how_much_of_the_exchange_is_hidden_by_hand(h100_model: CostModel) -> None:
+    # one stage, 4 micro batches: 3 of 4 have another beside them, and then only the contention of the exchange is left
+    problem = problem_of(DEEP.replace(num_nextn_predict_layers=0), h100_model, moe_exchange_overlap=True)
+    found = estimate_layouts(problem, Layouts.of([problem.run.replace(ep=4, num_micro_batches=4, zero_shard_size=16)]))
+    sent, delay = found.table.layers[1].times.exchange[:, 0]
+    assert found.times.hidden[1, 0] == pytest.approx(3 / 4 * (sent - delay), rel=1e-9) and sent > 5 * delay > 0
+    assert found.times.hidden[0, 0] == 0, "dense layers send no tokens"
+
+
 def test_multi_token_prediction_costs_a_layer_and_a_loss(h100_model: CostModel) -> None:
     with_it, without = (problem_of(DEEP.replace(num_nextn_predict_layers=n), h100_model) for n in (1, 0))
     layout = with_it.run.replace(num_micro_batches=2, zero_shard_size=16)
-    one, other = (estimate_layouts(p, all_layouts(p, 32).of([layout])) for p in (with_it, without))
+    one, other = (estimate_layouts(p, Layouts.of([layout])) for p in (with_it, without))
     assert one.times.seconds[0] > 1.05 * other.times.seconds[0]
     assert one.memory.device[0] > other.memory.device[0]
 
