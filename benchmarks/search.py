@@ -1,6 +1,6 @@
 """How fast the search is: layouts per second, wall time of the main job from process start, peak memory, scaling.
 
-    python benchmarks/search.py [--world_sizes 8 64 128 ...] [--json OUT]
+    python benchmarks/search.py [--config FILE] [--world_sizes 8 64 128 ...] [--json OUT]
 
 Each world size runs in its own process, on one core, with cached fits (the first start creates them). Peers' figures are for
 comparison: measured on one core of a 2-core machine, candidates that they estimate completely per second.
@@ -22,16 +22,19 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 WORLD_SIZES = (8, 64, 128, 1024, 16384, 131072)
+DENSE = ROOT / "configs" / "7B_internlm2.py"
+#: A model whose layouts have all axes, and the worlds and the batch that it is searched on.
+EXPERTS, EXPERT_WORLDS, EXPERT_TOKENS = ROOT / "configs" / "models" / "deepseek_v3.json", (2048, 16384), 16384 * 4096
 PEERS = {"InternLM Simulator": 2025.0, "Calculon": 500.0, "SimuMax": 25.0}
 
 
-def measure(world_size: int, tokens: int) -> dict[str, float | str]:
+def measure(config: Path, world_size: int, tokens: int) -> dict[str, float | str]:
     """One search in this process: its own figures and the peak memory of this process."""
     sys.path.insert(0, str(ROOT))
     from solver import load_problem, search
     from solver.report.terminal import describe
 
-    problem = load_problem(ROOT / "configs" / "7B_internlm2.py", world_size, profile="h100_sxm")
+    problem = load_problem(config, world_size, profile="h100_sxm")
     result = search(problem, tokens // problem.run.seq_len)
     return {
         "world_size": world_size,
@@ -73,21 +76,25 @@ def main_job_seconds(repeats: int = 3) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, help="one config, instead of the shipped dense model and the one with experts")
     parser.add_argument("--world_sizes", type=int, nargs="+", default=list(WORLD_SIZES))
     parser.add_argument("--tokens", type=int, default=4_194_304, help="global batch in tokens (default 4194304)")
     parser.add_argument("--json", type=Path, help="write the figures")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(args.one, args.tokens)))
+        print(json.dumps(measure(args.config or DENSE, args.one, args.tokens)))
         return
     one_core()
     wall = main_job_seconds()
+    jobs = [(args.config or DENSE, world, args.tokens) for world in args.world_sizes]
+    if not args.config:
+        jobs += [(EXPERTS, world, EXPERT_TOKENS) for world in EXPERT_WORLDS]
     rows = []
-    for world in args.world_sizes:
-        command = [sys.executable, __file__, "--one", str(world), "--tokens", str(args.tokens)]
+    for config, world, tokens in jobs:
+        command = [sys.executable, __file__, "--config", str(config), "--one", str(world), "--tokens", str(tokens)]
         output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        rows.append(json.loads(output.splitlines()[-1]))
+        rows.append({"config": config.stem, **json.loads(output.splitlines()[-1])})
     show(rows, wall)
     if args.json:
         args.json.write_text(json.dumps({"main_job_seconds": wall, "worlds": rows}, indent=1) + "\n")
@@ -95,8 +102,9 @@ def main() -> None:
 
 def show(rows: list[dict[str, float]], wall: list[float]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 170)
-    table = Table(title="Search of InternLM2-7B on H100, one core", title_justify="left")
+    table = Table(title="Search on H100, one core", title_justify="left")
     for name in (
+        "config",
         "GPUs",
         "layouts estimated",
         "feasible",
@@ -111,7 +119,7 @@ def show(rows: list[dict[str, float]], wall: list[float]) -> None:
     for r in rows:
         ratios = [f"{r['layouts_per_second'] / rate:,.0f}" for rate in PEERS.values()]
         table.add_row(
-            f"{r['world_size']:,}", f"{r['layouts_priced']:,}", f"{r['feasible']:,}", f"{r['seconds']:.2f}",
+            str(r["config"]), f"{r['world_size']:,}", f"{r['layouts_priced']:,}", f"{r['feasible']:,}", f"{r['seconds']:.2f}",
             f"{r['layouts_per_second']:,.0f}", f"{r['peak_memory_mib']:.0f}", *ratios, f"{r['best_tgs']:,.0f}", str(r["best"]),
         )  # fmt: skip
     console.print(table)

@@ -209,6 +209,9 @@ def core_saved(shapes: Shapes) -> list[Saved]:
     context = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.element
 
     saved = [Saved("qkv", qkv), Saved("context", context)]
+    if shapes.input_element != shapes.element:  # the output projection keeps a copy of its own
+        quantised = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.input_element
+        saved.append(Saved("context_quantised", quantised))
 
     if shapes.run.attention == "flash":
         saved.append(Saved("log_sum_exp", shapes.tokens * shapes.heads * FP32, ATTENTION_CORE))

@@ -36,7 +36,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     hidden = model.hidden_size
     # A column linear keeps its input: the local shard, or all of it (MTP always, MSP where the framework does so)
     shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
-    linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * hidden * shapes.element
+    linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * hidden * shapes.input_element
     stream = shapes.norm_tokens * hidden * shapes.element
     saved = [
         Saved("layer_input", stream, dropped_by=()),

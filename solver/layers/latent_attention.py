@@ -100,7 +100,7 @@ def latent_attention_saved(shapes: Shapes) -> list[Saved]:
     model, e = shapes.model, shapes.element
     ranks = model.q_lora_rank + model.kv_lora_rank
     kept = np.where(shapes.keeps_shard, shapes.norm_tokens, shapes.tokens)
-    low = Saved("low_ranks", ranks * (shapes.norm_tokens + kept) * e)
+    low = Saved("low_ranks", ranks * (shapes.norm_tokens * e + kept * shapes.input_element))
     return [*core_saved(shapes), low]
 
 

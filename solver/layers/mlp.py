@@ -45,7 +45,7 @@ def mlp_saved(shapes: Shapes, intermediate: int) -> list[Saved]:
     eager_gate = model.gated_mlp and not shapes.fused_elementwise
     return [
         Saved("act_input", elements * shapes.element * (2 if model.gated_mlp else 1)),
-        Saved("act_output", elements * shapes.element * (2 if eager_gate else 1)),
+        Saved("act_output", elements * (shapes.input_element + shapes.element * eager_gate)),
     ]
 
 

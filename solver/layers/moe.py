@@ -106,9 +106,9 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     scores = shapes.norm_tokens * model.num_experts * (FP32 + 1)  # scores in fp32 and the map of chosen experts, a byte each
     saved = [
         Saved("router_scores", scores),
-        Saved("expert_input", rows * model.hidden_size * e),
+        Saved("expert_input", rows * model.hidden_size * shapes.input_element),
         Saved("expert_act_input", rows * width * e * (2 if model.gated_mlp else 1)),
-        Saved("expert_act_output", rows * width * e),
+        Saved("expert_act_output", rows * width * shapes.input_element),
         Saved("probabilities", rows * FP32),
     ]
     if not shapes.framework.kernels.probabilities_in_activation:

@@ -18,11 +18,12 @@ from solver.layers.program import (
     message,
 )  # fmt: skip
 from solver.layers.shapes import Shapes
+from solver.spec.precision import QUANTISED
 from solver.spec.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)
-QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
+
 _LAYOUTS = {FORWARD: 0, INPUT_GRAD: 1, WEIGHT_GRAD: 2}  #: TN, NN, NT as in predictor.kernels.linear.Layout
 
 

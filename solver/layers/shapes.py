@@ -12,7 +12,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
-from solver.spec.precision import activation_bytes
+from solver.spec.precision import QUANTISED, activation_bytes
 from solver.spec.strategy import Strategy, TpMode
 
 
@@ -45,6 +45,12 @@ class Shapes:
     def element(self) -> int:
         """Bytes per element of an activation."""
         return activation_bytes(self.run)
+
+    @property
+    def input_element(self) -> int:
+        """Bytes per element of what a quantised linear keeps of its input."""
+        quantised = self.run.precision in QUANTISED and self.framework.memory.quantised_inputs
+        return 1 if quantised else self.element
 
     @property
     def fused_elementwise(self) -> bool:

@@ -105,6 +105,7 @@ class Recomputation:
 class MemoryUse:
     """What the framework and its allocator hold."""
 
+    quantised_inputs: bool = False  #: linears of fp8 runs keep their input in fp8 (Transformer Engine), not in 16 bits
     fp32_weights: bool = False  #: weights are held in fp32 and cast for each GEMM (autocast)
     #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
     #: accumulates into fp32 gradients must still return a gradient to autograd.

@@ -68,6 +68,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
     },
     kernels={"dropout": False},  # current recipes set both to 0
+    memory={"quantised_inputs": True},
     tensor_parallel={"async_backward": False},  # Transformer Engine's GEMMs leave no room for NCCL's kernels
 )
 

@@ -82,3 +82,16 @@ def test_biases_of_the_mlp(gated: bool, biases: int) -> None:
     assert parameters(model.replace(mlp_bias=True)) - parameters(model) == 2 * biases
     one, two = (program(model.replace(mlp_bias=True), tp=tp).weight_elements("others")[0] - 2 * 64 for tp in (1, 2))
     assert (one, two) == (biases, (biases - 64) / 2 + 64)
+
+
+@pytest.mark.parametrize(("framework", "kept"), [("megatron-core", 1), ("megatron-lm-2023", 2), ("torchtitan", 2)])
+def test_inputs_of_quantised_linears_are_kept_in_a_byte(framework: str, kept: int) -> None:
+    # Transformer Engine keeps what it multiplied; the output projection can then no longer share the core's 16-bit context
+    found = {
+        precision: {t.name: float(np.ravel(t.bytes)[0]) for t in program(TINY, framework=framework, precision=precision).saved}
+        for precision in ("bf16", "fp8")
+    }
+    for name in ("norm1_output", "norm2_output", "act_output"):
+        assert found["fp8"][name] * 2 == found["bf16"][name] * kept
+    assert ("context_quantised" in found["fp8"]) == (kept == 1)
+    assert found["fp8"]["qkv"] == found["bf16"]["qkv"]
