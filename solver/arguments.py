@@ -76,6 +76,7 @@ def add_approximate_argument(p: argparse.ArgumentParser) -> None:
 def add_search_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that only a search has."""
     p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
+    p.add_argument("--jobs", type=int, default=1, help="processes that share a search (default 1)")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help=f"search only layouts with these, of {', '.join(AXES)}")
     p.add_argument("--search", metavar="AXIS,...", help="vary only these axes; every other one is as in the config's layout")
     for name in LIMITED:
@@ -91,7 +92,7 @@ def add_json_argument(p: argparse.ArgumentParser) -> None:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise InputError for values that cannot be used, alone or together."""
-    for name in ("world_size", "global_batch_size", "seq_len", "top"):
+    for name in ("world_size", "global_batch_size", "seq_len", "top", "jobs"):
         if getattr(args, name) is not None:
             whole_number(name, getattr(args, name))
     if args.memory_limit_gib is not None:
@@ -106,6 +107,8 @@ def check_arguments(args: argparse.Namespace) -> None:
         ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)]
         if ignored:
             raise InputError(f"--{ignored[0]} says nothing to --validate: each case names its own hardware, model and layout")
+    if args.jobs > 1 and not args.run_all_solu:
+        raise InputError("--jobs shares a search; give --run_all_solu too")
     if args.fix is not None and not args.run_all_solu:
         raise InputError("--fix fixes axes of a search; give --run_all_solu too")
     for name in _OF_A_SEARCH:

@@ -140,7 +140,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         fixed = fixed_but(parse_varied(args.search), fixed, configured_strategy(problem, config), stated)
     problem, timed = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
     with _progress("estimating layouts") as report:
-        result = search(problem, sequences, args.top, report, fixed=fixed, most=most)
+        result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
     show_search(console, result, said, _notes(problem, config, "\n".join(filter(None, (network, timed, rounded)))))
     _write_search(args, result, said, network, console)
 

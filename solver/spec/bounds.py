@@ -29,6 +29,7 @@ WHOLE_NUMBERS = {
     "global_batch_tokens": (1, 1 << 40),
     "global_batch_sequences": (1, 1 << 40),
     "top": (1, 1000),
+    "jobs": (1, 256),
 }
 NUMBERS = {
     "inter_node_gbit_per_gpu": (1e-3, 1e6),

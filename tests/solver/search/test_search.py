@@ -16,7 +16,8 @@ from profiler.errors import InputError
 from solver import estimate
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, op_flops
-from solver.search.search import OUT_OF_MEMORY, SearchResult, pareto, search
+from solver.search.kept import pareto
+from solver.search.search import OUT_OF_MEMORY, SearchResult, search
 from solver.search.space import divisors, enumerate_splits
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
@@ -221,6 +222,20 @@ def test_the_chunk_size_does_not_matter(
     assert (other.layouts_estimated, other.feasible, other.rejected) == (
         reference.layouts_estimated, reference.feasible, reference.rejected,
     )  # fmt: skip
+
+
+def test_processes_that_share_the_work_find_the_same(problem: Problem, result: SearchResult) -> None:
+    seen: list[tuple[int, int]] = []
+    shared = search(problem, 64, 7, lambda *at: seen.append(at), jobs=3)
+    assert (shared.layouts_estimated, shared.feasible, shared.rejected) == (
+        result.layouts_estimated, result.feasible, result.rejected,
+    )  # fmt: skip
+    for name in ("best", "best_of_sizes", "pareto"):
+        mine, theirs = getattr(shared, name), getattr(result, name)
+        np.testing.assert_array_equal(mine.times.seconds, theirs.times.seconds)
+        np.testing.assert_array_equal(mine.memory.device, theirs.memory.device)
+    assert shared.best_of_mode.keys() == result.best_of_mode.keys()
+    assert len(seen) == 3 and seen[-1][0] == seen[-1][1]
 
 
 def test_progress_reaches_the_end(problem: Problem) -> None:
