@@ -140,6 +140,25 @@ def test_two_runs_agree(searched: tuple[str, dict[str, Any], Path], tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["again.json"], "nothing else is written"
 
 
+def test_a_model_with_experts_as_a_user_searches_it(tmp_path: Path) -> None:
+    tokens, world = 256 * 4096, 64
+    common = ("--config", "configs/models/qwen3_30b_a3b.json", "--run_all_solu", "--world_size", world, "--top", 2,
+              "--global_batch_size", tokens)  # fmt: skip
+    printed = works(*common, "--set", "moe_dispatcher=deepep,moe_imbalance=1.2", "--json", tmp_path / "uneven.json")
+    assert "exposed exchange of expert tokens" in printed and "30.53 B parameters" in printed
+    even = works(*common, "--set", "moe_dispatcher=deepep", "--json", tmp_path / "even.json", "--jobs", 2)
+    assert "exchange" in even
+    found = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("uneven", "even")}
+    for out in found.values():
+        for solution in out["best"]:
+            check_solution(solution, world, tokens)
+            layout = solution["layout"]
+            ranks = layout["tp"] * layout["cp"] * layout["dp"]
+            assert layout["moe_dispatcher"] == "deepep" and ranks % (layout["ep"] * layout["etp"]) == 0
+    best = {name: out["best"][0]["step_s"] for name, out in found.items()}
+    assert best["uneven"] > best["even"]
+
+
 def test_a_single_layout_is_that_of_the_config(tmp_path: Path) -> None:
     printed = works("--config", CONFIG, "--world_size", 64, "--json", tmp_path / "one.json", "--csv", tmp_path / "one.csv")
     plain = json.loads((tmp_path / "one.json").read_text())
@@ -308,6 +327,12 @@ def test_one_odd_line_does_not_lose_the_other_cases(tmp_path: Path) -> None:
         (("--seq_len", 2**65), "seq_len is 36893488147419103232; it must be a whole number"),
         (("--global_batch_size", 10**40), "global_batch_size is"),
         (("--profile", "data"), "nothing was measured here yet"),
+        (("--set", "tp=8"), "--set tp: it is an axis of a search"),
+        (("--set", "dispatcher=deepep"), "--set dispatcher: it is no constant of a run"),
+        (("--set", "moe_dispatcher=deepep"), "moe_dispatcher changes nothing: 7B_internlm2 has no experts"),
+        (("--set", "precision"), "--set precision: give each constant once"),
+        (("--set", "precision=int3"), "precision is 'int3'; it must be one of"),
+        (("--jobs", 2), "--jobs shares a search; give --run_all_solu too"),
     ],
 )  # fmt: skip
 def test_what_contradicts_or_exceeds_is_refused(arguments: tuple[object, ...], message: str) -> None:
