@@ -116,10 +116,9 @@ class Found:
     feasible: int = 0
     least_memory: float = np.inf
 
-    def offer(self, solutions: Solutions) -> None:
-        """Keep the best of one chunk's layouts, which all fit."""
+    def offer(self, solutions: Solutions, fits: np.ndarray) -> None:
+        """Keep the best of one chunk's layouts; fits: indexes of those that fit in memory."""
         layouts, seconds, memory = solutions.layouts, solutions.times.seconds, solutions.memory.device
-        fits = np.arange(len(solutions))
         self.feasible += len(fits)
         self.best.offer(layouts, fits, seconds, memory)
         self.sizes.offer(layouts, fits, seconds, memory)

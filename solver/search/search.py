@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -123,17 +124,47 @@ def _search_part(
 def _search_parts(
     part: Callable[[Splits], Found], splits: Splits, jobs: int, progress: Callable[[int, int], None] | None
 ) -> Found:
-    """Return what ``part`` keeps of all ``splits``, in ``jobs`` processes; each takes every n-th split."""
-    with ProcessPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(part, splits.take(slice(first, None, jobs))) for first in range(jobs)]
-        for done, future in enumerate(as_completed(waiting), 1):
-            future.result()
-            if progress:
-                progress(done * len(splits) // jobs, len(splits))
-    found, *others = (future.result() for future in waiting)
-    for other in others:
-        found.merge(other)
+    """Return what ``part`` keeps of all ``splits``, in ``jobs`` processes; each takes every n-th split.
+
+    Processes are forked where the system can, so that they share the table of layers instead of getting copies.
+    """
+    context = get_context("fork" if "fork" in get_all_start_methods() else None)
+    receivers = []
+    for first in range(jobs):
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(target=_send_part, args=(sender, part, splits.take(slice(first, None, jobs))), daemon=True)
+        worker.start()
+        sender.close()
+        receivers.append(receiver)
+    found: Found | None = None
+    for done, receiver in enumerate(receivers, 1):
+        other = _received(receiver)
+        if found is None:
+            found = other
+        else:
+            found.merge(other)
+        if progress:
+            progress(done * len(splits) // jobs, len(splits))
+    assert found is not None  # jobs is at least 1
     return found
+
+
+def _send_part(sender: Connection, part: Callable[[Splits], Found], splits: Splits) -> None:
+    try:
+        sender.send(part(splits))
+    except InputError as error:
+        sender.send(error)
+
+
+def _received(receiver: Connection) -> Found:
+    try:
+        found = receiver.recv()
+    except EOFError:
+        raise InputError("a process of the search ended early, perhaps for want of memory; use fewer --jobs") from None
+    if isinstance(found, InputError):
+        raise found
+    result: Found = found
+    return result
 
 
 def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found: Found) -> None:
@@ -142,8 +173,10 @@ def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found:
     fits = np.flatnonzero(memory.device <= problem.cluster.memory_bytes)
     found.estimated += len(layouts)
     found.least_memory = min(found.least_memory, float(memory.device.min()))
-    if len(fits):
-        found.offer(estimate_layouts(problem, layouts.take(fits), table, memory.take(fits)))
+    if 2 * len(fits) > len(layouts):  # to pick the few that fit would cost more than to time the others
+        found.offer(estimate_layouts(problem, layouts, table, memory), fits)
+    elif len(fits):
+        found.offer(estimate_layouts(problem, layouts.take(fits), table, memory.take(fits)), np.arange(len(fits)))
 
 
 def _sequences(problem: Problem, sequences: int | None, tokens: int | None, unknown: Mapping[str, Any]) -> int:

@@ -44,13 +44,17 @@ class StageKinds:
         """Layers of all kinds: [stages, splits]."""
         return self.counts.sum(axis=1)
 
-    def recomputed(self, limit: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def recomputed(self, limit: np.ndarray, row: np.ndarray, counts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the recomputed layers where every stage recomputes its first ``limit``: of the stages, and of all together.
 
         limit: at most the layers of the model; row: index of each layout's split. Shapes [stages, kinds, layouts] and
-        [kinds, layouts].
+        [kinds, layouts]. counts: those of the layouts, [stages, kinds, layouts], if they are at hand.
         """
-        found = self.first_layers[:, :, self.division[row], limit]
+        division = self.division[row]
+        if len(self.totals) == 1:  # of one kind the first layers are as many as there are
+            counts = self.counts[:, :, row] if counts is None else counts
+            return np.minimum(counts, limit), self.first_layers[-1, 0][division, limit][None]
+        found = self.first_layers[:, :, division, limit]
         return found[:-1], found[-1]
 
 

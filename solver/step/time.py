@@ -163,8 +163,8 @@ def _slowest_stage(
     ends: seconds of embedding and head. limit: layers that every stage recomputes at most.
     """
     row, stages = layouts.row, terms.stages
-    recomputed, recomputed_of_all = stages.recomputed(limit, row)
     counts, has_embedding, has_head = stages.counts[:, :, row], stages.has_embedding[:, row], stages.has_head[:, row]
+    recomputed, recomputed_of_all = stages.recomputed(limit, row, counts)
     embedding, head = ends
     seconds = np.array([
         over_kinds(counts[s], layer.once) + over_kinds(recomputed[s], layer.recomputing)
