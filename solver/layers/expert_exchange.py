@@ -21,12 +21,12 @@ KERNELS = ("deepep", "hybridep")  #: dispatchers that are kernels of their own
 
 def dispatch_ops(shapes: Shapes) -> list[Op]:
     """Return the ops that bring tokens to their experts, and in backward the gradients back to the tokens."""
-    return [*_permutation(shapes, "permute", spreads=True), *_sends(shapes, DISPATCH), *_sorts(shapes, "sort")]
+    return [*_permutation(shapes, "permute"), *_sends(shapes, DISPATCH), *_sorts(shapes, "sort")]
 
 
 def combine_ops(shapes: Shapes) -> list[Op]:
     """Return the ops that bring the experts' outputs back and add them up for each token."""
-    return [*_sorts(shapes, "unsort"), *_sends(shapes, COMBINE), *_permutation(shapes, "unpermute", spreads=False)]
+    return [*_sorts(shapes, "unsort"), *_sends(shapes, COMBINE), *_permutation(shapes, "unpermute")]
 
 
 def _row(shapes: Shapes) -> int:
@@ -34,7 +34,7 @@ def _row(shapes: Shapes) -> int:
     return shapes.model.hidden_size * shapes.element
 
 
-def _permutation(shapes: Shapes, name: str, spreads: bool) -> list[Op]:
+def _permutation(shapes: Shapes, name: str) -> list[Op]:
     """Tokens are read and their rows written, or the other way round; backward does the opposite.
 
     DeepEP's received tokens are spread to the local experts; hybrid-EP's kernels do so themselves. Without fusion the copies go

@@ -78,18 +78,16 @@ def _rotary_key_gather(shapes: Shapes) -> list[Op]:
 def _assembly(shapes: Shapes) -> list[Op]:
     """Rotary embedding of parts of queries and keys, and what puts them together for the core.
 
-    One kernel (Kernels.fused_latent_rope): the rotary part of q in place; keys and values read once and written once. Otherwise
-    the rotary parts alone go through the rotary kernels, and q, k and v are each written anew (torch.cat and contiguous: read
+    The rotary parts alone go through the rotary kernels, then q, k and v are each written anew (torch.cat and contiguous: read
     and write); backward copies them back.
     """
     model, heads, e = shapes.model, shapes.heads, shapes.element
     rotary = shapes.tokens * (heads + 1) * model.qk_rope_head_dim
     assembled = shapes.tokens * heads * (2 * model.qk_head_dim + model.v_head_dim)
-    rope = memory_bound("rope", MODULE, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_elementwise)
-    if shapes.framework.kernels.fused_latent_rope:
-        kv = shapes.tokens * heads * (model.qk_head_dim + model.v_head_dim)
-        return [*rope, *memory_bound("assembly", MODULE, "copy", kv, 2 * e, 2 * e)]
-    return [*rope, *memory_bound("assembly", MODULE, "copy", assembled, 2 * e, 2 * e)]
+    return [
+        *memory_bound("rope", MODULE, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_elementwise),
+        *memory_bound("assembly", MODULE, "copy", assembled, 2 * e, 2 * e),
+    ]
 
 
 def latent_attention_saved(shapes: Shapes) -> list[Saved]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.ops import column_linears, memory_bound, row_linear
-from solver.layers.program import LINEARS, Op, Saved, Weight
+from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
 
@@ -23,16 +23,21 @@ def mlp_ops(shapes: Shapes, intermediate: int, prefix: str = "", module: str = M
         widths = {"w1": width}
     else:
         widths = {"w13": 2 * width} if shapes.framework.kernels.fused_gate_up else {"w1": width, "w3": width}
-    elements = shapes.linear_tokens * width
-    # gated: read gate and up, write one; backward also reads its gradient and writes two. not gated: read one, write one.
-    kind, forward, backward = ("gated_act", 3, 5) if model.gated_mlp else ("act", 2, 3)
-    fused = shapes.fused_elementwise or not model.gated_mlp
-    passes = forward * shapes.element, backward * shapes.element
     return [
         *column_linears(shapes, module, model.hidden_size, {prefix + name: n for name, n in widths.items()}),
-        *memory_bound(f"{prefix}activation", module, kind, elements, *passes, fused=fused),
+        *activation_ops(shapes, f"{prefix}activation", module, shapes.linear_tokens * width),
         *row_linear(shapes, f"{prefix}w2", module, model.hidden_size, width),
     ]
+
+
+def activation_ops(shapes: Shapes, name: str, module: str, elements: Array) -> list[Op]:
+    """Return the activation of ``elements`` outputs. With a gate: gate and up are read, one is written; backward also reads the
+    output's gradient and writes two. Without: one is read, one is written.
+    """
+    gated, element = shapes.model.gated_mlp, shapes.element
+    kind, forward, backward = ("gated_act", 3, 5) if gated else ("act", 2, 3)
+    fused = shapes.fused_elementwise or not gated
+    return memory_bound(name, module, kind, elements, forward * element, backward * element, fused=fused)
 
 
 def mlp_saved(shapes: Shapes, intermediate: int) -> list[Saved]:

@@ -188,20 +188,14 @@ def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to
     return Line(name, estimates.ops[row].module, belongs_to, _kind(part, row, key), seconds, std, basis)
 
 
-#: Once-per-step ops that each part of the step consists of.
+#: Beginnings of the names of the once-per-step ops that each part of the step consists of.
 _STEP_PARTS = {
-    "fsdp_exposed": ("all_gather", "reduce_scatter"),  # of layers and root
+    "fsdp_exposed": ("layer", "root"),
     "gradient_accumulation": ("accumulation",),
     "gradient_sync": ("gradients.all_reduce", "gradients.reduce_scatter"),
     "parameter_gather": ("parameters.all_gather",),
     "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding"),
 }
-
-
-def _belongs(name: str, part: str, names: tuple[str, ...]) -> bool:
-    """Whether a once-per-step op makes up ``part``: by its name, or by its end where it is an op of ZeRO-3."""
-    owner, _, what = name.partition(".")
-    return what in names and owner.startswith(("layer", "root")) if part == "fsdp_exposed" else name in names
 
 
 def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list[Line]:
@@ -216,7 +210,7 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
     total = (sync.seconds * sync.counts())[:, 0]
     lines = []
     for part, names in _STEP_PARTS.items():
-        rows = [i for i, op in enumerate(sync.ops) if _belongs(op.name, part, names) and total[i] > 0]
+        rows = [i for i, op in enumerate(sync.ops) if op.name.startswith(names) and total[i] > 0]
         if not rows or parts[part] == 0.0:
             continue
         main = max(rows, key=lambda i: total[i])

@@ -32,11 +32,8 @@ class Kernels:
     compiled_loss: bool = False  #: torch.compile includes the cross entropy
     #: Host time to launch one op: steps of many tiny kernels are bound by the host. Assumed, not measured.
     launch_seconds: float = 6e-6
-    fused_router: bool = False  #: the choice of experts is one kernel, not a chain of small ones
-    gemm_per_expert: bool = False  #: experts run as one GEMM each on several streams (Transformer Engine), not as one kernel
     #: The probabilities are applied to the activation, so that the experts' outputs need not be kept.
     probabilities_in_activation: bool = True
-    fused_latent_rope: bool = False  #: latent attention: rotary embedding and concatenation are one kernel each
 
 
 @dataclass(frozen=True, kw_only=True)

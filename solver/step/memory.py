@@ -15,7 +15,7 @@ from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
-from solver.step.step_ops import rank_groups, stages_of
+from solver.step.step_ops import rank_groups, shard_ranks, stages_of
 from solver.step.time import recomputed_limit
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -97,7 +97,7 @@ class PeakMemory:
         splits, row = layouts.splits, layouts.row
         self._buffers = gather_buffers(problem, table, key, splits)[layouts.zero, row]
         groups = rank_groups(problem, splits)
-        self._shares = {name: np.minimum(splits.zero_shard_size, size) for name, (size, _) in groups.items()}
+        self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
         saved = np.array([part.saved[:, key] for part in table.layers])
         self._kept, self._whole = saved[:, layouts.recompute, row], saved[:, 0][:, row]
         self._transient = np.array([part.transient[key] for part in table.layers])[:, row]

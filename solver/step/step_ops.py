@@ -81,9 +81,9 @@ def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     return StageLayers(*(np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")))
 
 
-def shard_ranks(group: ParameterGroup, zero_shard_size: np.ndarray) -> np.ndarray:
-    """Return the ranks of ``group`` over which ZeRO shards one copy: zero_shard_size where the group has that many ranks."""
-    return np.minimum(zero_shard_size, group.size)
+def shard_ranks(size: np.ndarray, zero_shard_size: np.ndarray) -> np.ndarray:
+    """Return the ranks over which ZeRO shards one copy in a group of ``size``: zero_shard_size, if the group has that many."""
+    return np.minimum(zero_shard_size, size)
 
 
 def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def partitioned_elements(problem: Problem, splits: Splits, groups: Mapping[str, 
 
     Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the others), the largest of most models.
     """
-    shares = {name: group.elements / shard_ranks(group, splits.zero_shard_size) for name, group in groups.items()}
+    shares = {name: group.elements / shard_ranks(group.size, splits.zero_shard_size) for name, group in groups.items()}
     if problem.framework.data_parallel.partitions_whole_tensors:
         matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
         rest = sum((share for name, share in shares.items() if name != OTHERS), np.zeros(len(splits)))
@@ -121,7 +121,7 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     groups = parameter_groups(problem, table, key, splits)
     shares = partitioned_elements(problem, splits, groups)
     for name, group in groups.items():
-        shard, count = shard_ranks(group, splits.zero_shard_size), buckets(framework, group.elements, group.size)
+        shard, count = shard_ranks(group.size, splits.zero_shard_size), buckets(framework, group.elements, group.size)
         ops += _group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
         ops += _copies("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
         scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
@@ -161,7 +161,7 @@ def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
         if EXPERTS in groups:
             held.append((f"layer{kind}", experts, groups[EXPERTS]))
     for name, elements, group in held:
-        shard = shard_ranks(group, splits.zero_shard_size)
+        shard = shard_ranks(group.size, splits.zero_shard_size)
         ops += _gather(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)
         ops += _group_ops(problem, name, elements * sizes.gradient, group, shard, 1.0, whole=False)
         ops += _copies(f"{name}.all_gather", elements * sizes.activation * sync.all_gather_copies, group)

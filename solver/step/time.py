@@ -93,8 +93,7 @@ class _LayerSeconds(NamedTuple):
     """Seconds of one layer of each kind and one micro batch: [kinds, layouts].
 
     recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_recomputing: what recomputation adds to that. hidden:
-    exchange of tokens beside another micro batch. once: all
-    of it without recomputation. recomputing: what recomputation adds.
+    exchange of tokens beside another micro batch. once: all without recomputation. recomputing: what recomputation adds.
     """
 
     forward: np.ndarray
@@ -114,8 +113,8 @@ def _layer_seconds(terms: SplitTerms, layouts: Layouts, overlaps_exchange: bool)
     recompute = terms.recompute[:, layouts.recompute, row]
     fsdp, root = _fsdp(terms, layouts, forward, backward)
     fsdp_recomputing, _ = _fsdp(terms, layouts, forward, backward + recompute)
-    # a recomputed layer runs its forward pass again, which overlaps with more of its all-gathers
     hidden = _hidden_exchange(terms, layouts, forward + backward) if overlaps_exchange else np.zeros(forward.shape)
+    # a recomputed layer runs its forward pass again, which overlaps with more of its all-gathers
     once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing - fsdp
     return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing - fsdp, hidden, once, recomputing), root
 
