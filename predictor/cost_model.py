@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Estimate
+from predictor.estimate import Basis, Estimate
 from predictor.kernels.derating import derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
@@ -96,7 +96,10 @@ class CostModel:
         return best._replace(seconds=best.seconds * self.attention_scale)
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
-        """A kernel that moves ``size`` bytes, read plus written."""
+        """A kernel that moves ``size`` bytes, read plus written; no transposes where fp8 GEMMs read operands in both orders."""
+        if kind == "transpose" and not self.device.transposes_fp8:
+            none = np.zeros(np.shape(size))
+            return Estimate(none, none, np.full(np.shape(size), np.int8(Basis.MEASURED)))
         return self.kernels.predict(kind, size)
 
     def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,9 @@ class GemmPhysics:
     loop. intensity_half: tile side (tm*tn/(tm+tn)) at which half of that is reached. bandwidth: fraction of the HBM bandwidth.
     prologue: cost of starting a tile, in columns of k. sharpness: exponent of the p-norm that combines compute and memory.
     wave: 0 = waves of tiles overlap freely, 1 = every started wave costs its full time. throttle, throttle_seconds: a kernel
-    much longer than throttle_seconds is slower by this fraction (power limit).
+    much longer than throttle_seconds is slower by this fraction (power limit). cast, cast_launch: bytes
+    moved per element of the first operand, and launch, of the kernels that quantise it before the GEMM, where the measurements
+    time that too (``gemm_times`` leaves it out).
     """
 
     launch: float = 3e-6
@@ -33,11 +35,15 @@ class GemmPhysics:
     wave: float = 0.3
     throttle: float = 0.02
     throttle_seconds: float = 1e-3
+    cast: float = 0.0
+    cast_launch: float = 0.0
 
 
 #: Bounds in the order of the fields: they keep a fit to few measurements physical, and the throttle small in extrapolation.
-LOWER = GemmPhysics(5e-7, 0.20, 0.1, 0.20, 1.0, 1.5, 0.001, 0.001, 1e-4)
-UPPER = GemmPhysics(3e-5, 1.00, 60.0, 1.00, 1000.0, 8.0, 1.0, 0.12, 2e-2)
+LOWER = GemmPhysics(5e-7, 0.20, 0.1, 0.20, 1.0, 1.5, 0.001, 0.001, 1e-4, 1.0, 5e-7)
+UPPER = GemmPhysics(3e-5, 1.00, 60.0, 1.00, 1000.0, 8.0, 1.0, 0.12, 2e-2, 20.0, 3e-5)
+#: Where a fit starts: bytes of a read for the largest value, a read and a write; the launches of two kernels.
+_FIRST_CAST = {"cast": 5.0, "cast_launch": 5e-6}
 
 
 class Machine(NamedTuple):
@@ -92,19 +98,45 @@ def _compute_seconds(
     return best, chosen
 
 
-def fit_gemm_physics(machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray) -> GemmPhysics:
-    """Fit by least squares (soft L1) on log time over at most 3,000 rows of the table; ``shapes`` = m, n, k, batch."""
+def cast_seconds(physics: GemmPhysics, machine: Machine, m: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
+    """Return the seconds of quantising the first operand, shape [rows]."""
+    seconds: np.ndarray = physics.cast_launch + physics.cast * batch * m * k / machine.bandwidth
+    return seconds
+
+
+def fit_gemm_physics(
+    machine: Machine, shapes: Sequence[np.ndarray], seconds: np.ndarray, casts: np.ndarray, launch: float | None = None
+) -> GemmPhysics:
+    """Fit by least squares (soft L1) on log time over at most 3,000 rows of the table; ``shapes`` = m, n, k, batch.
+
+    casts: whether a row also times the quantisation of its first operand, bool [rows]; ``launch`` of the GEMM alone is then
+    given, because such rows only tell the sum.
+    """
     from scipy.optimize import least_squares
 
     rows = np.random.default_rng(0).permutation(len(seconds))[:3000]
     parts = [np.asarray(s, dtype=np.float64)[rows] for s in shapes]
-    target = np.log(seconds[rows])
-    low, high = np.log(astuple(LOWER)), np.log(astuple(UPPER))
+    target, quantises = np.log(seconds[rows]), casts[rows]
+    m, _, k, batch = parts
+    start = GemmPhysics()
+    if quantises.any():
+        start = replace(start, **_FIRST_CAST, launch=start.launch if launch is None else launch)
+    free = [f.name for f in fields(start) if getattr(start, f.name) > 0 and (f.name != "launch" or not quantises.any())]
+
+    def vector(constants: GemmPhysics) -> np.ndarray:
+        return np.log([getattr(constants, name) for name in free])
+
+    def constants(x: np.ndarray) -> GemmPhysics:
+        return replace(start, **dict(zip(free, (float(v) for v in np.exp(x)), strict=True)))
+
+    low, high = vector(LOWER), vector(UPPER)
 
     def error(x: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.log(gemm_times(GemmPhysics(*np.exp(x)), machine, *parts).seconds) - target
+        physics = constants(x)
+        cast = np.where(quantises, cast_seconds(physics, machine, m, k, batch), 0.0)
+        found: np.ndarray = np.log(gemm_times(physics, machine, *parts).seconds + cast) - target
         return found
 
-    first = np.clip(np.log(astuple(GemmPhysics())), low + 1e-6, high - 1e-6)
+    first = np.clip(vector(start), low + 1e-6, high - 1e-6)
     found = least_squares(error, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=1e-3, max_nfev=60)
-    return GemmPhysics(*(float(v) for v in np.exp(found.x)))
+    return constants(found.x)

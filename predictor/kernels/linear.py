@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.kernels.gemm_physics import GemmPhysics, Machine, fit_gemm_physics, gemm_times
+from predictor.kernels.gemm_physics import GemmPhysics, Machine, cast_seconds, fit_gemm_physics, gemm_times
 from predictor.kernels.residual import Residual, fit_residual
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
@@ -29,10 +29,14 @@ FAMILIES = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "fp8": "fp8", "mxfp8": "fp8",
     "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
+HALF = 2.0  #: bytes of a 16-bit element
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "tf32": 4.0, "nvfp4": 0.5625}
 
 #: Rows whose source starts with one of these were timed by a different laboratory than the tables that the fits use.
 OTHER_LABS = ("microsoft/vidur", "simumax", "MooreThreads/SimuMax")
+
+#: Rows of these sources, where their operands are narrower than 16 bits, also time the quantisation of the first operand.
+CASTING_SOURCES = ("ai-dynamo/aiconfigurator",)
 
 #: (layout, fp32 accumulate) -> time relative to forward, and its uncertainty: medians of SimuMax's Transformer-Engine kernels
 #: on A100 and B200 (input gradient 0.97-1.05; weight gradient with fp32 accumulation 1.01-1.13).
@@ -40,6 +44,9 @@ LAYOUT_PRIOR = {
     (Layout.TN, False): (1.0, 0.0), (Layout.TN, True): (1.02, 0.05), (Layout.NN, False): (1.005, 0.04),
     (Layout.NN, True): (1.02, 0.05), (Layout.NT, False): (1.03, 0.05), (Layout.NT, True): (1.06, 0.05),
 }  # fmt: skip
+#: Time of an fp8 gradient relative to a forward pass, and its uncertainty, where fp8 GEMMs can sum in less than fp32 (until
+#: Hopper): Transformer Engine and torchao let only the forward pass do so, which is 1.1 to 1.2 times as fast (pytorch/ao#2377).
+FULL_ACCUMULATION = (1.15, 0.04)
 _PRIOR_ROWS = 10  # a prior weighs as much as this many measurements
 _ROOFLINE_UNCERTAINTY = 0.25
 _TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
@@ -72,12 +79,13 @@ class LinearModel:
         Those without measurements get the prior of the physical model (roofline).
         """
         family = np.array([FAMILIES.get(d, d) for d in table["dtype"]], dtype=np.str_)
-        names = dict.fromkeys(FAMILIES.get(name, name) for name in device.peak_flops)
-        parts = {}
+        names = sorted({FAMILIES.get(name, name) for name in device.peak_flops}, key=lambda name: name != "bf16")
+        parts: dict[str, _Part] = {}
         for name in names:
             peak = device.peak_flops[name] if name in device.peak_flops else device.peak_flops["fp16"]
-            machine = _machine(name, peak, device)
-            parts[name] = _fit_part(table.where(family == name), machine)
+            launch = parts["bf16"].physics.launch if "bf16" in parts else None
+            slow = name == "fp8" and device.transposes_fp8
+            parts[name] = _fit_part(table.where(family == name), _machine(name, peak, device), launch, slow)
         return cls(parts)
 
     def predict(
@@ -174,8 +182,8 @@ def own_forward_rows(table: Table) -> Table:
 
 
 def _machine(family: str, peak: float, device: Device) -> Machine:
-    element = ELEMENT_BYTES.get(family, 2.0)
-    return Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, 2.0))
+    element = ELEMENT_BYTES.get(family, HALF)
+    return Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF))
 
 
 def _predict_forward(
@@ -235,23 +243,32 @@ def _sizes(table: Table) -> list[np.ndarray]:
     return [np.maximum(table[name].astype(np.float64), 1.0) for name in ("m", "n", "k", "batch")]
 
 
-def _fit_part(table: Table, machine: Machine) -> _Part:
-    """Fit physical model and correction to the rows of own_forward_rows, then the factors of the layouts."""
+def _fit_part(table: Table, machine: Machine, launch: float | None = None, slow_gradients: bool = False) -> _Part:
+    """Fit physical model and correction to the rows of own_forward_rows, then the factors of the layouts.
+
+    launch: of a GEMM of 16 bits, for rows that also time a cast. slow_gradients: as for FULL_ACCUMULATION.
+    """
     table = table.where((table["seconds"] > 0) & (table["m"] > 0) & (table["n"] > 0) & (table["k"] > 0))
     rows = own_forward_rows(table)
     prior = np.array([[LAYOUT_PRIOR[Layout(i), bool(a)] for a in (0, 1)] for i in range(3)])
+    if slow_gradients:
+        prior[1:, :, 0] *= FULL_ACCUMULATION[0]
+        prior[1:, :, 1] = np.hypot(prior[1:, :, 1], FULL_ACCUMULATION[1])
     empty = np.zeros(0, dtype=np.uint64)
     if not len(rows):
         return _Part(GemmPhysics(), machine, None, empty, prior[..., 0], prior[..., 1])
     sizes, seconds = _sizes(rows), rows["seconds"]
     enough = len(rows) >= _ROWS_FOR_PHYSICS
-    physics = fit_gemm_physics(machine, sizes, seconds) if enough else GemmPhysics()
+    casts = starts_with(rows["source"], CASTING_SOURCES) & (machine.element < HALF)
+    physics = fit_gemm_physics(machine, sizes, seconds, casts, launch) if enough else GemmPhysics()
+    cast = np.where(casts, cast_seconds(physics, machine, sizes[0], sizes[2], sizes[3]), 0.0)
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
     groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()
-    features, off_bare = _features(physics, machine, *sizes), np.log(seconds) - log_bare
+    features, off_bare = _features(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
     weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # typical of training
     residual = fit_residual(features, _coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
-    bare = _Part(physics, machine, residual, np.unique(_keys(*sizes)), prior[..., 0], prior[..., 1])
+    known = np.unique(_keys(*(size[~casts] for size in sizes)))  # of the others only the sum with the cast was measured
+    bare = _Part(physics, machine, residual, known, prior[..., 0], prior[..., 1])
     return _Part(physics, machine, residual, bare.known, *_layout_factors(table, bare))
 
 

@@ -25,7 +25,7 @@ DEVICES: dict[str, Device] = {
     "h200_sxm": _hopper("NVIDIA H200 SXM 141GB", 139.8, 4.8e12),
     "b200_sxm": Device(
         "NVIDIA B200 SXM 180GB",
-        {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12, "tf32": 1125e12, "fp32": 75e12},
+        {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12, "mxfp8": 4500e12, "nvfp4": 9000e12, "tf32": 1125e12, "fp32": 75e12},
         178.3 * GIB, 8e12, 148, 8, 900e9, 50e9, "NVLink 5, NVSwitch", 4,
     ),
     "a100_sxm_80gb": _a100("NVIDIA A100 SXM 80GB", 79.15, 2.039e12, 300e9, "NVLink 3, NVSwitch"),

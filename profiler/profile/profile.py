@@ -147,6 +147,14 @@ class Device:
     link_kind: str = ""
     flash_version: int = 2  #: newest generation of FlashAttention that its attention measurements represent
 
+    @property
+    def transposes_fp8(self) -> bool:
+        """Whether fp8 GEMMs read their operands in one order only, so that gradients need transposed copies.
+
+        So until Hopper; the chips that brought block-scaled formats read both orders.
+        """
+        return not {"mxfp8", "nvfp4"} & set(self.peak_flops)
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not isinstance(self.peak_flops, Mapping):
             raise InputError(f"device {shown(self.name)}: it needs a name and peak_flops by number format")

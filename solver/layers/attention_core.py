@@ -11,7 +11,7 @@ from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, gemm_dtype, memory_bo
 from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Array, Op, Saved, message
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
-from solver.spec.precision import FP32
+from solver.spec.recipes import FP32
 from solver.spec.strategy import Recompute
 
 MODULE = "attention"

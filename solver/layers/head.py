@@ -10,7 +10,7 @@ from solver.layers.program import FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, 
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
-from solver.spec.precision import FP32, HALF
+from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import Strategy, TpMode
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.attention_core import MODULE, core_ops, core_saved
+from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.ops import column_linears, linear, memory_bound, row_linear, tp_collective
 from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
@@ -47,22 +48,31 @@ def _expanded(shapes: Shapes) -> Array:
 
 
 def _down(shapes: Shapes, name: str, width: int) -> list[Op]:
-    return linear(shapes, name, MODULE, width, shapes.model.hidden_size, tokens=shapes.norm_tokens)
+    hidden, tokens = shapes.model.hidden_size, shapes.norm_tokens
+    return [
+        *input_casts(shapes, name, MODULE, tokens, hidden, False, normed=False),
+        *linear(shapes, name, MODULE, width, hidden, tokens=tokens),
+        *gradient_casts(shapes, name, MODULE, tokens, width),
+        *weight_casts(shapes, name, MODULE, hidden * width),
+    ]
 
 
 def _up(shapes: Shapes, name: str, rank: int, width: Array) -> list[Op]:
     """A norm of the low rank, its all-gather under a sequence split, and the expansion to heads."""
-    whole = shapes.tokens * rank * shapes.element
+    whole, operand = shapes.tokens * rank * shapes.element, shapes.tokens * rank * shapes.gathered_element
     elements, fused = shapes.norm_tokens * rank, shapes.run.fused_norm or shapes.run.compile
     norm = memory_bound(f"{name}.norm", MODULE, "norm", elements, 2 * shapes.element, 3 * shapes.element, fused=fused)
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     return [
         *norm,
-        tp_collective(shapes, f"{name}.all_gather", MODULE, "all_gather", FORWARD, split, size=whole),
+        *input_casts(shapes, name, MODULE, shapes.linear_tokens, rank, split, normed=True),
+        tp_collective(shapes, f"{name}.all_gather", MODULE, "all_gather", FORWARD, split, size=operand),
         *linear(shapes, name, MODULE, width, rank),
+        *gradient_casts(shapes, name, MODULE, shapes.linear_tokens, width),
+        *weight_casts(shapes, name, MODULE, rank * width),
         tp_collective(shapes, f"{name}.reduce_scatter", MODULE, "reduce_scatter", INPUT_GRAD, split, size=whole),
         tp_collective(shapes, f"{name}.all_reduce", MODULE, "all_reduce", INPUT_GRAD, everywhere, size=whole),
-        tp_collective(shapes, f"{name}.regather", MODULE, "all_gather", INPUT_GRAD, shapes.keeps_shard, size=whole),
+        tp_collective(shapes, f"{name}.regather", MODULE, "all_gather", INPUT_GRAD, shapes.keeps_shard, size=operand),
     ]
 
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.expert_exchange import combine_ops, dispatch_ops
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import linear, memory_bound
 from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, INPUT_GRAD, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
-from solver.spec.precision import FP32
+from solver.spec.recipes import FP32
 
 MODULE, ROUTER, SHARED = "experts", "router", "shared_experts"
 
@@ -55,10 +56,16 @@ def _router_ops(shapes: Shapes) -> list[Op]:
 def _expert_ops(shapes: Shapes) -> list[Op]:
     """Up (and gate) projection, activation and down projection of the experts that this rank holds, or holds a part of."""
     hidden, width = shapes.model.hidden_size, _width(shapes)
+    rows, columns = expert_rows(shapes), _ups(shapes) * width
     return [
-        *_grouped(shapes, "w13", _ups(shapes) * width, hidden),
-        *activation_ops(shapes, "experts.activation", MODULE, expert_rows(shapes) * width),
+        *input_casts(shapes, "experts.w13", MODULE, rows, hidden, False, normed=False),
+        *_grouped(shapes, "w13", columns, hidden),
+        *gradient_casts(shapes, "experts.w13", MODULE, rows, columns),
+        *activation_ops(shapes, "experts.activation", MODULE, rows * width),
+        *input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False),
         *_grouped(shapes, "w2", hidden, width),
+        *gradient_casts(shapes, "experts.w2", MODULE, rows, hidden),
+        *weight_casts(shapes, "experts", MODULE, (columns + width) * hidden * (shapes.model.num_experts // shapes.keys.ep)),
     ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.decoder import layer_program
 from solver.layers.head import head_program
 from solver.layers.norm import norm_ops
@@ -31,7 +32,12 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     shapes = Shapes.of(keys, model, run, cluster, last_kind)
     layer = layer_program(keys, model, run, cluster, last_kind)
     h, tokens = model.hidden_size, shapes.norm_tokens
-    projection = linear(shapes, "projection", "multi_token", h, 2 * h, tokens=tokens)
+    projection = [
+        *input_casts(shapes, "projection", "multi_token", tokens, 2 * h, False, normed=False),
+        *linear(shapes, "projection", "multi_token", h, 2 * h, tokens=tokens),
+        *gradient_casts(shapes, "projection", "multi_token", tokens, h),
+        *weight_casts(shapes, "projection", "multi_token", 2 * h * h),
+    ]
     norms = [op for name in ("embedding_norm", "hidden_norm") for op in norm_ops(shapes, name)]
     again = [_named(op, modules) for op in (*norms, *projection, *layer.ops, *head.ops)]
     joined = Saved("projection_input", 4 * tokens * h * shapes.element)  # before and after the norms, of both halves

@@ -5,7 +5,7 @@ from __future__ import annotations
 from solver.layers.ops import memory_bound
 from solver.layers.program import Op, Saved
 from solver.layers.shapes import Shapes
-from solver.spec.precision import FP32, HALF
+from solver.spec.recipes import FP32, HALF
 
 
 def norm_ops(shapes: Shapes, name: str) -> list[Op]:

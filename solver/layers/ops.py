@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.program import (
     FORWARD,
     INPUT_GRAD,
@@ -18,7 +19,6 @@ from solver.layers.program import (
     message,
 )  # fmt: skip
 from solver.layers.shapes import Shapes
-from solver.spec.precision import QUANTISED
 from solver.spec.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)
@@ -49,7 +49,7 @@ def linear(
 
 def gemm_dtype(shapes: Shapes, quantised: bool) -> str:
     precision = shapes.run.precision
-    return precision if precision == "fp32" or (precision in QUANTISED and quantised) else "bf16"
+    return precision if precision == "fp32" or (quantised and shapes.recipe is not None) else "bf16"
 
 
 def memory_bound(
@@ -122,14 +122,21 @@ def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Ar
     def under(phase: str, hides: bool) -> tuple[str, ...]:
         return tuple(f"{linear_name}.{phase}" for linear_name in widths) if hides else ()
 
+    whole = shapes.tokens * k
+    operand, gradient = whole * shapes.gathered_element, whole * shapes.element
+
     def collective(
         what: str, op: str, phase: str, where: Array, overlaps_with: tuple[str, ...], exposed_share: Array = 0.0
     ) -> Op:
-        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, exposed_share)
+        size = operand if op == "all_gather" else gradient
+        return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, exposed_share, size)
 
     return [
+        *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed=True),
         collective("all_gather", "all_gather", FORWARD, split, under("forward", overlap), 1 / shapes.keys.tp),
         *(op for linear_name, n in widths.items() for op in linear(shapes, linear_name, module, n, k)),
+        *gradient_casts(shapes, name, module, shapes.linear_tokens, sum(widths.values())),
+        *weight_casts(shapes, name, module, k * sum(widths.values())),
         collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", beside)),
         collective("all_reduce", "all_reduce", INPUT_GRAD, everywhere, under("weight_grad", beside)),
         collective("regather", "all_gather", INPUT_GRAD, shapes.keeps_shard, under("input_grad", beside)),
@@ -144,10 +151,14 @@ def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> li
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     forward = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
     backward = (f"{name}.input_grad",) if shapes.run.tp_comm_overlap else ()
-    exposed_share = 1 / shapes.keys.tp
+    exposed_share, whole = 1 / shapes.keys.tp, shapes.tokens * n
     return [
+        *input_casts(shapes, name, module, shapes.linear_tokens, k, False, normed=False),
         *linear(shapes, name, module, n, k),
+        *gradient_casts(shapes, name, module, shapes.linear_tokens, n, split),
+        *weight_casts(shapes, name, module, n * k),
         tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward, exposed_share),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", FORWARD, everywhere),
-        tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward, exposed_share),
-    ]
+        tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward, exposed_share,
+                      whole * shapes.gathered_element),
+    ]  # fmt: skip

@@ -12,7 +12,8 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
-from solver.spec.precision import QUANTISED, activation_bytes
+from solver.spec.precision import activation_bytes
+from solver.spec.recipes import Recipe, recipe_of
 from solver.spec.strategy import Strategy, TpMode
 
 
@@ -47,10 +48,19 @@ class Shapes:
         return activation_bytes(self.run)
 
     @property
-    def input_element(self) -> int:
+    def input_element(self) -> float:
         """Bytes per element of what a quantised linear keeps of its input."""
-        quantised = self.run.precision in QUANTISED and self.framework.memory.quantised_inputs
-        return 1 if quantised else self.element
+        return self.recipe.element if self.recipe and self.framework.memory.quantised_inputs else self.element
+
+    @property
+    def gathered_element(self) -> float:
+        """Bytes per element of a linear's operand in an all-gather of the tensor group."""
+        return self.recipe.element if self.recipe and self.framework.tensor_parallel.gathers_quantised else self.element
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the linears of this layer quantise their operands; None where they do not."""
+        return recipe_of(self.run.precision, self.run.fp8_recipe) if self.kind.quantised else None
 
     @property
     def fused_elementwise(self) -> bool:

@@ -23,6 +23,8 @@ WHOLE_NUMBERS = {
     "seq_len": (1, 1 << 26),
     "num_layers_in_first_pipeline_stage": (0, 1 << 12),
     "num_layers_in_last_pipeline_stage": (0, 1 << 12),
+    "num_layers_at_start_in_bf16": (0, 1 << 12),
+    "num_layers_at_end_in_bf16": (0, 1 << 12),
     "recompute_layers": (-1, 1 << 12),
     "gpus_per_node": (1, 1 << 12),
     "global_batch_size": (1, 1 << 40),  # tokens, the option of the command line

@@ -12,6 +12,7 @@ from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
+from solver.spec.precision import QUANTISED
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = 1 << 20
@@ -104,6 +105,10 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
+        (
+            framework.memory.quantised_weights or s.precision not in QUANTISED or not s.fp8_param_gather,
+            f"{name} does not offer fp8_param_gather",
+        ),
         *_expert_rules(framework, model, s),
     )
 
@@ -146,6 +151,10 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         (
             s.vpp == 1 or s.num_micro_batches % s.pp == 0,
             f"interleaving needs micro batches in multiples of pp {s.pp}, not {s.num_micro_batches}",
+        ),
+        (
+            s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16 <= layers,
+            f"more layers are to stay in bf16 than the model's {layers}",
         ),
         (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
         (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),

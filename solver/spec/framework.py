@@ -28,6 +28,7 @@ class Kernels:
     #: and FlashAttention's (batch first). With one sequence in a micro batch the two orders are the same.
     attention_layout_copies: tuple[int, int] = (0, 0)
     dropout: bool = False  #: unfused attention and residuals apply dropout, as GPT-2 did
+    norm_quantises: bool = False  #: a norm before a quantised linear writes quantised values (Transformer Engine)
     torch_loss: bool = False  #: the cross entropy is torch's, in fp32; otherwise Megatron's, in place
     compiled_loss: bool = False  #: torch.compile includes the cross entropy
     #: Host time to launch one op: steps of many tiny kernels are bound by the host. Assumed, not measured.
@@ -46,6 +47,7 @@ class TensorParallel:
     shares_input: bool = False
     #: Collectives of the backward pass (reduction of input gradients, all-gather of kept shards) overlap with GEMMs.
     async_backward: bool = True
+    gathers_quantised: bool = False  #: operands of quantised linears are all-gathered as such, not in 16 bits
     experts_follow: bool = False  #: a run that states no etp splits its experts as it splits the rest (etp is tp)
     vocab_parallel_loss: bool = True  #: the cross entropy works on sharded logits; otherwise on all-gathered ones
 
@@ -103,6 +105,9 @@ class MemoryUse:
     """What the framework and its allocator hold."""
 
     quantised_inputs: bool = False  #: linears of fp8 runs keep their input in fp8 (Transformer Engine), not in 16 bits
+    #: A quantised copy of every quantised weight is kept between micro batches (Transformer Engine); otherwise weights are
+    #: quantised in every micro batch.
+    quantised_weights: bool = False
     fp32_weights: bool = False  #: weights are held in fp32 and cast for each GEMM (autocast)
     #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
     #: accumulates into fp32 gradients must still return a gradient to autograd.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,13 +14,15 @@ class LayerKind:
     """One kind of layer.
 
     window: last tokens that attention sees (0: all). chunk: tokens of the blocks outside of which attention sees nothing (0:
-    none). rope: rotary embedding is applied, where the model has it. experts: the MLP is a mixture of experts.
+    none). rope: rotary embedding is applied, where the model has it. experts: the MLP is a mixture of experts. quantised: its
+    linears are quantised where the run's are.
     """
 
     window: int = 0
     chunk: int = 0
     rope: bool = True
     experts: bool = False
+    quantised: bool = True
 
     def seen_tokens(self, seq_len: int) -> float:
         """Return the tokens that a query attends to on average, itself included to one half (causal, as s / 2 of s)."""
@@ -55,9 +57,11 @@ class LayerKinds:
         return out
 
 
-def layer_kinds(model: ModelSpec, seq_len: int = 0) -> LayerKinds:
-    """Return the kinds of the model's layers. seq_len: windows and chunks that are no shorter see all tokens (0: none is)."""
-    each = [_kind(model, layer, seq_len) for layer in range(model.num_hidden_layers)]
+def layer_kinds(model: ModelSpec, seq_len: int = 0, bf16_ends: tuple[int, int] = (0, 0)) -> LayerKinds:
+    """Return the kinds of the model's layers. seq_len: windows and chunks that are no shorter see all tokens (0: none is).
+    bf16_ends: layers at the start and at the end whose linears are not quantised."""
+    layers, (start, end) = model.num_hidden_layers, bf16_ends
+    each = [replace(_kind(model, layer, seq_len), quantised=start <= layer < layers - end) for layer in range(layers)]
     kinds = tuple(dict.fromkeys(each))
     return LayerKinds(kinds, np.array([kinds.index(kind) for kind in each], dtype=np.int64))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from solver.spec.framework import Framework
+from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import Strategy
-
-HALF, FP32 = 2, 4  #: bytes of a 16-bit and of a 32-bit element
 
 QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
 GRAD_BYTES = {"fp32": FP32, "bf16": HALF, "fp16": HALF}

@@ -9,6 +9,7 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
+from solver.spec.recipes import FP8_RECIPES
 
 
 class TpMode(IntEnum):
@@ -37,6 +38,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "zero": (0, 1, 2, 3),
     "recompute": tuple(level.name.lower() for level in Recompute),
     "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
+    "fp8_recipe": FP8_RECIPES,
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
@@ -44,7 +46,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 _FLAGS = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
-    "cross_entropy_fusion", "fused_norm", "compile", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
+    "cross_entropy_fusion", "fused_norm", "fp8_param_gather", "compile", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
 )  # fmt: skip
 
 
@@ -82,6 +84,10 @@ class Strategy:
     recompute: str = "none"
     recompute_layers: int = -1
     precision: str = "bf16"
+    fp8_recipe: str = "delayed"  #: how precision fp8 scales its values; mxfp8 and nvfp4 are recipes of their own
+    fp8_param_gather: bool = False  #: quantised runs: weights of linears are stored, and gathered by ZeRO-1, quantised
+    num_layers_at_start_in_bf16: int = 0  #: quantised runs: layers whose linears stay 16-bit
+    num_layers_at_end_in_bf16: int = 0
     grad_dtype: str = "bf16"
     attention: str = "flash"
     overlap_grad_reduce: bool = True

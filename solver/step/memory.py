@@ -10,7 +10,7 @@ import numpy as np
 from solver.layers.program import LINEARS, OTHERS
 from solver.schedule.stages import is_schedule, layers_in_flight
 from solver.spec.cluster import RUNTIME_BYTES
-from solver.spec.precision import HALF
+from solver.spec.recipes import HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import LayerTable, Problem
@@ -62,9 +62,13 @@ def stage_state(
     out = np.zeros((3, 4, len(key)))
     shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
+    kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     for name, share in shares.items():
-        layers = over_kinds(stages.counts[stage], np.array([part.parameters_of[name][key] for part in table.layers]))
+        own = np.array([part.parameters_of[name][key] for part in table.layers])
+        layers = over_kinds(stages.counts[stage], own)
         elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
+        if kept is not None and name != OTHERS:
+            out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
         for zero in range(4):
             partitioned = elements / share
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0

@@ -16,7 +16,8 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
-from solver.spec.precision import ElementBytes, element_bytes
+from solver.spec.precision import QUANTISED, ElementBytes, element_bytes
+from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.strategy import Recompute, Strategy
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
@@ -40,9 +41,20 @@ class Problem:
         return element_bytes(self.run, self.framework)
 
     @property
+    def weight_recipe(self) -> WeightRecipe | None:
+        """How quantised weights are kept; None where the linears are not quantised or the framework keeps no such copies."""
+        recipe = recipe_of(self.run.precision, self.run.fp8_recipe)
+        if recipe is None or not self.framework.memory.quantised_weights:
+            return None
+        copies = 1 + (recipe.by_axis or self.cost.device.transposes_fp8)
+        return weight_recipe(recipe, copies, self.run.fp8_param_gather)
+
+    @property
     def kinds(self) -> LayerKinds:
         """The kinds of the model's layers at this sequence length."""
-        return layer_kinds(self.model, self.run.seq_len)
+        run = self.run
+        ends = (run.num_layers_at_start_in_bf16, run.num_layers_at_end_in_bf16)
+        return layer_kinds(self.model, run.seq_len, ends if run.precision in QUANTISED else (0, 0))
 
     @property
     def framework(self) -> Framework:

@@ -118,6 +118,7 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     sizes, framework, sync = problem.element_bytes, problem.framework, problem.framework.data_parallel
     grad = sizes.gradient
     ops: list[Op] = []
+    kept = problem.weight_recipe
     groups = parameter_groups(problem, table, key, splits)
     shares = partitioned_elements(problem, splits, groups)
     for name, group in groups.items():
@@ -126,9 +127,11 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         ops += _copies("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
         scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
         ops += _copies("gradients.reduce_scatter", group.elements * scattered, group)
-        ops += _gather(
-            "parameters.all_gather", sync.param_collective, group.elements * sizes.weight, group, shard, count, problem
-        )
+        width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
+        ops += _gather("parameters.all_gather", sync.param_collective, group.elements * width, group, shard, count, problem)
+        if kept is not None and name != OTHERS:
+            ops.append(Op("weight_casts", "optimizer", MEMORY_BOUND, "step", {"bytes": group.elements * kept.cast},
+                          variant="quantize"))  # fmt: skip
         # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, variant="residual",

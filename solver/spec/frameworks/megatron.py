@@ -67,9 +67,12 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "dispatchers": ("alltoall", "allgather", "deepep"),  # --moe-token-dispatcher-type flex, since 0.11
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
     },
-    kernels={"dropout": False},  # current recipes set both to 0
-    memory={"quantised_inputs": True},
-    tensor_parallel={"async_backward": False},  # Transformer Engine's GEMMs leave no room for NCCL's kernels
+    kernels={"dropout": False, "norm_quantises": True},  # current recipes set both dropouts to 0
+    memory={"quantised_inputs": True, "quantised_weights": True},
+    tensor_parallel={
+        "async_backward": False,
+        "gathers_quantised": True,
+    },  # Transformer Engine's GEMMs leave no room for NCCL's kernels
 )
 
 MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
@@ -98,6 +101,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "overlap_grad_reduce": True,
         "overlap_param_gather": True,
         "tp_comm_overlap": True,
+        "fp8_param_gather": True,  # recipes/precision/mixed_precision.py
     },
     best_practice={"cross_entropy_fusion": False},
     can_run={
@@ -134,6 +138,7 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     aliases=("megatron-bridge",),
     can_run={"zero_stages": (0, 1, 2, 3)},  # Megatron-FSDP shards what it is told to
     tensor_parallel={"experts_follow": False},
+    flags={"fp8_recipe": "tensorwise"},  # scripts/performance: fp8_cs, without 16-bit layers at the ends
 )
 
 #: Its recipes (scripts/performance/configs/*_workload_base_configs.py, 01b2977) exchange tokens by hybrid-EP on most systems.

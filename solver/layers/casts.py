@@ -1,0 +1,55 @@
+"""Kernels that quantise the operands of linears in 8-bit and 4-bit runs."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.layers.program import FORWARD, INPUT_GRAD, MEMORY_BOUND, Array, Op
+from solver.layers.shapes import Shapes
+from solver.spec.recipes import HALF
+from solver.spec.strategy import Recompute
+
+CAST, TRANSPOSE = "quantize", "transpose"  #: kinds of memory-bound kernels
+
+
+def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array, normed: bool) -> list[Op]:
+    """Return the kernels that quantise the input of a linear: ``tokens`` rows of ``width`` values.
+
+    split: whether each tensor rank quantises its share, and the quantised shares are all-gathered. normed: a norm comes
+    directly before, which writes quantised values itself where framework and recipe do so.
+    """
+    recipe = shapes.recipe
+    if recipe is None:
+        return []
+    done = normed and recipe.in_norm and shapes.framework.kernels.norm_quantises
+    return _casts(shapes, f"{name}.input", module, FORWARD, tokens, width, split, done)
+
+
+def gradient_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array = False) -> list[Op]:
+    """Return the kernels that quantise the gradient of a linear's output; arguments as of ``input_casts``."""
+    return [] if shapes.recipe is None else _casts(shapes, f"{name}.output", module, INPUT_GRAD, tokens, width, split, False)
+
+
+def weight_casts(shapes: Shapes, name: str, module: str, elements: Array) -> list[Op]:
+    """Return the kernels that quantise the ``elements`` of a weight in every micro batch, where no quantised copy is kept."""
+    if shapes.recipe is None or shapes.framework.memory.quantised_weights:
+        return []
+    return _casts(shapes, f"{name}.weight", module, FORWARD, elements, 1, False, False)
+
+
+def _casts(
+    shapes: Shapes, name: str, module: str, phase: str, tokens: Array, width: Array, split: Array, done: bool
+) -> list[Op]:
+    """A cast, and what the copy in the other order needs: a second set of values from the same kernel where scales lie along an
+    axis; else a transpose, written by the cast itself or, of gathered values, by a kernel of its own."""
+    recipe = shapes.recipe
+    assert recipe is not None
+    whole = 1.0 * tokens * width
+    mine = np.where(split, whole / shapes.keys.tp, whole)
+    copies = 1 + recipe.by_axis
+    again = (Recompute.FULL,) if phase == FORWARD else ()
+    cast = Op(f"{name}_cast", module, MEMORY_BOUND, phase, {"bytes": mine * (HALF * recipe.reads + recipe.element * copies)},
+              variant=CAST, recomputed_by=again)  # fmt: skip
+    turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD,
+                {"bytes": whole * recipe.element * np.where(split | done, 2.0, 1.0)}, variant=TRANSPOSE)  # fmt: skip
+    return [*([] if done else [cast]), *([] if recipe.by_axis else [turned])]
