@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.kernels.derating import derating_of
+from predictor.kernels.derating import Derating, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import LinearModel
+from predictor.kernels.linear import ELEMENT_BYTES, FAMILIES, HALF, LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.network.collective import CollectiveModel
@@ -59,22 +59,31 @@ class CostModel:
     contention: float
     rank_skew: float = 0.0
     derating: float = 1.0
+    quantised_derating: Derating = Derating(1.0, 0.0)
     attention_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
 
     def linear(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16"
-    ) -> Estimate:
-        """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.kernels.linear."""
-        return self._derated(self.linears.predict(m, n, k, batch, layout, dtype, accumulate))
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16",
+        parts: Any = 1,
+    ) -> Estimate:  # fmt: skip
+        """A GEMM of m x n outputs over k, ``batch`` times; layout and accumulate as in predictor.kernels.linear.
+
+        parts: kernels over which m is spread, which together take no less time than one.
+        """
+        whole = self._derated(self.linears.predict(m, n, k, batch, layout, dtype, accumulate), dtype)
+        if np.max(parts, initial=1) == 1:
+            return whole
+        part = self._derated(self.linears.predict(np.maximum(m // parts, 1), n, k, batch, layout, dtype, accumulate), dtype)
+        return whole._replace(seconds=np.maximum(whole.seconds, parts * part.seconds))
 
     def grouped_linear(
         self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = 0, accumulate: Any = False, dtype: str = "bf16"
     ) -> Estimate:
         """GEMMs of ``groups`` experts in one kernel; arguments as in predictor.kernels.grouped_linear."""
-        return self._derated(self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate))
+        return self._derated(self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate), dtype)
 
     def flash_attn(
         self,
@@ -159,8 +168,11 @@ class CostModel:
         steps = range(version, self.device.flash_version) if version else ()
         return replace(self, attention_scale=float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps])))
 
-    def _derated(self, estimate: Estimate) -> Estimate:
-        return estimate._replace(seconds=estimate.seconds * self.derating)
+    def _derated(self, estimate: Estimate, dtype: str = "bf16") -> Estimate:
+        if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF:
+            return estimate._replace(seconds=estimate.seconds * self.derating)
+        factor, spread = self.quantised_derating
+        return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
 
 
 _MODELS: dict[str, Any] = {
@@ -234,6 +246,7 @@ def cost_model(
         contention=contention(profile.device, profile.table("overlap")),
         rank_skew=rank_skew_seconds(profile),
         derating=derating or derating_of(profile, fits["linears"]),
+        quantised_derating=Derating(derating, 0.0) if derating else quantised_derating_of(profile, fits["linears"]),
         shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
         **fits,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,18 @@ from profiler.profile.profiles import PROF_DATA
 #: Factors that real training steps add, by profile; written by ``python benchmarks/step_factors.py``, which states when a
 #: factor is kept.
 STEP_FACTORS = PROF_DATA / "step_factors.json"
+
+
+class Derating(NamedTuple):
+    """factor: on times. relative_std: of it, between laboratories."""
+
+    factor: float
+    relative_std: float
+
+
+#: 16-bit GEMMs above 0.1 ms in a second laboratory over the main source: A100 1.06 and H100 1.12 (Vidur), B200 1.34 (SimuMax):
+#: their median, and the standard deviation of their logarithms.
+OTHER_LABORATORY = Derating(1.12, 0.12)
 
 
 def derating_of(profile: Profile, linears: LinearModel) -> float:
@@ -30,6 +43,17 @@ def derating_of(profile: Profile, linears: LinearModel) -> float:
     rows = sum(n for _, n in labs.values())
     lab = float(np.exp(sum(n * np.log(scale) for scale, n in labs.values()) / rows)) if rows else 1.0
     return lab * step_factor(profile)
+
+
+def quantised_derating_of(profile: Profile, linears: LinearModel) -> Derating:
+    """The derating of GEMMs with operands of less than 16 bits.
+
+    No second laboratory timed these on a shipped device, and how much slower a laboratory's machine ran 16-bit GEMMs need not
+    hold for them: such a profile gets the median of what laboratories found for 16 bits on other devices, with their spread.
+    """
+    if "sustained_scale" in profile.meta or "sustained" not in profile.meta:
+        return Derating(derating_of(profile, linears), 0.0)
+    return OTHER_LABORATORY
 
 
 def step_factor(profile: Profile, path: Path = STEP_FACTORS) -> float:

@@ -47,6 +47,23 @@ def linear(
     return [forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m)]
 
 
+#: Parts in which a GEMM runs whose output is reduce-scattered part by part (NeMo's user buffers: num_splits of its pipelined
+#: overlaps).
+SCATTERED_PARTS = 4
+
+
+def _in_parts(shapes: Shapes, ops: list[Op], phase: str, parts: Array) -> list[Op]:
+    """Return ``ops`` with the GEMM of ``phase`` run in ``parts`` over the tokens, where its communication is pipelined with it.
+
+    An all-gathered operand is used as each rank's share arrives, a product is scattered part by part (Transformer Engine's user
+    buffers): the GEMMs are smaller, which costs some of what the overlap saves.
+    """
+    if not shapes.run.tp_comm_overlap:
+        return ops
+    spread = {"parts": np.where(shapes.sequence_split & (shapes.keys.tp > 1), parts, 1)}
+    return [replace(op, dims={**op.dims, **spread}) if op.phase == phase else op for op in ops]
+
+
 def gemm_dtype(shapes: Shapes, quantised: bool) -> str:
     precision = shapes.run.precision
     return precision if precision == "fp32" or (quantised and shapes.recipe is not None) else "bf16"
@@ -134,7 +151,12 @@ def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Ar
     return [
         *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed=True),
         collective("all_gather", "all_gather", FORWARD, split, under("forward", overlap), 1 / shapes.keys.tp),
-        *(op for linear_name, n in widths.items() for op in linear(shapes, linear_name, module, n, k)),
+        *_in_parts(
+            shapes,
+            [op for linear_name, n in widths.items() for op in linear(shapes, linear_name, module, n, k)],
+            FORWARD,
+            shapes.keys.tp,
+        ),
         *gradient_casts(shapes, name, module, shapes.linear_tokens, sum(widths.values())),
         *weight_casts(shapes, name, module, k * sum(widths.values())),
         collective("reduce_scatter", "reduce_scatter", INPUT_GRAD, split, under("weight_grad", beside)),
@@ -151,14 +173,15 @@ def row_linear(shapes: Shapes, name: str, module: str, n: Array, k: Array) -> li
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     forward = (f"{name}.forward",) if shapes.run.tp_comm_overlap else ()
     backward = (f"{name}.input_grad",) if shapes.run.tp_comm_overlap else ()
-    exposed_share, whole = 1 / shapes.keys.tp, shapes.tokens * n
+    whole, gemms = shapes.tokens * n, _in_parts(shapes, linear(shapes, name, module, n, k), FORWARD, SCATTERED_PARTS)
     return [
         *input_casts(shapes, name, module, shapes.linear_tokens, k, False, normed=False),
-        *linear(shapes, name, module, n, k),
+        *_in_parts(shapes, gemms, INPUT_GRAD, shapes.keys.tp),
         *gradient_casts(shapes, name, module, shapes.linear_tokens, n, split),
         *weight_casts(shapes, name, module, n * k),
-        tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward, exposed_share),
+        tp_collective(shapes, f"{name}.reduce_scatter", module, "reduce_scatter", FORWARD, split, forward,
+                      1 / SCATTERED_PARTS),
         tp_collective(shapes, f"{name}.all_reduce", module, "all_reduce", FORWARD, everywhere),
-        tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward, exposed_share,
-                      whole * shapes.gathered_element),
+        tp_collective(shapes, f"{name}.all_gather", module, "all_gather", INPUT_GRAD, split, backward,
+                      1 / shapes.keys.tp, whole * shapes.gathered_element),
     ]  # fmt: skip

@@ -32,7 +32,8 @@ Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 class Op:
     """One kernel or collective of one pass of a layer.
 
-    dims: by kind. linear: m, n, k, batch, layout, accumulate; grouped_linear: groups, tokens_per_group, n, k
+    dims: by kind. linear: m, n, k, batch, layout, accumulate, parts (kernels over which m is spread; 1 where not given);
+    grouped_linear: groups, tokens_per_group, n, k
     (of the forward pass), passes (as layout), accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads, head_dim,
     v_head_dim, causal, backward; memory_bound: bytes; dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter,
     node_limit; other collectives: as message(). count: number of times per layer and micro

@@ -46,7 +46,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 _FLAGS = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
-    "cross_entropy_fusion", "fused_norm", "fp8_param_gather", "compile", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
+    "cross_entropy_fusion", "fused_norm", "compile", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
+    "fp8_param_gather",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from solver.spec.strategy import Recompute
 from solver.step.distinct import distinct
 
 _DIMS = {
-    LINEAR: ("m", "n", "k", "batch", "layout", "accumulate"),
+    LINEAR: ("m", "n", "k", "batch", "layout", "accumulate", "parts"),
     GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
     MEMORY_BOUND: ("bytes",),
@@ -100,7 +100,7 @@ def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
     for signature, rows in _by_signature(ops).items():
         names = _DIMS.get(signature[0], _MESSAGE)
         columns = [
-            np.concatenate([np.broadcast_to(np.asarray(ops[i].dims[name], dtype=np.int64), keys) for i in rows])
+            np.concatenate([np.broadcast_to(np.asarray(ops[i].dims.get(name, 1), dtype=np.int64), keys) for i in rows])
             for name in names
         ]
         for target, values in zip(targets, _distinct_answers(cost, signature, names, columns), strict=False):
