@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy import DEVICE, FLOP, LINK, NETWORK, toy_cost
+from toy import BYTE, DEVICE, FLOP, LINK, NETWORK, toy_cost
 
-from predictor.cost_model import cost_model
+from predictor.cost_model import CostModel, cost_model
+from predictor.kernels.derating import Derating
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Profile, Table
 
@@ -34,6 +35,29 @@ def test_a_gemm_is_a_forward_one_unless_it_is_said_to_be_another() -> None:
     cost, forward = toy_cost(linears=linears), linears.bare_seconds(4096, 4096, 4096)
     assert cost.linear(4096, 4096, 4096).seconds == pytest.approx(forward, rel=1e-12)
     assert cost.linear(4096, 4096, 4096, layout=2, accumulate=True).seconds == pytest.approx(1.06 * forward, rel=1e-12)
+
+
+def test_a_gemm_in_parts_is_not_faster_than_whole(h100_model: CostModel) -> None:
+    for m, parts in ((512, 4), (8192, 4), (8192, 1)):
+        whole, part = (float(h100_model.linear(rows, 4096, 4096).seconds) for rows in (m, m // parts))
+        found = float(h100_model.linear(np.array([m]), 4096, 4096, parts=np.array([parts])).seconds[0])
+        assert found == pytest.approx(max(whole, parts * part), rel=1e-12)
+    assert found == whole
+
+
+def test_only_chips_that_read_fp8_in_one_order_transpose() -> None:
+    newer = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "nvfp4": 4e15}))
+    assert toy_cost().memory_bound("transpose", 1000).seconds == pytest.approx(1000 * BYTE)
+    assert newer.memory_bound("transpose", 1000).seconds == 0
+    assert newer.memory_bound("quantize", 1000).seconds == pytest.approx(1000 * BYTE)
+
+
+def test_quantised_gemms_have_a_derating_of_their_own() -> None:
+    hot = toy_cost(derating=1.25, quantised_derating=Derating(1.5, 0.12))
+    for dtype, factor, std in (("bf16", 1.25, 0.05), ("fp8", 1.5, 0.13), ("mxfp8", 1.5, 0.13), ("nvfp4", 1.5, 0.13)):
+        found = hot.linear(32, 64, 128, dtype=dtype)
+        assert found.seconds == pytest.approx(factor * 2 * 32 * 64 * 128 * FLOP, rel=1e-12)
+        assert found.relative_std == pytest.approx(std, rel=1e-12)
 
 
 def test_the_derating_is_that_of_gemms_and_attention() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from predictor.estimate import Basis
-from predictor.kernels.derating import STEP_FACTORS, derating_of
+from predictor.kernels.derating import STEP_FACTORS, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -201,3 +201,37 @@ def test_scale_of_other_attention_kernels(tmp_path: Path) -> None:
     fit = FlashAttnModel.fit(attention_table(0, 1.0, "forward"), DEVICE)
     scales = fit.kernel_scale(attention_table(7, 1.5, "forward", "fa2"))
     assert scales["fa2"] == (pytest.approx(1.5, rel=1e-2), 7) and scales["fa"] == (pytest.approx(1.0, rel=1e-2), 40)
+
+
+def test_the_cast_that_a_source_times_with_its_fp8_gemms_is_left_out() -> None:
+    # GEMMs of the physical model, and in front of each a kernel of 9 us that moves 8 bytes for each value of the first operand
+    device = Device("test", {"bf16": 1e15, "fp8": 2e15}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
+    bare = LinearModel.fit(Table.from_columns("linear", {}), device)
+    grid = np.array([(m, n, k) for m in (256, 1024, 4096, 16384) for n in (256, 1024, 8192) for k in (1024, 4096, 8192)])
+    m, n, k = grid.T
+    alone = bare.bare_seconds(m, n, k, dtype="fp8")
+    rows = {"m": m, "n": n, "k": k, "batch": np.ones_like(m), "layout": "TN", "dtype": "fp8"}
+    for source, cast in (("ai-dynamo/aiconfigurator:x", 9e-6 + 8.0 * m * k / 3e12), ("measured here", 0.0)):
+        fit = LinearModel.fit(Table.from_columns("linear", {**rows, "seconds": alone + cast, "source": source}), device)
+        off = fit.predict(m, n, k, dtype="fp8").seconds / alone
+        assert np.median(np.abs(off - 1)) < 0.03, source
+        assert (fit.parts["fp8"].physics.cast > 0) == (source != "measured here")
+    assert len(fit.parts["fp8"].known) == len(grid)
+
+
+def test_fp8_gradients_sum_in_full_precision_until_hopper() -> None:
+    peaks = {"bf16": 1e15, "fp8": 2e15}
+    for more, factor in (({}, 1.15), ({"mxfp8": 2e15}, 1.0)):
+        device = Device("test", {**peaks, **more}, 80e9, 3e12, 132, 8, 4.5e11, 5e10)
+        fit = LinearModel.fit(Table.from_columns("linear", {}), device)
+        for dtype, slower in (("bf16", 1.0), ("fp8", factor)):
+            forward, *gradients = (float(fit.predict(4096, 4096, 4096, 1, code, dtype).seconds) for code in range(3))
+            assert gradients == pytest.approx([1.005 * slower * forward, 1.03 * slower * forward], rel=1e-12)
+
+
+def test_quantised_gemms_of_bursts_get_the_median_of_other_laboratories() -> None:
+    burst, own = ({"sustained": "bursts"}, {"sustained_scale": 1.0})
+    table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.34, "simumax:x", size=8192))
+    fit = LinearModel.fit(table, DEVICE)
+    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), fit) == (1.12, 0.12)
+    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, {**burst, **own}), fit) == (1.0, 0.0)

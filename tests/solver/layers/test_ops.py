@@ -21,13 +21,17 @@ def ops_of(mode: str, tp: Any, build: Any = layer_program, **constants: Any) -> 
 
 
 def test_the_first_chunk_of_a_pipelined_collective_overlaps_with_nothing() -> None:
-    # a message that overlaps with its own GEMM is sent in tp chunks, of which the first (or the last) has no GEMM beside it
+    # a message that overlaps with its own GEMM is sent in parts, of which the first (or the last) has no GEMM beside it: one
+    # for each rank where it is gathered, four where it is scattered; the GEMM runs in as many parts
     ops = ops_of("msp", [2, 4], framework="megatron-core", tp_comm_overlap=True)
     for label in ("wqkv.all_gather.forward", "w13.all_gather.forward", "wo.reduce_scatter.forward",
                   "w2.reduce_scatter.forward", "w2.all_gather.input_grad"):  # fmt: skip
-        assert np.asarray(ops[label].exposed_share).tolist() == [1 / 2, 1 / 4], label
-        name, _, phase = label.split(".")
+        name, op, phase = label.split(".")
+        parts = [4, 4] if op == "reduce_scatter" else [2, 4]
+        assert np.broadcast_to(1 / ops[label].exposed_share, 2).tolist() == parts, label
+        assert ops[f"{name}.{phase}"].dims["parts"].tolist() == parts
         assert ops[label].overlaps_with == (f"{name}.{phase}",)
+    assert "parts" not in ops["w13.weight_grad"].dims and "parts" not in ops["w13.input_grad"].dims
     # those of other GEMMs are sent as a whole
     assert ops["w13.reduce_scatter.input_grad"].overlaps_with == ("w13.weight_grad",)
     assert ops["w13.reduce_scatter.input_grad"].exposed_share == 0

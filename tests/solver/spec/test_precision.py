@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,15 @@ from toy import BYTE, CONTENTION, DEVICE, LINK, TINY, estimated, make_problem, r
 from predictor.cost_model import CostModel
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.network.overlap import contention
-from profiler.profile.profile import Table
+from profiler.errors import InputError
+from profiler.profile.profile import Device, Table
+from solver.spec.cluster import cluster_of
+from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import framework_of
 from solver.spec.precision import ElementBytes, element_bytes
+from solver.step.memory import PARTS
 from solver.step.solutions import Solutions
+from solver.step.time import PARTS as STEP_PARTS
 
 
 def sizes(precision: str, framework: str, grad_dtype: str = "fp32") -> ElementBytes:
@@ -92,4 +98,49 @@ def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None
 def test_block_scaled_fp8_has_the_same_peak(h100_model: CostModel) -> None:
     problems = [make_problem(TINY, 1, h100_model, 64, precision=name) for name in ("fp8", "mxfp8")]
     plain, scaled = (estimated(each, [each.run]) for each in problems)
-    assert plain.tgs[0] == scaled.tgs[0] and plain.mfu[0] == scaled.mfu[0] > 0
+    assert plain.mfu[0] / plain.tgs[0] == pytest.approx(scaled.mfu[0] / scaled.tgs[0], rel=1e-12)
+
+
+def quantised(device: Device = DEVICE, **constants: Any) -> Solutions:
+    """Return a step of TINY on two ranks that share the optimizer (ZeRO-1), under Megatron-Core in fp8."""
+    run = {"framework": "megatron-core", "precision": "fp8", "zero": 1, "zero_shard_size": 2, **constants}
+    run |= {"overlap_param_gather": False, "overlap_grad_reduce": False}
+    problem = make_problem(TINY, 2, toy_cost(device=device), 64, **run)
+    return estimated(problem, [problem.run])
+
+
+def test_quantised_weights_are_held_beside_the_16_bit_ones_or_instead() -> None:
+    # two layers of 36,864 weights in linears; a byte for the quantised copy and one for its transpose
+    linears, weights = 2 * 36_864, PARTS.index("weights")
+    plain, beside, instead = (
+        quantised(**c).memory.parts[weights, 0] for c in ({"precision": "bf16"}, {}, {"fp8_param_gather": True})
+    )
+    assert beside - plain == 2 * linears and instead == plain
+    # a chip that reads both orders needs no transpose
+    newer = replace(DEVICE, peak_flops={**DEVICE.peak_flops, "mxfp8": 2e15})
+    beside, instead = (quantised(newer, fp8_param_gather=p).memory.parts[weights, 0] for p in (False, True))
+    assert (beside - plain, instead - plain) == (linears, -linears)
+    # scales along an axis need both copies all the same
+    assert quantised(newer, precision="mxfp8").memory.parts[weights, 0] - plain == 2 * linears * 33 / 32
+    # the first layer stays 16-bit
+    assert quantised(num_layers_at_start_in_bf16=1).memory.parts[weights, 0] - plain == linears
+
+
+def test_quantised_weights_are_gathered_in_a_byte() -> None:
+    gather, optimizer = STEP_PARTS.index("parameter_gather"), STEP_PARTS.index("optimizer")
+    plain, beside, instead = (quantised(**c).times.parts[:, 0] for c in ({"precision": "bf16"}, {}, {"fp8_param_gather": True}))
+    linears = 2 * 36_864
+    assert beside[gather] == plain[gather]
+    assert plain[gather] - instead[gather] == pytest.approx(linears * LINK, rel=1e-9)
+    # 16 bits read, a copy and its transpose written, once a step; or the transpose alone, read and written
+    assert beside[optimizer] - plain[optimizer] == pytest.approx(linears * 4 * BYTE, rel=1e-9)
+    assert instead[optimizer] - plain[optimizer] == pytest.approx(linears * 2 * BYTE, rel=1e-9)
+
+
+def test_what_a_framework_does_not_offer_in_quantised_runs_is_refused() -> None:
+    for run, wrong in (
+        ({"framework": "torchtitan", "fp8_param_gather": True, "zero": 3}, "does not offer fp8_param_gather"),
+        ({"num_layers_at_start_in_bf16": 2, "num_layers_at_end_in_bf16": 1}, "more layers are to stay in bf16"),
+    ):
+        with pytest.raises(InputError, match=wrong):
+            check_layout(TINY, cluster_of(DEVICE), run_of(2, 64, precision="fp8", **run))

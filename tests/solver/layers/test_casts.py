@@ -1,0 +1,95 @@
+"""Quantised runs: what the kernels that quantise read and write, what is all-gathered, which layers stay 16-bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from solver.layers.decoder import layer_program
+from solver.layers.program import LINEAR, Op
+from solver.spec.cluster import cluster_of
+from solver.spec.layer_kinds import PLAIN, layer_kinds
+from solver.spec.recipes import RECIPES, recipe_of, weight_recipe
+from tests.toy import DEVICE, TINY, layer_keys, run_of
+
+T, H = 32, 64  #: tokens and hidden size of TINY's layer
+
+
+def ops_of(mode: str = "mtp", tp: int = 1, kind: Any = PLAIN, **constants: Any) -> dict[str, Op]:
+    constants = {"framework": "megatron-core", "precision": "fp8", **constants}
+    run = run_of(8, T, **constants)
+    return {op.label: op for op in layer_program(layer_keys(mode, tp), TINY, run, cluster_of(DEVICE), kind).ops}
+
+
+def moved(op: Op) -> float:
+    return float(np.ravel(op.dims["bytes"])[0])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cast", "transpose"),
+    [
+        ("delayed", 2 + 1, 1),  # read 16 bits, write 8, and the transpose
+        ("tensorwise", 2 * 2 + 1, 1),  # the largest value first
+        ("blockwise", 2 + 2 * (1 + 4 / 128), None),  # both copies from one kernel
+        ("mxfp8", 2 + 2 * (1 + 1 / 32), None),
+        ("nvfp4", 2 * 2 + 2 * (0.5 + 1 / 16), None),
+    ],
+)
+def test_bytes_of_the_casts_of_the_output_projection(recipe: str, cast: float, transpose: float | None) -> None:
+    run = {"fp8_recipe": recipe} if recipe in ("delayed", "tensorwise", "blockwise") else {"precision": recipe}
+    ops = ops_of(**run)
+    assert moved(ops["wo.input_cast.forward"]) == T * H * cast
+    assert moved(ops["wo.output_cast.input_grad"]) == T * H * cast
+    for side in ("input", "output"):
+        turned = ops.get(f"wo.{side}_transpose.input_grad")
+        assert (turned is None) if transpose is None else turned is not None and moved(turned) == T * H * transpose
+
+
+def test_a_norm_writes_quantised_values_where_the_scale_is_known() -> None:
+    for recipe, casts in (("delayed", False), ("tensorwise", True), ("blockwise", True)):
+        assert ("wqkv.input_cast.forward" in ops_of(fp8_recipe=recipe)) == casts
+    # its transpose is then a kernel of its own: read and write
+    assert moved(ops_of()["wqkv.input_transpose.input_grad"]) == T * H * 2
+    # torchtitan quantises after the norm, and its weights in every micro batch
+    eager = ops_of(framework="torchtitan", fp8_recipe="delayed")
+    assert moved(eager["wq.input_cast.forward"]) == T * H * 3
+    assert moved(eager["wo.weight_cast.forward"]) == H * H * 3
+    assert not any("weight_cast" in label for label in ops_of())
+
+
+def test_under_a_sequence_split_each_rank_casts_its_share_and_all_gathers_bytes() -> None:
+    half, quantised = (ops_of("msp", 2, precision=p, fp8_recipe="tensorwise") for p in ("bf16", "fp8"))
+    assert moved(quantised["wqkv.input_cast.forward"]) == T / 2 * H * 5
+    assert moved(quantised["wqkv.input_transpose.input_grad"]) == T * H * 2  # of what was gathered
+    assert moved(quantised["wo.output_cast.input_grad"]) == T / 2 * H * 5
+    for label in ("wqkv.all_gather.forward", "wqkv.regather.input_grad", "w2.all_gather.input_grad"):
+        assert moved(half[label]) == 2 * moved(quantised[label]) == T * H * 2
+    for label in ("wo.reduce_scatter.forward", "wqkv.reduce_scatter.input_grad"):  # sums stay 16-bit
+        assert moved(half[label]) == moved(quantised[label])
+
+
+def test_a_layer_that_stays_16_bit_is_one_of_a_bf16_run() -> None:
+    assert ops_of(kind=replace(PLAIN, quantised=False)).keys() == ops_of(precision="bf16").keys()
+    assert {op.dtype for op in ops_of(kind=replace(PLAIN, quantised=False)).values() if op.kind == LINEAR} == {"bf16"}
+    model = TINY.replace(num_hidden_layers=4)
+    ends = layer_kinds(model, bf16_ends=(1, 2))
+    assert [ends.kinds[k].quantised for k in ends.of_layer] == [False, True, False, False]
+
+
+def test_what_is_kept_and_moved_of_a_quantised_weight() -> None:
+    delayed, mxfp8 = RECIPES["delayed"], RECIPES["mxfp8"]
+    # a quantised copy and its transpose beside the 16-bit weight: cast once a step
+    weight = weight_recipe(delayed, 2, primary=False)
+    assert (weight.held, weight.gathered, weight.cast) == (2, 0, 2 + 2)
+    # quantised weights alone: gathered in a byte, then transposed; as much memory as in 16 bits, or half without the transpose
+    primary = weight_recipe(delayed, 2, primary=True)
+    assert (primary.held, primary.gathered, primary.cast) == (0, 1, 2)
+    alone = weight_recipe(delayed, 1, primary=True)
+    assert (alone.held, alone.gathered, alone.cast) == (-1, 1, 0)
+    # scales along an axis: gathered in 16 bits, both copies made after
+    scaled = weight_recipe(mxfp8, 2, primary=True)
+    assert (scaled.held, scaled.gathered, scaled.cast) == (2 * 33 / 32 - 2, 0, 2 + 2 * 33 / 32)
+    assert recipe_of("bf16", "delayed") is None and recipe_of("mxfp8", "delayed") is mxfp8
