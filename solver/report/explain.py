@@ -194,7 +194,7 @@ _STEP_PARTS = {
     "gradient_accumulation": ("accumulation",),
     "gradient_sync": ("gradients.all_reduce", "gradients.reduce_scatter"),
     "parameter_gather": ("parameters.all_gather",),
-    "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding", "weight_casts"),
+    "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding", "gradient_buffer", "weight_casts"),
 }
 
 

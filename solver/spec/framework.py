@@ -73,7 +73,9 @@ class DataParallel:
     #: of its own adds them to the buffer.
     fused_gradient_accumulation: bool = True
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
-    gradient_passes: float = 2.0  #: further reads or writes of all gradients in a step (norm, clipping, zeroing)
+    gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
+    #: Reads or writes of all gradients that a rank accumulates: zeroing, averaging, the search for NaN.
+    buffer_passes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ def estimate_layouts(
         key = table.rows_of(layouts.splits)
     terms = split_terms(problem, table, key, layouts.splits)
     parameters = sum(group.elements for group in parameter_groups(problem, table, key, layouts.splits).values())
-    times = step_times(problem, terms, layouts, np.asarray(parameters))
+    times = step_times(problem, terms, layouts, np.asarray(parameters), table.embedding.parameters[key])
     memory = memory or peak_memory(problem, table, key, layouts)
     for name, values in (("step times", times.seconds), ("memory", memory.device)):
         if not ((values > 0) & (values < np.inf)).all():  # no comparison with nan holds

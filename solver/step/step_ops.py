@@ -136,6 +136,9 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, variant="residual",
                       count=float(not sync.fused_gradient_accumulation)))  # fmt: skip
+        passes = {"bytes": group.elements * grad * sync.buffer_passes}
+        ops.append(Op("gradient_buffer", "gradients", MEMORY_BOUND, "step", passes, count=float(sync.buffer_passes > 0),
+                      variant="residual"))  # fmt: skip
         for kind, owned in (("whole", group.elements), ("shard", shares[name])):
             adam = {"bytes": owned * sync.optimizer_bytes_per_parameter}
             passes = {"bytes": owned * grad * sync.gradient_passes}

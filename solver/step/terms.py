@@ -100,5 +100,5 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         layer_reduce_scatter=tuple(side(f"layer{kind}.reduce_scatter") for kind in kinds),
         root=once("root.all_gather", "root.reduce_scatter"),
         accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
-        once=once("gradient_norm", "tied_embedding", *(["weight_casts"] if problem.weight_recipe else [])),
+        once=once("gradient_norm", "tied_embedding", "gradient_buffer", *(["weight_casts"] if problem.weight_recipe else [])),
     )  # fmt: skip

@@ -44,8 +44,11 @@ class StepTimes:
     hidden: np.ndarray  #: seconds of each layer's exchange beside another micro batch, [kinds, layouts]
 
 
-def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray) -> StepTimes:
-    """Return the seconds of each layout. table_parameters: parameters of one rank on the fullest stage, shape [splits]."""
+def step_times(
+    problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray, embedding_parameters: np.ndarray
+) -> StepTimes:
+    """Return the seconds of each layout. table_parameters: parameters of one rank on the fullest stage;
+    embedding_parameters: of the embedding, both of shape [splits]."""
     row, run = layouts.row, problem.run
     pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
     layer, root = _layer_seconds(terms, layouts, run.moe_exchange_overlap)
@@ -72,7 +75,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts, table_para
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * head_recompute
     fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_recomputing)
     backward, forward = over_kinds(stage.layers, layer.backward), over_kinds(stage.layers, layer.forward)
-    sync, gather = _synchronisation(problem, terms, layouts, backward + recomputed, forward, table_parameters)
+    held = table_parameters, embedding_parameters
+    sync, gather = _synchronisation(problem, terms, layouts, backward + recomputed, forward, held)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
@@ -205,13 +209,14 @@ def _synchronisation(
     layouts: Layouts,
     backward: np.ndarray,
     forward: np.ndarray,
-    parameters: np.ndarray,
+    held: tuple[np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the exposed seconds per step of gradient synchronisation and of the parameter all-gather (ZeRO 0 to 2).
 
-    With overlap, gradients are sent bucket by bucket during the last micro batch's backward pass; the last bucket has nothing
-    left to overlap with. ZeRO-2 keeps only its share of the gradients, so it must reduce-scatter them in every micro batch,
-    overlapped with its backward pass and what follows.
+    With overlap, gradients are sent bucket by bucket during the last micro batch's backward pass; the last bucket, that of the
+    embedding, has nothing left to overlap with, and no compute runs before the first parameters, the embedding's, have arrived.
+    ZeRO-2 keeps only its share of the gradients, so it must reduce-scatter them in every micro batch, overlapped with its
+    backward pass and what follows. held: parameters of one rank, and of its embedding, [splits].
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
@@ -219,10 +224,9 @@ def _synchronisation(
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
     gather = terms.all_gather.take(row)
-    if run.overlap_grad_reduce:
-        last_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
-        sync = reduce.overlapped_with(backward * times, last_bucket[row] / times)
-    else:
-        sync = reduce.exposed
-    gathered = gather.overlapped_with(forward) if run.overlap_param_gather else gather.exposed
+    parameters, embedding = held
+    one_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
+    last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
+    sync = reduce.overlapped_with(backward * times, last_bucket / times) if run.overlap_grad_reduce else reduce.exposed
+    gathered = gather.overlapped_with(forward, last_bucket) if run.overlap_param_gather else gather.exposed
     return sync * (zero < 3), gathered * ((zero == 1) | (zero == 2))

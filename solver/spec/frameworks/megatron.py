@@ -33,7 +33,10 @@ MEGATRON_LM_2023 = Framework(
     ),
     kernels=Kernels(dropout=True),  # --attention-dropout and --hidden-dropout default to 0.1
     tensor_parallel=TensorParallel(experts_follow=True),  # --expert-tensor-parallel-size defaults to tp
-    data_parallel=DataParallel(bucket_elements_per_rank=1e6),  # max(40 M, 1 M x dp) parameters
+    data_parallel=DataParallel(
+        bucket_elements_per_rank=1e6,  # max(40 M, 1 M x dp) parameters
+        buffer_passes=3.0,  # zeroed, and divided by the number of ranks
+    ),
     memory=MemoryUse(vocab_dummy_gradient=True),  # tensor_parallel/layers.py
 )
 
@@ -69,6 +72,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     },
     kernels={"dropout": False, "norm_quantises": True},  # current recipes set both dropouts to 0
     memory={"quantised_inputs": True, "quantised_weights": True},
+    data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     tensor_parallel={
         "async_backward": False,
         "gathers_quantised": True,
@@ -102,6 +106,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "overlap_param_gather": True,
         "tp_comm_overlap": True,
         "fp8_param_gather": True,  # recipes/precision/mixed_precision.py
+        "grad_dtype": "bf16",  # NeMo-Framework-Launcher examples/training/*/h100: grad_sync_dtype
     },
     best_practice={"cross_entropy_fusion": False},
     can_run={
@@ -112,13 +117,15 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "overlaps_exchange": False,
     },
     kernels={"probabilities_in_activation": False},
+    data_parallel={"buffer_passes": 1.0},  # grad_div_ar_fusion, later average_in_collective; no search for NaN
 )
 
 NEMO_25 = NEMO_24.derive(
     "nemo-25",
     "2025-02",
     aliases=("nemo 25",),
-    flags={"cross_entropy_fusion": True},  # scripts/performance/helpers.py: implementation "te"
+    # scripts/performance/helpers.py: implementation "te"; the recipe of precision bf16-mixed reduces in fp32
+    flags={"cross_entropy_fusion": True, "grad_dtype": "fp32"},
     best_practice={"cross_entropy_fusion": True},
     can_run={
         "stated_end_stages": True,
@@ -138,7 +145,8 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     aliases=("megatron-bridge",),
     can_run={"zero_stages": (0, 1, 2, 3)},  # Megatron-FSDP shards what it is told to
     tensor_parallel={"experts_follow": False},
-    flags={"fp8_recipe": "tensorwise"},  # scripts/performance: fp8_cs, without 16-bit layers at the ends
+    # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
+    flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
 )
 
 #: Its recipes (scripts/performance/configs/*_workload_base_configs.py, 01b2977) exchange tokens by hybrid-EP on most systems.

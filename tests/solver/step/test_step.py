@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -128,14 +129,39 @@ def test_gradient_synchronisation_by_hand(overlap: bool) -> None:
         assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, reduce_scatter], rel=1e-12)
         assert part(found, "parameter_gather") == pytest.approx([all_gather, 0], rel=1e-12)
     else:
-        # one bucket holds all gradients: all of it is exposed; the parameter all-gather overlaps with two layers' forward
-        forward = 2 * (2_494_464 * FLOP + 77_824 * BYTE)
+        # one bucket holds all gradients and all parameters: no backward pass is left beside it, no forward pass has begun
         assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, reduce_scatter], rel=1e-12)
-        # (inside a node the same bytes take half the time, so the delay by contention is half of a tenth)
-        assert part(found, "parameter_gather") == pytest.approx([all_gather - 0.95 * forward, 0], rel=1e-12)
-    # 30 bytes of Adam and 8 of norm and zeroing per parameter, sharded over 16 ranks or not; the norm's 4 bytes cross nodes
-    whole = parameters * 38 * BYTE
-    assert part(found, "optimizer") == pytest.approx([whole / 16 + 4 * NETWORK, whole + 4 * NETWORK], rel=1e-4)
+        assert part(found, "parameter_gather") == pytest.approx([all_gather, 0], rel=1e-12)
+    # 30 bytes of Adam and 8 of norm and clipping per parameter, sharded over 16 ranks or not; the norm's 4 bytes cross nodes;
+    # all gradients are zeroed and divided
+    whole, buffer = parameters * 38 * BYTE, parameters * 3 * 4 * BYTE
+    assert part(found, "optimizer") == pytest.approx(
+        [whole / 16 + buffer + 4 * NETWORK, whole + buffer + 4 * NETWORK], rel=1e-9
+    )
+
+
+def test_the_embedding_is_a_bucket_of_its_own_that_overlaps_with_nothing() -> None:
+    # a table of 2^20 * 64 parameters, half of all: a bucket (40 million) is less than a third
+    model = TINY.replace(vocab_size=2**20)
+    problem = make_problem(model, 16, toy_cost(), **TINY_RUN, framework="megatron-lm", grad_dtype="fp32",
+                           overlap_grad_reduce=True, overlap_param_gather=True)  # fmt: skip
+    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=16)])
+    table = 2**20 * 64
+    parameters = 2 * 36_864 + 256 + 2 * table + 64
+    assert 40e6 / parameters < 0.3 < table / parameters
+    layer = found.table.layer.times
+    for name, width, phase in (("gradient_sync", 4, layer.backward), ("parameter_gather", 2, layer.forward)):
+        compute = 2 * float(phase[:, 0].sum())
+        assert compute < (parameters - table) * width * NETWORK
+        # a byte between nodes delays compute by a tenth of its time inside a node, which is half as long
+        assert part(found, name)[0] == pytest.approx(parameters * width * NETWORK - compute * 0.95, rel=1e-9), name
+    # with as much compute as there is: the table's messages alone, and the delay of what is hidden
+    long = replace(layer, forward=layer.forward + 1.0, backward=layer.backward + 1.0)
+    parts = (replace(found.table.layers[0], times=long),)
+    slow = estimate_layouts(problem, found.layouts, replace(found.table, layers=parts))
+    for name, width in (("gradient_sync", 4), ("parameter_gather", 2)):
+        hidden = (parameters - table) * width * NETWORK
+        assert part(slow, name)[0] == pytest.approx(table * width * NETWORK + hidden * 0.05, rel=1e-9), name
 
 
 def test_zero_2_reduce_scatters_every_micro_batch_and_exposes_the_last_bucket_once() -> None:
