@@ -30,8 +30,8 @@ def test_the_fullest_stage_is_a_middle_one_where_layers_do_not_divide() -> None:
     # 5 layers on 4 stages are 1, 2, 1 and 1; a middle stage's 2 layers and the larger end (the head: 16,384 + 64) count
     found = tiny("generic", 4, TINY.replace(num_hidden_layers=5), EXPOSED, dp=1, pp=4, zero=0)
     parameters = 2 * (36_864 + 128) + 16_384 + 64
-    # Adam moves 30 bytes per parameter, norm and clipping of bf16 gradients 4, zeroing and dividing them 6; the norm's 4 bytes are
-    # sent in the node
+    # Adam moves 30 bytes per parameter, norm and clipping of bf16 gradients 4, zeroing and dividing them 6; the norm's
+    # 4 bytes are sent in the node
     assert part(found, "optimizer")[0] == pytest.approx(parameters * 40 * BYTE + 4 * LINK, rel=1e-12)
 
 
