@@ -21,6 +21,7 @@ from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import ELEMENT_BYTES, FAMILIES, HALF, LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
+from predictor.network.as_found import PROBE_BYTES, bus_bandwidth, found_network_bandwidth
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.overlap import contention
@@ -46,7 +47,7 @@ class CostModel:
     the compute [s] per second of an overlapped collective (predictor.network.overlap). rank_skew: seconds that a collective
     waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
     the device itself, under the load of a training run; these times already include the derating. exchanges: dispatch and
-    combine of experts over ranks.
+    combine of experts over ranks. link_slowdown, network_std: see with_found_network.
     """
 
     device: Device
@@ -60,6 +61,8 @@ class CostModel:
     rank_skew: float = 0.0
     derating: float = 1.0
     quantised_derating: Derating = Derating(1.0, 0.0)
+    link_slowdown: float = 1.0
+    network_std: float | None = None
     attention_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
@@ -118,7 +121,12 @@ class CostModel:
         NVSwitch this costs nothing; across a PCIe tree it does, where the profile states how much.
         """
         alone = self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
-        seconds = alone.seconds
+        seconds, far = alone.seconds, np.asarray(inter) > 1
+        if self.link_slowdown != 1.0:
+            seconds = np.where(far, seconds, seconds * self.link_slowdown)
+        if self.network_std is not None:
+            std = np.where(far, np.minimum(alone.relative_std, self.network_std), alone.relative_std)
+            alone = alone._replace(relative_std=std)
         if op in SKEWED_COLLECTIVES:
             seconds = seconds + self.rank_skew * (np.minimum(intra, MOST_RANKS) - 1)
         for (shared, ranks), rate in self.shared_links.items():
@@ -163,6 +171,27 @@ class CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's default)."""
         return replace(self, network_bandwidth=network_bandwidth or self.device.network_bandwidth)
 
+    def with_found_network(self, ranks: int, busbw: float | None, busbw_in_node: float | None) -> CostModel:
+        """The same device on links that reach stated all-reduces: bus bandwidths [bytes/s] over ``ranks`` ranks, and in a node.
+
+        The network's bandwidth becomes what the law needs for the first; times inside a node are scaled to the second. None:
+        not stated.
+        """
+        node = self.device.gpus_per_node
+        found = self
+        if busbw_in_node and node > 1:
+            seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, node, 1, self.network_bandwidth).seconds)
+            found = replace(found, link_slowdown=bus_bandwidth(seconds, PROBE_BYTES, node) / busbw_in_node)
+        if busbw and ranks > node:
+
+            def all_reduce(size: float, intra: int, inter: int, bandwidth: float) -> Estimate:
+                return self.collectives.predict("all_reduce", size, intra, inter, bandwidth)
+
+            nodes = -(-ranks // node)
+            bandwidth = found_network_bandwidth(all_reduce, node, nodes, busbw, self.network_bandwidth)
+            found = replace(found, network_bandwidth=bandwidth, network_std=FOUND_STD)
+        return found
+
     def with_flash_version(self, version: int) -> CostModel:
         """The same device under a framework whose FlashAttention is of generation ``version`` (0: the device's best)."""
         steps = range(version, self.device.flash_version) if version else ()
@@ -174,6 +203,9 @@ class CostModel:
         factor, spread = self.quantised_derating
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
 
+
+#: Uncertainty of messages between nodes where the bus bandwidth that they reached is stated (assumed; else that of the fit).
+FOUND_STD = 0.15
 
 _MODELS: dict[str, Any] = {
     "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,

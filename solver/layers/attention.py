@@ -42,7 +42,7 @@ def _rope(shapes: Shapes) -> list[Op]:
     if shapes.model.position != "rope" or not shapes.kind.rope:
         return []
     twice = 2 * shapes.element
-    return memory_bound("rope", MODULE, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_elementwise)
+    return memory_bound("rope", MODULE, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_rope)
 
 
 def _projections(shapes: Shapes) -> dict[str, Array]:

@@ -95,7 +95,7 @@ def _assembly(shapes: Shapes) -> list[Op]:
     rotary = shapes.tokens * (heads + 1) * model.qk_rope_head_dim
     assembled = shapes.tokens * heads * (2 * model.qk_head_dim + model.v_head_dim)
     return [
-        *memory_bound("rope", MODULE, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_elementwise),
+        *memory_bound("rope", MODULE, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_rope),
         *memory_bound("assembly", MODULE, "copy", assembled, 2 * e, 2 * e),
     ]
 

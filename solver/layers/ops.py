@@ -36,7 +36,7 @@ def linear(
     """
     m = shapes.linear_tokens if tokens is None else tokens
     dtype = gemm_dtype(shapes, quantised)
-    accumulate = shapes.run.grad_dtype == "fp32" and dtype != "fp32"
+    accumulate = shapes.run.grad_dtype == "fp32" != dtype and shapes.framework.data_parallel.accumulating_gemms
 
     def gemm(phase: str, m: Array, n: Array, k: Array) -> Op:
         dims = {"m": m, "n": n, "k": k, "batch": 1, "layout": _LAYOUTS[phase],

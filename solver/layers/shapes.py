@@ -67,6 +67,11 @@ class Shapes:
         """Whether a chain of element-wise kernels is one kernel, by hand or by a compiler."""
         return self.framework.kernels.fused_elementwise or self.run.compile
 
+    @property
+    def fused_rope(self) -> bool:
+        """Whether rotary embedding is one kernel."""
+        return self.framework.kernels.fused_rope or self.fused_elementwise
+
     @classmethod
     def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> Shapes:
         framework = framework_of(run.framework)

@@ -14,7 +14,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from solver.formats.cases import Case
 from solver.report.explain import Explanation, explain
-from solver.spec.cluster import cluster_of
+from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.model_size import flops_per_token
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -24,7 +24,7 @@ from solver.step.solutions import Solutions, estimate_layouts
 #: (hardware name, network bandwidth per accelerator) -> cost model; None where no profile is known.
 CostModels = Callable[[str, float | None], CostModel | None]
 
-CLUSTER_KEYS = ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib")
+
 _AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "ep": 1, "etp": 1, "pp": 1, "vpp": 1, "zero": 0, "zero_shard_size": 1,
          "micro_batch_size": 1, "num_micro_batches": 1, "recompute": "none", "recompute_layers": -1}  # fmt: skip
 
@@ -75,7 +75,7 @@ def predict_cases(
             out[place] = Prediction(case, case.skipped or "not expressible")
         else:
             constants = _constants(case.strategy)
-            cluster = tuple((key, case.cluster[key]) for key in CLUSTER_KEYS if key in case.cluster)
+            cluster = tuple((key, case.cluster[key]) for key in FIGURES if key in case.cluster)
             groups[case.hardware, cluster, case.model, constants].append((place, case))
     for (hardware, cluster, model, run), members in groups.items():
         if progress:

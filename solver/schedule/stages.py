@@ -59,6 +59,30 @@ def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
     return StageLayers(*(np.where(pp == 1, layers, n) for n in (first, middle, last)))
 
 
+def stage_layers_by_cost(layers: int, pp: Any, head: float) -> StageLayers:
+    """Return the layers of the stages where a stage ends with the layer that makes it exceed its share of all cost.
+
+    head: cost of the head, in layers. As nanotron's build_model, but that stages after the head's, which only the loss is left
+    for, count as stages before it.
+    """
+    pp = np.asarray(pp, dtype=np.int64)
+    found = {int(p): _sizes_by_cost(layers, int(p), head) for p in np.unique(pp)}
+    ends = np.array([found[int(p)] for p in pp.ravel()], dtype=np.int64).reshape(*pp.shape, 3)
+    return StageLayers(*np.moveaxis(ends, -1, 0))
+
+
+def _sizes_by_cost(layers: int, pp: int, head: float) -> tuple[int, int, int]:
+    """Return the layers of the first, the fullest middle and the head's stage of one pipeline."""
+    ends = np.cumsum([*[1.0] * layers, head])
+    sizes, stage = np.zeros(pp, dtype=np.int64), 0
+    for block, end in enumerate(ends):
+        sizes[stage] += block < layers
+        last = stage
+        stage = min(stage + (end > ends[-1] * (stage + 1) / pp), pp - 1)
+    middle = np.delete(sizes, [0, last])
+    return int(sizes[0]), int(middle.max(initial=0)), int(sizes[last])
+
+
 def is_schedule(schedule: Any, *names: str) -> Any:
     """Whether a schedule, by name or as codes (indexes into SCHEDULES, an array), is one of ``names``."""
     if isinstance(schedule, str):

@@ -36,6 +36,8 @@ WHOLE_NUMBERS = {
 NUMBERS = {
     "inter_node_gbit_per_gpu": (1e-3, 1e6),
     "memory_gib": (1e-3, 1e5),
+    "all_reduce_busbw_gb_s": (1e-3, 1e5),
+    "all_reduce_busbw_in_node_gb_s": (1e-3, 1e5),
     "memory_limit_gib": (1e-3, 1e5),
     "step_s": (1e-9, 1e9),
     "moe_capacity_factor": (0, 100),

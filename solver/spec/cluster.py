@@ -24,18 +24,24 @@ class Cluster:
     gpus_per_node: int
     network_bandwidth: float
     memory_bytes: float
+    all_reduce_busbw: float | None = None  #: that a large all-reduce over all ranks of the run reached [bytes/s]
+    all_reduce_busbw_in_node: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
-            if not getattr(self, field.name) > 0:
+            value = getattr(self, field.name)
+            if value is not None and not value > 0:
                 raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
-_KEYS = ("name", "hardware", "gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib", "notes")
+_BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
+#: Keys of a cluster that change a prediction, and all keys.
+FIGURES = ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS)
+_KEYS = ("name", "hardware", *FIGURES, "notes")
 
 
 def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: str = "cluster") -> Cluster:
-    """Return the device's usual cluster; ``config`` may replace gpus_per_node, inter_node_gbit_per_gpu and memory_gib.
+    """Return the device's usual cluster; ``config`` may replace what FIGURES names.
 
     Raises InputError for an unknown key or a value that is not a positive number; ``where`` names ``config`` in the message.
     """
@@ -45,7 +51,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         raise InputError(f"{where}: unknown cluster key {unknown[0]!r}; known keys are {', '.join(_KEYS)}")
     try:
         per_node = whole_number("gpus_per_node", config.get("gpus_per_node", device.gpus_per_node))
-        stated = {key: number(key, config[key]) for key in ("inter_node_gbit_per_gpu", "memory_gib") if key in config}
+        stated = {key: number(key, config[key]) for key in FIGURES[1:] if key in config}
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return Cluster(
@@ -55,6 +61,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
+        **{key.removesuffix("_gb_s"): stated[key] * 1e9 for key in _BUS_BANDWIDTHS if key in stated},
     )
 
 

@@ -20,6 +20,7 @@ class Kernels:
     fused_qkv: bool = True  #: the q, k and v projections are one GEMM
     fused_gate_up: bool = True  #: gate and up projection are one GEMM
     fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
+    fused_rope: bool = False  #: rotary embedding is one kernel even where other chains are not
     fused_softmax: bool = True  #: unfused attention: scale, mask and softmax are one kernel
     #: Kernels of a fused norm: (memory-bound kind, bytes per 16-bit element forward, backward); empty: one kernel.
     norm_kernels: tuple[tuple[str, float, float], ...] = ()
@@ -72,6 +73,7 @@ class DataParallel:
     #: Gradients of further micro batches are added inside the weight-gradient GEMM (under FSDP: to shards); otherwise a kernel
     #: of its own adds them to the buffer.
     fused_gradient_accumulation: bool = True
+    accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
     #: Reads or writes of all gradients that a rank accumulates: zeroing, averaging, the search for NaN.
@@ -85,8 +87,12 @@ class Pipeline:
     #: Each tensor-parallel rank sends its share of the activation, and the receiving ranks all-gather the shares.
     scatter_gather: bool = True
     blocking_sends: float = 2.0  #: sends or receives that a stage waits for in a micro batch, one after the other
-    #: Embedding, final norm and head count as layers where layers are assigned to stages.
-    counts_embedding_and_head: bool = False
+    #: How layers are assigned to stages: ``even``; ``items``: embedding, final norm and head count as layers; ``cost``: stages
+    #: of equal multiplications in linears, of which the head's are as many as some layers'.
+    assignment: str = "even"
+    #: Seconds by which each collective of a tensor group is late for each of its ranks, where a pipeline spans nodes: the host's
+    #: time, which runs beside the device's.
+    crossing_delay: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

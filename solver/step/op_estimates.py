@@ -161,7 +161,8 @@ class LayerTimes:
 
     recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass. weight_grad: shape [keys],
     the part of backward that zero-bubble schedules may postpone. exchange: shape [2, keys], the exchange of tokens in both
-    passes and the seconds by which it would delay compute that it overlaps with.
+    passes and the seconds by which it would delay compute that it overlaps with. host: shape [2, keys], seconds in which the
+    host launches forward and backward. tp_collectives: shape [2, keys], their number.
     """
 
     forward: np.ndarray
@@ -169,6 +170,8 @@ class LayerTimes:
     recompute: np.ndarray
     weight_grad: np.ndarray
     exchange: np.ndarray
+    host: np.ndarray
+    tp_collectives: np.ndarray
 
 
 def _launches(op: Op) -> np.ndarray:
@@ -197,4 +200,10 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     sent = [i for i, op in enumerate(ops) if op.stream == "ep"]
     exchange = [sum((exposed[i] for i in sent), np.zeros(keys)),
                 sum((exposed[i] * estimates.contention[i] for i in sent), np.zeros(keys))]  # fmt: skip
-    return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad, np.array(exchange))
+    passes = (forward, backward)
+    launches = [sum((_launches(ops[i]) for i in chosen), np.zeros(keys)) for chosen in passes]
+    collectives = [sum((_launches(ops[i]) for i in chosen if ops[i].stream == "tp"), np.zeros(keys)) for chosen in passes]
+    return LayerTimes(
+        total(forward), total(backward), np.array(recompute), weight_grad, np.array(exchange),
+        host_op_seconds * np.array(launches), np.array(collectives),
+    )  # fmt: skip

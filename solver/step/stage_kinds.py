@@ -154,7 +154,8 @@ def layers_by_stage(
     if pp > 2:
         middle = layers - first - last
         full = middle - (most - 1) * (pp - 2)
-        each = [first, *[most] * full, *[most - 1] * (pp - 2 - full), last]
+        few = [most] * (middle // most) + [middle % most] if most else []  # some middle stages hold none
+        each = [first, *([most] * full + [most - 1] * (pp - 2 - full) if full > 0 else (few + [0] * pp)[: pp - 2]), last]
     sizes = np.repeat(np.array([each]) // vpp, vpp, axis=0)
     if vpp > 1:
         sizes[:, 0], sizes[:, -1] = (first + embedding) // vpp, (last + loss) // vpp

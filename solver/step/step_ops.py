@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, OTHERS, PARAMETER_GROUPS, Op, message
-from solver.schedule.stages import StageLayers, stage_layers, stage_layers_counting_ends
+from solver.schedule.stages import StageLayers, stage_layers, stage_layers_by_cost, stage_layers_counting_ends
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
 from solver.spec.strategy import TpMode
@@ -75,10 +75,25 @@ def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKin
 def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     """Return the layers of the stages as the split and the framework assign them."""
     layers, plain = problem.model.num_hidden_layers, stage_layers(problem.model.num_hidden_layers, *splits.stage_columns)
-    if not problem.framework.pipeline.counts_embedding_and_head:
+    how = problem.framework.pipeline.assignment
+    if how == "even":
         return plain
-    dealt, stated = stage_layers_counting_ends(layers, splits.pp), np.any(splits.stage_columns[1:], axis=0)
+    by_cost = how == "cost"
+    dealt = (
+        stage_layers_by_cost(layers, splits.pp, _head_cost(problem))
+        if by_cost
+        else stage_layers_counting_ends(layers, splits.pp)
+    )
+    stated = np.any(splits.stage_columns[1:], axis=0)
     return StageLayers(*(np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")))
+
+
+def _head_cost(problem: Problem) -> float:
+    """Return the multiplications of the head in those of a layer's linears (nanotron's get_block_compute_costs)."""
+    model = problem.model
+    matrices = 3 if model.gated_mlp else 2
+    attention = 4 * model.num_attention_heads * model.head_dim
+    return model.vocab_size / (attention + matrices * model.intermediate_size)
 
 
 def shard_ranks(size: np.ndarray, zero_shard_size: np.ndarray) -> np.ndarray:

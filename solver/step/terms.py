@@ -67,6 +67,14 @@ def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:
     return estimate_ops(send_recv_ops(problem, splits), len(splits), problem.cost)
 
 
+def _crossing_delays(problem: Problem, splits: Splits) -> np.ndarray:
+    """Return the seconds by which each tensor-parallel collective is late where the pipeline spans nodes, shape [splits]."""
+    ranks = splits.tp * splits.cp * splits.dp * splits.pp
+    spans = (splits.pp > 1) & (ranks > problem.cluster.gpus_per_node)
+    delays: np.ndarray = spans * splits.tp * problem.framework.pipeline.crossing_delay
+    return delays
+
+
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
     """Look up the estimated layers for ``splits`` (``key``: each split's row in ``table``) and estimate their messages."""
     first, group = synchronisation_groups(splits)
@@ -82,10 +90,16 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
     def side(name: str) -> SideStreamWork:
         return side_stream_work(sync, name).take(group)
 
+    forward = np.array([layer.forward[:, key] for layer in layers])
+    backward = np.array([layer.backward[:, key] for layer in layers])
+    if problem.framework.pipeline.crossing_delay:
+        late = _crossing_delays(problem, splits)
+        for kind, layer in enumerate(layers):
+            for way, seconds in enumerate((forward[kind], backward[kind])):
+                host = layer.host[way][key] + late * layer.tp_collectives[way][key]
+                seconds[0] += np.maximum(host - seconds.sum(axis=0), 0.0)
     return SplitTerms(
-        splits=splits, key=key, stages=stages_of(problem, splits),
-        forward=np.array([layer.forward[:, key] for layer in layers]),
-        backward=np.array([layer.backward[:, key] for layer in layers]),
+        splits=splits, key=key, stages=stages_of(problem, splits), forward=forward, backward=backward,
         recompute=np.array([layer.recompute.sum(axis=1)[:, key] for layer in layers]),
         weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
         exchange=tuple(

@@ -66,7 +66,7 @@ ALEPH_ALPHA = Framework(
         fused_gradient_accumulation=False,
         gradient_passes=0.0,
     ),
-    pipeline=Pipeline(scatter_gather=False, blocking_sends=4.0, counts_embedding_and_head=True),
+    pipeline=Pipeline(scatter_gather=False, blocking_sends=4.0, assignment="items"),
     recomputation=Recomputation(includes_head=True),
 )
 

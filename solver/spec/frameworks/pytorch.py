@@ -33,6 +33,7 @@ DDP = Framework(
         all_gather_copies=2.0,
         reduce_scatter_copies=2.0,
         fused_gradient_accumulation=False,
+        accumulating_gemms=False,
         optimizer_bytes_per_parameter=28.0,
         gradient_passes=0.0,
     ),
@@ -51,7 +52,7 @@ FSDP = Framework(
     can_run=FSDP_ONLY,
     kernels=Kernels(fused_gate_up=False, torch_loss=True, flash_attention=2),  # what scaled_dot_product_attention runs
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
-    data_parallel=DataParallel(reduce_scatter_copies=4.0),
+    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False),
     recomputation=Recomputation(stops_early=True),
 )
 

@@ -11,9 +11,8 @@ from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
 from solver.formats.cases import read_cases
 from solver.formats.config_file import CONFIGS
-from solver.report.validate import CLUSTER_KEYS
 from solver.search.search import search
-from solver.spec.cluster import cluster_of
+from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import FRAMEWORKS, framework_of
 from solver.spec.model import ModelSpec
@@ -147,7 +146,7 @@ def test_published_runs_are_allowed_because_they_ran() -> None:
     for case in cases:
         assert case.model is not None and case.strategy is not None
         try:
-            cluster = cluster_of(DEVICES[case.hardware], {k: v for k, v in case.cluster.items() if k in CLUSTER_KEYS})
+            cluster = cluster_of(DEVICES[case.hardware], {k: v for k, v in case.cluster.items() if k in FIGURES})
             check_layout(case.model, cluster, case.strategy)
         except InputError as error:
             refused[case.id] = str(error)

@@ -1,0 +1,57 @@
+"""Hugging Face's nanotron.
+
+Sources: huggingface/nanotron src/nanotron: models/base.py and llama.py (compute costs of blocks), parallel/tensor_parallel/
+functional.py (its linears, its cross entropy), optim/gradient_accumulator.py, parallel/pipeline_parallel; commits of winter
+2024-25 (00708b8, 069c21c, 1cc9cb3).
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, Pipeline
+from solver.spec.strategy import TpMode
+
+NANOTRON = Framework(
+    name="nanotron",
+    family="nanotron",
+    released="2024-01",
+    aliases=("hugging face nanotron", "ultra-scale playbook"),
+    flags={
+        "zero": 0,
+        "grad_dtype": "fp32",  # accumulate_grad_in_fp32
+        "overlap_param_gather": False,  # parameters are gathered after the optimizer step
+    },
+    can_run=CanRun(
+        zero_stages=(0, 1),
+        tp_modes=(TpMode.MTP, TpMode.MSP),
+        replicated_kv_heads=False,
+        cp_comms=(),
+        schedules=("1f1b", "gpipe"),
+    ),
+    kernels=Kernels(
+        fused_elementwise=False,
+        fused_rope=True,  # flash-attn's
+        flash_attention=2,
+        attention_layout_copies=(2, 1),  # q, k and v to batch first, keys and values joined; the context back
+        # Runs of 1.3B and 3.6B models on 8 H100 with tp 4 and 8 and micro batches of one sequence take 4.5 ms a layer, whatever
+        # the model and tp are; the program of a layer has 39 ops
+        launch_seconds=115e-6,
+    ),
+    data_parallel=DataParallel(
+        grad_collective="reduce_scatter",
+        bucket_elements=12.5e6,  # 25 MB of 16-bit gradients
+        fused_gradient_accumulation=False,  # every backward pass ends with fp32_grad.add_(grad)
+        accumulating_gemms=False,
+        optimizer_bytes_per_parameter=34.0,  # fused AdamW on fp32 parameters, and their 16-bit copies
+        gradient_passes=3.0,
+        buffer_passes=1.0,
+    ),
+    pipeline=Pipeline(
+        assignment="cost",
+        blocking_sends=4.0,  # shapes are sent before tensors
+        # From the same runs with pipelines on two nodes and more: 7.7, 12.4 and 21 ms a layer with tp 2, 4 and 8, whatever model,
+        # micro batch and pp are; within a node as without a pipeline. The code does not tell why
+        crossing_delay=0.2e-3,
+    ),
+)
+
+FAMILY = (NANOTRON,)
