@@ -21,7 +21,7 @@ from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import ELEMENT_BYTES, FAMILIES, HALF, LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
-from predictor.network.as_found import PROBE_BYTES, bus_bandwidth, found_network_bandwidth
+from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network_bandwidth
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.overlap import contention
@@ -47,7 +47,7 @@ class CostModel:
     the compute [s] per second of an overlapped collective (predictor.network.overlap). rank_skew: seconds that a collective
     waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
     the device itself, under the load of a training run; these times already include the derating. exchanges: dispatch and
-    combine of experts over ranks. link_slowdown, network_std: see with_found_network.
+    combine of experts over ranks. link_slowdown, found: see with_found_network.
     """
 
     device: Device
@@ -62,7 +62,7 @@ class CostModel:
     derating: float = 1.0
     quantised_derating: Derating = Derating(1.0, 0.0)
     link_slowdown: float = 1.0
-    network_std: float | None = None
+    found: FoundNetwork | None = None
     attention_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
@@ -120,12 +120,12 @@ class CostModel:
         strided: 1 where the ranks are not neighbours, so that several such groups share the node's links at once. Behind an
         NVSwitch this costs nothing; across a PCIe tree it does, where the profile states how much.
         """
-        alone = self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
+        alone = self._alone(op, size, intra, inter)
         seconds, far = alone.seconds, np.asarray(inter) > 1
         if self.link_slowdown != 1.0:
             seconds = np.where(far, seconds, seconds * self.link_slowdown)
-        if self.network_std is not None:
-            std = np.where(far, np.minimum(alone.relative_std, self.network_std), alone.relative_std)
+        if self.found is not None:
+            std = np.where(far, np.minimum(alone.relative_std, FOUND_STD), alone.relative_std)
             alone = alone._replace(relative_std=std)
         if op in SKEWED_COLLECTIVES:
             seconds = seconds + self.rank_skew * (np.minimum(intra, MOST_RANKS) - 1)
@@ -134,6 +134,21 @@ class CostModel:
                 together = (np.asarray(strided) > 0) & (np.asarray(intra) == ranks)
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
         return alone._replace(seconds=seconds)
+
+    def _alone(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
+        """A collective that waits for nobody, on the network as it was found."""
+        if self.found is None:
+            return self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
+        arrays = np.broadcast_arrays(size, intra, inter)
+        shape = arrays[0].shape
+        out: list[np.ndarray] = [np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8)]
+        for nodes in np.unique(arrays[2]):
+            at = arrays[2] == nodes
+            bandwidth = self.found.over(int(nodes), self.network_bandwidth)
+            part = self.collectives.predict(op, arrays[0][at], arrays[1][at], arrays[2][at], bandwidth)
+            for whole, values in zip(out, part, strict=True):
+                whole[at] = values
+        return Estimate(*out)
 
     def expert_exchange(
         self,
@@ -174,8 +189,8 @@ class CostModel:
     def with_found_network(self, ranks: int, busbw: float | None, busbw_in_node: float | None) -> CostModel:
         """The same device on links that reach stated all-reduces: bus bandwidths [bytes/s] over ``ranks`` ranks, and in a node.
 
-        The network's bandwidth becomes what the law needs for the first; times inside a node are scaled to the second. None:
-        not stated.
+        The network's bandwidth becomes what the law needs for the first (FoundNetwork); times inside a node are scaled to the
+        second. None: not stated.
         """
         node = self.device.gpus_per_node
         found = self
@@ -189,7 +204,7 @@ class CostModel:
 
             nodes = -(-ranks // node)
             bandwidth = found_network_bandwidth(all_reduce, node, nodes, busbw, self.network_bandwidth)
-            found = replace(found, network_bandwidth=bandwidth, network_std=FOUND_STD)
+            found = replace(found, found=FoundNetwork(nodes, bandwidth / self.network_bandwidth))
         return found
 
     def with_flash_version(self, version: int) -> CostModel:
@@ -203,9 +218,6 @@ class CostModel:
         factor, spread = self.quantised_derating
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
 
-
-#: Uncertainty of messages between nodes where the bus bandwidth that they reached is stated (assumed; else that of the fit).
-FOUND_STD = 0.15
 
 _MODELS: dict[str, Any] = {
     "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,

@@ -90,8 +90,8 @@ class Pipeline:
     #: How layers are assigned to stages: ``even``; ``items``: embedding, final norm and head count as layers; ``cost``: stages
     #: of equal multiplications in linears, of which the head's are as many as some layers'.
     assignment: str = "even"
-    #: Seconds by which each collective of a tensor group is late for each of its ranks, where a pipeline spans nodes: the host's
-    #: time, which runs beside the device's.
+    #: Seconds by which each collective of a tensor group is late for each of its ranks, where a pipeline spans nodes: time of
+    #: the host, which runs beside the device's.
     crossing_delay: float = 0.0
 
 

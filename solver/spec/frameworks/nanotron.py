@@ -48,8 +48,8 @@ NANOTRON = Framework(
     pipeline=Pipeline(
         assignment="cost",
         blocking_sends=4.0,  # shapes are sent before tensors
-        # From the same runs with pipelines on two nodes and more: 7.7, 12.4 and 21 ms a layer with tp 2, 4 and 8, whatever model,
-        # micro batch and pp are; within a node as without a pipeline. The code does not tell why
+        # From the same runs with pipelines on two nodes and more: 7.7, 12.4 and 21 ms a layer with tp 2, 4 and 8, whatever
+        # model, micro batch and pp are; within a node as without a pipeline. The code does not tell why
         crossing_delay=0.2e-3,
     ),
 )
