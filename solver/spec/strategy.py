@@ -47,7 +47,7 @@ _FLAGS = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
     "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
     "cross_entropy_fusion", "fused_norm", "compile", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
-    "fp8_param_gather",
+    "fp8_param_gather", "launch_blocking", "cuda_graphs",
 )  # fmt: skip
 
 
@@ -105,6 +105,8 @@ class Strategy:
     moe_exchange_overlap: bool = False  #: the exchange of one micro batch runs beside the compute of another
     fused_norm: bool = True
     compile: bool = False
+    cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
+    launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
     framework: str = "internevo-2024"
 
     def __post_init__(self) -> None:

@@ -60,8 +60,8 @@ class OpEstimates:
             raise KeyError(name)
         return (self.seconds * self.counts())[chosen].sum(axis=0)
 
-    def exposed(self) -> np.ndarray:
-        """Return the seconds that each op adds to its pass, counts applied; shape [ops, keys].
+    def exposed(self, blocking: bool = False) -> np.ndarray:
+        """Return the seconds that each op adds to its pass, counts applied; shape [ops, keys]. blocking: nothing overlaps.
 
         A collective that overlaps with compute ops adds the part that outlasts them, its exposed_share, and its contention
         times the part that ran at the same time. Collectives with the same ``overlaps_with`` share that compute in order.
@@ -71,7 +71,7 @@ class OpEstimates:
         rows = {op.label: i for i, op in enumerate(self.ops) if op.stream == COMPUTE}
         used: dict[tuple[str, ...], np.ndarray] = {}
         for i, op in enumerate(self.ops):
-            if op.stream == COMPUTE or not op.overlaps_with:
+            if op.stream == COMPUTE or not op.overlaps_with or blocking:
                 continue
             if op.overlaps_with not in used:
                 used[op.overlaps_with] = sum((total[rows[label]] for label in op.overlaps_with), np.zeros(total.shape[1]))
@@ -179,18 +179,19 @@ def _launches(op: Op) -> np.ndarray:
     return np.minimum(op.count, 1.0) * op.launches
 
 
-def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: float) -> LayerTimes:
+def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: float, blocking: bool = False) -> LayerTimes:
     """Sum ``exposed`` seconds (from OpEstimates.exposed) by pass and stream.
 
     Where the host takes longer to launch a pass's kernels (host_op_seconds each) than the device to run them, the rest of the
-    host's time is added to compute.
+    host's time is added to compute. blocking: the host waits for each kernel, so that all of its time is added.
     """
     ops, keys = estimates.ops, exposed.shape[1]
 
     def total(chosen: list[int]) -> np.ndarray:
         sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])
         launches = sum((_launches(ops[i]) for i in chosen), np.zeros(keys))
-        sums[0] += np.maximum(launches * host_op_seconds - sums.sum(axis=0), 0.0)
+        device = 0.0 if blocking else sums.sum(axis=0)
+        sums[0] += np.maximum(launches * host_op_seconds - device, 0.0)
         return sums
 
     forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]

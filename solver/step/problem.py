@@ -121,13 +121,14 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         last_program(*given, found.kinds[found.of_layer[-1]]),
     ):  # fmt: skip
         estimates = estimate_ops(program.ops, len(keys), problem.cost)
-        host = 0.0 if problem.run.compile else problem.framework.kernels.launch_seconds
-        exposed = estimates.exposed()
+        run = problem.run
+        host = 0.0 if run.compile or run.cuda_graphs else problem.framework.kernels.launch_seconds
+        exposed = estimates.exposed(run.launch_blocking)
         parts.append(
             Part(
                 estimates=estimates,
                 exposed=exposed,
-                times=layer_times(estimates, exposed, host),
+                times=layer_times(estimates, exposed, host, run.launch_blocking),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
                 parameters_of={group: program.weight_elements(group) for group in PARAMETER_GROUPS},
