@@ -80,7 +80,7 @@ def _sizes_by_cost(layers: int, pp: int, head: float) -> tuple[int, int, int]:
         last = stage
         stage = min(stage + (end > ends[-1] * (stage + 1) / pp), pp - 1)
     middle = np.delete(sizes, [0, last])
-    return int(sizes[0]), int(middle.max(initial=0)), int(sizes[last])
+    return int(sizes[0]), int(middle.max(initial=0)), int(sizes[last]) if last or pp == 1 else 0
 
 
 def is_schedule(schedule: Any, *names: str) -> Any:

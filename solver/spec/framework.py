@@ -116,6 +116,9 @@ class MemoryUse:
     #: A quantised copy of every quantised weight is kept between micro batches (Transformer Engine); otherwise weights are
     #: quantised in every micro batch.
     quantised_weights: bool = False
+    #: Bytes per parameter that synchronisation keeps between steps where ranks are data-parallel: without ZeRO, and with
+    #: ZeRO-1 and 2.
+    synchronisation_bytes: tuple[float, float] = (0.0, 0.0)
     fp32_weights: bool = False  #: weights are held in fp32 and cast for each GEMM (autocast)
     #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
     #: accumulates into fp32 gradients must still return a gradient to autograd.

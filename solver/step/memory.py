@@ -44,11 +44,13 @@ class Memory:
 
 
 def stage_state(
-    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], stages: StageKinds, stage: int
-) -> np.ndarray:
+    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], several: np.ndarray,
+    stages: StageKinds, stage: int,
+) -> np.ndarray:  # fmt: skip
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage: [3, 4 ZeRO stages, splits].
 
-    shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. 16-bit weights, gradients in
+    shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. several: whether ranks hold copies,
+    bool [splits]. 16-bit weights, gradients in
     grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
     ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
@@ -62,6 +64,7 @@ def stage_state(
     out = np.zeros((3, 4, len(key)))
     shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
+    in_sync = problem.framework.memory.synchronisation_bytes
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     for name, share in shares.items():
         own = np.array([part.parameters_of[name][key] for part in table.layers])
@@ -70,6 +73,7 @@ def stage_state(
         if kept is not None and name != OTHERS:
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
         for zero in range(4):
+            out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
             partitioned = elements / share
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
             out[1, zero] += sizes.gradient * (elements if zero < 2 else partitioned)
@@ -126,7 +130,8 @@ class PeakMemory:
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (has_head * (head + transient))[row]
         at_loss = loss > backward
-        state = stage_state(problem, self._table, self._key, self._shares, stages, stage)[:, self._layouts.zero, row]
+        several = splits.dp * splits.cp > 1
+        state = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)[:, self._layouts.zero, row]
         return np.array([
             *state, activations, np.where(at_loss, 0.0, backward), kept_logits[row] + np.where(at_loss, loss, 0.0),
             self._buffers,

@@ -197,13 +197,17 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]
     backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
     recompute = [total([i for i in forward if level in ops[i].recomputed_by]) for level in Recompute]
-    weight_grad = sum((exposed[i] for i in backward if ops[i].phase == WEIGHT_GRAD), np.zeros(keys))
+    later = [i for i in backward if ops[i].phase == WEIGHT_GRAD]
+    weight_grad = sum((exposed[i] for i in later), np.zeros(keys))
     sent = [i for i, op in enumerate(ops) if op.stream == "ep"]
     exchange = [sum((exposed[i] for i in sent), np.zeros(keys)),
                 sum((exposed[i] * estimates.contention[i] for i in sent), np.zeros(keys))]  # fmt: skip
     passes = (forward, backward)
     launches = [sum((_launches(ops[i]) for i in chosen), np.zeros(keys)) for chosen in passes]
     collectives = [sum((_launches(ops[i]) for i in chosen if ops[i].stream == "tp"), np.zeros(keys)) for chosen in passes]
+    bound = host_op_seconds * launches[1] > sum((exposed[i] for i in backward), np.zeros(keys))
+    host_later = host_op_seconds * sum((_launches(ops[i]) for i in later), np.zeros(keys))
+    weight_grad = np.where(bound, host_later, weight_grad)
     return LayerTimes(
         total(forward), total(backward), np.array(recompute), weight_grad, np.array(exchange),
         host_op_seconds * np.array(launches), np.array(collectives),

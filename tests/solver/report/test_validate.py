@@ -21,7 +21,7 @@ CASE: dict[str, Any] = {
     "id": "lab-1", "hardware": "toy", "cluster": {"gpus_per_node": 8, "inter_node_gbit_per_gpu": 400}, "model": MODEL,
     "run": {"world_size": 8, "seq_len": 2048, "tp": 2, "pp": 2, "vpp": 1, "cp": 1, "zero": 1, "micro_batch_size": 4,
             "num_micro_batches": 2, "framework": "megatron-lm", "recompute": "none", "precision": "bf16", "schedule": "1f1b",
-            "sequence_parallel": True, "dp": 2},
+            "sequence_parallel": True, "dp": 2, "cuda_graphs": True},
     "measured": {"step_s": 0.05, "peak_memory_gib": 8.0, "memory_kind": "allocated"},
 }  # fmt: skip
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from solver.schedule.stages import stage_layers
+from solver.schedule.stages import stage_layers, stage_layers_by_cost
 from solver.search.space import Division, divisions
 from solver.spec.frameworks import framework_of
+from solver.step.stage_kinds import layers_by_stage
 
 MEGATRON = framework_of("megatron-core-0.12").can_run
 
@@ -53,3 +57,27 @@ def test_what_does_not_divide_is_searched_with_counted_ends_first_and_stated_end
     assert divisions(framework_of("megatron-core-0.8").can_run, 61, 16) == ()
     even = ((1, Division()), (2, Division()))
     assert divisions(framework_of("megatron-lm-2023").can_run, 32, 16) == even
+
+
+def test_stages_of_equal_cost_by_hand() -> None:
+    """nanotron: a stage ends with the block that makes it exceed its share. 16 layers and a head that costs four of them: 20.
+
+    2 stages share 10 each: eleven layers exceed it. 4: 5 each; six, five and five layers, the head alone. 8: 2.5 each; the
+    third, sixth, eighth, eleventh, ... layer exceeds it, the head is alone and its loss behind it.
+    """
+    found = stage_layers_by_cost(16, np.array([1, 2, 4, 8]), 4.0)
+    assert (found.first.tolist(), found.middle.tolist(), found.last.tolist()) == ([16, 11, 6, 3], [0, 0, 5, 3], [16, 5, 0, 0])
+    # middle stages that hold nothing come last
+    held = layers_by_stage(16, 8, 1, (3, 3, 0))
+    assert [len(layers) for layers in held] == [3, 3, 2, 2, 2, 2, 2, 0]
+    assert [len(layers) for layers in layers_by_stage(8, 6, 1, (3, 3, 0))] == [3, 3, 2, 0, 0, 0]
+    assert np.concatenate(held).tolist() == list(range(16))
+
+
+@given(st.integers(1, 120), st.integers(1, 32), st.floats(0.01, 40))
+def test_stages_of_equal_cost_hold_all_layers(layers: int, pp: int, head: float) -> None:
+    found = stage_layers_by_cost(layers, np.array([pp]), head)
+    first, middle, last = (int(values[0]) for values in (found.first, found.middle, found.last))
+    held = [len(each) for each in layers_by_stage(layers, pp, 1, (first, middle, last))]
+    assert sum(held) == layers and len(held) == pp and min(held) >= 0
+    assert held[0] == first and held[-1] == last and max(held[1:-1], default=0) == middle * (pp > 2)

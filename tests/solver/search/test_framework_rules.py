@@ -94,6 +94,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "fms-fsdp": FSDP,
     "llm-foundry-2023": FSDP,
     "llm-foundry-2024": FSDP,
+    "nanotron": (zero(0, 1), one_mode("mtp", "msp"), NO_CP, NO_CHUNKS, WHOLE_KV),
 }
 
 

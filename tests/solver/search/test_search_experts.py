@@ -97,7 +97,8 @@ def test_parts_lines_and_stages_add_up(found: Solutions) -> None:
 
 
 def test_imbalance_never_helps(h100_model: CostModel) -> None:
-    even, uneven = (problem_of(DEEP, h100_model, moe_imbalance=load) for load in (1.0, 1.3))
+    # (without the host, which is the slower one in the smallest of these layers)
+    even, uneven = (problem_of(DEEP, h100_model, moe_imbalance=load, cuda_graphs=True) for load in (1.0, 1.3))
     layouts = all_layouts(even, 32)
     layouts = layouts.take(np.arange(0, len(layouts), 211))
     one, other = (estimate_layouts(problem, layouts) for problem in (even, uneven))

@@ -13,7 +13,7 @@ from predictor.estimate import Estimate
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import FAMILIES
 from solver.layers.program import FORWARD, GROUPED_LINEAR, WEIGHT_GRAD, Op, op_flops
-from solver.step.op_estimates import estimate_ops
+from solver.step.op_estimates import estimate_ops, layer_times
 
 
 class _Dense:
@@ -52,3 +52,32 @@ def test_one_group_is_a_dense_gemm_times_its_overhead(passes: int) -> None:
     dims = {"groups": 1, "tokens_per_group": np.array([128]), "n": 32, "k": 64, "accumulate": 0, "passes": passes}
     found = estimate_ops([Op("experts", "moe", GROUPED_LINEAR, FORWARD, dims)], 1, toy_cost(grouped=overhead))
     assert found.seconds[0, 0] == pytest.approx(128 * 32 * 64 * 1e-12)
+
+
+def host_ops() -> list[Op]:
+    """A GEMM of 2 us, an all-gather of 1 us that it hides, and in backward two kernels of 1 us each, one of them deferrable."""
+    gemm = {"m": 1000, "n": 1000, "k": 1000, "batch": 1, "layout": 0, "accumulate": False}
+    sent = {"bytes": 1e5, "intra": 8, "inter": 1, "strided": 0}
+    kernel = {"bytes": 1e6}
+    return [
+        Op("a", "x", "linear", FORWARD, gemm), Op("b", "x", "all_gather", FORWARD, sent, "tp", overlaps_with=("a.forward",)),
+        Op("c", "x", "memory_bound", "input_grad", kernel, variant="norm"), Op("d", "x", "memory_bound", WEIGHT_GRAD, kernel),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("host", "blocking", "forward", "backward", "deferrable"),
+    [
+        (0.0, False, 2.1, 2.0, 1.0),  # a tenth of the hidden microsecond delays the GEMM
+        (0.5, False, 2.1, 2.0, 1.0),  # the host launches two kernels in one microsecond, beside them
+        (3.0, False, 6.0, 6.0, 3.0),  # the host is slower than the device
+        (0.5, True, 3.0 + 2 * 0.5, 2.0 + 2 * 0.5, 1.0),  # nothing overlaps, and each launch waits for the kernel before it
+    ],
+)
+def test_the_host_beside_the_device(host: float, blocking: bool, forward: float, backward: float, deferrable: float) -> None:
+    estimates = estimate_ops(host_ops(), 1, toy_cost())
+    found = layer_times(estimates, estimates.exposed(blocking), host * 1e-6, blocking)
+    assert found.forward.sum() == pytest.approx(forward * 1e-6, rel=1e-9)
+    assert found.backward.sum() == pytest.approx(backward * 1e-6, rel=1e-9)
+    assert found.weight_grad[0] == pytest.approx(deferrable * 1e-6, rel=1e-9)
+    assert found.host[:, 0] == pytest.approx([2 * host * 1e-6] * 2) and found.tp_collectives[:, 0].tolist() == [1, 0]

@@ -1,0 +1,64 @@
+"""A network that gives less than its links: what a stated all-reduce makes of the law, by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import LINK, NETWORK, toy_cost
+
+from predictor.cost_model import CostModel
+from predictor.network.as_found import FOUND_STD, FoundNetwork, bus_bandwidth, found_network_bandwidth
+from solver.spec.cluster import cluster_of
+
+GB = 1e9
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    # 8 ranks, 1 GB in 10 ms: 2 * 7 / 8 * 100 GB/s
+    assert bus_bandwidth(0.01, GB, 8) == pytest.approx(175 * GB)
+
+
+@given(st.floats(0.01, 5.0))
+def test_the_law_gives_what_was_found(share: float) -> None:
+    # a machine whose all-reduce takes size / bandwidth: on 16 ranks the bus carries 2 * 15 / 16 of the bandwidth
+    busbw = share * 50 * GB * 30 / 16
+    cost = toy_cost()
+
+    def all_reduce(size: float, intra: int, inter: int, bandwidth: float):  # type: ignore[no-untyped-def]
+        return cost.collectives.predict("all_reduce", size, intra, inter, bandwidth)
+
+    assert found_network_bandwidth(all_reduce, 8, 2, busbw, 50 * GB) == pytest.approx(share * 50 * GB, rel=1e-6)
+
+
+def test_groups_of_fewer_nodes_find_more() -> None:
+    found = FoundNetwork(nodes=16, share=0.16)
+    assert [found.over(n, 100.0) for n in (1, 4, 16)] == pytest.approx([100, 40, 16])
+
+
+def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> None:
+    # 2e-11 s a byte between nodes, 1e-11 inside: the buses carry 30 / 16 * 50 and 14 / 8 * 100 GB/s
+    found = toy_cost().with_found_network(16, 30 / 16 * 12.5 * GB, 14 / 8 * 80 * GB)
+    for op in ("all_gather", "reduce_scatter", "p2p"):
+        assert found.collective(op, GB, 8, 2).seconds == pytest.approx(4 * GB * NETWORK, rel=1e-6)
+        assert found.collective(op, GB, 8, 1).seconds == pytest.approx(GB * LINK / 0.8, rel=1e-6)
+    both = found.collective("all_gather", np.array([GB, GB]), np.array([8, 8]), np.array([2, 1]))
+    assert both.seconds == pytest.approx([4 * GB * NETWORK, GB * LINK / 0.8], rel=1e-6)
+
+
+def test_what_is_not_stated_or_not_used_changes_nothing() -> None:
+    plain = toy_cost()
+    for found in (plain.with_found_network(16, None, None), plain.with_found_network(8, 1 * GB, None)):
+        assert found.collective("all_gather", GB, 8, 2).seconds == plain.collective("all_gather", GB, 8, 2).seconds
+
+
+def test_a_found_network_is_less_doubtful(h100_model: CostModel) -> None:
+    found = h100_model.with_found_network(512, 50 * GB, None)
+    one, other = (float(model.collective("all_reduce", GB, 8, 64).relative_std) for model in (h100_model, found))
+    assert other == FOUND_STD < one
+
+
+def test_a_cluster_states_what_was_found() -> None:
+    cluster = cluster_of(toy_cost().device, {"all_reduce_busbw_gb_s": 160.5, "all_reduce_busbw_in_node_gb_s": 458})
+    assert (cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node) == (160.5 * GB, 458 * GB)
