@@ -121,6 +121,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
         if rest > 1e-9 * parts[name]:
             lines.append(Line("waiting for the host's launches", "host", name, "host", rest, 0.5, Basis.ROOFLINE))
     lines.append(Line("pipeline bubble", "pipeline", "bubble", "bubble", parts["bubble"], 0.0, None))
+    lines.append(Line("waiting for the slowest rank", "stragglers", "stragglers", "stragglers", parts["stragglers"], 0.5, None))
     used = tuple(line for line in lines if line.seconds != 0.0)
     return Explanation(used, float(solutions.times.seconds[index]))
 

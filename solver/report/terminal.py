@@ -26,6 +26,7 @@ PART_NAMES = {
     "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
     "gradient_sync": "exposed gradient synchronisation",
     "parameter_gather": "exposed parameter all-gather", "optimizer": "optimizer and gradient norm",
+    "stragglers": "waiting for the slowest rank",
 }  # fmt: skip
 
 _LEGEND = Text(

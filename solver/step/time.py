@@ -14,12 +14,14 @@ from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
 from solver.step.stage_kinds import over_kinds
 from solver.step.step_ops import buckets
+from solver.step.stragglers import straggler_share
 from solver.step.terms import SplitTerms
 
 #: Parts of a step, in the order of the rows of StepTimes.parts.
 PARTS = (
     "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed", "fsdp_exposed", "pp_transfer", "bubble",
     "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer",
+    "stragglers",
 )  # fmt: skip
 
 
@@ -84,7 +86,9 @@ def step_times(
         streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * send_recv, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
     ])  # fmt: skip
-    return StepTimes(pipeline + accumulation + sync + gather + optimizer, parts, stage, layer.hidden)
+    alone = pipeline + accumulation + sync + gather + optimizer
+    waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
+    return StepTimes(alone + waiting, np.concatenate([parts, waiting[None]]), stage, layer.hidden)
 
 
 def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
