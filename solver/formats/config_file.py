@@ -155,8 +155,8 @@ def _micro_batches(batch: Any, layout: Mapping[str, Any], path: Path) -> int:
 def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
     """Return a cluster description: a JSON file, or the name of one under ``configs/clusters``.
 
-    Keys as in ``solver.spec.cluster.cluster_of``: name, hardware (a profile), gpus_per_node, inter_node_gbit_per_gpu,
-    memory_gib, notes. Raises InputError for a name or file that does not exist, and for a file that does not hold an object.
+    Keys as in ``solver.spec.cluster.cluster_of``: name, hardware (a profile), the figures, notes. Raises
+    InputError for a name or file that does not exist, and for a file that does not hold an object.
     """
     path = Path(path_or_name)
     if path.suffix != ".json":

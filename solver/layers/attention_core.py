@@ -103,6 +103,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
         *copies,
         *_whole_sequence(shapes, "attention", ones, local),
         *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
+        *_ring_corrections(shapes, steps),
         *_kv_ring(shapes, steps),
     ]
 
@@ -116,6 +117,27 @@ def _layout_copies(shapes: Shapes) -> list[Op]:
     several, twice = np.where(shapes.keys.micro_batch_size > 1, 1.0, 0.0), 2 * shapes.element
     copies = memory_bound("layout", MODULE, "copy", shapes.tokens * width, twice, twice, ATTENTION_CORE)
     return [replace(op, count=several) for op in copies]
+
+
+#: Share of the rows, on average, that a step of a ring over zigzag parts of a causal sequence concerns: all or half of them.
+RING_ROWS = 0.75
+
+
+def _ring_corrections(shapes: Shapes, steps: np.ndarray) -> list[Op]:
+    """Sums over the steps of a ring (Transformer Engine's context parallelism, as read).
+
+    Forward rescales and adds each part of the context: the fp32 sum is read and written, the part read, 10 bytes an element.
+    Backward adds each part of the gradients of q, k and v, in 16 bits: 6 bytes.
+    """
+    model = shapes.model
+    context = shapes.tokens * shapes.heads * model.value_head_dim * RING_ROWS
+    gradients = shapes.tokens * (shapes.heads * model.qk_head_dim + shapes.kv_heads * _kv_dims(shapes)) * RING_ROWS
+    forward, backward = 2.0 * FP32 + shapes.element, 3.0 * shapes.element
+    ops = [
+        *memory_bound("attention.correction", MODULE, "residual", context, forward, 0.0, ATTENTION_CORE),
+        *memory_bound("attention.gradients", MODULE, "residual", gradients, 0.0, backward),
+    ]
+    return [replace(op, count=steps) for op in ops]
 
 
 def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:

@@ -199,8 +199,10 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     row = problem.model.hidden_size * problem.element_bytes.activation
     whole = splits.micro_batch_size * problem.run.seq_len // splits.cp * row
     ranks_per_stage = splits.tp * splits.cp * splits.dp
-    place = placement(np.full(len(splits), 2), ranks_per_stage, problem.cluster.gpus_per_node)
-    tensor = placement(splits.tp, 1, problem.cluster.gpus_per_node)
+    node = problem.cluster.gpus_per_node
+    spans = ranks_per_stage * splits.pp > node  # then some neighbours are in two nodes, and the slowest hop sets the pace
+    place = placement(np.full(len(splits), 2), np.where(spans, node, ranks_per_stage), node)
+    tensor = placement(splits.tp, 1, node)
     apart = problem.framework.pipeline.scatter_gather or splits.mode != TpMode.MTP
     gathers = np.where((splits.mode == TpMode.MTP) & (splits.tp > 1) & apart, 1.0, 0.0)
     return [

@@ -79,7 +79,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
     """Look up the estimated layers for ``splits`` (``key``: each split's row in ``table``) and estimate their messages."""
     first, group = synchronisation_groups(splits)
     sync = estimate_synchronisation(problem, table, key[first], splits.take(first))
-    pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.micro_batch_size))
+    pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.pp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
     layers, embedding, head = [part.times for part in table.layers], table.embedding.times, table.head.times
     kinds = range(len(layers))

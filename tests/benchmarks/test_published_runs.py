@@ -38,7 +38,7 @@ def predictions(fitted: Callable[[str], CostModel]) -> list[Prediction]:
 
 def test_step_times_of_every_group(predictions: list[Prediction]) -> None:
     page, scores, regrets = table("Step time"), time_scores(predictions), regret(predictions)
-    assert set(page) == set(scores) and scores["all"].n == 769
+    assert set(page) == set(scores) and scores["all"].n == 842
     for group, score in scores.items():
         _, runs, _, median, p90, bias, coverage, _, mean_regret, *_ = page[group]
         assert score.n == int(runs)
@@ -62,7 +62,7 @@ def test_peak_memory_of_every_group(predictions: list[Prediction]) -> None:
 
 def test_fits_and_out_of_memory(predictions: list[Prediction]) -> None:
     page, counts = table("Peak memory"), confusion(predictions)
-    assert sum(counts.values()) == 783
+    assert sum(counts.values()) == 835
     for measured, row in (("fit", page["fitted"]), ("OOM", page["OOM"])):
         found = [counts[f"{measured}, predicted fit"], counts[f"{measured}, predicted OOM"]]
         assert found == [pytest.approx(int(cell), abs=1) for cell in row]
@@ -77,5 +77,5 @@ def test_the_error_between_two_layouts_is_that_of_the_families(predictions: list
             key = p.case.source, p.case.hardware, p.case.model, s.world_size, s.seq_len, s.tokens, s.precision
             families.setdefault(key, []).append(math.log(p.seconds / p.case.measured["step_s"]))
     spreads = [statistics.stdev(errors) for errors in families.values() if len(errors) >= 3]
-    assert len(spreads) == 32
+    assert len(spreads) == 39
     assert pytest.approx(statistics.median(spreads), abs=0.002) == LAYOUT_STD

@@ -23,7 +23,7 @@ LLAMA = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
     num_key_value_heads=8, head_dim=128, vocab_size=128256,
 )  # fmt: skip
-STATE_PARTS = ("gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer")
+STATE_PARTS = ("gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer", "stragglers")
 TINY_RUN = {"seq_len": 32, "compile": True}  # compiled: the launches of the host take no time
 
 
@@ -66,7 +66,7 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
             "compute": 3 * last, "recompute": 0, "tp_exposed": 0, "cp_exposed": 0, "wp_exposed": 0, "ep_exposed": 0,
             "fsdp_exposed": 0,
             "pp_transfer": 3 * send_recv, "bubble": bubble, "gradient_accumulation": accumulation, "gradient_sync": 0,
-            "parameter_gather": 0, "optimizer": optimizer,
+            "parameter_gather": 0, "optimizer": optimizer, "stragglers": 0,
         },
         rel=1e-12, abs=1e-30,
     )  # fmt: skip
