@@ -103,7 +103,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
         *copies,
         *_whole_sequence(shapes, "attention", ones, local),
         *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
-        *_ring_corrections(shapes, steps),
+        *(_ring_corrections(shapes, steps) if np.any(steps) else []),
         *_kv_ring(shapes, steps),
     ]
 

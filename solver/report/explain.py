@@ -9,6 +9,7 @@ import numpy as np
 
 from predictor.estimate import Basis
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND
+from solver.report.doubt import system_std
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.strategy import Recompute
 from solver.step.op_estimates import STREAMS
@@ -17,9 +18,6 @@ from solver.step.solutions import Solutions
 from solver.step.terms import estimate_synchronisation
 from solver.step.time import PARTS
 
-#: Standard deviation of log(step time) that no single kernel explains: two laboratories measuring one GPU differ by 3-9
-#: percent, one run across releases of a framework by 3-8 percent; this value combines both.
-SYSTEM_STD = 0.10
 #: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
 #: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
 LAYOUT_STD = 0.034
@@ -46,6 +44,7 @@ class Explanation:
 
     lines: tuple[Line, ...]
     seconds: float
+    system_std: float  #: standard deviation of log(step time) that no kernel explains (solver.report.doubt)
 
     @property
     def relative_std(self) -> float:
@@ -56,7 +55,7 @@ class Explanation:
             if line.basis is not None:
                 by_kind[line.kind] = by_kind.get(line.kind, 0.0) + line.seconds * line.relative_std
         kernels = sum((s / known) ** 2 for s in by_kind.values()) if known else 0.0
-        return float(np.sqrt(kernels + SYSTEM_STD**2))
+        return float(np.sqrt(kernels + self.system_std**2))
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -121,9 +120,11 @@ def explain(solutions: Solutions, index: int) -> Explanation:
         if rest > 1e-9 * parts[name]:
             lines.append(Line("waiting for the host's launches", "host", name, "host", rest, 0.5, Basis.ROOFLINE))
     lines.append(Line("pipeline bubble", "pipeline", "bubble", "bubble", parts["bubble"], 0.0, None))
-    lines.append(Line("waiting for the slowest rank", "stragglers", "stragglers", "stragglers", parts["stragglers"], 0.5, None))
+    waiting = parts["stragglers"]
+    lines.append(Line("waiting for the slowest rank", "step", "stragglers", "stragglers", waiting, 0.5, Basis.INTERPOLATED))
     used = tuple(line for line in lines if line.seconds != 0.0)
-    return Explanation(used, float(solutions.times.seconds[index]))
+    layout = solutions.layouts.strategy(index, solutions.problem.run)
+    return Explanation(used, float(solutions.times.seconds[index]), system_std(solutions.problem, layout))
 
 
 @dataclass(frozen=True)

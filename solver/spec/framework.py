@@ -173,6 +173,9 @@ class Framework:
     pipeline: Pipeline = Pipeline()
     recomputation: Recomputation = Recomputation()
     memory: MemoryUse = MemoryUse()
+    #: Standard deviation of log(step time) of what the description leaves open: 0.05 where the release's code was read and runs
+    #: of several laboratories or models agree, more where settings or code are less certain. Judged, not fitted.
+    doubt: float = 0.05
 
     def derive(self, name: str, released: str, **changes: Any) -> Framework:
         """A later or related release: ``changes`` by field; of a record (kernels=..., memory=...) and of flags and

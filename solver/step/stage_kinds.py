@@ -134,7 +134,8 @@ def _composition(
         tables.append(table)
     middle: list[int] = []
     for i in range(1, pp - 1):
-        if not any((tables[j][:, -1] >= tables[i][:, -1]).all() for j in middle):
+        exceeded = any((tables[j][:, -1] >= tables[i][:, -1]).all() for j in middle)
+        if not exceeded and not (tables[0] >= tables[i]).all():  # the first stage also holds the embedding, and more in flight
             middle.append(i)
     chosen = list(range(pp)) if every else [0, *([pp - 1] if pp > 1 else []), *middle]
     return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), np.sum(tables, axis=0))

@@ -196,6 +196,7 @@ GENERIC = MEGATRON_LM_2023.derive(
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},
+    doubt=0.12,
 )
 
 FAMILY = (

@@ -52,6 +52,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
     },
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False},
+    doubt=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 
 FAMILY = (TORCHTITAN_2025, TORCHTITAN_2024, NEMO_AUTOMODEL)

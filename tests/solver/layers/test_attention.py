@@ -11,6 +11,7 @@ from toy import DEVICE, TINY, layer_keys, run_of
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
 from solver.spec.cluster import cluster_of
+from solver.spec.strategy import Recompute
 
 #: Two micro batches' sequences of 4 heads with 32 * 32 scores each.
 SCORES = 2 * 4 * 32 * 32
@@ -99,3 +100,15 @@ def test_without_context_parallelism_no_keys_are_sent() -> None:
     for constants in ({"cp_comm": "allgather"}, {"cp_comm": "a2a"}, {"cp_comm": "ring"}, {"attention": "unfused"}):
         counts = [float(np.ravel(op.count)[0]) for op in program(**constants).ops if op.stream == "cp"]
         assert counts and not any(counts)
+
+
+def test_a_ring_rescales_and_adds_its_parts_by_hand() -> None:
+    # two sequences of 32 tokens on two ranks: one step, of three quarters of the rows. The context of 4 heads of 16 is read and
+    # written in fp32 and its 16-bit part read; in backward 16-bit gradients of q and of 2 heads of k and v are summed
+    found = {op.label: op for op in program(world=2, cp=2, cp_comm="ring").ops}
+    correction, gradients = found["attention.correction.forward"], found["attention.gradients.input_grad"]
+    assert np.ravel(correction.dims["bytes"]).tolist() == [2 * 16 * 64 * 0.75 * 10]
+    assert np.ravel(gradients.dims["bytes"]).tolist() == [2 * 16 * 128 * 0.75 * 6]
+    assert np.ravel(correction.count).tolist() == np.ravel(gradients.count).tolist() == [1.0]
+    assert Recompute.SELECTIVE in correction.recomputed_by and not gradients.recomputed_by
+    assert not {"attention.correction.forward", "attention.gradients.input_grad"} & set(moved(program(cp_comm="ring")))

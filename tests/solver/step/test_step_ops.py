@@ -92,3 +92,14 @@ def test_gradients_of_tied_tables_are_summed_over_the_end_stages() -> None:
     assert once(2) == pytest.approx(norm, rel=1e-12)
     assert once(2, tie_word_embeddings=True) == pytest.approx(norm + 16_384 * 2 * LINK, rel=1e-12)
     assert once(16, tie_word_embeddings=True) == pytest.approx(buffer + 4 * NETWORK + 16_384 * 2 * NETWORK, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pp", "rate"),
+    # a stage of 4 ranks: two stages fill a node, of four some neighbours are in two; a stage of 8 is a node
+    [(8, 2, LINK), (16, 4, NETWORK), (16, 2, NETWORK)],
+)
+def test_the_slowest_hop_of_a_pipeline_sets_its_pace(ranks: int, pp: int, rate: float) -> None:
+    model = TINY.replace(num_hidden_layers=4)
+    found = tiny("generic", ranks, model, EXPOSED, tp=2, tp_mode="msp", dp=ranks // pp // 2, pp=pp, zero=0)
+    assert found.terms.send_recv[0] == pytest.approx(32 * 64 * 2 / 2 * rate, rel=1e-9)

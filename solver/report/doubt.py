@@ -1,0 +1,38 @@
+"""What no single kernel explains of a step's time: how far off a prediction may be although its kernels are known.
+
+Standard deviations of log(step time), judged from the published runs (docs/accuracy.md), each for what is not known in a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from solver.spec.strategy import Strategy
+from solver.step.problem import Problem
+
+# Two laboratories measuring one GPU differ by 3-9 percent, one run across releases of a framework by 3-8 percent. The value of
+# a framework (Framework.doubt) stands for both; these come on top.
+EXPERTS = 0.20  #: the host's wait for counted tokens, and routing as it was
+LONG_SEQUENCE = 0.15  #: which attention kernel ran counts most, and kernels are extrapolated
+LONG_FROM = 16_384  #: tokens
+SPREAD_TENSOR_GROUP = 0.35  #: tensor-parallel collectives between nodes, whose latency is not understood
+BLOCKING = 0.10  #: launches that wait for each other
+
+
+def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
+    """Return the standard deviations by what they are of; independent of each other."""
+    spread = layout.tp_mode != "isp" and layout.tp > problem.cluster.gpus_per_node
+    found = {
+        f"what {problem.framework.name} does": problem.framework.doubt,
+        "experts": EXPERTS * problem.model.is_mixture_of_experts,
+        "sequences above 16,384 tokens": LONG_SEQUENCE * (layout.seq_len > LONG_FROM),
+        "a tensor group that spans nodes": SPREAD_TENSOR_GROUP * spread,
+        "blocking launches": BLOCKING * layout.launch_blocking,
+    }
+    return {name: std for name, std in found.items() if std}
+
+
+def system_std(problem: Problem, layout: Strategy) -> float:
+    """Return the standard deviation of log(step time) beside that of the kernels."""
+    return math.hypot(*doubts(problem, layout).values())
