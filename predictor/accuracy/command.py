@@ -30,6 +30,7 @@ from predictor.accuracy.crossval import (
     linear_rows,
     linear_scores,
     memory_bound_scores,
+    quantised_linear_scores,
 )
 from predictor.accuracy.crossval_comm import LEAST_POINTS, collective_scores, network_scores
 from predictor.accuracy.crossval_exchange import exchange_scores
@@ -45,6 +46,7 @@ from profiler.profile.profiles import PROF_DATA, find_profile, shipped_profiles
 ALL = "all"
 _TESTS: Mapping[str, Callable[[Profile], list[Score]]] = {
     "linear": linear_scores,
+    "linear fp8": quantised_linear_scores,
     "flash_attn": flash_attn_scores,
     "memory_bound": memory_bound_scores,
     "collectives": collective_scores,

@@ -100,6 +100,25 @@ def linear_scores(profile: Profile) -> list[Score]:
     return run_trials("linear", rows, flops, _linear_trials(rows, flops, training_like), predict)
 
 
+def quantised_linear_scores(profile: Profile) -> list[Score]:
+    """Scores of LinearModel on the fp8 rows, with the cast that their source timed; empty where there are too few."""
+    if "fp8" not in profile.device.peak_flops or linear_family(profile) == "fp8":
+        return []
+    rows, others = _forward_of(profile.table("linear"), "fp8"), linear_rows(profile)
+    if not len(rows):
+        return []
+    flops = 2.0 * rows["m"] * rows["n"] * rows["k"]
+    training_like = (rows["m"] >= 1024) & (rows["n"] >= 512) & (rows["k"] >= 512)
+
+    def predict(fitted: Table, asked: Table) -> Estimate:
+        columns = {name: np.concatenate([others[name], fitted[name]]) for name in others.columns}
+        model = LinearModel.fit(Table(columns), profile.device)
+        found = model.predict(asked["m"], asked["n"], asked["k"], dtype="fp8")
+        return found._replace(seconds=found.seconds + model.cast_seconds(asked["m"], asked["k"]))
+
+    return run_trials("linear fp8, with its cast", rows, flops, _linear_trials(rows, flops, training_like), predict)
+
+
 def flash_attn_scores(profile: Profile) -> list[Score]:
     """Scores of FlashAttnModel on the forward rows of this profile's main kernel.
 

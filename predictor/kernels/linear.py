@@ -117,6 +117,12 @@ class LinearModel:
         arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch)))
         return gemm_times(part.physics, part.machine, *(a.ravel() for a in arrays)).seconds.reshape(arrays[0].shape)
 
+    def cast_seconds(self, m: Any, k: Any, batch: Any = 1, dtype: str = "fp8") -> np.ndarray:
+        """Seconds of the cast of the first operand that a fit's source timed with its GEMMs; 0 where it timed none."""
+        part = self.parts[FAMILIES.get(dtype, dtype)]
+        sizes = (np.asarray(a, dtype=np.float64) for a in (m, k, batch))
+        return cast_seconds(part.physics, part.machine, *sizes)
+
     def lab_scale(self, profile: Profile) -> dict[str, tuple[float, int]]:
         """Map source -> (median of measured / predicted, measurements), for what other laboratories timed on this device.
 

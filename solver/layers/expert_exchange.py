@@ -96,7 +96,7 @@ def _node_limit(shapes: Shapes) -> Array:
 
 def _load(shapes: Shapes) -> Array:
     """The exchange ends when the hottest rank has what is sent to it."""
-    return 1.0 if shapes.run.moe_capacity_factor else shapes.run.moe_imbalance
+    return shapes.run.moe_imbalance
 
 
 def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:

@@ -25,6 +25,6 @@ def expert_rows(shapes: Shapes) -> np.ndarray:
     All ranks send as much as this one, so a rank receives on average what it sends; those of one expert-tensor group work on
     the same rows. moe_imbalance: load of the hottest rank over the mean, without a capacity factor, which evens it out.
     """
-    load = 1.0 if shapes.run.moe_capacity_factor else np.where(shapes.keys.ep > 1, shapes.run.moe_imbalance, 1.0)
+    load = np.where(shapes.keys.ep > 1, shapes.run.moe_imbalance, 1.0)
     rows: np.ndarray = sent_rows(shapes) * shapes.keys.etp * load
     return rows

@@ -125,6 +125,11 @@ class Strategy:
                 f"tp {self.tp} * cp {self.cp} * dp {self.dp} * pp {self.pp} = {self.tp * self.cp * self.dp * self.pp} "
                 f"ranks, but world_size is {self.world_size}"
             )
+        if self.moe_capacity_factor and self.moe_imbalance != 1:
+            raise InputError(
+                f"moe_imbalance {self.moe_imbalance:g} changes nothing beside moe_capacity_factor {self.moe_capacity_factor:g}, "
+                "with which every expert gets as many rows: leave one out"
+            )
         if self.tp * self.cp * self.dp % (self.ep * self.etp):
             raise InputError(
                 f"ep {self.ep} * etp {self.etp} does not divide the {self.tp * self.cp * self.dp} ranks of a pipeline stage"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from toy import DEVICE, TINY, layer_keys, run_of
 
+from profiler.errors import InputError
 from solver.layers.decoder import layer_program
 from solver.layers.program import GROUPED_LINEAR, LINEAR, LayerProgram
 from solver.spec.cluster import cluster_of
@@ -70,7 +71,8 @@ def test_a_capacity_factor_pads_every_expert() -> None:
     layer = program(ep=4, moe_capacity_factor=1.3)
     assert op(layer, "experts.w13.forward")["tokens_per_group"] == 84 * EXPERTS / 2
     assert op(layer, "dispatch.forward")["bytes"] == 84 * EXPERTS * HIDDEN * 2
-    assert program(ep=4, moe_capacity_factor=1.3, moe_imbalance=2.0).flops()[0] == layer.flops()[0]
+    with pytest.raises(InputError, match="moe_imbalance 2 changes nothing beside moe_capacity_factor 1.3"):
+        program(ep=4, moe_capacity_factor=1.3, moe_imbalance=2.0)
 
 
 def test_one_expert_is_the_dense_layer() -> None:
