@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from predictor.accuracy.crossval import (
     linear_rows,
     linear_scores,
     memory_bound_scores,
+    quantised_linear_rows,
     quantised_linear_scores,
 )
 from predictor.accuracy.crossval_comm import LEAST_POINTS, collective_scores, network_scores
@@ -51,6 +52,10 @@ _TESTS: Mapping[str, Callable[[Profile], list[Score]]] = {
     "memory_bound": memory_bound_scores,
     "collectives": collective_scores,
     "expert_exchange": exchange_scores,
+}
+_SOME_PROFILES: Mapping[str, Callable[[Profile], Sized]] = {  # ops that most profiles have no rows of
+    "linear fp8": quantised_linear_rows,
+    "expert_exchange": lambda profile: profile.table("expert_exchange"),
 }
 _HEAD = (
     "op",
@@ -104,7 +109,7 @@ def measure(label: str, profile: Profile, step: Callable[[str], None] = lambda s
         step(op)
         found = test(profile)
         scores += found
-        if not found and (op != "expert_exchange" or len(profile.table(op))):  # only published profiles have exchanges
+        if not found and (op not in _SOME_PROFILES or len(_SOME_PROFILES[op](profile))):
             missing[op] = _too_few(profile, op)
     return Accuracy(label, profile, scores, missing)
 
@@ -168,6 +173,7 @@ def _too_few(profile: Profile, op: str) -> str:
         return f"{found} measurements of dispatch and combine are too few to hold out a row size or a number of nodes"
     rows = {
         "linear": lambda: linear_rows(profile),
+        "linear fp8": lambda: quantised_linear_rows(profile),
         "flash_attn": lambda: main_rows(profile.table("flash_attn")),
         "memory_bound": lambda: profile.table("memory_bound"),
     }[op]()

@@ -100,11 +100,16 @@ def linear_scores(profile: Profile) -> list[Score]:
     return run_trials("linear", rows, flops, _linear_trials(rows, flops, training_like), predict)
 
 
+def quantised_linear_rows(profile: Profile) -> Table:
+    """Forward fp8 GEMMs beside those of the profile's own arithmetic; no row where fp8 is that arithmetic or not known."""
+    rows = _forward_of(profile.table("linear"), "fp8")
+    known = "fp8" in profile.device.peak_flops and linear_family(profile) != "fp8"
+    return rows.where(np.full(len(rows), known))
+
+
 def quantised_linear_scores(profile: Profile) -> list[Score]:
     """Scores of LinearModel on the fp8 rows, with the cast that their source timed; empty where there are too few."""
-    if "fp8" not in profile.device.peak_flops or linear_family(profile) == "fp8":
-        return []
-    rows, others = _forward_of(profile.table("linear"), "fp8"), linear_rows(profile)
+    rows, others = quantised_linear_rows(profile), linear_rows(profile)
     if not len(rows):
         return []
     flops = 2.0 * rows["m"] * rows["n"] * rows["k"]

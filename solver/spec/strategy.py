@@ -127,8 +127,8 @@ class Strategy:
             )
         if self.moe_capacity_factor and self.moe_imbalance != 1:
             raise InputError(
-                f"moe_imbalance {self.moe_imbalance:g} changes nothing beside moe_capacity_factor {self.moe_capacity_factor:g}, "
-                "with which every expert gets as many rows: leave one out"
+                f"moe_imbalance {self.moe_imbalance:g} changes nothing beside moe_capacity_factor "
+                f"{self.moe_capacity_factor:g}: every expert then gets as many rows; leave one out"
             )
         if self.tp * self.cp * self.dp % (self.ep * self.etp):
             raise InputError(

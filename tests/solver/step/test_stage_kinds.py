@@ -70,6 +70,14 @@ def _sizes(layers: int, pp: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_stages_without_middle_ones_repeat_the_first(pp: int) -> None:
     columns = tuple(np.array(values) for values in ([pp, 4], [1, 1], [0, 0], [0, 0]))
     layers = stage_layers(8, columns[0])
-    found = stage_kinds(np.zeros(8, dtype=np.int64), 1, layers, columns)
+    found = stage_kinds(np.array([0, 0, 1, 1, 1, 1, 1, 1]), 2, layers, columns)  # the first stage of 4 has none of kind 1
     assert found.index[:, 0].tolist() == [0, pp - 1, 0] and found.index[:, 1].tolist() == [0, 3, 1]
     assert found.has_head[:, 0].tolist() == [float(pp == 1), 1.0, float(pp == 1)]
+
+
+def test_a_middle_stage_that_holds_no_more_than_the_first_is_left_out() -> None:
+    """It has neither embedding nor head and fewer micro batches in flight: never the slowest, never the fullest."""
+    columns = tuple(np.array([value]) for value in (4, 1, 0, 0))
+    layers = stage_layers(8, columns[0])
+    assert stage_kinds(np.zeros(8, dtype=np.int64), 1, layers, columns).index[:, 0].tolist() == [0, 3]
+    assert stage_kinds(np.zeros(8, dtype=np.int64), 1, layers, columns, True).index[:, 0].tolist() == [0, 1, 2, 3]
