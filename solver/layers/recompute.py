@@ -13,6 +13,8 @@ from solver.spec.strategy import Recompute
 
 #: Ops of the forward pass after the last tensor that backward needs, which is the down projection's input.
 AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
+#: The projections of queries, keys and values.
+_QKV = ("wqkv", "wq", "wk", "wv")
 #: What selective recomputation by op keeps besides outputs of GEMMs: the layer's input, and what fused attention saves.
 _KEPT = ("layer_input", "context", "log_sum_exp")
 
@@ -20,6 +22,9 @@ _KEPT = ("layer_input", "context", "log_sum_exp")
 def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return ``ops`` of a layer, marked with the recompute levels under which the framework of ``shapes`` runs them again."""
     again, framework = list(ops), shapes.framework
+    if framework.recomputation.selective_keeps_qkv:
+        again = [replace(op, recomputed_by=_selective(op.recomputed_by, op.name not in _QKV)) if op.phase == FORWARD else op
+                 for op in again]  # fmt: skip
     if framework.recomputation.selective_by_op:
         kept = {op.name for op in weight_gemms(ops)[::2]}
         again = [_by_op(op, kept) for op in again]
@@ -30,6 +35,9 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
 
 def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:
     """Return the ``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
+    if shapes.framework.recomputation.selective_keeps_qkv:
+        return [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in ("layer_input", "qkv")))
+                for tensor in saved]  # fmt: skip
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]

@@ -64,6 +64,16 @@ def test_what_selection_by_op_saves_by_hand() -> None:
     assert saved[Recompute.FULL][0] < saved[Recompute.SELECTIVE][0] < saved[Recompute.NONE][0]
 
 
+def test_maxtext_keeps_queries_keys_and_values() -> None:
+    # remat_policy save_qkv_proj: the input (64), q (64), k and v (32 each), 2 bytes each of 32 tokens; all else runs again, but
+    # for what comes after the down projection's input
+    table = tiny("maxtext").table.layer
+    assert table.saved[Recompute.SELECTIVE][0] == 32 * 2 * (64 + 64 + 2 * 32)
+    gemms = {op.name for op in table.estimates.ops if op.kind == LINEAR and op.phase == FORWARD}
+    assert gemms & rerun("maxtext", Recompute.SELECTIVE) == gemms - {"wqkv", "wq", "wk", "wv", "w2"}
+    assert "attention" in rerun("maxtext", Recompute.SELECTIVE)
+
+
 def test_flash_attention_in_sequence_first_code_copies_batches() -> None:
     def copied(micro_batch_size: int) -> float:
         ops = [

@@ -1,0 +1,31 @@
+"""Google's MaxText: JAX programs that XLA compiles, sharded as FSDP does.
+
+Sources: AI-Hypercomputer/maxtext MaxText/layers/models.py (remat policies), base.yml; NVIDIA's recipes for it train with
+remat_policy save_qkv_proj (dgxc-benchmarking maxtext/README_70b.md).
+"""
+
+from __future__ import annotations
+
+from solver.spec.framework import CanRun, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+
+MAXTEXT = Framework(
+    name="maxtext",
+    family="maxtext",
+    released="2023-04",
+    aliases=("maxtext", "maxtext (jax)"),
+    flags={"zero": 3, "grad_dtype": "bf16", "compile": True},
+    can_run=CanRun(
+        zero_stages=(0, 3),
+        tp_modes=(),
+        cp_comms=(),
+        pipeline=False,
+        recompute=("none", "selective", "full"),
+    ),  # fmt: skip
+    kernels=Kernels(compiled_loss=True),
+    tensor_parallel=TensorParallel(vocab_parallel_loss=False),
+    # XLA removes what nothing reads from what is run again, as a checkpoint that ends early does
+    recomputation=Recomputation(selective_keeps_qkv=True, stops_early=True),
+    memory=MemoryUse(allocator_gaps=(0.0, 0.0)),  # XLA plans its buffers before it runs
+)
+
+FAMILY = (MAXTEXT,)
