@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy as np
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.formats.cases import Case
+from solver.formats.cases import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.model_size import flops_per_token
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
+from solver.step.per_stage import memory_of_stages
 from solver.step.problem import problem_of
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -29,6 +31,19 @@ _AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "ep": 1, "etp": 1, "pp": 1
          "micro_batch_size": 1, "num_micro_batches": 1, "recompute": "none", "recompute_layers": -1}  # fmt: skip
 
 
+#: How much slower than the best a published run is set up: log(slowdown) by which a setting is e times less likely.
+SLOWER = 0.1
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What a setting that a run does not state may have been, and the step time that it would have had."""
+
+    setting: str
+    seconds: float
+    fits: bool
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The prediction for one case; ``solutions[index]`` holds everything about it. All None where skipped."""
@@ -38,6 +53,7 @@ class Prediction:
     solutions: Solutions | None = None
     index: int = 0
     explanation: Explanation | None = None
+    alternatives: tuple[Alternative, ...] = ()  #: what the run may have had instead of what is taken
 
     @property
     def seconds(self) -> float:
@@ -49,6 +65,8 @@ class Prediction:
         if self.solutions is None:
             return float("nan")
         kind = self.case.measured.get("memory_kind", "allocated")
+        if self.case.measured.get("memory_of") == LAST_RANK:
+            return float(getattr(memory_of_stages(self.solutions, self.index), kind)[-1])
         return float(getattr(self.solutions.memory, kind)[self.index])
 
     @property
@@ -56,6 +74,13 @@ class Prediction:
         if self.solutions is None:
             return None
         return bool(self.solutions.memory.device[self.index] <= self.solutions.problem.cluster.memory_bytes)
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether the run fits: one of solver.step.memory.VERDICTS."""
+        if self.solutions is None:
+            return None
+        return self.solutions.memory.verdict(self.index, self.solutions.problem.cluster.memory_bytes)
 
 
 def predict_cases(
@@ -86,15 +111,63 @@ def predict_cases(
             reason = f"no profile of {hardware}"
             out.update({place: Prediction(case, reason) for place, case in members})
             continue
+        layouts = [layout for _, case in members for layout in _layouts(case)]
         try:
             problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost, approximate)
-            solutions = estimate_layouts(problem, Layouts.of([case.strategy for _, case in members if case.strategy]))
+            solutions = estimate_layouts(problem, Layouts.of(layouts))
         except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue
-        for index, (place, case) in enumerate(members):
-            out[place] = Prediction(case, None, solutions, index, explain(solutions, index))
+        first = 0
+        for place, case in members:
+            several = _layouts(case)
+            out[place] = _prediction(case, solutions, np.arange(first, first + len(several)))
+            first += len(several)
     return [out[place] for place in range(len(cases))]
+
+
+def _layouts(case: Case) -> tuple[Strategy, ...]:
+    return case.alternatives or ((case.strategy,) if case.strategy else ())
+
+
+def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Prediction:
+    """Return the prediction of a run that may have had any of some layouts.
+
+    The run was made, so it fitted, and published runs are tuned, so what costs little comes first: of the layouts of the first
+    group that is not empty the fastest is taken. Groups: those with the framework's recomputation and ZeRO stage that fit, then
+    those of any ZeRO stage; both again among those that fit if the allocator leaves no gaps; those of any recomputation that
+    fit, with gaps and without; the framework's. Others that can have fitted widen the interval, the less the slower they are.
+    """
+    memory, seconds, run = solutions.memory, solutions.times.seconds[indexes], solutions.problem.run
+    limit, outside = solutions.problem.cluster.memory_bytes, solutions.problem.framework.memory.runtime_bytes
+    safe, fits = memory.device[indexes] <= limit, memory.allocated[indexes] + outside <= limit
+    level, default = (
+        np.array([all(getattr(layout, key) == getattr(case.strategy, key) for key in keys) for layout in _layouts(case)])
+        for keys in (("recompute",), ("recompute", "zero"))
+    )
+    groups = (safe & default, safe & level, fits & default, fits & level, safe, fits, default)
+    allowed = next(group for group in groups if group.any())
+    best = int(np.argmin(np.where(allowed, seconds, np.inf)))
+    index = int(indexes[best])
+    why = explain(solutions, index)
+    if len(indexes) == 1:
+        return Prediction(case, None, solutions, index, why)
+    chosen = solutions.layouts.strategy(index, run)
+    found = tuple(
+        Alternative(_difference(solutions.layouts.strategy(int(indexes[i]), run), chosen), float(seconds[i]), bool(fits[i]))
+        for i in range(len(indexes))
+        if i != best
+    )
+    off = np.array([math.log(other.seconds / why.seconds) for other in found if other.fits])
+    likely = np.exp(-abs(off) / SLOWER)
+    unstated = math.sqrt(float((likely * off**2).sum() / (1 + likely.sum())))
+    why = replace(why, system_std=math.hypot(why.system_std, unstated))
+    return Prediction(case, None, solutions, index, why, found)
+
+
+def _difference(layout: Strategy, other: Strategy) -> str:
+    keys = ("recompute", "zero", "vpp")
+    return ", ".join(f"{key} {getattr(layout, key)}" for key in keys if getattr(layout, key) != getattr(other, key))
 
 
 def _constants(strategy: Strategy) -> Strategy:
@@ -180,12 +253,10 @@ def _per_source(members: Sequence[Prediction], score: Callable[[Sequence[Predict
 
 
 def confusion(predictions: Sequence[Prediction]) -> dict[str, int]:
-    """Return the counts of fit / OOM, measured against predicted, over sources that report OOM runs."""
-    sources = {p.case.source for p in predictions if p.case.measured.get("out_of_memory")}
-    pairs = {source.removesuffix("OOM") for source in sources} | sources
+    """Return the counts of fit / OOM, measured against predicted; a run with a step time or a peak fitted."""
     table = {"fit, predicted fit": 0, "fit, predicted OOM": 0, "OOM, predicted fit": 0, "OOM, predicted OOM": 0}
     for p in predictions:
-        if p.fits is None or p.case.source not in pairs:
+        if p.fits is None or not p.case.measured.keys() & {"step_s", "peak_memory_gib", "out_of_memory"}:
             continue
         real = "OOM" if p.case.measured.get("out_of_memory") else "fit"
         table[f"{real}, predicted {'fit' if p.fits else 'OOM'}"] += 1
@@ -233,8 +304,10 @@ def as_json(predictions: Sequence[Prediction]) -> list[Mapping[str, Any]]:
             "interval_s": list(p.explanation.interval) if p.explanation else None,
             "predicted_peak_memory_bytes": p.memory_bytes if p.solutions else None,
             "fits": p.fits,
+            "verdict": p.verdict,
             "skipped": p.skipped,
             "assumptions": list(p.case.assumptions),
+            "alternatives": [{"setting": a.setting, "step_s": a.seconds, "fits": a.fits} for a in p.alternatives],
         }
         for p in predictions
     ]
