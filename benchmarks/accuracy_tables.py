@@ -15,6 +15,7 @@ from solver.formats.cases import Case
 from solver.report.terminal import seconds
 from solver.report.validate import (
     Prediction,
+    Score,
     confusion,
     constant_mfu_scores,
     memory_scores,
@@ -26,6 +27,7 @@ from solver.report.validate import (
 from solver.spec.strategy import Strategy
 
 NOT_EXPLAINED = "not explained"
+MEAN = "mean of groups"
 #: Cases with the same description whose times differ by more than this factor cannot both be predicted.
 TWINS_DIFFER = 1.1
 _BOUNDS = {"micro_batch_size": (1, 2, 4, 8, 16), "world_size": (8, 64, 256), "seq_len": (1024, 2048, 4096, 8192)}
@@ -63,13 +65,26 @@ def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> 
     head = ["group", "runs", "n", "constant-MFU baseline: median",
             "median", "90th percentile", "mean (signed)", "in 90% interval", "skill",
             "regret: mean", "worst", "families"]  # fmt: skip
-    rows = []
-    for name, s in time_scores(predictions).items():
+    rows, scores = [], time_scores(predictions)
+    for name, s in scores.items():
         null, cost = nulls[name].median, regrets.get(name)
         chosen = [f"{cost.mean:.1%}", f"{cost.worst:.1%}", f"{cost.families}"] if cost else ["", "", ""]
         rows.append([name, groups.get(name, ""), f"{s.n}", f"{null:.1%}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}",
                      f"{s.coverage:.0%}", f"{1 - s.median / null:.2f}" if null else "", *chosen])  # fmt: skip
+    if scores:
+        mean, null = mean_of_groups(scores), mean_of_groups(nulls).median
+        rows.append([MEAN, "every group counts the same", f"{mean.n}", f"{null:.1%}", f"{mean.median:.1%}", f"{mean.p90:.1%}",
+                     f"{mean.bias:+.1%}", f"{mean.coverage:.0%}", f"{1 - mean.median / null:.2f}", "", "", ""])  # fmt: skip
     return table(head, rows, text=(0, 1))
+
+
+def mean_of_groups(scores: Mapping[str, Score]) -> Score:
+    """Return the mean over groups of each figure; n: the number of groups."""
+    groups = [score for name, score in scores.items() if name != "all"]
+    median, p90, bias, coverage = (
+        float(np.mean([getattr(s, key) for s in groups])) for key in ("median", "p90", "bias", "coverage")
+    )
+    return Score(len(groups), median, p90, bias, coverage)
 
 
 def memory_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> str:
@@ -80,10 +95,13 @@ def memory_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -
     readings: dict[str, set[float]] = defaultdict(set)
     for p in weighed(predictions):
         readings[p.case.source].add(float(p.case.measured["peak_memory_gib"]))
-    rows = []
-    for name, s in memory_scores(predictions).items():
+    rows, scores = [], memory_scores(predictions)
+    for name, s in scores.items():
         distinct = sum(map(len, readings.values())) if name == "all" else len(readings[name])
         rows.append([name, groups.get(name, ""), f"{s.n}", f"{distinct}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}"])
+    if scores:
+        s = mean_of_groups(scores)
+        rows.append([MEAN, "every group counts the same", f"{s.n}", "", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}"])
     return table(["group", "runs", "n", "distinct", "median", "90th percentile", "mean (signed)"], rows, text=(0, 1))
 
 

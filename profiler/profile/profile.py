@@ -27,6 +27,7 @@ from profiler.errors import InputError, shown
 
 SCHEMA_VERSION = 1
 GIB = 2.0**30  #: bytes
+MIB = 2.0**20
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 

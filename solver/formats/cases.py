@@ -10,8 +10,10 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
+from solver.formats.megatron_args import sections_of_megatron
 from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
+from solver.formats.unstated import alternatives
 from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
@@ -22,6 +24,8 @@ from solver.spec.strategy import Strategy
 ASSUMED_VOCAB = 51200
 #: Kinds of measured peak memory: the framework's counter, its allocator's, the whole device's.
 MEMORY_KINDS = ("allocated", "reserved", "device")
+#: Value of ``memory_of``: the peak of the job's last rank instead of the fullest one's.
+LAST_RANK = "last rank"
 MAX_BYTES = 1 << 28  #: limit of a file of cases
 _LINE = "line"  #: begins the id of what is no case
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
@@ -39,6 +43,8 @@ class Case:
     measured: Mapping[str, Any]
     assumptions: tuple[str, ...]
     skipped: str | None = None
+    #: Layouts that the run may have had, ``strategy`` first, where it does not state all (solver.formats.unstated).
+    alternatives: tuple[Strategy, ...] = ()
 
     @property
     def source(self) -> str:
@@ -95,19 +101,33 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     sections = {key: _section(plain.get(key), name, key) for key in ("cluster", "model", "run", "measured")}
     assumptions: list[str] = []
     model, strategy, skipped = None, None, None
+    others: tuple[Strategy, ...] = ()
     try:
+        if "megatron_args" in plain:
+            given = _section(plain["megatron_args"], name, "megatron_args")
+            sections["model"], sections["run"] = sections_of_megatron(given, _count(sections["run"], "world_size"), assumptions)
         model = _model(sections["model"], assumptions)
         if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
         check_model(model, _count(sections["run"], "seq_len"), approximate=True)
-        strategy = _strategy(normalized_run(sections["run"], str(plain["hardware"]), assumptions), model, assumptions)
+        run = normalized_run(sections["run"], str(plain["hardware"]), assumptions)
+        strategy = _strategy(run, model, assumptions)
+        others = alternatives(run, model, framework_of(strategy.framework), strategy)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
     if "inter_node_gbit_per_gpu" not in sections["cluster"]:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")
     return Case(
-        name, str(plain["hardware"]), sections["cluster"], model, strategy, sections["measured"], tuple(assumptions), skipped
+        name,
+        str(plain["hardware"]),
+        sections["cluster"],
+        model,
+        strategy,
+        sections["measured"],
+        tuple(assumptions),
+        skipped,
+        others,
     )
 
 
@@ -135,6 +155,8 @@ def _check_figures(cluster: Mapping[str, Any], measured: Mapping[str, Any]) -> N
     _check_section("measured", measured)
     if measured.get("memory_kind", MEMORY_KINDS[0]) not in MEMORY_KINDS:
         raise InputError(f"memory_kind is {shown(measured['memory_kind'])}; it must be one of {', '.join(MEMORY_KINDS)}")
+    if measured.get("memory_of", LAST_RANK) != LAST_RANK:
+        raise InputError(f"memory_of is {shown(measured['memory_of'])}; it must be {LAST_RANK!r} or absent")
 
 
 def _model(config: dict[str, Any], assumptions: list[str]) -> ModelSpec:

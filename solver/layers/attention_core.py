@@ -209,7 +209,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     probabilities, fused = batch * seq_q * seq_kv, shapes.framework.kernels.fused_softmax
     passes = 2 * shapes.element, 3 * shapes.element
     # dropout reads and writes the probabilities and a one-byte mask
-    scores = batch * seq_q * seq_kv * float(shapes.framework.kernels.dropout)
+    scores = batch * seq_q * seq_kv * float(shapes.dropout)
     masked = 2 * shapes.element + 1
     dropout = memory_bound("dropout", MODULE, "residual", scores, masked, masked, ATTENTION_CORE)
     return [
@@ -240,7 +240,7 @@ def core_saved(shapes: Shapes) -> list[Saved]:
     else:
         scores = shapes.tokens * shapes.heads * shapes.run.seq_len
         # softmax output, eager also in fp32; with dropout also its mask and its output (5 a s^2 b, arXiv 2205.05198 equation 2)
-        per_score = 2 * shapes.element + 1 if shapes.framework.kernels.dropout else shapes.element
+        per_score = 2 * shapes.element + 1 if shapes.dropout else shapes.element
         per_score += 0 if shapes.framework.kernels.fused_softmax else FP32
         saved.append(Saved("probabilities", scores * per_score, ATTENTION_CORE))
     return saved
@@ -258,3 +258,10 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
 
     scores = shapes.tokens * shapes.heads * shapes.run.seq_len
     return scores * 2 * (shapes.element + (0 if shapes.framework.kernels.fused_softmax else FP32))
+
+
+def scores_buffer(shapes: Shapes) -> np.ndarray:
+    """Return the bytes of the buffer in which Megatron's own unfused attention computes its scores."""
+    scores: np.ndarray = shapes.tokens * shapes.heads * shapes.run.seq_len * shapes.element
+    kept: np.ndarray = scores * (shapes.framework.memory.scores_buffer and shapes.run.attention == "unfused")
+    return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.layers.attention_core import scores_buffer
 from solver.layers.block import attention_block, mlp_block
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.ops import memory_bound, tp_collective
@@ -54,7 +55,8 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     saved, ops = recomputed_saved(shapes, ops, saved), recomputed_ops(shapes, ops)
     gathers = _weight_gathers(shapes, tuple(ops))
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
-    return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), working)
+    buffer = scores_buffer(shapes)
+    return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), buffer, working)
 
 
 def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
@@ -79,15 +81,10 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
     return LayerProgram("embedding", keys, tuple(ops), (), weights)
 
 
-def _drops_out(shapes: Shapes) -> bool:
-    """Whether dropout runs: runs with unfused attention are from the years when frameworks used dropout by default."""
-    return shapes.framework.kernels.dropout and shapes.run.attention == "unfused"
-
-
 def _dropout_masks(shapes: Shapes) -> list[Saved]:
     """Masks of the two residual branches, one byte per element."""
     elements = shapes.norm_tokens * shapes.model.hidden_size
-    return [Saved("dropout_masks", 2 * elements)] if _drops_out(shapes) else []
+    return [Saved("dropout_masks", 2 * elements)] if shapes.dropout else []
 
 
 def _residual(shapes: Shapes, name: str) -> list[Op]:
@@ -95,7 +92,7 @@ def _residual(shapes: Shapes, name: str) -> list[Op]:
 
     Dropout is fused into the addition: its mask is one more byte, and its gradient one more kernel.
     """
-    elements, mask = shapes.norm_tokens * shapes.model.hidden_size, float(_drops_out(shapes))
+    elements, mask = shapes.norm_tokens * shapes.model.hidden_size, float(shapes.dropout)
     backward = 3 * shapes.element + mask * (2 * shapes.element + 1)
     return memory_bound(name, "residual", "residual", elements, 3 * shapes.element + mask, backward)
 

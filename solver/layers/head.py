@@ -34,7 +34,7 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
         Weight("vocab", shapes.vocab * (model.hidden_size + model.head_bias)),
     )
     ops = (*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *_loss_ops(shapes))
-    return LayerProgram("head", keys, ops, saved, weights, transient)
+    return LayerProgram("head", keys, ops, saved, weights, transient_bytes=transient)
 
 
 def _vocab_ops(shapes: Shapes) -> list[Op]:
@@ -81,15 +81,19 @@ def _compiled(shapes: Shapes) -> bool:
 def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     """Return (kept, short-lived) bytes of the loss.
 
-    Fused: the 16-bit logits, which become their gradient, and nothing else. Compiled: the logits, later also their gradient.
+    Fused: the 16-bit logits, which become their gradient, and nothing else; Megatron's compiled functions do not work in place,
+    and hold two fp32 copies of the logits beside them. Compiled: the logits, later also their gradient.
     Unfused, Megatron's: fp32 probabilities, which become their gradient in place, in addition to the 16-bit logits (as read).
     Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
     16-bit logits. Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight while the
-    logits' gradient is alive.
+    logits' gradient is alive; those that do not accumulate return a real one.
     """
     logits = _logits(shapes)
-    dummy = shapes.vocab * shapes.model.hidden_size * HALF * shapes.framework.memory.vocab_dummy_gradient
+    returned = shapes.framework.memory.vocab_dummy_gradient or shapes.run.gradient_accumulation_fusion is False
+    dummy = shapes.vocab * shapes.model.hidden_size * HALF * returned
     if shapes.run.cross_entropy_fusion:
+        if shapes.run.cross_entropy_fusion_impl == "native":
+            return logits * FP32, np.maximum(logits * (shapes.element + FP32), dummy)
         return logits * shapes.element, dummy
     if _compiled(shapes):
         return logits * shapes.element, logits * shapes.element

@@ -80,10 +80,14 @@ def _ups(shapes: Shapes) -> int:
 
 
 def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
-    """A linear of each local expert, as one grouped GEMM; of a single local expert it is a plain GEMM."""
+    """A linear of each local expert, as one grouped GEMM, or one after the other; of a single local expert a plain GEMM."""
     experts, rows = shapes.model.num_experts // shapes.keys.ep, expert_rows(shapes)
+    each = np.maximum(rows / experts, 1)
+    if not shapes.run.moe_grouped_gemm:
+        alone = linear(shapes, f"expert.{name}", MODULE, n, k, tokens=each)
+        return [replace(op, count=op.count * experts, launches=op.launches * experts) for op in alone]
     single, several = np.where(experts == 1, 1.0, 0.0), np.where(experts > 1, 1.0, 0.0)
-    sizes = {"groups": experts, "tokens_per_group": np.maximum(rows / experts, 1), "n": n, "k": k}
+    sizes = {"groups": experts, "tokens_per_group": each, "n": n, "k": k}
     plain = linear(shapes, f"expert.{name}", MODULE, n, k, tokens=rows)
     grouped = [
         replace(
@@ -106,7 +110,8 @@ def _shared_sum(shapes: Shapes) -> list[Op]:
 def moe_saved(shapes: Shapes) -> list[Saved]:
     """Return the saved tensors: the experts' input, the activation's input and output, the probabilities; shared ones.
 
-    Where the probabilities are applied after the experts, the weighted sum also keeps the experts' outputs.
+    Where the probabilities are applied after the experts, the weighted sum also keeps the experts' outputs. Where they are
+    applied to an activation without a gate, no kernel does both, and the activation's output is kept before and after.
     """
     model, e = shapes.model, shapes.element
     rows, width = expert_rows(shapes), _width(shapes)
@@ -118,6 +123,8 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
         Saved("expert_act_output", rows * width * shapes.input_element),
         Saved("probabilities", rows * FP32),
     ]
+    if shapes.framework.kernels.probabilities_in_activation and not model.gated_mlp:
+        saved.append(Saved("expert_act_weighted", rows * width * e))
     if not shapes.framework.kernels.probabilities_in_activation:
         saved.append(Saved("expert_output", sent_rows(shapes) * model.hidden_size * e))
     if model.shared_expert_intermediate_size:

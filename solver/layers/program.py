@@ -141,6 +141,7 @@ class LayerProgram:
     ops: tuple[Op, ...]
     saved: tuple[Saved, ...]
     weights: tuple[Weight, ...]
+    buffer_bytes: Array = field(default=0.0)  #: buffer that all layers share and that stays
     transient_bytes: Array = field(default=0.0)  #: largest short-lived working set of its backward pass
 
     def saved_bytes(self, level: Recompute) -> np.ndarray:

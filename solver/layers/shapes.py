@@ -63,6 +63,12 @@ class Shapes:
         return recipe_of(self.run.precision, self.run.fp8_recipe) if self.kind.quantised else None
 
     @property
+    def dropout(self) -> bool:
+        """Whether dropout runs. Where a run does not say: with unfused attention, in frameworks that had it by default."""
+        stated = self.run.dropout
+        return self.framework.kernels.dropout and self.run.attention == "unfused" if stated is None else stated
+
+    @property
     def fused_elementwise(self) -> bool:
         """Whether a chain of element-wise kernels is one kernel, by hand or by a compiler."""
         return self.framework.kernels.fused_elementwise or self.run.compile

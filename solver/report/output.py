@@ -22,7 +22,6 @@ from solver.search.search import SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.memory import totals
 from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
 from solver.step.time import PARTS as TIME_PARTS
@@ -56,9 +55,11 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
         "peak_memory_bytes": float(memory.device[index]),
         "allocated_memory_bytes": float(memory.allocated[index]),
         "reserved_memory_bytes": float(memory.reserved[index]),
+        "memory_bound_bytes": float(memory.bound[index]),
         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, index].tolist(), strict=True)),
         "stages": _stages(solutions, index),
         "fits": bool(memory.device[index] <= solutions.problem.cluster.memory_bytes),
+        "verdict": memory.verdict(index, solutions.problem.cluster.memory_bytes),
         "breakdown_s": why.by_part(),
         "compute_by_module_s": why.by_module(),
         "basis": why.by_basis(),
@@ -72,12 +73,15 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
 
 def _stages(solutions: Solutions, index: int) -> list[dict[str, Any]]:
     """Return layers, parts of the step and memory of every pipeline stage."""
-    layers, times, memory = (of(solutions, index) for of in (layers_of_stages, time_of_stages, memory_of_stages))
-    device = totals(solutions.problem, memory)[2]
+    layers, times, memory = (
+        layers_of_stages(solutions, index),
+        time_of_stages(solutions, index),
+        memory_of_stages(solutions, index),
+    )
     return [
         {"layers": int(layers[stage]), "breakdown_s": dict(zip(TIME_PARTS, times[:, stage].tolist(), strict=True)),
-         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory[:, stage].tolist(), strict=True)),
-         "peak_memory_bytes": float(device[stage])}
+         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, stage].tolist(), strict=True)),
+         "peak_memory_bytes": float(memory.device[stage])}
         for stage in range(len(layers))
     ]  # fmt: skip
 

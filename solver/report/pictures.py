@@ -12,7 +12,6 @@ from solver.report.explain import explain
 from solver.report.terminal import PART_NAMES, describe
 from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.memory import totals
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
 from solver.step.time import PARTS
@@ -58,11 +57,10 @@ def draw_stages(solutions: Solutions, index: int, path: Path) -> None:
     names = [PART_NAMES[part] for part in PARTS]
     _stack(left, times, names, {"pipeline bubble": "0.85"})
     left.set_ylabel("time of a step [s]")
-    device = totals(problem, memory)[2]
-    outside = (device - memory.sum(axis=0))[None]
+    outside = (memory.device - memory.allocated)[None]
     _stack(
         right,
-        [*(memory / GIB), *(outside / GIB)],
+        [*(memory.parts / GIB), *(outside / GIB)],
         [*(n.replace("_", " ") for n in MEMORY_PARTS), "allocator gaps, runtime"],
         {},
     )

@@ -14,7 +14,6 @@ from solver.report.validate import Prediction, Regret, Score
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.memory import totals
 from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.solutions import Solutions
 
@@ -82,14 +81,14 @@ def _heading(solutions: Solutions, profile: str, notes: str) -> Text:
 def _verdict(solutions: Solutions) -> Text:
     why = explain(solutions, 0)
     low, high = why.interval
-    fits = solutions.memory.device[0] <= solutions.problem.cluster.memory_bytes
+    verdict = solutions.memory.verdict(0, solutions.problem.cluster.memory_bytes)
     text = (
         f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {seconds(low)} "
         f"to {seconds(high)})\nMFU {solutions.mfu[0]:.1%}, {solutions.flops_per_second[0] / 1e12:,.0f} TFLOP/s per GPU "
         f"(counting the whole square of attention {solutions.mfu_whole_square[0]:.1%}), "
-        f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU"
+        f"{solutions.memory.device[0] / GIB:.1f} GiB per GPU, at most {solutions.memory.bound[0] / GIB:.1f}: {verdict}"
     )
-    return Text(text + ("" if fits else ": DOES NOT FIT"), style="bold" if fits else "bold red")
+    return Text(text, style={"FITS": "bold", "AT RISK": "bold yellow"}.get(verdict, "bold red"))
 
 
 def seconds(value: float) -> str:
@@ -163,7 +162,7 @@ def _memory(solutions: Solutions, index: int) -> Text:
     number = int(memory.stage[index])
     middle = f"stage {number + 1} of {int(solutions.layouts.splits.pp[solutions.layouts.row[index]])}"
     where = "the last pipeline stage" if memory.on_last_stage[index] else middle if number else "the first pipeline stage"
-    stages = totals(solutions.problem, memory_of_stages(solutions, index))[2] / GIB
+    stages = memory_of_stages(solutions, index).device / GIB
     every = f"\nGiB on each stage: {' '.join(f'{size:.1f}' for size in stages)}" if len(stages) > 1 else ""
     return Text(
         f"memory peaks on {where} (GiB): {listed}; allocated {memory.allocated[index] / GIB:.1f}, "

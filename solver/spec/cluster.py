@@ -12,9 +12,6 @@ from profiler.errors import InputError, printable
 from profiler.profile.profile import GIB, Device
 from solver.spec.bounds import number, whole_number
 
-#: Memory of the CUDA context, cuBLAS workspaces and NCCL's channels, outside the framework's allocator (assumed).
-RUNTIME_BYTES = 1.5 * GIB
-
 
 @dataclass(frozen=True)
 class Cluster:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
+from profiler.profile.profile import GIB
 from solver.spec.strategy import CHOICES, TpMode
 
 
@@ -106,6 +107,8 @@ class Recomputation:
     #: Selective recomputation keeps the output of every second GEMM, of fused attention and of reduce-scatters, and runs all
     #: else again (torchtitan's mode "op").
     selective_by_op: bool = False
+    #: Selective recomputation keeps a layer's input and its queries, keys and values, and runs all else again.
+    selective_keeps_qkv: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,19 @@ class MemoryUse:
     #: Bytes per parameter that synchronisation keeps between steps where ranks are data-parallel: without ZeRO, and with
     #: ZeRO-1 and 2.
     synchronisation_bytes: tuple[float, float] = (0.0, 0.0)
+    #: Threads that call cuBLAS through torch (forward and backward), each with a workspace that torch's counter counts; 0: not
+    #: described, part of what the runtime holds.
+    cublas_threads: int = 0
+    transformer_engine: bool = False  #: linears are Transformer Engine's, which has a cuBLAS workspace of its own
+    #: Unfused attention computes its scores in a buffer that stays (Megatron's own implementation).
+    scores_buffer: bool = False
+    #: ZeRO-1 copies the 16-bit gradients that a rank updates to fp32 before it does.
+    fp32_gradient_copy: bool = False
+    #: The 16-bit gradients of the backward pass stay beside fp32 gradients, into which they are accumulated.
+    keeps_half_gradients: bool = False
+    #: Buckets of gradients (data_parallel.bucket_elements) that are allocated beside the gradients.
+    gradient_buckets: float = 0.0
+    runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
     fp32_weights: bool = False  #: weights are held in fp32 and cast for each GEMM (autocast)
     #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
     #: accumulates into fp32 gradients must still return a gradient to autograd.
@@ -127,9 +143,13 @@ class MemoryUse:
         False  #: likewise for the vocabulary's weight, during its backward pass (Megatron's own linears)
     )
     #: What the caching allocator reserves beyond the allocated peak, as a share of what comes and goes within a step (weights,
-    #: gradients and states are allocated once and leave no gaps). SimuMax's runs on 8 B200 and 8 A100 reserve 6.4% of the whole
-    #: peak, which is 35% of their activations, logits and working memory.
-    allocator_gaps: float = 0.35
+    #: gradients and states are allocated once and leave no gaps): with one pipeline stage, whose micro batches free their
+    #: blocks in reverse order for the next, and with several, whose micro batches interleave. From Aleph Alpha's runs that
+    #: fitted or did not, and from those that llm-foundry's micro batches filled.
+    allocator_gaps: tuple[float, float] = (0.1, 0.35)
+    #: Activations of a whole tensor group, for each layer, whose blocks cannot be used again before the collectives that read
+    #: or wrote them on streams of their own have ended (torch's record_stream).
+    collective_gaps: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,13 +41,14 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "fp8_recipe": FP8_RECIPES,
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
+    "cross_entropy_fusion_impl": ("te", "native"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
 }
 _FLAGS = (
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
-    "overlap_grad_reduce", "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap",
-    "cross_entropy_fusion", "fused_norm", "compile", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
-    "fp8_param_gather", "launch_blocking", "cuda_graphs",
+    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "overlap_grad_reduce",
+    "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm",
+    "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
+    "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
 )  # fmt: skip
 
 
@@ -97,15 +98,20 @@ class Strategy:
     tp_comm_overlap: bool = False
     p2p_overlap: bool = False
     cross_entropy_fusion: bool = False
+    cross_entropy_fusion_impl: str = "te"  #: Transformer Engine's kernel, in place, or Megatron's compiled functions in fp32
     moe_dispatcher: str = "alltoall"  #: how tokens reach the ranks of their experts
     moe_capacity_factor: float = 0.0  #: rows of an expert over their mean, missing ones padded; 0: no token is dropped
     moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean
+    moe_grouped_gemm: bool = True  #: one kernel for the GEMMs of all experts of a rank; otherwise one after the other
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
     moe_shared_expert_overlap: bool = False  #: shared experts run beside the exchange of tokens
     moe_exchange_overlap: bool = False  #: the exchange of one micro batch runs beside the compute of another
     fused_norm: bool = True
+    dropout: bool | None = None  #: after attention's softmax and before residuals; None: with unfused attention, if usual then
+    gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does
     compile: bool = False
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
+    deterministic: bool = False  #: cuBLAS has the large workspaces that it needs to be so; time is that without
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
     framework: str = "internevo-2024"
 
@@ -119,6 +125,9 @@ class Strategy:
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be one of {', '.join(map(str, allowed))}")
         for key in _FLAGS:
             if not isinstance(getattr(self, key), bool):
+                raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
+        for key in ("dropout", "gradient_accumulation_fusion"):
+            if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:
             raise InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.step.layouts import Layouts
-from solver.step.memory import PeakMemory
+from solver.step.memory import Memory, PeakMemory
 from solver.step.op_estimates import STREAMS
 from solver.step.solutions import Solutions
 from solver.step.stage_kinds import StageKinds
@@ -58,12 +58,16 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     return parts
 
 
-def memory_of_stages(solutions: Solutions, index: int) -> np.ndarray:
-    """Return the bytes of every part of the peak on every stage: [memory parts, pp]. solver.step.memory.totals adds them up."""
+def memory_of_stages(solutions: Solutions, index: int) -> Memory:
+    """Return the memory of every stage of layout ``index``: arrays over stages, parts [memory parts, pp]."""
     one, stages = _stages(solutions, index)
     key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
-    peak = PeakMemory(solutions.problem, solutions.table, key, one, stages)
-    return np.stack([peak.parts(stage)[:, 0] for stage in range(len(stages.index))], axis=1)
+    peak, number = PeakMemory(solutions.problem, solutions.table, key, one, stages), np.arange(len(stages.index))
+    parts = [peak.parts(stage) for stage in range(len(number))]
+    totals = [np.concatenate(each) for each in zip(*(peak.totals(part, i) for i, part in enumerate(parts)), strict=True)]
+    allocated, reserved, device, bound = totals
+    last = (number > 0) & (number == len(number) - 1)
+    return Memory(allocated, reserved, device, bound, np.concatenate(parts, axis=1), number, last)
 
 
 def _stages(solutions: Solutions, index: int) -> tuple[Layouts, StageKinds]:

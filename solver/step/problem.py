@@ -50,6 +50,12 @@ class Problem:
         return weight_recipe(recipe, copies, self.run.fp8_param_gather)
 
     @property
+    def fused_accumulation(self) -> bool:
+        """Whether the weight-gradient GEMMs add to the gradients: as the run states it, or as its framework does."""
+        stated = self.run.gradient_accumulation_fusion
+        return self.framework.data_parallel.fused_gradient_accumulation if stated is None else stated
+
+    @property
     def kinds(self) -> LayerKinds:
         """The kinds of the model's layers at this sequence length."""
         run = self.run
@@ -80,6 +86,7 @@ class Part:
     times: LayerTimes
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
     transient: np.ndarray  #: bytes, shape [keys]
+    buffer: np.ndarray  #: bytes that stay between layers, shape [keys]
     parameters_of: Mapping[str, np.ndarray]  #: parameters of one rank by group (PARAMETER_GROUPS), each of shape [keys]
     shaped_alike: Mapping[str, np.ndarray]  #: elements of the distinct shapes of its linears and experts, by name; [keys] each
 
@@ -131,6 +138,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
                 times=layer_times(estimates, exposed, host, run.launch_blocking),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
+                buffer=np.broadcast_to(np.asarray(program.buffer_bytes, dtype=float), len(keys)),
                 parameters_of={group: program.weight_elements(group) for group in PARAMETER_GROUPS},
                 shaped_alike=program.distinct_elements(),
             )

@@ -148,9 +148,10 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
             ops.append(Op("weight_casts", "optimizer", MEMORY_BOUND, "step", {"bytes": group.elements * kept.cast},
                           variant="quantize"))  # fmt: skip
         # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards
-        accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not sync.fused_gradient_accumulation)}
+        fused = problem.fused_accumulation
+        accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not fused)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, variant="residual",
-                      count=float(not sync.fused_gradient_accumulation)))  # fmt: skip
+                      count=float(not fused)))  # fmt: skip
         passes = {"bytes": group.elements * grad * sync.buffer_passes}
         ops.append(Op("gradient_buffer", "gradients", MEMORY_BOUND, "step", passes, count=float(sync.buffer_passes > 0),
                       variant="residual"))  # fmt: skip

@@ -28,6 +28,11 @@ from solver.step.solutions import Solutions
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "configs" / "cases"
 KEYS = {"id", "hardware", "cluster", "model", "run", "measured", "source"}
+NOT_MODELLED = {
+    "0070": "microbatch-group-size-per-virtual-pipeline-stage", "0072": "microbatch-group-size-per-virtual-pipeline-stage",
+    "0143": "cuda-graph-impl", "0144": "recompute-modules", "0147": "use-megatron-fsdp", "0149": "use-megatron-fsdp",
+    "0182": "fine-grained-activation-offloading",
+}  # fmt: skip
 #: 100 * (2 * 100 + 2 * 100) + 3 * 100 * 200 = 100,000 weights in the linears of its one layer, 50 * 100 in the head.
 SMALL = ModelSpec(
     name="small", hidden_size=100, intermediate_size=200, num_hidden_layers=1, num_attention_heads=10, num_key_value_heads=10,
@@ -78,16 +83,18 @@ def cells(table: str) -> dict[str, list[str]]:
 def test_every_case_reads_and_none_is_left_out(plain: list[dict[str, Any]]) -> None:
     cases = read_cases(CASES / "published.jsonl")
     experts = {c["id"] for c in plain if "num_experts" in c["model"] or "kv_lora_rank" in c["model"]}
-    assert len(cases) == 1365 and len({case.id for case in cases}) == 1365
+    assert len(cases) == 1420 and len({case.id for case in cases}) == 1420
     assert len(experts) == 85 and sum(name.startswith("SM:deepseekv2") for name in experts) == 6
-    assert not [case.id for case in cases if case.skipped]
+    # Megatron Core's options that are not modelled
+    skipped = {case.id: case.skipped.split(":")[0] for case in cases if case.skipped}
+    assert skipped == {f"GV-{number}": f"Megatron's --{option}" for number, option in NOT_MODELLED.items()}
 
 
 def test_cases_hold_numbers_and_no_texts(plain: list[dict[str, Any]]) -> None:
-    assert (CASES / "published.jsonl").stat().st_size < 1_100_000
-    assert all(set(case) == KEYS for case in plain)
+    assert (CASES / "published.jsonl").stat().st_size < 1_150_000
+    assert all(set(case) - {"megatron_args"} == KEYS for case in plain)
     assert {case["hardware"] for case in plain} <= set(shipped_profiles())
-    assert Counter("step_s" in case["measured"] for case in plain) == {True: 842, False: 523}
+    assert Counter("step_s" in case["measured"] for case in plain) == {True: 843, False: 577}
     assert sum(bool(case["measured"].get("out_of_memory")) for case in plain) == 483
 
 
@@ -101,8 +108,8 @@ def test_every_group_has_a_source_and_a_description() -> None:
 
 def test_sources_of_cases_are_listed(plain: list[dict[str, Any]]) -> None:
     text = (CASES / "SOURCES.md").read_text()
-    origins = {case["source"].split(":")[0].split("@")[0].split(" Table")[0] for case in plain}
-    assert len(origins) == 17
+    origins = {case["source"].split(":")[0].split("@")[0].split(" Table")[0].split(" d98e8a64")[0] for case in plain}
+    assert len(origins) == 18
     assert all(origin in text for origin in origins)
 
 
@@ -171,7 +178,7 @@ def test_memory_table() -> None:
 
 def test_fits_table() -> None:
     # of 4 runs that fitted one is predicted OOM; of 2 with OOM one is predicted to fit
-    fitted = [memory_prediction(f"x-{i}", device) for i, device in enumerate((5.0, 6.0, 10.0, 11.0))]
+    fitted = [memory_prediction(f"x-{i}", device, step_s=1.0) for i, device in enumerate((5.0, 6.0, 10.0, 11.0))]
     failed = [memory_prediction(f"xOOM-{i}", device, out_of_memory=True) for i, device in enumerate((9.0, 12.0))]
     text = accuracy_tables.fits_table(fitted + failed)
     assert cells(text)["fitted"] == ["3", "1"] and cells(text)["OOM"] == ["1", "1"]

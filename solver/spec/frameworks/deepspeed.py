@@ -5,7 +5,8 @@ Sources: deepspeed/runtime/pipe/engine.py (commit 03f6f75); Aleph Alpha scaling 
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, Pipeline, Recomputation, TensorParallel
+from profiler.profile.profile import GIB
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
 
 MEGATRON_DEEPSPEED = Framework(
     name="megatron-deepspeed",
@@ -33,6 +34,10 @@ MEGATRON_DEEPSPEED = Framework(
         fused_gradient_accumulation=False,
     ),
     pipeline=Pipeline(blocking_sends=4.0),  # the engine sends and receives one after the other
+    # runtime/zero/stage_1_and_2.py: a bucket of reduce_bucket_size, an fp32 copy of the partition's gradients.
+    # runtime/bf16_optimizer.py and pipe/engine.py: update_hp_grads leaves the 16-bit gradients. NCCL of 2021 keeps about
+    # 0.4 GiB for each of the groups for data, tensors, pipeline, model, embedding and all (assumed)
+    memory=MemoryUse(fp32_gradient_copy=True, keeps_half_gradients=True, gradient_buckets=1.0, runtime_bytes=3.9 * GIB),
     doubt=0.09,  # which kernels were fused is stated by few runs
 )
 

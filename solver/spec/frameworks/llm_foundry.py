@@ -18,7 +18,7 @@ LLM_FOUNDRY_2023 = Framework(
     can_run=FSDP_ONLY,
     kernels=Kernels(
         fused_gate_up=False,
-        torch_loss=True,  # its code fuses the loss by default; its published small models are slower than that
+        torch_loss=False,  # its code fuses the loss by default; its published small models are slower than that
         flash_attention=1,  # attn_impl "triton": a kernel of the first generation
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),

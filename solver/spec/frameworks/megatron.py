@@ -71,7 +71,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
     },
     kernels={"dropout": False, "norm_quantises": True},  # current recipes set both dropouts to 0
-    memory={"quantised_inputs": True, "quantised_weights": True},
+    memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     tensor_parallel={
         "async_backward": False,
@@ -93,6 +93,17 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
         "overlaps_exchange": False,
     },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
     kernels={"probabilities_in_activation": False},  # since 0.13
+)
+
+#: --transformer-impl local: Megatron's own linears and unfused attention.
+MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
+    "megatron-core-local",
+    "2025-05",
+    family="megatron-core-local",
+    aliases=("megatron-core local",),
+    can_run={"cp_comms": (), "experts": False},
+    kernels={"norm_quantises": False},
+    memory={"quantised_inputs": False, "quantised_weights": False, "transformer_engine": False, "scores_buffer": True},
 )
 
 NEMO_24 = MEGATRON_CORE_0_12.derive(
@@ -204,6 +215,7 @@ FAMILY = (
     MEGATRON_LM_2021,
     MEGATRON_CORE_0_12,
     MEGATRON_CORE_0_8,
+    MEGATRON_CORE_LOCAL,
     NEMO_24,
     NEMO_25,
     MEGATRON_BRIDGE_25,

@@ -30,7 +30,7 @@ TORCHTITAN_2025 = Framework(
     tensor_parallel=TensorParallel(regathers_input=False, shares_input=True, async_backward=False),
     data_parallel=DataParallel(all_gather_copies=2.0, reduce_scatter_copies=2.0, accumulating_gemms=False),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
-    memory=MemoryUse(allocator_gaps=0.1),  # expandable segments leave few gaps; the share is assumed
+    memory=MemoryUse(allocator_gaps=(0.1, 0.1)),  # expandable segments leave few gaps; the share is assumed
 )
 
 TORCHTITAN_2024 = TORCHTITAN_2025.derive(

@@ -12,7 +12,6 @@ from toy import make_problem, toy_cost
 from solver.report import pictures
 from solver.search.search import SearchResult, search
 from solver.spec.model import ModelSpec
-from solver.step.memory import totals
 from solver.step.per_stage import memory_of_stages
 
 MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,
@@ -34,7 +33,7 @@ def test_bars_of_stages_add_up_to_the_step_and_to_the_memory(figures: list[Any])
     found = result(16, pp=4).best
     pictures.draw_stages(found, 0, Path("unused.png"))
     times, memory = figures[0].axes
-    step, device = found.times.seconds[0], totals(found.problem, memory_of_stages(found, 0))[2] / 2**30
+    step, device = found.times.seconds[0], memory_of_stages(found, 0).device / 2**30
     tops = [np.zeros(4), np.zeros(4)]
     for panel, axes in enumerate((times, memory)):
         for bar in axes.patches:

@@ -78,6 +78,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "megatron-lm-zero-bubble": (zero(0, 1), one_mode("mtp", "msp"), NO_CP, WHOLE_KV),
     "megatron-core-0.8": (*MEGATRON, EVEN),
     "megatron-core-0.12": MEGATRON,
+    "megatron-core-local": (*MEGATRON, NO_CP),
     "nemo-24": (*MEGATRON, EVEN),
     "nemo-25": MEGATRON,
     "megatron-bridge-25": MEGATRON[1:],  # Megatron-FSDP shards parameters too
@@ -94,6 +95,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "fms-fsdp": FSDP,
     "llm-foundry-2023": FSDP,
     "llm-foundry-2024": FSDP,
+    "maxtext": (zero(0, 3), lambda model, s: s.tp == s.cp == s.pp == 1),
     "nanotron": (zero(0, 1), one_mode("mtp", "msp"), NO_CP, NO_CHUNKS, WHOLE_KV),
 }
 

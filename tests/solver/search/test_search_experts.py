@@ -90,7 +90,7 @@ def test_parts_lines_and_stages_add_up(found: Solutions) -> None:
         np.testing.assert_allclose(stages.sum(axis=0), found.times.seconds[index], rtol=1e-9)
         # the slowest of all stages is the one that the closed form waits for, and the fullest the one that it names
         assert stages[PARTS.index("bubble")].min() == pytest.approx(found.times.parts[PARTS.index("bubble"), index], abs=1e-9)
-        memory = memory_of_stages(found, index).sum(axis=0)
+        memory = memory_of_stages(found, index).allocated
         assert memory.max() == pytest.approx(found.memory.allocated[index], rel=1e-9)
         assert memory[found.memory.stage[index]] == pytest.approx(memory.max(), rel=1e-9)
         assert len(memory) == found.layouts.splits.pp[row]

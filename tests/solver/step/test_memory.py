@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
-from toy import TINY, changed, column, estimated, make_problem, run_of, some_layouts, toy_cost
+from toy import DEVICE, TINY, changed, column, estimated, make_problem, run_of, some_layouts, toy_cost
 
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
-from solver.step.memory import PARTS
+from solver.step.memory import PARTS, STATIC_PARTS
 from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.workspaces import workspace_bytes
 
 MODEL = ModelSpec(
     name="8B", hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
@@ -47,7 +51,13 @@ def test_two_stages_by_hand() -> None:
     found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0)])
     # The last stage: one layer, the head of 256 * 64 and its norm; 16-bit weights and gradients, 12 bytes of fp32 states.
     elements = TINY_LAYER + 256 * 64 + 64
-    last = {"weights": 2 * elements, "gradients": 2 * elements, "optimizer": 12 * elements, "activations": TINY_SAVED}
+    last = {
+        "weights": 2 * elements,
+        "gradients": 2 * elements,
+        "optimizer": 12 * elements,
+        "activations": TINY_SAVED,
+        "workspaces": 0,
+    }
     # The loss: input and output of the final norm, fp32 probabilities, whose buffer becomes their gradient, and 16-bit logits.
     loss = 2 * 32 * 64 * 2 + LOGITS * 4 + LOGITS * 2
     # The first stage: one layer, the embedding table of 256 * 64, one micro batch.
@@ -254,3 +264,63 @@ def test_states_of_weight_shards_are_split_over_their_copies() -> None:
     found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=1, zero_shard_size=8)])
     rest = 2 * 2 * 64 + 2 * 256 * 64 + 64
     assert found.memory.parts[2, 0] == 12 * (2 * 36_864 / 4 / 2 + rest / 8)
+
+
+def test_gaps_of_the_allocator_by_stages() -> None:
+    # a tenth of what comes and goes where micro batches free their blocks in reverse order, 35% where stages interleave them
+    problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN)
+    found = estimated(problem, [problem.run.replace(dp=2 // pp, pp=pp, zero=0) for pp in (1, 2)])
+    dynamic = found.memory.parts[STATIC_PARTS:].sum(axis=0)
+    np.testing.assert_allclose(found.memory.reserved - found.memory.allocated, [0.1, 0.35] * dynamic, rtol=1e-9)
+
+
+def test_three_verdicts() -> None:
+    # the bound: 3% of what is allocated and 15% of what comes and goes, above the estimate
+    memory = estimated(make_problem(TINY, 1, toy_cost(), **TINY_RUN), [run_of(1, 32, zero=0)]).memory
+    dynamic = memory.parts[STATIC_PARTS:].sum()
+    assert memory.bound[0] - memory.device[0] == pytest.approx(0.15 * dynamic + 0.03 * memory.allocated[0])
+    limits = memory.bound[0], memory.device[0], memory.device[0] - 1
+    assert [memory.verdict(0, limit) for limit in limits] == ["FITS", "AT RISK", "OUT OF MEMORY"]
+
+
+def test_nanotron_reserves_what_its_collectives_still_read() -> None:
+    # two blocks a layer, each 32 tokens of 64 two-byte values of which half came from the other rank
+    problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32")
+    memory = estimated(problem, [problem.run.replace(dp=1, tp=2, tp_mode="msp", zero=0)]).memory
+    gaps = 0.1 * memory.parts[STATIC_PARTS:].sum()
+    assert memory.reserved[0] - memory.allocated[0] - gaps == pytest.approx(2 * 2 * 32 * 64 * 2 / 2)
+
+
+def test_deepspeed_copies_gradients_to_fp32() -> None:
+    # ZeRO-1 of 8 ranks: 16-bit gradients, fp32 copies of an eighth of them, and a bucket of 500 million 16-bit gradients
+    name = "megatron-deepspeed"
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework=name)
+    found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=8) for zero in (0, 1)])
+    elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
+    bucket = 2 * problem.framework.data_parallel.bucket_elements
+    assert (found.memory.parts[1] - bucket).tolist() == [2 * elements, 2 * elements + 4 * elements / 8]
+    # with fp32 gradients the 16-bit ones stay, and nothing is copied
+    fp32 = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework=name, grad_dtype="fp32")
+    held = estimated(fp32, [fp32.run.replace(zero=1, zero_shard_size=8)]).memory.parts[1, 0]
+    assert held - 2 * bucket == (4 + 2) * elements
+
+
+@pytest.mark.parametrize(
+    ("settings", "mebibytes"),
+    [
+        ({}, 2 * 8.125 + 4),  # two threads run torch's GEMMs; Transformer Engine holds one workspace of 4 MiB
+        ({"deterministic": True}, 2 * 32 + 4),
+        ({"framework": "megatron-core local"}, 2 * 8.125),
+        ({"framework": "torchtitan"}, 0.0),  # not described
+    ],
+)
+def test_workspaces_of_cublas(settings: dict[str, Any], mebibytes: float) -> None:
+    problem = make_problem(TINY, 1, toy_cost(), **TINY_RUN, **{"framework": "megatron-core", **settings})
+    assert workspace_bytes(problem) == mebibytes * 2**20
+
+
+def test_workspaces_grow_with_hopper_and_experts() -> None:
+    hopper = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 2e15}))
+    experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
+    dense, grouped = (workspace_bytes(make_problem(model, 4, hopper, framework="megatron-core")) for model in (TINY, experts))
+    assert dense == 3 * 32 * 2**20 and grouped == (2 + 5) * 32 * 2**20  # experts' GEMMs run on four more streams

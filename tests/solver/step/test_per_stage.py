@@ -8,7 +8,6 @@ from toy import make_problem, some_layouts, toy_cost
 
 from solver.spec.model import ModelSpec
 from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.memory import totals
 from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import estimate_layouts
 from solver.step.time import PARTS
@@ -25,13 +24,14 @@ def test_the_slowest_and_the_fullest_stage_are_those_of_the_estimate(framework: 
     for index in range(len(found)):
         pp = int(found.layouts.splits.pp[found.layouts.row[index]])
         counts, times, memory = layers_of_stages(found, index), time_of_stages(found, index), memory_of_stages(found, index)
-        assert len(counts) == times.shape[1] == memory.shape[1] == pp and counts.sum() == layers
+        assert len(counts) == times.shape[1] == memory.parts.shape[1] == pp and counts.sum() == layers
         np.testing.assert_allclose(times.sum(axis=0), found.times.seconds[index], rtol=1e-12)
         slowest = int(np.argmin(times[PARTS.index("bubble")]))
         np.testing.assert_allclose(times[:, slowest], found.times.parts[:, index], rtol=1e-9, atol=1e-15)
         assert (times[PARTS.index("bubble")] >= -1e-12 * found.times.seconds[index]).all()
-        assert memory.sum(axis=0).max() == pytest.approx(found.memory.allocated[index], rel=1e-12)
-        assert totals(problem, memory)[2].max() == pytest.approx(found.memory.device[index], rel=1e-2)
+        np.testing.assert_allclose(memory.parts.sum(axis=0), memory.allocated, rtol=1e-12)
+        assert memory.allocated.max() == pytest.approx(found.memory.allocated[index], rel=1e-12)
+        assert memory.device.max() == pytest.approx(found.memory.device[index], rel=1e-2)
         seen.add(pp)
     assert {1, 2, 4} <= seen
 
@@ -44,7 +44,7 @@ def test_two_stages_by_hand() -> None:
     index = int(np.flatnonzero(
         (splits.pp == 2)[row] & (splits.vpp == 1)[row] & (splits.micro_batch_size == 1)[row] & (found.layouts.recompute == 0)
     )[0])  # fmt: skip
-    held = memory_of_stages(found, index)[MEMORY_PARTS.index("activations")]
+    held = memory_of_stages(found, index).parts[MEMORY_PARTS.index("activations")]
     assert held[0] == 2 * held[1] > 0
     table, key = found.table, int(found.terms.key[row[index]])
     layer = float((table.layer.times.forward + table.layer.times.backward)[0, key])

@@ -1,0 +1,297 @@
+"""Arguments of Megatron-LM's pretrain_gpt.py as a model and a run, with Megatron's defaults and what its flags imply.
+
+Source: NVIDIA/Megatron-LM megatron/training/arguments.py (defaults, validate_args), training/tokenizer and
+megatron/core/transformer/transformer_config.py of autumn 2025, as read. A flag that is not known here is refused by name, and
+so is one whose effect is not modelled: memory and time of such a run would be those of another one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.errors import InputError, shown
+
+
+def _flags(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+#: The release whose arguments these are, over Transformer Engine and with --transformer-impl local.
+FRAMEWORK, LOCAL = "megatron-core", "megatron-core local"
+#: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
+TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 128000}
+#: Flags that change neither memory nor time as modelled: numerics, data, logging, or Megatron's default behaviour.
+NEUTRAL = _flags(
+    "apply-query-key-layer-scaling attention-softmax-in-fp32 calculate-per-token-loss ddp-average-in-collective "
+    "distributed-backend enable-experimental finetune max-position-embeddings mock-data moe-router-dtype "
+    "moe-router-load-balancing-type moe-router-pre-softmax moe-router-topk-scaling-factor mtp-loss-scaling-factor "
+    "no-bias-gelu-fusion no-check-for-nan-in-loss-and-grad no-create-attention-mask-in-dataloader no-rope-fusion "
+    "overlap-p2p-communication-warmup-flush te-rng-tracker tokenizer-type use-flash-attn use-mcore-models "
+    "use-tp-pp-dp-mapping"
+)
+#: Flags whose effect is not modelled, with what they do.
+UNMODELLED = {
+    "use-megatron-fsdp": "Megatron FSDP",
+    "fine-grained-activation-offloading": "activations on the host",
+    "recompute-modules": "recomputation of single modules",
+    "cuda-graph-impl": "memory of CUDA graphs",
+    "optimizer-cpu-offload": "optimizer states on the host",
+    "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro batches that is not pp",
+}
+_COUNTS = {  # flag -> key of the model
+    "num-layers": "num_hidden_layers", "hidden-size": "hidden_size", "num-attention-heads": "num_attention_heads",
+    "num-experts": "num_experts", "moe-router-topk": "num_experts_per_tok", "moe-router-num-groups": "router_groups",
+    "moe-router-group-topk": "router_topk_groups", "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
+    "q-lora-rank": "q_lora_rank", "kv-lora-rank": "kv_lora_rank", "qk-head-dim": "qk_nope_head_dim",
+    "qk-pos-emb-head-dim": "qk_rope_head_dim", "v-head-dim": "v_head_dim", "mtp-num-layers": "num_nextn_predict_layers",
+}  # fmt: skip
+_RUN = {  # flag -> (key of the run, default)
+    "seq-length": ("seq_len", None), "micro-batch-size": ("micro_batch_size", None),
+    "global-batch-size": ("global_batch_size", None), "tensor-model-parallel-size": ("tp", 1),
+    "pipeline-model-parallel-size": ("pp", 1), "context-parallel-size": ("cp", 1), "expert-model-parallel-size": ("ep", 1),
+    "decoder-first-pipeline-num-layers": ("num_layers_in_first_pipeline_stage", 0),
+    "decoder-last-pipeline-num-layers": ("num_layers_in_last_pipeline_stage", 0),
+    "overlap-grad-reduce": ("overlap_grad_reduce", False), "overlap-param-gather": ("overlap_param_gather", False),
+    "cross-entropy-loss-fusion": ("cross_entropy_fusion", False), "fp8-param-gather": ("fp8_param_gather", False),
+    "overlap-moe-expert-parallel-comm": ("moe_exchange_overlap", False),
+    "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
+    "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
+    "num-layers-at-start-in-bf16": ("num_layers_at_start_in_bf16", 0),
+    "num-layers-at-end-in-bf16": ("num_layers_at_end_in_bf16", 0),
+}  # fmt: skip
+_OTHERS = _flags(
+    "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
+    "disable-bias-linear expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format fp8-recipe group-query-attention "
+    "hidden-dropout kv-channels make-vocab-size-divisible-by moe-enable-deepep moe-ffn-hidden-size "
+    "moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-permute-fusion moe-router-enable-expert-bias "
+    "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
+    "normalization num-distributed-optimizer-instances num-layers-per-virtual-pipeline-stage num-query-groups "
+    "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type qk-layernorm "
+    "recompute-granularity recompute-method recompute-num-layers sequence-parallel swiglu transformer-impl "
+    "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
+)
+
+
+def sections_of_megatron(
+    arguments: Mapping[str, Any], world_size: int, assumptions: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (model, run) of Megatron's arguments, in the keys of a case. arguments: flag (with its dashes) -> value or true.
+
+    A world size that is only assumed (key ``world-size-assumed``) grows until the groups of experts divide it.
+    Raises InputError for a flag that is unknown, whose effect is not modelled, or that has no meaning beside the others.
+    """
+    flags = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
+    _refuse(flags)
+    model = _model(flags)
+    if arguments.get("world-size-assumed"):
+        groups = _groups(flags)
+        world_size = -(-world_size // groups) * groups
+        assumptions.append(f"world_size: {world_size}, of which every group is a divisor")
+    return model, _run(flags, model, world_size)
+
+
+def _groups(flags: Mapping[str, Any]) -> int:
+    """Return the least number of ranks that every group of the arguments divides."""
+    tp, cp, pp, ep = (_whole(flags, f"{name}-parallel-size", 1) for name in
+                      ("tensor-model", "context", "pipeline-model", "expert-model"))  # fmt: skip
+    return pp * math.lcm(tp * cp, ep * _whole(flags, "expert-tensor-parallel-size", tp) if "num-experts" in flags else 1)
+
+
+def _refuse(flags: Mapping[str, Any]) -> None:
+    for flag, what in UNMODELLED.items():
+        if flag in flags:
+            raise InputError(f"Megatron's --{flag}: {what} is not modelled")
+    known = NEUTRAL | _OTHERS | _COUNTS.keys() | _RUN.keys()
+    unknown = sorted(flags.keys() - known)
+    if unknown:
+        raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
+
+
+def _whole(flags: Mapping[str, Any], flag: str, default: int | None = None) -> int:
+    value = flags.get(flag, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        given = f"is {shown(value)}" if flag in flags else "is missing"
+        raise InputError(f"Megatron's --{flag} {given}; it must be a whole number")
+    return value
+
+
+def _model(flags: Mapping[str, Any]) -> dict[str, Any]:
+    heads, hidden = _whole(flags, "num-attention-heads"), _whole(flags, "hidden-size")
+    ffn = _whole(flags, "ffn-hidden-size", int(4 * hidden * 2 / 3) // 64 * 64 if "swiglu" in flags else 4 * hidden)
+    bias = "disable-bias-linear" not in flags
+    tp, latent = _whole(flags, "tensor-model-parallel-size", 1), "multi-latent-attention" in flags
+    vocab = _vocabulary(flags)
+    multiple = _whole(flags, "make-vocab-size-divisible-by", 128) * tp
+    position = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
+    model = {
+        "name": "megatron",
+        **{key: _whole(flags, flag) for flag, key in _COUNTS.items() if flag in flags},
+        "intermediate_size": ffn,
+        "num_key_value_heads": _whole(flags, "num-query-groups", 1) if "group-query-attention" in flags else heads,
+        "head_dim": _whole(flags, "kv-channels", hidden // heads),
+        "vocab_size": vocab,
+        "padded_vocab_size": -(-vocab // multiple) * multiple,
+        "gated_mlp": "swiglu" in flags,
+        "qkv_bias": bias or "add-qkv-bias" in flags,
+        "output_bias": bias,
+        "mlp_bias": bias,
+        "norm": _choice(flags, "normalization", "LayerNorm", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}),
+        "tie_word_embeddings": "untie-embeddings-and-output-weights" not in flags,
+        "position": _choice(flags, "position-embedding-type", "learned_absolute", position),
+        "max_position_embeddings": _whole(flags, "max-position-embeddings", 0),
+        "qk_norm": "head" if "qk-layernorm" in flags and not latent else "none",  # latent attention always norms its ranks
+    }
+    if not latent:
+        for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
+            model.pop(key, None)
+    return {**model, **(_experts(flags, ffn) if "num-experts" in flags else {})}
+
+
+def _vocabulary(flags: Mapping[str, Any]) -> int:
+    tokenizer = str(flags.get("tokenizer-type", "GPT2BPETokenizer"))
+    if "vocab-size" in flags:
+        return _whole(flags, "vocab-size") + (tokenizer == "NullTokenizer")  # which adds the end of a document
+    if tokenizer not in TOKENIZERS:
+        raise InputError(f"Megatron's --tokenizer-type {tokenizer}: state its --vocab-size")
+    return TOKENIZERS[tokenizer]
+
+
+def _experts(flags: Mapping[str, Any], ffn: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "moe_intermediate_size": _whole(flags, "moe-ffn-hidden-size", ffn),
+        "num_experts_per_tok": _whole(flags, "moe-router-topk", 2),
+        "router_score": str(flags.get("moe-router-score-function", "softmax")),
+        "router_bias": "moe-router-enable-expert-bias" in flags,
+    }
+    if "moe-layer-freq" in flags:
+        found["moe_layer_freq"] = _pattern(flags["moe-layer-freq"])
+    return found
+
+
+def _pattern(given: Any) -> int | list[int]:
+    """Return ``--moe-layer-freq``: a number n (every n-th layer), or a list expression like ([0]*3+[1]*11)."""
+    if isinstance(given, int):
+        return given
+    parts = re.fullmatch(r"\(?(\[[01]\](\*\d+)?(\+\[[01]\](\*\d+)?)*)\)?", str(given).replace(" ", ""))
+    if not parts:
+        raise InputError(f"Megatron's --moe-layer-freq is {shown(given)}; it must be a number or like ([0]*3+[1]*11)")
+    pieces = re.findall(r"\[([01])\](?:\*(\d+))?", parts[1])
+    return [int(kind) for kind, times in pieces for _ in range(int(times or 1))]
+
+
+def _choice(flags: Mapping[str, Any], flag: str, default: str, meaning: Mapping[str, str]) -> str:
+    value = str(flags.get(flag, default))
+    if value not in meaning:
+        raise InputError(f"Megatron's --{flag} is {shown(value)}; known here are {', '.join(meaning)}")
+    return meaning[value]
+
+
+def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) -> dict[str, Any]:
+    local = _choice(flags, "transformer-impl", "transformer_engine", {"transformer_engine": FRAMEWORK, "local": LOCAL})
+    run: dict[str, Any] = {"framework": local, "world_size": world_size}
+    for flag, (key, default) in _RUN.items():
+        value = flags.get(flag, default)
+        run[key] = value if isinstance(default, bool) else _whole(flags, flag, default)
+    tp, pp = run["tp"], run["pp"]
+    own = "num-distributed-optimizer-instances"
+    if world_size % (tp * pp * run["cp"]):
+        raise InputError(f"{world_size} ranks are no multiple of tp {tp} * pp {pp} * cp {run['cp']}")
+    replicas = world_size // (tp * pp)
+    run |= {
+        "dp": replicas // run["cp"],
+        "sequence_parallel": "sequence-parallel" in flags and tp > 1,  # validate_args turns it off otherwise
+        "vpp": _chunks(flags, model["num_hidden_layers"], pp),
+        "zero": int("use-distributed-optimizer" in flags),
+        "grad_dtype": "fp32",  # bf16 implies --accumulate-allreduce-grads-in-fp32
+        "precision": _precision(flags),
+        "attention": _attention(flags),
+        "recompute": _choice(
+            flags, "recompute-granularity", "none", {"none": "none", "selective": "selective", "full": "full"}
+        ),
+        "dropout": any(flags.get(flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
+        "gradient_accumulation_fusion": "no-gradient-accumulation-fusion" not in flags,
+        "fused_norm": True,
+        "deterministic": "deterministic-mode" in flags,
+    }
+    if run["cross_entropy_fusion"]:
+        run["cross_entropy_fusion_impl"] = flags.get("cross-entropy-fusion-impl", "native")
+    if run["zero"]:
+        run["zero_shard_size"] = replicas // _whole(flags, own, 1)
+    if "fp8-recipe" in flags:
+        run["fp8_recipe"] = flags["fp8-recipe"]
+    if "pipeline-model-parallel-layout" in flags:
+        run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp, model)
+    return {**run, **(_expert_run(flags, tp) if "num-experts" in flags else {})}
+
+
+def _precision(flags: Mapping[str, Any]) -> str:
+    if "fp8-format" in flags:
+        if "bf16" not in flags:
+            raise InputError("Megatron's --fp8-format without --bf16: weights in fp32 under fp8 are not modelled")
+        return "mxfp8" if flags.get("fp8-recipe") == "mxfp8" else "fp8"
+    return "bf16" if "bf16" in flags else "fp16" if "fp16" in flags else "fp32"
+
+
+def _attention(flags: Mapping[str, Any]) -> str:
+    """The local implementation has no fused kernel; Transformer Engine's "auto" takes one."""
+    if flags.get("transformer-impl") == "local":
+        return "flash" if "use-flash-attn" in flags else "unfused"
+    kernels = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}
+    return _choice(flags, "attention-backend", "auto", kernels)
+
+
+def _chunks(flags: Mapping[str, Any], layers: int, pp: int) -> int:
+    """Return the chunks of a stage: stated, or from the layers of a chunk."""
+    if "num-virtual-stages-per-pipeline-rank" in flags:
+        return _whole(flags, "num-virtual-stages-per-pipeline-rank") if pp > 1 else 1
+    if "num-layers-per-virtual-pipeline-stage" not in flags or pp == 1:
+        return 1
+    each = _whole(flags, "num-layers-per-virtual-pipeline-stage")
+    if each < 1 or layers % (pp * each):
+        raise InputError(f"Megatron's --num-layers-per-virtual-pipeline-stage {each} does not divide {layers} layers in {pp}")
+    return layers // (pp * each)
+
+
+def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    dispatcher = str(flags.get("moe-token-dispatcher-type", "allgather"))
+    if dispatcher == "flex":
+        dispatcher = str(flags.get("moe-flex-dispatcher-backend", "deepep"))
+    known = {"alltoall": "alltoall", "allgather": "allgather", "deepep": "deepep", "hybridep": "hybridep"}
+    if dispatcher not in known:
+        raise InputError(f"Megatron's dispatcher {shown(dispatcher)} is not modelled; modelled are {', '.join(known)}")
+    return {
+        "etp": _whole(flags, "expert-tensor-parallel-size", tp),
+        "moe_dispatcher": known[dispatcher],
+        "moe_permute_fusion": "moe-permute-fusion" in flags,
+        "moe_grouped_gemm": "moe-grouped-gemm" in flags,
+    }
+
+
+def _layout(text: str, pp: int, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of ``--pipeline-model-parallel-layout``: stages of chunks, E embedding, t layer, m MTP, L loss.
+
+    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, as read. | parts chunks, which go to the stages in
+    turn; x*n and (...)*n repeat. Raises InputError for a layout whose inner chunks differ.
+    """
+    expanded = text.replace(" ", "").replace(",", "")
+    while match := re.search(r"\(([^()]*)\)\*(\d+)", expanded):
+        expanded = expanded.replace(match[0], match[1] * int(match[2]), 1)
+    expanded = re.sub(r"([EtmL])\*(\d+)", lambda found: found[1] * int(found[2]), expanded)
+    chunks = expanded.split("|")
+    layers = [chunk.count("t") for chunk in chunks]
+    if set(expanded) - set("EtmL|") or len(chunks) % pp or sum(layers) != model["num_hidden_layers"]:
+        raise InputError(
+            f"Megatron's --pipeline-model-parallel-layout {shown(text)} does not deal {model['num_hidden_layers']} layers "
+            f"to {pp} stages"
+        )
+    vpp = len(chunks) // pp
+    if pp == 1 or len(set(layers)) == 1:
+        return {"vpp": vpp}
+    first, last = (sum(layers[stage::pp]) for stage in (0, pp - 1))
+    inner = {sum(layers[stage::pp]) for stage in range(1, pp - 1)}
+    if vpp > 1 or len(inner) > 1:
+        raise InputError(f"Megatron's --pipeline-model-parallel-layout {shown(text)}: chunks of unequal sizes are not modelled")
+    return {"vpp": 1, "num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}

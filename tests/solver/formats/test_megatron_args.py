@@ -1,0 +1,154 @@
+"""Arguments of Megatron-LM's pretrain_gpt.py: defaults, implications, refusals, and the peak of its last rank by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toy import toy_cost
+
+from profiler.errors import InputError
+from solver.formats.cases import case_of
+from solver.formats.megatron_args import sections_of_megatron
+from solver.report.validate import Prediction
+from solver.spec.cluster import cluster_of
+from solver.spec.strategy import Strategy
+from solver.step.layouts import Layouts
+from solver.step.problem import problem_of
+from solver.step.solutions import estimate_layouts
+
+#: The model of most of Megatron-LM's functional tests.
+SMALL: dict[str, Any] = {
+    "--num-layers": 12, "--hidden-size": 512, "--num-attention-heads": 8, "--seq-length": 1024,
+    "--max-position-embeddings": 1024, "--micro-batch-size": 4, "--global-batch-size": 32, "--bf16": True,
+}  # fmt: skip
+
+
+def read(world: int = 8, **flags: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    named = {"--" + name.replace("_", "-"): value for name, value in flags.items()}
+    return sections_of_megatron({**SMALL, **named}, world, [])
+
+
+def test_defaults_are_those_of_arguments_py() -> None:
+    model, run = read(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+    # GPT-2's 50,257 tokens, padded to a multiple of 128 * tp; four times the width; learned positions; biases; tied
+    assert (model["vocab_size"], model["padded_vocab_size"], model["intermediate_size"]) == (50257, 50432, 2048)
+    assert model["position"] == "learned" and model["norm"] == "layernorm" and model["tie_word_embeddings"]
+    assert model["qkv_bias"] and model["output_bias"] and model["mlp_bias"] and not model["gated_mlp"]
+    assert (run["tp"], run["pp"], run["cp"], run["dp"], run["vpp"], run["zero"]) == (2, 2, 1, 2, 1, 0)
+    assert run["dropout"] and run["gradient_accumulation_fusion"] and run["attention"] == "flash"
+    assert (run["grad_dtype"], run["recompute"], run["overlap_grad_reduce"]) == ("fp32", "none", False)
+
+
+def test_flags_imply_others() -> None:
+    model, run = read(
+        swiglu=True, group_query_attention=True, num_query_groups=2, use_distributed_optimizer=True, sequence_parallel=True,
+        num_distributed_optimizer_instances=2, num_layers_per_virtual_pipeline_stage=1, pipeline_model_parallel_size=4,
+        attention_dropout=0.0, hidden_dropout=0.0, transformer_impl="local",
+    )  # fmt: skip
+    assert (model["intermediate_size"], model["num_key_value_heads"]) == (1344, 2)  # 4 * 512 * 2 / 3 to a multiple of 64
+    assert (run["zero"], run["zero_shard_size"], run["vpp"]) == (1, 1, 3)  # 2 replicas in 2 instances; 12 layers, 1 a chunk
+    assert not run["sequence_parallel"]  # of a tensor group of one
+    assert not run["dropout"] and run["attention"] == "unfused" and run["framework"] == "megatron-core local"
+
+
+def test_null_tokenizer_adds_the_end_of_a_document() -> None:
+    assert read(tokenizer_type="NullTokenizer", vocab_size=131_071)[0]["vocab_size"] == 131_072
+
+
+def test_experts() -> None:
+    model, run = read(
+        num_experts=8, moe_router_topk=2, tensor_model_parallel_size=2, expert_model_parallel_size=2,
+        moe_layer_freq="([0]*3+[1]*9)", moe_ffn_hidden_size=256, moe_token_dispatcher_type="flex",
+    )  # fmt: skip
+    assert model["moe_layer_freq"] == [0] * 3 + [1] * 9 and model["moe_intermediate_size"] == 256
+    assert (run["ep"], run["etp"], run["moe_dispatcher"], run["moe_grouped_gemm"]) == (2, 2, "deepep", False)  # etp: tp
+
+
+@pytest.mark.parametrize(
+    ("layout", "pp", "expected"),
+    [
+        ("Et*6|t*6mL", 2, {"vpp": 1}),
+        ("Et*2|t*4|t*4|t*2L", 4, {"num_layers_in_first_pipeline_stage": 2, "num_layers_in_last_pipeline_stage": 2}),
+        ("Et*3|(ttt|)*2tttL", 2, {"vpp": 2}),
+    ],
+)
+def test_layout_strings(layout: str, pp: int, expected: dict[str, int]) -> None:
+    run = read(pipeline_model_parallel_layout=layout, pipeline_model_parallel_size=pp)[1]
+    assert expected.items() <= run.items()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"use_megatron_fsdp": True}, "--use-megatron-fsdp: Megatron FSDP is not modelled"),
+        ({"recompute_modules": "[mlp]"}, "recomputation of single modules is not modelled"),
+        ({"brand_new": 1}, "--brand-new is not known here"),
+        ({"num_layers": "many"}, "--num-layers is 'many'; it must be a whole number"),
+        ({"tokenizer_type": "Tiktoken"}, "state its --vocab-size"),
+        ({"moe_layer_freq": "__import__('os')", "num_experts": 2}, "it must be a number or like"),
+        ({"pipeline_model_parallel_layout": "Et*6|t*7L", "pipeline_model_parallel_size": 2}, "does not deal 12 layers"),
+        ({"pipeline_model_parallel_layout": "Et*3|ttt|tttt|ttL", "pipeline_model_parallel_size": 2}, "unequal sizes"),
+        ({"pipeline_model_parallel_size": 3}, "8 ranks are no multiple of tp 1 * pp 3"),
+        ({"fp8_format": "hybrid", "bf16": False}, "without --bf16"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(flags: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=".*") as refused:
+        read(**flags)
+    assert sentence in str(refused.value)
+
+
+def test_an_assumed_world_grows_until_its_groups_divide_it() -> None:
+    assumptions: list[str] = []
+    flags = {**SMALL, "--num-experts": 8, "--tensor-model-parallel-size": 2, "--pipeline-model-parallel-size": 2,
+             "--expert-model-parallel-size": 8, "world-size-assumed": True}  # fmt: skip
+    run = sections_of_megatron(flags, 8, assumptions)[1]
+    assert run["world_size"] == 32 and assumptions  # pp 2 x the 16 ranks of ep 8 and etp 2
+
+
+def predicted(flags: dict[str, Any], **measured: Any) -> Prediction:
+    plain = {"id": "GV-1", "hardware": "h100_sxm", "model": {}, "run": {"world_size": 8},
+             "megatron_args": {**SMALL, **flags}, "measured": {"peak_memory_gib": 1.0, **measured}}  # fmt: skip
+    case = case_of(plain)
+    assert case.skipped is None and case.model is not None and isinstance(case.strategy, Strategy)
+    cost = toy_cost()
+    problem = problem_of(case.model, case.strategy, cluster_of(cost.device, {}), cost)
+    return Prediction(case, None, estimate_layouts(problem, Layouts.of([case.strategy])), 0)
+
+
+def test_peak_of_the_last_rank_by_hand() -> None:
+    """Two stages of six layers, tp 2, unfused attention with dropout: Megatron-LM's gpt3_mcore_te_tp2_pp2, to the byte."""
+    flags = {"--tensor-model-parallel-size": 2, "--pipeline-model-parallel-size": 2, "--attention-backend": "unfused",
+             "--no-gradient-accumulation-fusion": True, "--deterministic-mode": True}  # fmt: skip
+    tokens, h, vocab = 4 * 1024, 512, 50432 // 2
+    layer = (4 * h * h + 8 * h * h) // 2 + (3 * h + 4 * h) // 2 + 2 * h + 4 * h  # matrices, split biases, whole ones, norms
+    parameters = 6 * layer + 2 * h + vocab * h
+    stream = tokens * h * 2
+    scores = 4 * 4 * 1024 * 1024  # micro batch, heads of a rank, tokens squared
+    # Stream and norm output before each block, whole; q, k, v, context and both sides of the activation, halved; softmax, mask
+    # and dropped-out scores 5 bytes; two masks of a byte.
+    saved = 4 * stream + (3 + 1 + 4 + 4) * stream // 2 + 5 * scores + 2 * tokens * h
+    logits = tokens * vocab
+    loss = 2 * stream + 4 * logits + 2 * logits  # final norm's input and output, fp32 probabilities, 16-bit logits
+    workspaces = 2 * 32 * 2**20 + 4 * 2**20  # of torch's two threads, deterministic, and Transformer Engine's (before Hopper)
+    whole = 18 * parameters + workspaces + 6 * saved + loss
+    found = predicted(flags, memory_of="last rank")
+    assert found.memory_bytes == pytest.approx(whole, rel=1e-6)
+    assert predicted(flags).memory_bytes >= found.memory_bytes  # the fullest rank's
+
+
+def test_megatrons_own_implementation_keeps_a_buffer_of_scores() -> None:
+    engine = predicted({"--attention-backend": "unfused"}).memory_bytes
+    local = predicted({"--transformer-impl": "local"}).memory_bytes
+    assert local - engine == 4 * 8 * 1024 * 1024 * 2 - 4 * 2**20  # instead of Transformer Engine's workspace
+
+
+def test_megatrons_compiled_loss_holds_fp32_copies() -> None:
+    logits = 4 * 1024 * 50304
+    plain, native, te = (
+        predicted({"--cross-entropy-loss-fusion": fused, "--cross-entropy-fusion-impl": impl}).memory_bytes
+        for fused, impl in ((False, "te"), (True, "native"), (True, "te"))
+    )
+    assert native - plain == 4 * logits
+    assert plain - te == 4 * logits - 50304 * 512 * 2  # an empty gradient of the vocabulary's weight stays
