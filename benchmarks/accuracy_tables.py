@@ -12,7 +12,6 @@ import numpy as np
 
 from profiler.profile.profile import GIB
 from solver.formats.cases import Case
-from solver.report.terminal import seconds
 from solver.report.validate import (
     Prediction,
     Score,
@@ -24,6 +23,7 @@ from solver.report.validate import (
     timed,
     worst,
 )
+from solver.report.words import seconds
 from solver.spec.strategy import Strategy
 
 NOT_EXPLAINED = "not explained"

@@ -19,7 +19,7 @@ _PICTURES = ("plot", "plot_scaling", "plot_stages")
 _OF_A_SEARCH = ("search", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile", "cluster",
-    "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", *_PICTURES, *_OF_A_SEARCH,
+    "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -63,6 +63,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     add_approximate_argument(p)
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
+    p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
+                   "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
     p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
@@ -114,6 +116,8 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in _OF_A_SEARCH:
         if getattr(args, name) is not None and not args.run_all_solu:
             raise InputError(f"--{name.replace('_', '-')} narrows a search; give --run_all_solu too")
+    if args.health and args.run_all_solu:
+        raise InputError("--health compares a job with one layout, the config's; leave out --run_all_solu")
     for name in ("plot", "plot_scaling"):
         if getattr(args, name) and not args.run_all_solu:
             raise InputError(f"--{name} draws layouts of a search; give --run_all_solu too")
@@ -126,7 +130,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    named = {name: getattr(args, name) for name in ("config", "pre_profiling_data_path", "validate", "json", "csv", *_PICTURES)}
+    files = ("config", "pre_profiling_data_path", "validate", "health", "json", "csv", *_PICTURES)
+    named = {name: getattr(args, name) for name in files}
     seen: dict[Path, str] = {}
     for name, path in named.items():
         if path is None or (path.exists() and not path.is_file()):  # a device or a pipe may take several

@@ -29,8 +29,10 @@ from solver.arguments import (
 )
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
-from solver.report.output import problem_dict, search_dict, solution_dict, write_csv, write_json
-from solver.report.terminal import show_search, show_single, show_validation
+from solver.formats.step_log import read_observation
+from solver.report.health import health
+from solver.report.output import problem_dict, search_dict, settings_list, solution_dict, write_csv, write_json
+from solver.report.terminal import show_health, show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_constants, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
@@ -124,8 +126,10 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         solutions = estimate(problem, strategies)
         notes = _notes(problem, config, "\n".join(filter(None, (network, timed, rounded))), set(AXES) & config.layout.keys())
         show_single(console, solutions, said, notes)
+        findings = _health(args.health, solutions, console) if args.health else []
         if args.json:
             whole = problem_dict(solutions, said) | {"network": network, "best": [solution_dict(solutions, 0)]}
+            whole |= {"other_settings": settings_list(solutions), **({"health": findings} if args.health else {})}
             write_json(args.json, whole)
         if args.csv:
             write_csv(args.csv, solutions)
@@ -143,6 +147,14 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
     show_search(console, result, said, _notes(problem, config, "\n".join(filter(None, (network, timed, rounded)))))
     _write_search(args, result, said, network, console)
+
+
+def _health(path: Path, solutions: Solutions, console: Console) -> list[dict[str, str]]:
+    """Print what was measured beside the prediction; return the findings for the JSON."""
+    observed = read_observation(path, float(solutions.tokens[0]) / solutions.problem.run.world_size)
+    findings = health(solutions, 0, observed)
+    show_health(console, findings)
+    return [{"verdict": finding.verdict, "text": finding.text} for finding in findings]
 
 
 def _notes(problem: Problem, config: RunConfig, timed: str, stated: set[str] | None = None) -> str:

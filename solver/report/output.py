@@ -18,6 +18,7 @@ import numpy as np
 
 from profiler.files import write_text
 from solver.report.explain import Explanation, explain, tied
+from solver.report.other_settings import other_settings
 from solver.search.search import SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
@@ -129,6 +130,7 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
             "rejected": dict(result.rejected),
         },
         "best": [solution_dict(result.best, i) for i in range(len(result.best))],
+        "other_settings": settings_list(result.best),
         "best_of_sizes": [
             solution_dict(result.best_of_sizes, i) | {"tied": tied(result.best_of_sizes, i)}
             for i in range(len(result.best_of_sizes))
@@ -140,6 +142,11 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
             for i in range(len(result.pareto))
         ],
     }  # fmt: skip
+
+
+def settings_list(solutions: Solutions) -> list[dict[str, Any]]:
+    """Return the settings that would change the step of the first layout, the largest change first."""
+    return [{"if": setting.text, "step_s": setting.seconds} for setting in other_settings(solutions, 0)]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

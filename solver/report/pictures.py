@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from profiler.files import replacing
 from profiler.profile.profile import GIB
 from solver.report.explain import explain
-from solver.report.terminal import PART_NAMES, describe
+from solver.report.terminal import describe
+from solver.report.words import PART_NAMES
 from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, time_of_stages

@@ -10,24 +10,18 @@ from rich.text import Text
 
 from profiler.profile.profile import GIB
 from solver.report.explain import Explanation, explain, tied
+from solver.report.health import WORSE, Finding
+from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.validate import Prediction, Regret, Score
+from solver.report.words import PART_NAMES, seconds
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.solutions import Solutions
 
-PART_NAMES = {
-    "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
-    "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
-    "ep_exposed": "exposed exchange of expert tokens",
-    "fsdp_exposed": "exposed ZeRO-3 all-gather and reduce-scatter", "pp_transfer": "pipeline send/recv",
-    "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
-    "gradient_sync": "exposed gradient synchronisation",
-    "parameter_gather": "exposed parameter all-gather", "optimizer": "optimizer and gradient norm",
-    "stragglers": "waiting for the slowest rank",
-}  # fmt: skip
-
+#: Other settings that are named below a breakdown.
+_SETTINGS = 3
 _LEGEND = Text(
     "TGS: tokens per GPU per second; GiB: peak memory per GPU; zero1/16: ZeRO-1, states sharded over 16 ranks; "
     "8 x 1: 8 micro batches of 1 sequence; tie ~: within 5% of the first row; predictions of "
@@ -91,15 +85,6 @@ def _verdict(solutions: Solutions) -> Text:
     return Text(text, style={"FITS": "bold", "AT RISK": "bold yellow"}.get(verdict, "bold red"))
 
 
-def seconds(value: float) -> str:
-    """Return a time with three significant digits, from microseconds to days; minutes begin at two, as hours and days do."""
-    units = (("days", 2 * 86400.0, 86400.0), ("h", 7200.0, 3600.0), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
-    for unit, least, scale in units:
-        if abs(value) >= least:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
-
-
 def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: bool = False) -> Table:
     """Return a table of layouts with their estimates, one row per layout. ties: mark those as good as the first."""
     table = Table(title=title, title_justify="left")
@@ -147,7 +132,19 @@ def breakdown(solutions: Solutions, index: int) -> Group:
                 table.add_row(
                     f"  compute and recomputation of {module}", seconds(spent), f"{spent / why.seconds:.1%}", style="dim"
                 )
-    return Group(table, _basis(why), _memory(solutions, index))
+    return Group(table, _basis(why), _otherwise(other_settings(solutions, index)), _memory(solutions, index))
+
+
+def _otherwise(settings: Sequence[OtherSetting]) -> Text:
+    listed = "; ".join(f"if {setting.text}: {seconds(setting.seconds)}" for setting in settings[:_SETTINGS])
+    return Text(listed or "no other setting of the run would change the step by 2% or more")
+
+
+def show_health(console: Console, findings: Sequence[Finding]) -> None:
+    """Print what was measured of a job beside its prediction."""
+    console.print("\nMeasured beside predicted", style="bold")
+    for finding in findings:
+        console.print(Text(f"{finding.verdict:>12}: {finding.text}", style="bold red" if finding.verdict == WORSE else ""))
 
 
 def _basis(why: Explanation) -> Text:

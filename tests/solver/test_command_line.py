@@ -524,3 +524,22 @@ def test_help_lists_every_option() -> None:
     for option in (f"--{name}" for name in (options + " validate plot memory_limit_gib").split()):
         assert option in printed
     assert "h100_sxm" in printed and "examples" in printed
+
+
+def test_health_of_a_job(tmp_path: Path) -> None:
+    measured = tmp_path / "job.json"
+    measured.write_text('{"step_s": 33.0, "all_reduce_busbw_gb_s": 30}')
+    out = tmp_path / "out.json"
+    printed = works("--config", CONFIG, "--world_size", 128, "--health", measured, "--json", out)
+    assert "worse: a step takes 33 s" in printed and "times slower" in printed and "if all layers are recomputed" in printed
+    found = json.loads(out.read_text())
+    assert [finding["verdict"] for finding in found["health"][:2]] == ["worse", "worse"]
+    assert found["other_settings"][0]["step_s"] > found["best"][0]["step_s"]
+
+
+def test_health_is_of_one_layout_and_of_a_file_that_says_something(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.log"
+    empty.write_text("hello")
+    assert "leave out --run_all_solu" in refused("--run_all_solu", "--health", empty)
+    assert "no step times and no table of nccl-tests" in refused("--config", CONFIG, "--world_size", 128, "--health", empty)
+    assert "no such file" in refused("--config", CONFIG, "--world_size", 128, "--health", tmp_path / "none.log")

@@ -19,7 +19,7 @@ DDP = Framework(
     released="2023-10",  # 2.1: non-reentrant checkpoints end early
     aliases=("torch ddp", "ddp"),
     broad_aliases=("pytorch", "torch"),
-    flags={"zero": 0, "grad_dtype": "fp32"},
+    flags={"zero": 0, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
     can_run=CanRun(zero_stages=(0, 1, 2, 3), replicated_kv_heads=False, cp_comms=()),
     kernels=Kernels(fused_qkv=False, fused_gate_up=False, fused_elementwise=False, torch_loss=True, flash_attention=2),
     tensor_parallel=TensorParallel(  # DTensor's collectives are synchronous
@@ -48,7 +48,7 @@ FSDP = Framework(
     released="2023-10",
     aliases=("pytorch fsdp", "torch fsdp", "olmo", "litgpt", "lit-gpt"),
     broad_aliases=("hugging face", "huggingface", "transformers", "accelerate"),
-    flags={"zero": 3, "grad_dtype": "bf16"},
+    flags={"zero": 3, "grad_dtype": "bf16", "fused_norm": False},  # nn.RMSNorm or the like, uncompiled
     can_run=FSDP_ONLY,
     kernels=Kernels(fused_gate_up=False, torch_loss=True, flash_attention=2),  # what scaled_dot_product_attention runs
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),

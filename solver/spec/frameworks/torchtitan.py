@@ -14,7 +14,7 @@ TORCHTITAN_2025 = Framework(
     family="torchtitan",
     released="2025-06",  # 0.1.0
     aliases=("torchtitan", "fsdp2", "pytorch fsdp2", "torch fsdp2"),
-    flags={"zero": 3, "grad_dtype": "fp32"},
+    flags={"zero": 3, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
     can_run=CanRun(
         zero_stages=FSDP_STAGES,
         replicated_kv_heads=False,  # DTensor shards whole heads
@@ -46,7 +46,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     "2025-08",
     family="nemo-automodel",
     aliases=("nemo automodel", "automodel"),
-    flags={"grad_dtype": "bf16"},
+    flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
         "experts": True, "folds_experts": True, "splits_experts": False,
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy import tiny
 
-from solver.report.terminal import seconds
+from solver.report.words import seconds
 
 
 @pytest.mark.parametrize(

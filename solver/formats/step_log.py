@@ -1,0 +1,119 @@
+"""What was measured of a training job: a JSON object, or the log of a trainer or of nccl-tests.
+
+Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)``, ``train_step_timing in s``), torchtitan
+(``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron (``time_per_iteration_ms``), nccl-tests' tables.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profiler.errors import InputError
+from profiler.profile.profile import GIB
+from profiler.published.nccl_rows import read_log
+from solver.formats.text_file import read_text
+from solver.spec.bounds import number
+
+_NUMBER = r"[:=\s|]*([0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(K?)"
+#: Trainer's words before a number, and how it becomes seconds of a step; tokens: of a step, per GPU.
+_STEPS: tuple[tuple[str, Callable[[float, float], float]], ...] = (
+    (r"elapsed time per iteration \(ms\)", lambda value, tokens: value / 1e3),
+    (r"time_per_iteration_ms", lambda value, tokens: value / 1e3),
+    (r"train_step_timing in s", lambda value, tokens: value),
+    (r"\btps", lambda value, tokens: tokens / value),
+    (r"\btgs \(tokens/gpu/second\)", lambda value, tokens: tokens / value),
+)
+_RESERVED = re.compile(r"\bmemory[:=\s]*([0-9.]+)GiB")  # torchtitan: most reserved
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+#: A job's first steps wait for compilation, communicators and data; they count where there are few others.
+WARM_UP, _LEAST = 5, 5
+_MOST_BYTES = 256 << 20
+_KEYS = ("step_s", "peak_memory_gib", "memory_kind", "all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Measured times [s] of one op over a group: arrays of bytes (whole buffer) and seconds."""
+
+    op: str
+    intra: int
+    inter: int
+    size: np.ndarray
+    seconds: np.ndarray
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was measured. steps: seconds of steps after warm-up, maybe none. busbw: bytes/s of a large all-reduce."""
+
+    steps: np.ndarray
+    peak_memory: float | None = None
+    memory_kind: str = "allocated"
+    busbw: float | None = None
+    busbw_in_node: float | None = None
+    collectives: tuple[Collectives, ...] = ()
+
+
+def read_observation(path: Path, tokens_per_gpu: float) -> Observation:
+    """Read what was measured from a file. tokens_per_gpu: of a step, for logs that print a rate.
+
+    Raises InputError for a file that holds nothing of what is read.
+    """
+    text = read_text(path, "a log or a JSON object", _MOST_BYTES)
+    if text.lstrip().startswith("{"):
+        return _from_json(text, path)
+    steps = step_seconds(text, tokens_per_gpu)
+    reserved = [float(found) for found in _RESERVED.findall(_ANSI.sub("", text))]
+    collectives = _from_nccl_tests(path) if "nThread" in text else ()
+    if not len(steps) and not collectives:
+        raise InputError(
+            f"{path}: no step times and no table of nccl-tests; a trainer's log has lines such as "
+            "'elapsed time per iteration (ms): 512.3' or 'tps: 5,762', a JSON file {\"step_s\": 0.512}"
+        )
+    peak = max(reserved, default=0.0) * GIB
+    return Observation(steps, peak or None, "reserved" if peak else "allocated", collectives=collectives)
+
+
+def step_seconds(text: str, tokens_per_gpu: float) -> np.ndarray:
+    """Return the step times of a trainer's log in order, without those of its warm-up."""
+    text = _ANSI.sub("", text)
+    for words, seconds in _STEPS:
+        found = [float(value.replace(",", "")) * (1e3 if kilo else 1.0) for value, kilo in re.findall(words + _NUMBER, text)]
+        steps = np.array([seconds(value, tokens_per_gpu) for value in found if value > 0])
+        if len(steps):
+            return steps[WARM_UP:] if len(steps) >= WARM_UP + _LEAST else steps
+    return np.empty(0)
+
+
+def _from_json(text: str, path: Path) -> Observation:
+    try:
+        values: Mapping[str, Any] = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path} is no JSON object: {error}") from None
+    unknown = sorted(set(values) - set(_KEYS))
+    if unknown or not values:
+        wrong = f"unknown key {unknown[0]!r}" if unknown else "it is empty"
+        raise InputError(f"{path}: {wrong}; known keys are {', '.join(_KEYS)}")
+    kind = values.get("memory_kind", "allocated")
+    if kind not in ("allocated", "reserved", "device"):
+        raise InputError(f"{path}: memory_kind is {kind!r}; it must be allocated, reserved or device")
+    given = values.get("step_s", [])
+    steps = np.array([number("step_s", value) for value in (given if isinstance(given, list) else [given])])
+    peak, world, node = (number(key, values[key]) if key in values else None for key in (_KEYS[1], *_KEYS[3:]))
+    return Observation(steps, peak * GIB if peak else None, kind, world * 1e9 if world else None, node * 1e9 if node else None)
+
+
+def _from_nccl_tests(path: Path) -> tuple[Collectives, ...]:
+    found = []
+    for op, table in read_log(path).tables.items():
+        for intra, inter in sorted(set(zip(table["intra"].tolist(), table["inter"].tolist(), strict=True))):
+            rows = table.where((table["intra"] == intra) & (table["inter"] == inter))
+            found.append(Collectives(op, intra, inter, rows["bytes"].astype(float), rows["seconds"]))
+    return tuple(found)

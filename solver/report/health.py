@@ -1,0 +1,144 @@
+"""A measured job beside its prediction: what does not fit, and what would explain it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from predictor.network.as_found import PROBE_BYTES
+from predictor.network.collective_points import sent_share
+from profiler.profile.profile import GIB, MIB
+from solver.formats.step_log import Collectives, Observation
+from solver.report.explain import Z90, Explanation, explain
+from solver.report.other_settings import other_settings
+from solver.report.words import PART_NAMES, seconds
+from solver.spec.cluster import placement
+from solver.step.layouts import Layouts
+from solver.step.solutions import Solutions, estimate_layouts
+
+AS_PREDICTED, WORSE, BETTER, NOTE = "as predicted", "worse", "better", "note"
+#: Collectives are compared by their rate from LARGE bytes on, by their latency up to SMALL.
+LARGE, SMALL = 16 * MIB, 64 * 1024
+#: Differences within these are never findings: laboratories differ by as much.
+_LEAST_OFF, _LEAST_MEMORY = math.log(1.25), 0.10
+#: The slowest of twenty steps over the median, and the second half of a log over the first: more is a finding.
+_UNEVEN, _DRIFT = 1.10, 1.03
+_MOST_FACTOR = 20.0  #: a part that must be slower than this does not explain a step
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence, and whether it is AS_PREDICTED, WORSE (slower, larger), BETTER, or a NOTE on another one."""
+
+    verdict: str
+    text: str
+
+
+def health(solutions: Solutions, index: int, observed: Observation) -> list[Finding]:
+    """Return what fits and what does not, of a job that ran layout ``index``."""
+    found = [*_networks(solutions, observed), *(_collective(solutions, measured) for measured in observed.collectives)]
+    why = explain(solutions, index)
+    if len(observed.steps):
+        found += [*_step(solutions, index, why, float(np.median(observed.steps))), *_evenness(observed.steps)]
+    if observed.peak_memory:
+        found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
+    found += _as_found(solutions, index, observed)
+    return found
+
+
+def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterator[Finding]:
+    """Yield the step on the links as they were measured."""
+    if not (observed.busbw or observed.busbw_in_node):
+        return
+    problem = solutions.problem
+    cost = problem.cost.with_found_network(problem.run.world_size, observed.busbw, observed.busbw_in_node)
+    layouts = Layouts.of([solutions.layouts.strategy(index, problem.run)])
+    taken = float(estimate_layouts(replace(problem, cost=cost), layouts).times.seconds[0])
+    yield Finding(NOTE, f"on links as fast as measured a step is predicted to take {seconds(taken)}")
+
+
+def _step(solutions: Solutions, index: int, why: Explanation, measured: float) -> Iterator[Finding]:
+    low, high = why.interval
+    text = f"a step takes {seconds(measured)}; predicted {seconds(why.seconds)}, 90% interval {seconds(low)} to {seconds(high)}"
+    verdict = WORSE if measured > high else BETTER if measured < low else AS_PREDICTED
+    yield Finding(verdict, text)
+    if verdict == AS_PREDICTED:
+        return
+    width = high / why.seconds
+    for setting in other_settings(solutions, index):
+        if measured / width <= setting.seconds <= measured * width:
+            yield Finding(NOTE, f"it would fit if {setting.text}: {seconds(setting.seconds)}")
+    if verdict == WORSE:
+        yield from _parts(why, measured - why.seconds)
+
+
+def _parts(why: Explanation, excess: float) -> Iterator[Finding]:
+    """Yield which parts of the step alone could take ``excess`` seconds longer, the likeliest (the least factor) first."""
+    factors = {part: 1 + excess / taken for part, taken in why.by_part().items() if taken > 0}
+    for part, factor in sorted(factors.items(), key=lambda item: item[1]):
+        if factor <= _MOST_FACTOR:
+            yield Finding(NOTE, f"{PART_NAMES[part]} alone would explain it at {factor:.2g} times its predicted time")
+
+
+def _evenness(steps: np.ndarray) -> Iterator[Finding]:
+    if len(steps) < 20:
+        return
+    median, slow = float(np.median(steps)), float(np.quantile(steps, 0.95))
+    first, second = (float(np.median(half)) for half in np.array_split(steps, 2))
+    if slow > _UNEVEN * median:
+        text = f"one step in twenty takes {slow / median:.2g} times the median: data, checkpoints, or a rank that stalls"
+        yield Finding(WORSE, text)
+    if second > _DRIFT * first:
+        text = f"the second half of the log is {second / first - 1:.0%} slower than the first: clocks, memory or a sick node"
+        yield Finding(WORSE, text)
+
+
+def _memory(solutions: Solutions, index: int, measured: float, kind: str) -> Finding:
+    predicted = float(getattr(solutions.memory, kind)[index])
+    off = measured / predicted - 1
+    text = f"peak memory ({kind}) is {measured / GIB:.1f} GiB; predicted {predicted / GIB:.1f}"
+    return Finding(AS_PREDICTED if abs(off) <= _LEAST_MEMORY else WORSE if off > 0 else BETTER, text)
+
+
+def _networks(solutions: Solutions, observed: Observation) -> Iterator[Finding]:
+    """Yield the stated bus bandwidths beside what this hardware does, on the nominal network."""
+    problem = solutions.problem
+    node, world = problem.cluster.gpus_per_node, problem.run.world_size
+    for busbw, ranks in ((observed.busbw_in_node, min(node, world)), (observed.busbw, world)):
+        if busbw and ranks > 1:
+            place = placement(ranks, 1, node)
+            share = 2 * (ranks - 1) / ranks
+            sizes = np.array([PROBE_BYTES], dtype=float)
+            yield _collective(
+                solutions, Collectives("all_reduce", int(place.intra), int(place.inter), sizes, sizes * share / busbw)
+            )
+
+
+def _collective(solutions: Solutions, measured: Collectives) -> Finding:
+    """Compare by rate where large messages were measured, else by time."""
+    problem = solutions.problem
+    rate = problem.cluster.network_bandwidth
+    large = measured.size >= LARGE if (measured.size >= LARGE).any() else measured.size <= max(SMALL, measured.size.min())
+    size, taken = measured.size[large], measured.seconds[large]
+    estimate = problem.cost.collectives.predict(measured.op, size, measured.intra, measured.inter, rate)
+    ratio = taken / estimate.seconds
+    off, allowed = float(np.log(np.median(ratio))), max(Z90 * float(np.median(estimate.relative_std)), _LEAST_OFF)
+    where = f"{measured.intra} GPUs of a node" if measured.inter == 1 else f"{measured.inter} nodes of {measured.intra} GPUs"
+    name = measured.op.replace("_", "-").replace("all2all", "all-to-all")
+    at = int(np.argmax(size))
+    share = float(sent_share(measured.op, measured.intra * measured.inter))
+    if size[at] >= LARGE:
+        was, does = (share * size[at] / t / 1e9 for t in (taken[at], estimate.seconds[at]))
+        figures = f"reaches {was:.3g} GB/s of bus bandwidth; this hardware does {does:.3g}"
+    else:
+        figures = f"takes {seconds(taken[at])}; on this hardware {seconds(float(estimate.seconds[at]))}"
+    verdict = WORSE if off > allowed else BETTER if off < -allowed else AS_PREDICTED
+    times = f", {_times(math.exp(abs(off)))} {'slower' if off > 0 else 'faster'}" if verdict != AS_PREDICTED else ""
+    return Finding(verdict, f"{name} over {where} {figures}{times}")
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2g} times" if factor < 10 else f"{factor:.0f} times"

@@ -1,0 +1,65 @@
+"""What a step would take with another setting: those that are often not stated and that matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from solver.spec.strategy import Strategy
+from solver.step.layouts import Layouts
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions, estimate_layouts
+
+#: A setting that changes the step by less does not matter.
+LEAST = 0.02
+
+
+@dataclass(frozen=True)
+class OtherSetting:
+    """What is otherwise, in words that complete "if ...", and the step time [s] that results."""
+
+    text: str
+    seconds: float
+
+
+def other_settings(solutions: Solutions, index: int) -> tuple[OtherSetting, ...]:
+    """Return the settings that would change the step of layout ``index`` by LEAST or more, the largest change first."""
+    problem, now = solutions.problem, float(solutions.times.seconds[index])
+    layout = solutions.layouts.strategy(index, problem.run)
+    found = [
+        OtherSetting(text, float(estimate_layouts(changed, Layouts.of([other])).times.seconds[0]))
+        for text, changed, other in _changes(problem, layout)
+    ]
+    matter = [setting for setting in found if abs(setting.seconds / now - 1) >= LEAST]
+    return tuple(sorted(matter, key=lambda setting: -abs(math.log(setting.seconds / now))))
+
+
+def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem, Strategy]]:
+    """Yield (words, problem, layout) of every setting that this run could have otherwise."""
+    framework, device = problem.framework, problem.cost.device
+    if layout.attention == "flash" and device.flash_version > 2:
+        second = framework.kernels.flash_attention == 2
+        version, words = (0, f"of generation {device.flash_version}") if second else (2, "2")
+        yield f"attention is FlashAttention {words}", replace(problem, cost=problem.cost.with_flash_version(version)), layout
+    if layout.recompute == "none" and "full" in framework.can_run.recompute:
+        yield "all layers are recomputed", problem, layout.replace(recompute="full")
+    for words, change in _flags(problem, layout):
+        yield words, replace(problem, run=problem.run.replace(**change)), layout.replace(**change)
+
+
+def _flags(problem: Problem, layout: Strategy) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (words, changed fields) of the flags that this run could have otherwise."""
+    if not layout.compile:
+        norms = "not fused" if layout.fused_norm else "fused"
+        yield f"norms are {norms}", {"fused_norm": not layout.fused_norm}
+        if not problem.framework.kernels.fused_elementwise:
+            yield "it is compiled", {"compile": True}
+    if layout.dp * layout.cp > 1 and layout.overlap_grad_reduce:
+        yield "gradients are reduced after the backward pass", {"overlap_grad_reduce": False}
+    if layout.tp > 1 and layout.tp_mode == "msp":
+        words = "not overlapped" if layout.tp_comm_overlap else "overlapped"
+        yield f"tensor-parallel communication is {words}", {"tp_comm_overlap": not layout.tp_comm_overlap}
+    if not layout.launch_blocking:
+        yield "every launch waits for the last (CUDA_LAUNCH_BLOCKING)", {"launch_blocking": True}

@@ -1,0 +1,23 @@
+"""Names of parts and units of time, as all reports print them."""
+
+from __future__ import annotations
+
+PART_NAMES = {
+    "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
+    "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
+    "ep_exposed": "exposed exchange of expert tokens",
+    "fsdp_exposed": "exposed ZeRO-3 all-gather and reduce-scatter", "pp_transfer": "pipeline send/recv",
+    "bubble": "pipeline bubble", "gradient_accumulation": "gradient accumulation",
+    "gradient_sync": "exposed gradient synchronisation",
+    "parameter_gather": "exposed parameter all-gather", "optimizer": "optimizer and gradient norm",
+    "stragglers": "waiting for the slowest rank",
+}  # fmt: skip
+
+
+def seconds(value: float) -> str:
+    """Return a time with three significant digits, from microseconds to days; minutes begin at two, as hours and days do."""
+    units = (("days", 2 * 86400.0, 86400.0), ("h", 7200.0, 3600.0), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
+    for unit, least, scale in units:
+        if abs(value) >= least:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"

@@ -1,0 +1,87 @@
+"""What was measured of a job, read from logs of trainers and of nccl-tests and from JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profiler.errors import InputError
+from profiler.profile.profile import GIB
+from solver.formats.step_log import read_observation, step_seconds
+
+NCCL = """# nThread 1 nGpus 1 minBytes 33554432 maxBytes 67108864 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
+# Collective test starting: all_reduce_perf
+# Using devices
+#  Rank  0 Group  0 Pid  100 on node-a device  0 [0x1b] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid  101 on node-a device  1 [0x43] NVIDIA H100 80GB HBM3
+    33554432       8388608     float     sum      -1    200.0   167.8   167.8      0    201.0   166.9   166.9      0
+    67108864      16777216     float     sum      -1    400.0   167.8   167.8      0    401.0   167.4   167.4      0
+# Out of bounds values : 0 OK
+"""
+
+
+def written(folder: Path, text: str, name: str = "all_reduce.log") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "seconds"),
+    [
+        (" iteration 7/ 100 | elapsed time per iteration (ms): 512.5 | loss 2.1", 0.5125),
+        ("... | time_per_iteration_ms: 1.25K | tokens_per_sec: 2.1M", 1.25),
+        ("Training epoch 0, iteration 3/99 | train_step_timing in s: 9.81", 9.81),
+        ("[titan] step: 10  loss:  7.9  \x1b[34mtps: 5,000  tflops: 289.66\x1b[39m", 16384 / 5000),
+        ("INFO tgs (tokens/gpu/second)=4096.0 loss=2.9", 4.0),
+    ],
+)
+def test_lines_of_trainers(line: str, seconds: float) -> None:
+    assert step_seconds(line, tokens_per_gpu=16384) == pytest.approx([seconds])
+
+
+def test_warm_up_is_left_out_where_enough_steps_follow() -> None:
+    def log(count: int) -> str:
+        return "\n".join(f"elapsed time per iteration (ms): {1000 + i}" for i in range(count))
+
+    assert step_seconds(log(10), 1).tolist() == pytest.approx([1.005, 1.006, 1.007, 1.008, 1.009])
+    assert len(step_seconds(log(9), 1)) == 9
+
+
+def test_json(tmp_path: Path) -> None:
+    text = '{"step_s": [1, 2.5], "peak_memory_gib": 60, "memory_kind": "device", "all_reduce_busbw_gb_s": 35}'
+    found = read_observation(written(tmp_path, text), 1)
+    assert found.steps.tolist() == [1.0, 2.5] and found.peak_memory == 60 * GIB and found.memory_kind == "device"
+    assert found.busbw == 35e9 and found.busbw_in_node is None
+
+
+def test_torchtitan_prints_reserved_memory(tmp_path: Path) -> None:
+    lines = "".join(f"step: {i}  memory: {gib}GiB(70%)  tps: 4,096\n" for i, gib in enumerate((55.5, 56.72, 56.7)))
+    found = read_observation(written(tmp_path, lines), 4096)
+    assert (
+        found.peak_memory == pytest.approx(56.72 * GIB) and found.memory_kind == "reserved" and found.steps.tolist() == [1] * 3
+    )
+
+
+def test_tables_of_nccl_tests(tmp_path: Path) -> None:
+    (found,) = read_observation(written(tmp_path, NCCL), 1).collectives
+    assert (found.op, found.intra, found.inter) == ("all_reduce", 2, 1)
+    np.testing.assert_allclose([found.size, found.seconds], [[2.0**25, 2.0**26], [200e-6, 400e-6]])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing of use\n", "no step times and no table of nccl-tests"),
+        ('{"step": 1}', "unknown key 'step'; known keys are step_s"),
+        ("{}", "it is empty"),
+        ('{"step_s": -1}', "step_s is -1; it must be a positive number"),
+        ('{"memory_kind": "vram"}', "memory_kind is 'vram'; it must be allocated, reserved or device"),
+        ("{step_s: 1}", "is no JSON object"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_observation(written(tmp_path, text), 1)

@@ -1,0 +1,107 @@
+"""A measured job beside its prediction, and what other settings would change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy import LINK, NETWORK, estimated, make_problem, toy_cost
+
+from solver.formats.step_log import Collectives, Observation
+from solver.report.explain import explain
+from solver.report.health import health
+from solver.report.other_settings import LEAST, other_settings
+from solver.report.words import seconds
+from solver.spec.model import ModelSpec
+from solver.step.solutions import Solutions, estimate_layouts
+
+MODEL = ModelSpec(
+    name="1B", hidden_size=2048, intermediate_size=5632, num_hidden_layers=16, num_attention_heads=16, num_key_value_heads=16,
+    head_dim=128, vocab_size=32000,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def solutions() -> Solutions:
+    problem = make_problem(MODEL, 16, toy_cost(), framework="megatron-core", grad_dtype="fp32")
+    return estimated(problem, [problem.run.replace(dp=8, tp=2, tp_mode="msp", num_micro_batches=4)])
+
+
+def texts(solutions: Solutions, observed: Observation) -> dict[str, str]:
+    """Return the findings, text -> verdict."""
+    return {finding.text: finding.verdict for finding in health(solutions, 0, observed)}
+
+
+def test_a_step_as_predicted_is_one_finding(solutions: Solutions) -> None:
+    why = explain(solutions, 0)
+    (text, verdict), = texts(solutions, Observation(np.array([why.seconds * 1.01]))).items()  # fmt: skip
+    assert verdict == "as predicted" and text.startswith("a step takes")
+
+
+def test_what_alone_would_explain_a_slow_step(solutions: Solutions) -> None:
+    why = explain(solutions, 0)
+    found = texts(solutions, Observation(np.array([2 * why.seconds])))
+    assert next(iter(found.values())) == "worse"
+    compute = why.by_part()["compute"]
+    assert found[f"compute alone would explain it at {1 + why.seconds / compute:.2g} times its predicted time"] == "note"
+
+
+def test_a_setting_that_would_explain_it(solutions: Solutions) -> None:
+    slow = max(other_settings(solutions, 0), key=lambda setting: setting.seconds)
+    found = texts(solutions, Observation(np.array([slow.seconds])))
+    assert any(text.startswith(f"it would fit if {slow.text}: ") for text in found)
+    assert texts(solutions, Observation(np.array([explain(solutions, 0).interval[0] / 2])))  # faster: nothing to explain
+
+
+def test_other_settings_are_estimates_of_the_changed_run(solutions: Solutions) -> None:
+    found = {setting.text: setting.seconds for setting in other_settings(solutions, 0)}
+    now = solutions.times.seconds[0]
+    assert all(abs(value / now - 1) >= LEAST for value in found.values())
+    changed = solutions.layouts.strategy(0, solutions.problem.run).replace(recompute="full")
+    again = estimated(solutions.problem, [changed]).times.seconds[0]
+    assert found["all layers are recomputed"] == again > now
+    offs = [abs(np.log(value / now)) for value in found.values()]
+    assert offs == sorted(offs, reverse=True)
+
+
+def test_a_network_that_is_a_tenth_of_what_it_should_be(solutions: Solutions) -> None:
+    # the toy network takes a buffer times NETWORK seconds a byte: a bus bandwidth of 2 * 15 / 16 / NETWORK
+    nominal = 2 * 15 / 16 / NETWORK
+    slow, sound = (texts(solutions, Observation(np.empty(0), busbw=nominal * share)) for share in (0.1, 0.9))
+    text, verdict = next(iter(slow.items()))
+    assert verdict == "worse" and text.endswith("10 times slower") and "2 nodes of 8 GPUs" in text
+    assert f"reaches {nominal / 10 / 1e9:.3g} GB/s" in text and f"this hardware does {nominal / 1e9:.3g}" in text
+    assert list(sound.values()) == ["as predicted", "note"]
+
+
+def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
+    why, busbw = explain(solutions, 0), 0.5 * 2 * 7 / 8 / LINK
+    found = texts(solutions, Observation(np.array([why.seconds]), busbw_in_node=busbw))
+    cost = solutions.problem.cost.with_found_network(16, None, busbw)
+    problem = make_problem(MODEL, 16, cost, framework="megatron-core", grad_dtype="fp32")
+    slower = estimate_layouts(problem, solutions.layouts).times.seconds[0]
+    assert slower > why.seconds
+    assert f"on links as fast as measured a step is predicted to take {seconds(slower)}" in found
+
+
+def test_collectives_of_small_messages_are_compared_by_time(solutions: Solutions) -> None:
+    size = np.array([1024.0, 65536.0])
+    measured = Collectives("all_gather", 8, 1, size, 3 * size * LINK)
+    (text, verdict), = texts(solutions, Observation(np.empty(0), collectives=(measured,))).items()  # fmt: skip
+    assert verdict == "worse" and text.endswith("3 times slower") and "on this hardware" in text
+
+
+def test_uneven_and_drifting_steps(solutions: Solutions) -> None:
+    usual = explain(solutions, 0).seconds
+    uneven = np.full(40, usual)
+    uneven[::10] *= 1.5
+    assert any("one step in twenty takes 1.5 times the median" in text for text in texts(solutions, Observation(uneven)))
+    drifting = np.r_[np.full(20, usual), np.full(20, usual * 1.05)]
+    assert any("is 5% slower than the first" in text for text in texts(solutions, Observation(drifting)))
+    assert len(texts(solutions, Observation(np.full(40, usual)))) == 1
+
+
+def test_memory(solutions: Solutions) -> None:
+    reserved = float(solutions.memory.reserved[0])
+    for factor, verdict in ((1.05, "as predicted"), (1.2, "worse"), (0.8, "better")):
+        found = texts(solutions, Observation(np.empty(0), peak_memory=reserved * factor, memory_kind="reserved"))
+        assert list(found.values()) == [verdict]
