@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.kernels.derating import Derating, derating_of, quantised_derating_of
+from predictor.kernels.derating import OTHER_LABORATORY, Derating, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import ELEMENT_BYTES, FAMILIES, HALF, LinearModel
@@ -28,12 +28,33 @@ from predictor.network.overlap import contention
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES, rank_skew_seconds
 from profiler.errors import InputError, printable
 from profiler.files import replacing
-from profiler.profile.profile import Device, Profile
+from profiler.profile.profile import Derivation, Device, Profile
 
 #: Generation of FlashAttention -> speed of the next generation relative to it, on hardware that runs both, for long sequences:
 #: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
 #: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens).
 FLASH_SPEEDUP = {1: 1.75, 2: 1.6}
+
+
+@dataclass(frozen=True)
+class DeviceDoubt:
+    """Standard deviations of log time by kind of kernel on a device whose kernels are derived from another's."""
+
+    linear: float
+    quantised: float
+    attention: float
+    memory_bound: float
+    collective: float
+
+
+#: What leaving measured devices out shows (``python -m predictor.accuracy --leave-device-out``; docs/fits.md): H100 and H200,
+#: whose chip is one; A100, H100 and B200, which are three generations.
+#: Of another vendor: GEMMs of MI355X (ROCm/aiter) about the median of their errors; the rest is assumed.
+DEVICE_DOUBTS = {
+    "architecture": DeviceDoubt(0.05, 0.08, 0.07, 0.10, 0.10),
+    "vendor": DeviceDoubt(0.16, 0.18, 0.20, 0.20, 0.30),
+    "": DeviceDoubt(0.26, 0.26, 0.35, 0.30, 0.40),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +68,8 @@ class CostModel:
     the compute [s] per second of an overlapped collective (predictor.network.overlap). rank_skew: seconds that a collective
     waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
     the device itself, under the load of a training run; these times already include the derating. exchanges: dispatch and
-    combine of experts over ranks. link_slowdown, found: see with_found_network.
+    combine of experts over ranks. link_slowdown, found: see with_found_network. doubt: set where nothing was measured on this
+    device.
     """
 
     device: Device
@@ -67,6 +89,7 @@ class CostModel:
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
+    doubt: DeviceDoubt | None = None
 
     def linear(
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16",
@@ -105,14 +128,14 @@ class CostModel:
         best = self._derated(self.attention.predict(*shape))
         if self.measured is not None:
             best = self.measured.instead_of(best, *shape)
-        return best._replace(seconds=best.seconds * self.attention_scale)
+        return self._doubted(best._replace(seconds=best.seconds * self.attention_scale), "attention")
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
         """A kernel that moves ``size`` bytes, read plus written; no transposes where fp8 GEMMs read operands in both orders."""
         if kind == "transpose" and not self.device.transposes_fp8:
             none = np.zeros(np.shape(size))
             return Estimate(none, none, np.full(np.shape(size), np.int8(Basis.MEASURED)))
-        return self.kernels.predict(kind, size)
+        return self._doubted(self.kernels.predict(kind, size), "memory_bound")
 
     def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:
         """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes.
@@ -133,7 +156,7 @@ class CostModel:
             if shared == op:
                 together = (np.asarray(strided) > 0) & (np.asarray(intra) == ranks)
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
-        return alone._replace(seconds=seconds)
+        return self._doubted(alone._replace(seconds=seconds), "collective")
 
     def _alone(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
         """A collective that waits for nobody, on the network as it was found."""
@@ -164,7 +187,7 @@ class CostModel:
     ) -> Estimate:
         """Dispatch or combine (``op``) of ``tokens`` per rank; arguments as in predictor.network.expert_exchange."""
         shape = (tokens, row_bytes, top_k, experts, intra, inter)
-        return self.exchanges.predict(op, *shape, self.network_bandwidth, dispatcher, node_limit)
+        return self._doubted(self.exchanges.predict(op, *shape, self.network_bandwidth, dispatcher, node_limit), "collective")
 
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
         """Seconds by which an overlapped collective of ``seconds`` over ``inter`` nodes delays the compute.
@@ -192,7 +215,7 @@ class CostModel:
         The network's bandwidth becomes what the law needs for the first (FoundNetwork); times inside a node are scaled to the
         second. None: not stated.
         """
-        node = self.device.gpus_per_node
+        node = max(self.device.gpus_per_node, self.device.nvlink_domain)
         found = self
         if busbw_in_node and node > 1:
             seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, node, 1, self.network_bandwidth).seconds)
@@ -212,10 +235,39 @@ class CostModel:
         steps = range(version, self.device.flash_version) if version else ()
         return replace(self, attention_scale=float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps])))
 
+    def on(self, device: Device, derivation: Derivation, links: CostModel) -> CostModel:
+        """Return the cost model of a device that was not measured, from the kernels of this one and the links of another.
+
+        Every kernel splits into what its units, its memory and its launch take, each rescaled by its own ratio: the physical
+        models run with the other device's figures, and the learnt corrections read the regimes that result.
+        """
+        linears, factor, scale = self.linears.on(device), derivation.clocks, derivation.kernel_scale
+        # what a laboratory's machine is slower than others is no property of its device
+        derating, quantised = min(self.derating, OTHER_LABORATORY.factor), self.quantised_derating
+        return replace(
+            links, device=device, linears=linears, grouped=replace(self.grouped, linear=linears),
+            attention=self.attention.on(device), kernels=replace(self.kernels, bandwidth=device.memory_bandwidth),
+            collectives=links.collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
+            network_bandwidth=device.network_bandwidth, contention=self.contention,
+            derating=max(derating * factor, 1.0) * scale.get("bf16", 1.0),
+            quantised_derating=Derating(max(quantised.factor * factor, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),
+            shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
+                          for key, rate in links.shared_links.items()},
+            doubt=DEVICE_DOUBTS[derivation.kinship],
+        )  # fmt: skip
+
+    def _doubted(self, estimate: Estimate, kind: str) -> Estimate:
+        """Return an estimate with the doubt of a device that was not measured."""
+        if self.doubt is None:
+            return estimate
+        std = np.hypot(estimate.relative_std, getattr(self.doubt, kind))
+        return estimate._replace(relative_std=std, basis=np.maximum(estimate.basis, np.int8(Basis.EXTRAPOLATED)))
+
     def _derated(self, estimate: Estimate, dtype: str = "bf16") -> Estimate:
         if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF:
-            return estimate._replace(seconds=estimate.seconds * self.derating)
+            return self._doubted(estimate._replace(seconds=estimate.seconds * self.derating), "linear")
         factor, spread = self.quantised_derating
+        estimate = self._doubted(estimate, "quantised")
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
 
 
@@ -277,8 +329,13 @@ def cost_model(
 ) -> CostModel:
     """The cost model of a profile; fits are read from ``cache_dir`` if they are there, and written to it otherwise.
 
-    derating: overrides the profile's own.
+    derating: overrides the profile's own. That of a device that was not measured is derived (CostModel.on).
     """
+    if profile.derivation is not None:
+        from_, of_links = profile.derivation.kernels, profile.derivation.links
+        kernels = cost_model(from_, None, cache_dir, derating)
+        links = kernels if of_links is from_ else cost_model(of_links, None, cache_dir)
+        return kernels.on(profile.device, profile.derivation, links).with_network(network_bandwidth)
     fits = _read_cache(profile, cache_dir) if cache_dir else None
     if fits is None:
         fits = _checked_fit(profile)

@@ -8,7 +8,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS
-from profiler.profile.profiles import shipped_profiles
+from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.search.fixed import AXES, LIMITED
 from solver.spec.bounds import number, whole_number
 
@@ -18,8 +18,9 @@ DEFAULT_MODEL = "7"
 _PICTURES = ("plot", "plot_scaling", "plot_stages")
 _OF_A_SEARCH = ("search", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
-    "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile", "cluster",
-    "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", *_PICTURES, *_OF_A_SEARCH,
+    "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
+    "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health",
+    *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -49,9 +50,11 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")
     p.add_argument(
         "--profile",
-        help=f"a shipped profile: {', '.join(shipped_profiles())}; or data, what was "
-        "measured here (default h100_sxm, or that of --cluster)",
+        help=f"a shipped profile: {', '.join(shipped_profiles())}; one derived from these: "
+        f"{', '.join(derived_profiles())}; or data, what was measured here (default h100_sxm, or that of --cluster)",
     )
+    p.add_argument("--as", dest="as_device", metavar="DEVICE", help="rescale the profile to another device: one of "
+                   "configs/devices, or a device file of your own (.json)")  # fmt: skip
     p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs per node, network, memory")
     p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
     p.add_argument(

@@ -17,7 +17,15 @@ from predictor.kernels.derating import step_factors
 from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
-from profiler.profile.profiles import OWN_NAME, OWN_PROFILE, PROF_DATA, find_profile, shipped_profiles
+from profiler.profile.profiles import (
+    OWN_NAME,
+    OWN_PROFILE,
+    PROF_DATA,
+    as_device,
+    derived_profiles,
+    find_profile,
+    shipped_profiles,
+)
 from solver.api import CACHE, configured_strategy, estimate, load_problem, time_attention
 from solver.arguments import (
     DEFAULT_MODEL,
@@ -107,13 +115,15 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         )
     name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
     profile, said = find_profile(name, args.pre_profiling_data_path)
+    if args.as_device is not None:
+        profile, said = as_device(profile, args.as_device)
     constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
     with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
         problem = load_problem(
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
             memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
         )  # fmt: skip
-    network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_node else ""
+    network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""
     length = problem.run.seq_len
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     if not args.run_all_solu:
@@ -264,7 +274,7 @@ def validate(path: Path, json_path: Path | None, approximate: bool, console: Con
     """Predict the measured runs of a JSON-lines file; print the errors, and write every prediction to ``json_path``."""
     cases = read_cases(path)
     with _progress("predicting cases") as report:
-        predictions = predict_cases(cases, CostModels(shipped_profiles()), report, approximate)
+        predictions = predict_cases(cases, CostModels([*shipped_profiles(), *derived_profiles()]), report, approximate)
     show_validation(
         console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),
         regret(predictions), worst(predictions),

@@ -35,6 +35,7 @@ from predictor.accuracy.crossval import (
 )
 from predictor.accuracy.crossval_comm import LEAST_POINTS, collective_scores, network_scores
 from predictor.accuracy.crossval_exchange import exchange_scores
+from predictor.accuracy.left_out_devices import CHIPS, device_scores
 from predictor.accuracy.pictures_exchange import draw_exchange
 from predictor.accuracy.score import Score
 from predictor.cost_model import cost_model
@@ -203,6 +204,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--no-pictures", action="store_true", help="print the scores only")
     p.add_argument("--network-logs", type=Path, metavar="DIR",
                    help="folder of <device>_nccl.parquet files: test the fits between nodes too")  # fmt: skip
+    p.add_argument("--leave-device-out", action="store_true", help="predict each measured chip from the others instead")
     p.add_argument("--json", type=Path, metavar="OUT", help="write every score")
     return p
 
@@ -221,6 +223,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
+    if args.leave_device_out:
+        if args.profile or args.network_logs:
+            raise InputError("--leave-device-out is of the shipped profiles; leave out --profile and --network-logs")
+        scores = device_scores({name: find_profile(name)[0] for name in CHIPS}, PROF_DATA / ".cache")
+        console.print(score_table("devices that were left out", scores))
+        if args.json:
+            write_text(args.json, json.dumps({"left_out_devices": [_plain(s) for s in scores]}, indent=1) + "\n")
+        return
     profiles = chosen_profiles(args.profile)
     results = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())

@@ -92,6 +92,12 @@ class FlashAttnModel:
         out = arrays[0].shape
         return Estimate(seconds.reshape(out), std.reshape(out), basis.reshape(out).astype(np.int8))
 
+    def on(self, device: Device) -> FlashAttnModel:
+        """Return the model on another device: the same kernels on its units, peak and memory."""
+        peak = device.peak_flops.get("bf16") or device.peak_flops["fp16"]
+        machine = AttnMachine(peak, device.memory_bandwidth, device.num_sms)
+        return replace(self, machine=machine, known=np.zeros(0, dtype=np.uint64))
+
     def bare_seconds(self, *shape: Any) -> np.ndarray:
         """Forward seconds of the physical model, without correction; arguments in the order of AttnShape."""
         arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in shape))

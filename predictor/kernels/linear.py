@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -110,6 +110,19 @@ class LinearModel:
         measured = np.isin(_keys(*size), part.known) & (layout_uncertainty == 0) & (basis < Basis.ROOFLINE)
         basis = np.where(measured, np.int8(Basis.MEASURED), basis)
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
+
+    def on(self, device: Device) -> LinearModel:
+        """Return the model on another device: the same kernels on its units, peaks and memory.
+
+        An arithmetic that this one lacks gets the physical model of 16 bits.
+        """
+        half, empty = self.parts["bf16"], np.zeros(0, dtype=np.uint64)
+        parts = {}
+        for name in sorted({FAMILIES.get(name, name) for name in device.peak_flops}, key=lambda name: name != "bf16"):
+            machine = _machine(name, device.peak_flops.get(name) or device.peak_flops["fp16"], device)
+            part = self.parts.get(name) or replace(half, residual=None)
+            parts[name] = replace(part, machine=machine, known=empty)
+        return LinearModel(parts)
 
     def bare_seconds(self, m: Any, n: Any, k: Any, batch: Any = 1, dtype: str = "bf16") -> np.ndarray:
         """Seconds of the physical model, without the learnt correction; never falls when a size grows."""

@@ -24,7 +24,7 @@ from predictor.network.curves import Curves
 from predictor.network.measured_groups import MeasuredGroups, own_network
 from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.errors import InputError
-from profiler.profile.profile import Profile
+from profiler.profile.profile import Device, Profile
 
 _BETWEEN_RANKS = 0.07  # error of a group size between two measured ones (log-log in ranks, leave-one-out)
 _BEYOND_RANKS = 0.15  # error of a group size beyond the measured ones, per doubling
@@ -108,6 +108,15 @@ class CollectiveModel:
             network_std=_std_by_op(entry["relative_std"]),
             network_nodes=float(entry["most_nodes"]),
         )
+
+    def on(self, device: Device) -> CollectiveModel:
+        """Return the model on another device: what comes on top of the latency scales with the rate of the links."""
+        ratio = float(self.bandwidths[0] / device.link_bandwidth)
+        curves = self.curves if ratio == 1.0 else Curves.fit([_slower(*points, ratio) for points in self.curves.points()])
+        return replace(
+            self, curves=curves, bandwidths=np.array([device.link_bandwidth, device.network_bandwidth]),
+            groups_between_nodes=MeasuredGroups.none(),
+        )  # fmt: skip
 
     def predict(
         self,
@@ -225,6 +234,11 @@ class CollectiveModel:
         plain["network_nodes"] = float(plain["network_nodes"])
         groups = MeasuredGroups.from_arrays(arrays, "group_")
         return cls(curves=Curves.from_arrays(arrays, "curve_"), network=network, groups_between_nodes=groups, **plain)
+
+
+def _slower(size: np.ndarray, seconds: np.ndarray, ratio: float) -> Points:
+    """Return the points of a curve whose bytes take ``ratio`` times as long, and whose latency stays."""
+    return size, seconds[0] + ratio * (seconds - seconds[0])
 
 
 PointsByGroup = Mapping[tuple[str, int], Points]

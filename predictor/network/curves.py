@@ -51,6 +51,11 @@ class Curves:
         seconds: np.ndarray = inside + self.tail[curve] * (np.exp(np.maximum(log_bytes, high)) - np.exp(high))
         return seconds
 
+    def points(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return (bytes, seconds) of the knots of every curve."""
+        parts = [slice(*ends) for ends in zip(self.first, self.first[1:], strict=False)]
+        return [(np.exp(self.x[part]), np.exp(self.cubic[part, 3])) for part in parts]
+
     def latency(self, curve: np.ndarray) -> np.ndarray:
         """Seconds of the smallest messages."""
         seconds: np.ndarray = np.exp(self.cubic[self.first[curve], 3])

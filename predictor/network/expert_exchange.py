@@ -49,6 +49,10 @@ class ExpertExchangeModel:
         model = cls(device.link_bandwidth, laws)
         return replace(model, measured=np.concatenate(shapes)) if shapes else model
 
+    def on(self, device: Device) -> ExpertExchangeModel:
+        """Return the model on another device: its links; the kernels' own constants stay."""
+        return replace(self, link_bandwidth=device.link_bandwidth, measured=np.empty((0, 1 + len(SHAPE))))
+
     def predict(
         self, op: str, tokens: Any, row_bytes: Any, top_k: Any, experts: Any, intra: Any, inter: Any, network_bandwidth: Any,
         dispatcher: str = "deepep", node_limit: Any = 0,

@@ -1,37 +1,133 @@
-"""Datasheet values of the accelerators whose measurements are shipped."""
+"""Datasheets of accelerators, read from configs/devices: those whose measurements are shipped, and those derived from them."""
 
 from __future__ import annotations
 
-from profiler.errors import InputError
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from profiler.errors import InputError, closest, printable, shown
 from profiler.profile.profile import GIB, Device
 
-
-def _a100(name: str, memory_gib: float, memory_bandwidth: float, link_bandwidth: float, link_kind: str) -> Device:
-    """Return an A100: 108 SMs at up to 312 TFLOP/s; the parts differ in memory, links and power (NVIDIA A100 datasheet)."""
-    peaks = {"bf16": 312e12, "fp16": 312e12, "tf32": 156e12, "fp32": 19.5e12}  # no fp8 units
-    return Device(name, peaks, memory_gib * GIB, memory_bandwidth, 108, 8, link_bandwidth, 25e9, link_kind)
-
-
-def _hopper(name: str, memory_gib: float, memory_bandwidth: float) -> Device:
-    """Return an H100 or H200 SXM: one chip, two memories (NVIDIA H100 and H200 datasheets, without sparsity)."""
-    peaks = {"bf16": 989.4e12, "fp16": 989.4e12, "fp8": 1978.9e12, "tf32": 494.7e12, "fp32": 66.9e12}
-    return Device(name, peaks, memory_gib * GIB, memory_bandwidth, 132, 8, 450e9, 50e9, "NVLink 4, NVSwitch", 3)
+FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
+_FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
+_WORDS = ("name", "architecture", "source")
+_OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale")
+_NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
+#: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room.
+_BALANCE = (5e-4, 5e-2)
 
 
-#: Device by profile name. Dense peaks; memory is what a CUDA program can use (torch's total_memory), a little less than printed
-#: on the part. Network: the usual node of 8 GPUs, 200 Gbit/s per A100 and 400 Gbit/s per newer GPU.
-DEVICES: dict[str, Device] = {
-    "h100_sxm": _hopper("NVIDIA H100 SXM 80GB", 79.1, 3.35e12),
-    "h200_sxm": _hopper("NVIDIA H200 SXM 141GB", 139.8, 4.8e12),
-    "b200_sxm": Device(
-        "NVIDIA B200 SXM 180GB",
-        {"bf16": 2250e12, "fp16": 2250e12, "fp8": 4500e12, "mxfp8": 4500e12, "nvfp4": 9000e12, "tf32": 1125e12, "fp32": 75e12},
-        178.3 * GIB, 8e12, 148, 8, 900e9, 50e9, "NVLink 5, NVSwitch", 4,
-    ),
-    "a100_sxm_80gb": _a100("NVIDIA A100 SXM 80GB", 79.15, 2.039e12, 300e9, "NVLink 3, NVSwitch"),
-    "a100_sxm_40gb": _a100("NVIDIA A100 SXM 40GB", 39.4, 1.555e12, 300e9, "NVLink 3, NVSwitch"),
-    "a100_pcie_80gb": _a100("NVIDIA A100 PCIe 80GB", 79.15, 1.935e12, 32e9, "PCIe 4.0 x16, no NVLink bridge"),
-}  # fmt: skip
+@dataclass(frozen=True)
+class Datasheet:
+    """A device, and what is needed to derive it from another or another from it.
+
+    architecture: generation of the chip; kernels of one generation scale with clocks, units and bandwidths. power: watts at
+    most. derived_from: the profile whose measurements are rescaled, "" where it has its own. links_from: the profile whose
+    collectives are, where that is another one. source: of the figures. kernel_scale: time of GEMMs that were measured on it
+    over the rescaled one, by number format (bf16, fp8).
+    """
+
+    device: Device
+    architecture: str
+    power: float
+    derived_from: str = ""
+    links_from: str = ""
+    source: str = ""
+    kernel_scale: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_datasheet(path: Path) -> Datasheet:
+    """Read a device file. Raises InputError for a missing or unknown key, and for figures that contradict each other."""
+    try:
+        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"{path}: no such device file; it is JSON with {', '.join((*_WORDS, 'peak_tflops', *_FIGURES))}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no JSON of a device: {printable(str(error))}") from None
+    if not isinstance(values, Mapping):
+        raise InputError(f"{path}: a device is a JSON object")
+    try:
+        return datasheet_of(values)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
+    """Return the datasheet that ``values`` (the content of a device file) states."""
+    needed = (*_WORDS, "peak_tflops", *_FIGURES)
+    missing, unknown = [key for key in needed if key not in values], sorted(set(values) - {*needed, *_OPTIONAL})
+    if missing or unknown:
+        what = (
+            f"{missing[0]} is missing" if missing else f"unknown key {unknown[0]!r}{closest(unknown[0], [*needed, *_OPTIONAL])}"
+        )
+        raise InputError(f"{what}; a device states {', '.join(needed)}, and may state {', '.join(_OPTIONAL)}")
+    figures = {key: _positive(key, values[key]) for key in _FIGURES}
+    peaks = values["peak_tflops"]
+    if not isinstance(peaks, Mapping) or not peaks:
+        raise InputError(f"peak_tflops is {shown(peaks)}; it must be an object, {{number format: dense TFLOP/s}}")
+    flops = {str(dtype): float(round(_positive(f"peak_tflops of {dtype}", peak) * 1e12)) for dtype, peak in peaks.items()}
+    device = Device(
+        str(values["name"]), flops, figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
+        _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * 1e9,
+        figures["network_gbit"] * 1e9 / 8, str(values.get("link_kind", "")),
+        _whole("flash_version", values.get("flash_version", 2)),
+        _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
+    )  # fmt: skip
+    _check(device)
+    derived_from, links_from = (str(values.get(key, "")) for key in ("derived_from", "links_from"))
+    stated = values.get("kernel_scale", {})
+    if not isinstance(stated, Mapping) or set(stated) - {"bf16", "fp8"}:
+        raise InputError(f"kernel_scale is {shown(stated)}; it must be factors by bf16 and fp8, which other formats follow")
+    scale = {dtype: _positive(f"kernel_scale of {dtype}", value) for dtype, value in stated.items()}
+    architecture, source = str(values["architecture"]), str(values["source"])
+    return Datasheet(device, architecture, figures["power_watts"], derived_from, links_from, source, scale)
+
+
+def _check(device: Device) -> None:
+    """Refuse figures that cannot all be true of one chip."""
+    for narrow, wide in _NARROWER.items():
+        if narrow in device.peak_flops and device.peak_flops[narrow] < device.peak_flops.get(wide, 0.0):
+            raise InputError(f"peak_tflops of {narrow} is below that of {wide}; narrower numbers are at least as fast")
+    half = device.peak_flops.get("bf16") or device.peak_flops.get("fp16")
+    if not half:
+        raise InputError("peak_tflops states neither bf16 nor fp16, the formats that models are trained in")
+    balance = device.memory_bandwidth / half
+    if not _BALANCE[0] <= balance <= _BALANCE[1]:
+        raise InputError(
+            f"memory_bandwidth_gb_s of {device.memory_bandwidth / 1e9:g} and {half / 1e12:g} TFLOP/s in 16 bits are no chip's: "
+            "one of them is in another unit (GB/s; dense TFLOP/s)"
+        )
+    if device.nvlink_domain and device.nvlink_domain % device.gpus_per_node:
+        raise InputError(f"nvlink_domain {device.nvlink_domain} is no multiple of gpus_per_node {device.gpus_per_node}")
+    if device.link_bandwidth > device.memory_bandwidth:
+        raise InputError("link_gb_s is above memory_bandwidth_gb_s; it is what one GPU sends, per direction")
+
+
+def _positive(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise InputError(f"{key} is {shown(value)}; it must be a positive number")
+    return float(value)
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 20:
+        raise InputError(f"{key} is {shown(value)}; it must be a positive whole number")
+    return value
+
+
+#: Datasheets by profile name.
+DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
+    {path.stem: read_datasheet(path) for path in sorted(FOLDER.glob("*.json"))}
+)
+#: Their devices. Dense peaks; memory is what a CUDA program can use (torch's total_memory), a little less than printed on the
+#: part. Network: that of the usual node, per GPU.
+DEVICES: Mapping[str, Device] = MappingProxyType({name: sheet.device for name, sheet in DATASHEETS.items()})
 
 
 def device(name: str) -> Device:

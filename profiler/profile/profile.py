@@ -147,6 +147,7 @@ class Device:
     network_bandwidth: float
     link_kind: str = ""
     flash_version: int = 2  #: newest generation of FlashAttention that its attention measurements represent
+    nvlink_domain: int = 0  #: GPUs that share its fastest links, where that is more than a node; 0: those of a node
 
     @property
     def transposes_fp8(self) -> bool:
@@ -169,6 +170,23 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Derivation:
+    """A device that was not measured: whose measurements are rescaled, and by what beside the datasheets.
+
+    kernels, links: profiles of the GEMMs, attention and memory-bound kernels, and of the collectives inside a node. kinship:
+    what both chips share: "architecture" (one generation), "vendor", or "" for neither. clocks: time of a kernel at the limit
+    of power, over what the peaks of the two datasheets alone would make of it. kernel_scale: measured time of GEMMs over the
+    rescaled one, by number format.
+    """
+
+    kernels: Profile
+    links: Profile
+    kinship: str
+    clocks: float
+    kernel_scale: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Profile:
     """Measurements of one machine.
 
@@ -181,6 +199,7 @@ class Profile:
     tables: Mapping[str, Table]
     meta: Mapping[str, Any] = field(default_factory=dict)
     digest: str = ""
+    derivation: Derivation | None = None  #: where nothing was measured on the device itself
 
     def table(self, op: str) -> Table:
         """Return the rows of ``op``; an empty table where nothing was measured."""

@@ -1,10 +1,12 @@
-"""Find a profile: a shipped one by name, the user's own measurements by theirs, or a file."""
+"""Find a profile: a shipped one by name, one derived from it, the user's own measurements by theirs, or a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from profiler.errors import InputError, closest
+from profiler.profile.derived import derived_profile
+from profiler.profile.devices import DATASHEETS, Datasheet, read_datasheet
 from profiler.profile.profile import Profile
 from profiler.profile.store import read_profile
 
@@ -15,8 +17,13 @@ OWN_NAME = "data"  #: names the user's own measurements
 
 
 def shipped_profiles(folder: Path = PROF_DATA) -> list[str]:
-    """Return the names of the profiles in ``folder``, without the user's own."""
+    """Return the names of the measured profiles in ``folder``, without the user's own."""
     return sorted(path.stem for path in folder.glob("*.pt") if path.name != OWN_PROFILE)
+
+
+def derived_profiles() -> list[str]:
+    """Return the names of the devices of configs/devices that are derived from a measured one."""
+    return sorted(name for name, sheet in DATASHEETS.items() if sheet.derived_from)
 
 
 def find_profile(name: str | None = None, path: Path | None = None, folder: Path = PROF_DATA) -> tuple[Profile, str]:
@@ -32,9 +39,43 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
         if not own.exists():
             raise InputError(f"no profile {OWN_NAME!r}: nothing was measured here yet (gen_profiler_data.py writes {own})")
         return read_profile(own), f"profile: {own}, measured on this machine"
-    known = shipped_profiles(folder)
+    known, derived = shipped_profiles(folder), derived_profiles()
+    if name in derived and name not in known:
+        return _derived(name, DATASHEETS[name], folder)
     if name is not None and name not in known:
-        raise InputError(f"no profile is called {name!r}{closest(name, known)}; choose one of {', '.join([*known, OWN_NAME])}")
+        others = [*known, OWN_NAME, *derived]
+        raise InputError(f"no profile is called {name!r}{closest(name, others)}; choose one of {', '.join(others)}")
     exists = f"; your own measurements exist: --profile {OWN_NAME}" if name is None and own.exists() else ""
     chosen = name or DEFAULT_PROFILE
     return read_profile(folder / f"{chosen}.pt"), f"profile: {chosen} (shipped{'' if name else ' default'}){exists}"
+
+
+def as_device(profile: Profile, name_or_path: str) -> tuple[Profile, str]:
+    """Return (the profile rescaled to another device, a sentence that says so).
+
+    name_or_path: a device of configs/devices, or a device file. Raises InputError for a name that is not known.
+    """
+    if profile.derivation:
+        raise InputError(f"profile {profile.name} is itself derived; name a measured one")
+    if name_or_path in DATASHEETS:
+        name, sheet = name_or_path, DATASHEETS[name_or_path]
+    elif name_or_path.endswith(".json"):
+        name, sheet = Path(name_or_path).stem, read_datasheet(Path(name_or_path))
+    else:
+        known = list(DATASHEETS)
+        raise InputError(
+            f"no device is called {name_or_path!r}{closest(name_or_path, known)}; choose one of {', '.join(known)}, or give a "
+            "device file (.json)"
+        )
+    return derived_profile(name, sheet, profile), _said(name, profile.name, "")
+
+
+def _derived(name: str, sheet: Datasheet, folder: Path) -> tuple[Profile, str]:
+    kernels = read_profile(folder / f"{sheet.derived_from}.pt")
+    links = read_profile(folder / f"{sheet.links_from}.pt") if sheet.links_from else None
+    return derived_profile(name, sheet, kernels, links), _said(name, sheet.derived_from, sheet.links_from)
+
+
+def _said(name: str, kernels: str, links: str) -> str:
+    of_links = f", collectives inside a node of {links}" if links else ""
+    return f"profile: {name}, derived: nothing was measured on it; kernels of {kernels} rescaled by the datasheets{of_links}"

@@ -206,7 +206,14 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
         batch = _count(run, "global_batch_size")
         if batch % (dp * size):
             raise InputError(f"global_batch_size {batch} is not a multiple of dp {dp} * micro_batch_size {size}")
+        each = batch // dp
+        if framework.pipeline.micro_batches_as_stages and pp > 1 and "micro_batch_size" not in given and each % (pp * vpp) == 0:
+            size = values["micro_batch_size"] = each // (pp * vpp)
+            assumptions.append(f"micro_batch_size: {size}, so that there are as many micro batches as stages")
         values["num_micro_batches"] = batch // (dp * size)
+    if pp > 1 and values.get("zero") == 3 and framework.pipeline.keeps_weights:
+        values["zero"] = 2
+        assumptions.append("zero: 2, because with a pipeline weights stay whole between micro batches")
     if "zero_shard_size" not in given:
         values["zero_shard_size"] = dp * cp if values.get("zero", 1) else 1
     ranks = tp * cp * dp

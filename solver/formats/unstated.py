@@ -21,14 +21,17 @@ def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework,
 
     run: the keys that the run states. layout: with the framework's defaults where it states none.
     """
-    levels = _others(_levels(framework, layout), layout.recompute) if "recompute" not in run else []
+    levels = _others(_levels(model, framework, layout), (layout.recompute, -1)) if "recompute" not in run else []
     chunks = _others(_chunks(model, framework, layout), layout.vpp) if "vpp" not in run else []
     replicas = layout.dp * layout.cp
     stages = [1] if "zero" not in run and layout.zero == 0 and replicas > 1 and 1 in framework.can_run.zero_stages else []
     return tuple(
-        layout.replace(recompute=level, vpp=vpp, schedule="interleaved" if vpp > 1 else layout.schedule,
-                       zero=zero, zero_shard_size=replicas if zero != layout.zero else layout.zero_shard_size)
-        for level, zero, vpp in product([layout.recompute, *levels], [layout.zero, *stages], [layout.vpp, *chunks])
+        layout.replace(recompute=level, recompute_layers=layers, vpp=vpp,
+                       schedule="interleaved" if vpp > 1 else layout.schedule, zero=zero,
+                       zero_shard_size=replicas if zero != layout.zero else layout.zero_shard_size)
+        for (level, layers), zero, vpp in product(
+            [(layout.recompute, layout.recompute_layers), *levels], [layout.zero, *stages], [layout.vpp, *chunks]
+        )
     )  # fmt: skip
 
 
@@ -36,11 +39,17 @@ def _others(values: list[Any], assumed: Any) -> list[Any]:
     return [value for value in values if value != assumed]
 
 
-def _levels(framework: Framework, layout: Strategy) -> list[str]:
-    """Levels of recomputation that differ: the core of fused attention keeps next to nothing that could be dropped."""
+def _levels(model: ModelSpec, framework: Framework, layout: Strategy) -> list[tuple[str, int]]:
+    """Levels of recomputation that differ, with the layers of a stage that are recomputed (-1: all).
+
+    The core of fused attention keeps next to nothing that could be dropped. Of whole layers a quarter of a stage's, half,
+    three quarters or all.
+    """
     again = framework.recomputation
     differs = layout.attention == "unfused" or again.selective_by_op or again.selective_keeps_qkv
-    return [level for level in framework.can_run.recompute if level != "selective" or differs]
+    levels = [(level, -1) for level in framework.can_run.recompute if level != "selective" or differs]
+    quarters = sorted({model.num_hidden_layers * part // (4 * layout.pp) for part in (1, 2, 3)} - {0})
+    return [*levels, *(("full", layers) for layers in quarters if "full" in framework.can_run.recompute)]
 
 
 def _chunks(model: ModelSpec, framework: Framework, layout: Strategy) -> list[int]:

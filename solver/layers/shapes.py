@@ -89,7 +89,7 @@ class Shapes:
         multiple = 128 * keys.tp
         padded = model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple
         return cls(
-            model=model, run=run, framework=framework, keys=keys, groups=Groups.of(keys, cluster.gpus_per_node), kind=kind,
+            model=model, run=run, framework=framework, keys=keys, groups=Groups.of(keys, cluster.gpus_per_domain), kind=kind,
             tokens=tokens, local_tokens=local, linear_tokens=np.where(isp, local, tokens),
             norm_tokens=np.where(mtp, tokens, local), split=np.where(isp, 1, keys.tp),
             heads=np.maximum(model.num_attention_heads // keys.tp, 1),

@@ -22,7 +22,7 @@ BLOCKING = 0.10  #: launches that wait for each other
 
 def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
     """Return the standard deviations by what they are of; independent of each other."""
-    spread = layout.tp_mode != "isp" and layout.tp > problem.cluster.gpus_per_node
+    spread = layout.tp_mode != "isp" and layout.tp > problem.cluster.gpus_per_domain
     found = {
         f"what {problem.framework.name} does": problem.framework.doubt,
         "experts": EXPERTS * problem.model.is_mixture_of_experts,

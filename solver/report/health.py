@@ -106,7 +106,7 @@ def _memory(solutions: Solutions, index: int, measured: float, kind: str) -> Fin
 def _networks(solutions: Solutions, observed: Observation) -> Iterator[Finding]:
     """Yield the stated bus bandwidths beside what this hardware does, on the nominal network."""
     problem = solutions.problem
-    node, world = problem.cluster.gpus_per_node, problem.run.world_size
+    node, world = problem.cluster.gpus_per_domain, problem.run.world_size
     for busbw, ranks in ((observed.busbw_in_node, min(node, world)), (observed.busbw, world)):
         if busbw and ranks > 1:
             place = placement(ranks, 1, node)

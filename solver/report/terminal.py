@@ -15,6 +15,7 @@ from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.validate import Prediction, Regret, Score
 from solver.report.words import PART_NAMES, seconds
 from solver.search.search import OUT_OF_MEMORY, SearchResult
+from solver.spec.cluster import Cluster
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, slowest_stage
@@ -63,13 +64,18 @@ def _heading(solutions: Solutions, profile: str, notes: str) -> Text:
     lines = [
         f"{p.model.name}: {parameters(p.model) / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}",
-        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, "
+        f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"
         f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
         f"{profile}; sustained-clock derating: GEMM and attention times x {p.cost.derating:.2f}",
         *([notes] if notes else []),
     ]
     return Text("\n".join(lines))
+
+
+def _domain(cluster: Cluster) -> str:
+    more = cluster.gpus_per_domain > cluster.gpus_per_node
+    return f"NVLink over {cluster.gpus_per_domain}, " if more else ""
 
 
 def _verdict(solutions: Solutions) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,17 +23,33 @@ class Cluster:
     memory_bytes: float
     all_reduce_busbw: float | None = None  #: that a large all-reduce over all ranks of the run reached [bytes/s]
     all_reduce_busbw_in_node: float | None = None
+    nvlink_domain: int = 0  #: GPUs that share the fastest links, where that is more than a node
+
+    @property
+    def gpus_per_domain(self) -> int:
+        """GPUs whose messages do not leave the fastest links: an NVLink domain, else a node."""
+        return max(self.nvlink_domain, self.gpus_per_node)
+
+    def for_world(self, world: int) -> Cluster:
+        """Return the cluster as a job of ``world`` GPUs uses it: the largest part of each domain that its nodes fill evenly.
+
+        Schedulers give a job as many nodes of each domain: 64 GPUs of each NVL72 to a job of 256.
+        """
+        if self.nvlink_domain <= self.gpus_per_node:
+            return self
+        parts = range(self.gpus_per_node, self.nvlink_domain + 1, self.gpus_per_node)
+        return replace(self, nvlink_domain=max((n for n in parts if world % n == 0), default=self.gpus_per_node))
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            if value is not None and not value > 0:
+            if value is not None and not value > 0 and field.name != "nvlink_domain":
                 raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 #: Keys of a cluster that change a prediction, and all keys.
-FIGURES = ("gpus_per_node", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS)
+FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS)
 _KEYS = ("name", "hardware", *FIGURES, "notes")
 
 
@@ -48,12 +64,14 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         raise InputError(f"{where}: unknown cluster key {unknown[0]!r}; known keys are {', '.join(_KEYS)}")
     try:
         per_node = whole_number("gpus_per_node", config.get("gpus_per_node", device.gpus_per_node))
-        stated = {key: number(key, config[key]) for key in FIGURES[1:] if key in config}
+        domain = whole_number("nvlink_domain", config.get("nvlink_domain", device.nvlink_domain))
+        stated = {key: number(key, config[key]) for key in FIGURES[2:] if key in config}
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return Cluster(
         name=printable(str(config.get("name", device.name))),
         gpus_per_node=per_node,
+        nvlink_domain=domain,
         network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
@@ -65,8 +83,8 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
 class Placement(NamedTuple):
     """Where the ranks of a group are; int64 arrays.
 
-    intra: ranks of the group in one node. inter: nodes that the group touches. strided: 1 where its ranks are not adjacent, so
-    that other groups communicate between them (this matters where the links of a node are shared).
+    intra: ranks of the group in one node (or NVLink domain). inter: nodes that the group touches. strided: 1 where its ranks
+    are not adjacent, so that other groups communicate between them (this matters where the links of a node are shared).
     """
 
     intra: np.ndarray

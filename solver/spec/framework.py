@@ -94,6 +94,10 @@ class Pipeline:
     #: Seconds by which each collective of a tensor group is late for each of its ranks, where a pipeline spans nodes: time of
     #: the host, which runs beside the device's.
     crossing_delay: float = 0.0
+    #: What the framework calls ZeRO-3 keeps gathered weights and whole gradients between the micro batches of a pipeline.
+    keeps_weights: bool = False
+    #: A run that states no micro batches has as many as the pipeline has stages.
+    micro_batches_as_stages: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

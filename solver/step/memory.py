@@ -65,7 +65,8 @@ def stage_state(
     bool [splits]. 16-bit weights, gradients in
     grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
-    ZeRO-2 also the gradients, ZeRO-3 everything, and its sharded master weights are the only ones (Rajbhandari et al. 2020).
+    ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
+    weights are the only ones (Rajbhandari et al. 2020).
     """
     sizes = problem.element_bytes
     has_head = stages.has_head[stage]
@@ -78,6 +79,7 @@ def stage_state(
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
     in_sync = problem.framework.memory.synchronisation_bytes
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
+    piped = (stages.index > 0).any(axis=0)
     half, copied = kept_halves(problem), FP32 * (problem.framework.memory.fp32_gradient_copy and sizes.gradient == HALF)
     if buckets := problem.framework.memory.gradient_buckets:
         out[1] += buckets * problem.framework.data_parallel.bucket_elements * sizes.gradient
@@ -91,7 +93,8 @@ def stage_state(
             out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
             partitioned = elements / share
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
-            out[1, zero] += (sizes.gradient + half) * (elements if zero < 2 else partitioned)
+            whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
+            out[1, zero] += (sizes.gradient + half) * whole
             out[1, zero] += copied * partitioned if zero else 0.0
             out[2, zero] += (sizes.sharded if zero == 3 else sizes.states) * (elements if zero == 0 else partitioned)
     return out

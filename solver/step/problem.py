@@ -73,6 +73,7 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     Every way in ends here: raises InputError for a model that does what is not modelled (solver.spec.model.check_model).
     """
     check_model(model, run.seq_len, approximate)
+    cluster = cluster.for_world(run.world_size)
     cost = cost.with_found_network(run.world_size, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).kernels.flash_attention))
 

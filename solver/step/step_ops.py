@@ -161,7 +161,7 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
             ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, variant="adam"))
             ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, variant="residual",
                           count=float(sync.gradient_passes > 0)))  # fmt: skip
-    everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_node)
+    everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_domain)
     ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
     return ops
 
@@ -200,7 +200,7 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     row = problem.model.hidden_size * problem.element_bytes.activation
     whole = splits.micro_batch_size * problem.run.seq_len // splits.cp * row
     ranks_per_stage = splits.tp * splits.cp * splits.dp
-    node = problem.cluster.gpus_per_node
+    node = problem.cluster.gpus_per_domain
     spans = ranks_per_stage * splits.pp > node  # then some neighbours are in two nodes, and the slowest hop sets the pace
     place = placement(np.full(len(splits), 2), np.where(spans, node, ranks_per_stage), node)
     tensor = placement(splits.tp, 1, node)
@@ -217,7 +217,7 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     tied embeddings, or multi-token prediction.
     """
     ranks = splits.tp * splits.cp * splits.dp * np.maximum(splits.pp - 1, 1)
-    place = placement(np.full(len(splits), 2), ranks, problem.cluster.gpus_per_node)
+    place = placement(np.full(len(splits), 2), ranks, problem.cluster.gpus_per_domain)
     size = table.embedding.parameters[key] * problem.element_bytes.gradient
     op = _message("tied_embedding", "all_reduce", size, place)
     copied = problem.model.tie_word_embeddings or problem.model.num_nextn_predict_layers > 0
@@ -239,7 +239,7 @@ def _group_ops(
 
     They are all-reduced whole, or reduce-scattered inside shard groups and all-reduced across them.
     """
-    node = problem.cluster.gpus_per_node
+    node = problem.cluster.gpus_per_domain
     inside = placement(shard, group.stride, node)
     across = placement(np.maximum(group.size // shard, 1), group.stride * shard, node)
     ops = [
@@ -267,7 +267,7 @@ def _gather(
 
     Broadcasting frameworks assign whole tensors to ranks, so no more ranks send than there are tensors.
     """
-    place = placement(shard, group.stride, problem.cluster.gpus_per_node)
+    place = placement(shard, group.stride, problem.cluster.gpus_per_domain)
     if how == "broadcast":
         senders = np.minimum(shard, problem.framework.data_parallel.tensors_per_layer * problem.model.num_hidden_layers)
         return [_message(name, "broadcast", size, place, senders * 1.0)]

@@ -70,7 +70,7 @@ def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:
 def _crossing_delays(problem: Problem, splits: Splits) -> np.ndarray:
     """Return the seconds by which each tensor-parallel collective is late where the pipeline spans nodes, shape [splits]."""
     ranks = splits.tp * splits.cp * splits.dp * splits.pp
-    spans = (splits.pp > 1) & (ranks > problem.cluster.gpus_per_node)
+    spans = (splits.pp > 1) & (ranks > problem.cluster.gpus_per_domain)
     delays: np.ndarray = spans * splits.tp * problem.framework.pipeline.crossing_delay
     return delays
 

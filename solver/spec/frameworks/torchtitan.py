@@ -6,14 +6,14 @@ parallelisms/parallelize_llama.py (004b314), run_train.sh (0168bd5).
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
 from solver.spec.frameworks.pytorch import FSDP_STAGES
 
 TORCHTITAN_2025 = Framework(
     name="torchtitan-2025-06",
     family="torchtitan",
     released="2025-06",  # 0.1.0
-    aliases=("torchtitan", "fsdp2", "pytorch fsdp2", "torch fsdp2"),
+    aliases=("fsdp2", "pytorch fsdp2", "torch fsdp2"),
     flags={"zero": 3, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
     can_run=CanRun(
         zero_stages=FSDP_STAGES,
@@ -24,19 +24,22 @@ TORCHTITAN_2025 = Framework(
         fused_gate_up=False,
         fused_elementwise=False,
         torch_loss=True,
-        compiled_loss=True,  # since October 2024
+        compiled_loss=True,
         flash_attention=2,
     ),
     tensor_parallel=TensorParallel(regathers_input=False, shares_input=True, async_backward=False),
     data_parallel=DataParallel(all_gather_copies=2.0, reduce_scatter_copies=2.0, accumulating_gemms=False),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
+    pipeline=Pipeline(keeps_weights=True),  # parallelize_llama.py: no reshard after forward
     memory=MemoryUse(allocator_gaps=(0.1, 0.1)),  # expandable segments leave few gaps; the share is assumed
 )
 
 TORCHTITAN_2024 = TORCHTITAN_2025.derive(
     "torchtitan-2024-12",
     "2024-12",
-    aliases=("torchtitan 2024",),
+    aliases=("torchtitan",),  # its published runs are of December 2024
+    pipeline={"micro_batches_as_stages": True},  # parallelisms/pipelining_utils.py
+    kernels={"compiled_loss": False},  # what these runs reserve holds the logits in fp32 and their gradients
     data_parallel={"optimizer_bytes_per_parameter": 96.0},  # AdamW is not fused by default, as in fms-fsdp
 )
 

@@ -37,19 +37,21 @@ def test_a_run_that_states_them_has_no_alternatives() -> None:
 
 
 def test_what_is_not_stated_is_open() -> None:
-    assert choices(read("recompute"), "recompute") == ["none", "full"]  # fused attention: selective drops nothing
-    assert choices(read("recompute", attention="unfused"), "recompute") == ["none", "selective", "full"]
+    # fused attention: selective drops nothing; of the four layers of a stage one, two, three or all
+    found = read("recompute").alternatives
+    assert [(s.recompute, s.recompute_layers) for s in found] == [("none", -1), ("full", -1), *(("full", n) for n in (1, 2, 3))]
+    assert choices(read("recompute", attention="unfused"), "recompute") == ["none", "selective", *["full"] * 4]
     assert choices(read("vpp"), "vpp") == [1, 2, 4]  # stages of four layers
     assert [layout.schedule for layout in read("vpp").alternatives] == ["1f1b", "interleaved", "interleaved"]
     assert choices(read("vpp", num_micro_batches=3), "vpp") == [1]  # which interleaving cannot run
     assert choices(read("zero"), "zero") == [0, 1] and choices(read("zero", tp=4, dp=1), "zero") == [0]
-    assert len(read("recompute", "vpp", "zero").alternatives) == 2 * 3 * 2
+    assert len(read("recompute", "vpp", "zero").alternatives) == 5 * 3 * 2
 
 
 def test_the_default_stands_where_it_fits() -> None:
     found = predicted(read("recompute"), 80.0)
     assert found.solutions is not None and found.solutions.layouts.recompute[found.index] == 0
-    assert [other.setting for other in found.alternatives] == ["recompute full"]
+    assert [other.setting for other in found.alternatives][:2] == ["recompute full", "recompute full, recompute_layers 1"]
 
 
 def test_recomputation_where_the_default_does_not_fit() -> None:
@@ -57,7 +59,7 @@ def test_recomputation_where_the_default_does_not_fit() -> None:
     devices = [float(estimate.memory.device[0]) / 2**30 for estimate in [predicted(case, 80.0).solutions] if estimate]
     found = predicted(case, devices[0] * 0.9)
     assert found.solutions is not None and found.solutions.layouts.recompute[found.index] == 2
-    assert found.fits
+    assert found.fits and 0 < found.solutions.layouts.recompute_layers[found.index] < 4  # no more layers than must be
 
 
 def test_another_zero_stage_comes_before_recomputation() -> None:
@@ -73,14 +75,14 @@ def test_another_zero_stage_comes_before_recomputation() -> None:
 
 
 def test_what_may_have_been_widens_the_interval() -> None:
-    # full recomputation takes d = log(slower / taken) longer: its weight is w = exp(-d / 0.1), the variance w d^2 / (1 + w)
+    # a choice takes d = log(slower / taken) longer: its weight is w = exp(-d / 0.1), the variance sum(w d^2) / (1 + sum(w))
     stated, unstated = predicted(read(), 80.0), predicted(read("recompute"), 80.0)
     assert stated.explanation is not None and unstated.explanation is not None
     assert unstated.seconds == stated.seconds
-    d = np.log(unstated.alternatives[0].seconds / unstated.seconds)
+    d = np.log([other.seconds / unstated.seconds for other in unstated.alternatives])
     w = np.exp(-d / 0.1)
     added = unstated.explanation.system_std**2 - stated.explanation.system_std**2
-    assert added == pytest.approx(w * d**2 / (1 + w), rel=1e-9) and added > 0
+    assert added == pytest.approx((w * d**2).sum() / (1 + w.sum()), rel=1e-9) and added > 0
 
 
 def test_a_slower_setting_that_cannot_have_fitted_adds_no_doubt() -> None:

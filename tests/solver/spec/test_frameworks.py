@@ -153,7 +153,7 @@ def test_every_release_differs_from_every_other() -> None:
      ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core-0.12"), ("Megatron-LM", "megatron-lm-2023"),
      ("MegaScale", "nemo-24"), ("Megatron Core r0.8", "megatron-core-0.8"), ("Megatron-LM 2021", "megatron-lm-2021"),
      ("megatron-lm (zero-bubble fork)", "megatron-lm-zero-bubble"), ("Aleph Alpha scaling", "aleph-alpha-scaling"),
-     ("torchtitan (PyTorch FSDP2)", "torchtitan-2025-06"), ("pytorch fsdp2", "torchtitan-2025-06"), ("PyTorch FSDP", "fsdp"),
+     ("torchtitan (PyTorch FSDP2)", "torchtitan-2024-12"), ("pytorch fsdp2", "torchtitan-2025-06"), ("PyTorch FSDP", "fsdp"),
      ("fms-fsdp (PyTorch FSDP)", "fms-fsdp"), ("pytorch ddp", "pytorch-ddp"), ("GPT-NeoX", "megatron-deepspeed"),
      ("llm-foundry/composer FSDP", "llm-foundry-2023"), ("internlm 0.1", "internevo-2023"), ("something else", "generic"),
      ("PyTorch 2.4 FSDP", "fsdp"), ("PyTorch + DeepSpeed ZeRO-3", "megatron-deepspeed"), ("PyTorch Lightning", "pytorch-ddp"),

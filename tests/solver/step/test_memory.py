@@ -143,8 +143,10 @@ def test_zero_stages_save_memory(sample: Solutions) -> None:
         sample.problem, sample.layouts.take(np.flatnonzero(column(sample.layouts, "zero_shard_size") > 1))
     )
     stages = [with_zero(partitioned, zero) for zero in range(4)]
-    for before, after in zip(stages[:2], stages[1:3], strict=True):
-        assert (after.memory.allocated < before.memory.allocated).all()
+    # with a pipeline ZeRO-2 reduces gradients after the last micro batch only, and until then holds what ZeRO-1 does
+    alone = column(partitioned.layouts, "pp") == 1
+    zero, one, two = (stage.memory.allocated for stage in stages[:3])
+    assert (one < zero).all() and (two < one)[alone].all() and (two == one)[~alone].all() and 0.1 < alone.mean() < 0.9
     state = [solutions.memory.parts[:3].sum(axis=0) for solutions in stages]
     # ZeRO-3 also all-gathers layers into buffers, so it saves memory only where a stage has more layers than these
     same = stages[3].memory.on_last_stage == stages[2].memory.on_last_stage
