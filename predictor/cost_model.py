@@ -125,10 +125,10 @@ class CostModel:
     ) -> Estimate:
         """Fused attention, forward or backward: the measured time where there is one, else the fit."""
         shape = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
-        best = self._derated(self.attention.predict(*shape))
+        best = self._derated(self.attention.predict(*shape), of="attention")
         if self.measured is not None:
             best = self.measured.instead_of(best, *shape)
-        return self._doubted(best._replace(seconds=best.seconds * self.attention_scale), "attention")
+        return best._replace(seconds=best.seconds * self.attention_scale)
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
         """A kernel that moves ``size`` bytes, read plus written; no transposes where fp8 GEMMs read operands in both orders."""
@@ -263,9 +263,9 @@ class CostModel:
         std = np.hypot(estimate.relative_std, getattr(self.doubt, kind))
         return estimate._replace(relative_std=std, basis=np.maximum(estimate.basis, np.int8(Basis.EXTRAPOLATED)))
 
-    def _derated(self, estimate: Estimate, dtype: str = "bf16") -> Estimate:
+    def _derated(self, estimate: Estimate, dtype: str = "bf16", of: str = "linear") -> Estimate:
         if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF:
-            return self._doubted(estimate._replace(seconds=estimate.seconds * self.derating), "linear")
+            return self._doubted(estimate._replace(seconds=estimate.seconds * self.derating), of)
         factor, spread = self.quantised_derating
         estimate = self._doubted(estimate, "quantised")
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))

@@ -9,13 +9,12 @@ from functools import cache
 import pytest
 
 from predictor.cost_model import CostModel, cost_model
-from profiler.profile.profiles import PROF_DATA
-from profiler.profile.store import read_profile
+from profiler.profile.profiles import PROF_DATA, find_profile
 
 
 @pytest.fixture(scope="session")
 def fitted() -> Callable[[str], CostModel]:
-    """Return a function from the name of a shipped profile to its cost model.
+    """Return a function from the name of a shipped or derived profile to its cost model.
 
     A fit takes a minute: parallel workers wait until the first one has done it.
     """
@@ -26,7 +25,7 @@ def fitted() -> Callable[[str], CostModel]:
         folder.mkdir(exist_ok=True)
         with (folder / "fit.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return cost_model(read_profile(PROF_DATA / f"{name}.pt"), cache_dir=folder)
+            return cost_model(find_profile(name)[0], cache_dir=folder)
 
     return get
 

@@ -1,0 +1,118 @@
+"""Cost models of devices that were not measured: limits that must hold, and errors where measured devices are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from predictor.accuracy.left_out_devices import device_scores
+from predictor.cost_model import DEVICE_DOUBTS, CostModel, cost_model
+from predictor.estimate import Basis, Estimate
+from profiler.profile.derived import derived_profile
+from profiler.profile.devices import DATASHEETS, Datasheet
+from profiler.profile.profiles import PROF_DATA, find_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDES = 2.0 ** np.arange(9, 14)
+
+
+@pytest.fixture(scope="module")
+def h100(fitted: Callable[[str], CostModel]) -> CostModel:
+    return fitted("h100_sxm")
+
+
+def on(sheet: Datasheet) -> CostModel:
+    """Return the cost model of a device, derived from the H100's measurements."""
+    return cost_model(derived_profile("chip", sheet, find_profile("h100_sxm")[0]), cache_dir=PROF_DATA / ".cache")
+
+
+def estimates(model: CostModel) -> dict[str, Estimate]:
+    """Return estimates of every kind of kernel, by its field of DeviceDoubt."""
+    return {
+        "linear": model.linear(SIDES, 4096, 4096),
+        "quantised": model.linear(SIDES, 4096, 4096, dtype="fp8"),
+        "attention": model.flash_attn(1, SIDES, SIDES, 32, 8, 128, 128),
+        "memory_bound": model.memory_bound("norm", SIDES * 2**16),
+        "collective": model.collective("all_gather", SIDES * 2**16, 8, 1),
+    }
+
+
+def test_a_device_derived_from_itself_is_itself_with_doubt(h100: CostModel) -> None:
+    same, doubt = estimates(on(DATASHEETS["h100_sxm"])), DEVICE_DOUBTS["architecture"]
+    for kind, before in estimates(h100).items():
+        # the derating is that of the median of laboratories, which is the H100's to 0.2%
+        np.testing.assert_allclose(same[kind].seconds, before.seconds, rtol=3e-3)
+        np.testing.assert_allclose(same[kind].relative_std, np.hypot(before.relative_std, getattr(doubt, kind)))
+        assert (same[kind].basis >= Basis.EXTRAPOLATED).all()
+
+
+def test_memory_bound_kernels_scale_with_the_memory_and_not_their_launch(h100: CostModel) -> None:
+    sheet = DATASHEETS["h100_sxm"]
+    twice = on(replace(sheet, device=replace(sheet.device, memory_bandwidth=2 * sheet.device.memory_bandwidth)))
+    size = np.array([2.0**20, 2.0**30])
+    before, after = h100.memory_bound("norm", size).seconds, twice.memory_bound("norm", size).seconds
+    launch = h100.memory_bound("norm", 1.0).seconds
+    np.testing.assert_allclose(after - launch, (before - launch) / 2, rtol=1e-5)
+
+
+def test_links_scale_what_comes_on_top_of_the_latency(fitted: Callable[[str], CostModel]) -> None:
+    # the A800's NVLink has two thirds of the A100's rate
+    a100, a800 = fitted("a100_sxm_80gb"), fitted("a800_sxm")
+    size, least = 2.0**28, float(np.exp(a100.collectives.curves.x.min()))
+
+    def alone(model: CostModel, bytes_: float) -> float:
+        return float(model.collectives.predict("all_gather", bytes_, 8, 1).seconds)
+
+    latency = alone(a100, least)
+    assert alone(a800, least) == pytest.approx(latency, rel=1e-6)
+    assert alone(a800, size) - latency == pytest.approx(1.5 * (alone(a100, size) - latency), rel=0.02)
+
+
+def test_power_slows_long_kernels_and_the_laboratory_stays_out(fitted: Callable[[str], CostModel]) -> None:
+    assert fitted("h100_96gb_500w").derating == pytest.approx(fitted("h100_sxm").derating * (395 / 595) ** (-1 / 3), rel=0.01)
+    # what the B200's second laboratory adds is no property of the chip: not more than the median of laboratories
+    assert fitted("b200_sxm").derating > 1.3
+    clocks = (2500 / 2250) / ((1200 - 150) / (1000 - 150)) ** (1 / 3)
+    assert fitted("gb200").derating == pytest.approx(1.12 * clocks, rel=1e-3)
+    assert fitted("h20").derating == 1.0  # a chip of a seventh of the rate at half the power is never at its limit
+
+
+def test_better_datasheets_are_never_slower(h100: CostModel) -> None:
+    sheet = DATASHEETS["h100_sxm"]
+    device = sheet.device
+    for better in (
+        replace(device, memory_bandwidth=1.5 * device.memory_bandwidth),
+        replace(device, peak_flops={name: 1.5 * peak for name, peak in device.peak_flops.items()}),
+        replace(device, link_bandwidth=1.5 * device.link_bandwidth),
+    ):
+        derived = on(replace(sheet, device=better, power=sheet.power * 1.5**3))
+        for kind, before in estimates(h100).items():
+            # the learnt correction reads the regime that results, which may cost a little
+            assert (estimates(derived)[kind].seconds <= before.seconds * 1.05).all(), kind
+
+
+def test_measured_devices_that_are_left_out() -> None:
+    """The table of docs/fits.md: MAPE, coverage, and the error after ten measurements of the device."""
+    names = {"H100": "h100_sxm", "H200": "h200_sxm"}
+    profiles = {name: find_profile(name)[0] for name in names.values()}
+    scores = {(s.regime, s.op, s.split): s for s in device_scores(profiles, PROF_DATA / ".cache")}
+    page = (ROOT / "docs" / "fits.md").read_text(encoding="utf-8").split("## Devices that were not measured")[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if " from H" in line]
+    seen = 0
+    for title, op, count, mape, _bias, coverage, _one_ratio, after in rows:
+        target, base = (names.get(word) for word in title.split(" from "))
+        if target and base:
+            before = scores[f"{target} from {base}", op, "nothing of its own"]
+            assert before.rows == int(count.replace(",", ""))
+            assert before.mape == pytest.approx(float(mape.rstrip("%")) / 100, abs=0.003)
+            assert before.coverage == pytest.approx(float(coverage.rstrip("%")) / 100, abs=0.02)
+            later = scores[f"{target} from {base}", op, "10 points of its own"]
+            assert later.mape == pytest.approx(float(after.rstrip("%")) / 100, abs=0.003)
+            seen += 1
+    assert seen == 10
+    # one generation: GEMMs under 4%, attention and collectives under 6%
+    assert scores["h200_sxm from h100_sxm", "linear", "nothing of its own"].mape < 0.04

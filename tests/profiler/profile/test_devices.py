@@ -1,0 +1,112 @@
+"""Device files: figures that contradict each other are refused; what power leaves of a chip's peak, by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiler.errors import InputError
+from profiler.profile.derived import clocks, derived_profile
+from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, datasheet_of, read_datasheet
+from profiler.profile.profiles import as_device, derived_profiles, find_profile, shipped_profiles
+
+H100: dict[str, Any] = json.loads((FOLDER / "h100_sxm.json").read_text())
+
+
+def test_every_device_is_measured_or_derived_from_a_measured_one() -> None:
+    measured = set(shipped_profiles())
+    assert measured == {name for name, sheet in DATASHEETS.items() if not sheet.derived_from}
+    assert set(derived_profiles()) == set(DATASHEETS) - measured and len(derived_profiles()) == 12
+    assert {sheet.derived_from for sheet in DATASHEETS.values()} - {""} <= measured
+    assert {sheet.links_from for sheet in DATASHEETS.values()} - {""} <= measured
+    assert all(sheet.source for sheet in DATASHEETS.values())
+
+
+@pytest.mark.parametrize("name", shipped_profiles())
+def test_a_profile_holds_its_datasheet(name: str) -> None:
+    assert find_profile(name)[0].device == DEVICES[name]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_sms": None}, "num_sms is missing"),
+        ({"sms": 132}, "unknown key 'sms'"),
+        ({"peak_tflops": {"bf16": 989, "fp8": 500}}, "peak_tflops of fp8 is below that of bf16"),
+        ({"peak_tflops": {"fp8": 500}}, "neither bf16 nor fp16"),
+        ({"peak_tflops": 989}, "it must be an object"),
+        ({"peak_tflops": {"bf16": 989e12}}, "peak_tflops of bf16 is 989000000000000.0; it must be"),
+        ({"memory_bandwidth_gb_s": 3.35}, "one of them is in another unit"),
+        ({"link_gb_s": 4500}, "link_gb_s is above memory_bandwidth_gb_s"),
+        ({"nvlink_domain": 20}, "nvlink_domain 20 is no multiple of gpus_per_node 8"),
+        ({"num_sms": 1.5}, "num_sms is 1.5; it must be a positive whole number"),
+        ({"power_watts": -700}, "power_watts is -700; it must be a positive number"),
+        ({"kernel_scale": {"fp4": 1.0}}, "kernel_scale is"),
+    ],
+)
+def test_impossible_devices(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    content = {key: value for key, value in {**H100, **changes}.items() if value is not None}
+    path = tmp_path / "chip.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=message) as caught:
+        read_datasheet(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_files_that_are_no_device(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "half.json").write_text('{"name":')
+    for name, message in (
+        ("list", "a device is a JSON object"),
+        ("half", "no JSON of a device"),
+        ("none", "no such device file"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_datasheet(tmp_path / f"{name}.json")
+
+
+def test_clocks_under_a_limit_of_power_by_hand() -> None:
+    # 15% of 700 W whatever the clock: 395 of 595 W are left at 500 W, and the clock goes with the cube root
+    base = DATASHEETS["h100_sxm"]
+    assert clocks(base, base) == 1.0
+    assert clocks(base, DATASHEETS["h100_96gb_500w"]) == pytest.approx((395 / 595) ** (-1 / 3))
+    # twice the units at twice the power and peak run at the same clock
+    twice = datasheet_of({**H100, "num_sms": 264, "power_watts": 1400, "peak_tflops": {"bf16": 2 * 989.4},
+                          "memory_bandwidth_gb_s": 6700})  # fmt: skip
+    assert clocks(base, twice) == pytest.approx(1.0)
+    with pytest.raises(InputError, match="power_watts 100 is less than"):
+        clocks(base, replace(base, power=100.0))
+
+
+def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() -> None:
+    profile, said = find_profile("gb200")
+    assert said == "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm rescaled by the datasheets"
+    assert profile.derivation is not None and profile.derivation.kinship == "architecture" and not profile.tables
+    assert profile.device.nvlink_domain == 72 and profile.device.gpus_per_node == 4
+    kinships = {name: find_profile(name)[0].derivation for name in ("h100_pcie", "mi300x")}
+    assert [d.kinship for d in kinships.values() if d] == ["architecture", ""]
+    pcie = kinships["h100_pcie"]
+    assert pcie is not None and (pcie.kernels.name, pcie.links.name) == ("h100_sxm", "a100_pcie_80gb")
+
+
+def test_a_profile_as_another_device(tmp_path: Path) -> None:
+    h100 = find_profile("h100_sxm")[0]
+    path = tmp_path / "chip.json"
+    path.write_text(json.dumps({**H100, "name": "My chip", "architecture": "mine"}))
+    for name, kinship in (("b200_sxm", "vendor"), (str(path), ""), ("h200_sxm", "architecture")):
+        derivation = as_device(h100, name)[0].derivation
+        assert derivation is not None and derivation.kinship == kinship
+    with pytest.raises(InputError, match="no device is called 'h300'"):
+        as_device(h100, "h300")
+    with pytest.raises(InputError, match="itself derived"):
+        as_device(find_profile("gb200")[0], "h100_sxm")
+
+
+def test_two_datasheets_never_share_a_digest() -> None:
+    h100, sheet = find_profile("h100_sxm")[0], DATASHEETS["h200_sxm"]
+    faster = replace(sheet, device=replace(sheet.device, memory_bandwidth=5e12))
+    assert derived_profile("x", sheet, h100).digest != derived_profile("x", faster, h100).digest
