@@ -21,6 +21,7 @@ from accuracy_pictures import draw_scatter
 from accuracy_tables import (
     Note,
     Peer,
+    device_table,
     factor_table,
     fits_table,
     memory_table,
@@ -37,7 +38,7 @@ from step_factors import predict_held_out
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
-from profiler.profile.profiles import shipped_profiles
+from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.command_line import CostModels
 from solver.formats.cases import read_cases
 from solver.report.validate import Prediction, timed
@@ -66,6 +67,7 @@ def document(
         timed=len(timed(predictions)),
         stem=stem,
         time=time_table(predictions, groups),
+        devices=device_table(predictions),
         twins=twin_table(predictions),
         memory=memory_table(predictions, groups),
         fits=fits_table(predictions),
@@ -104,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups, notes, peers = (read_json(CASES / f"{name}.json") for name in ("groups", "notes", "peers"))
         cases = read_cases(args.cases)
         with Console(stderr=True).status(f"predicting {len(cases):,} runs"):
-            predictions = predict_held_out(cases, CostModels(shipped_profiles()))
+            predictions = predict_held_out(cases, CostModels([*shipped_profiles(), *derived_profiles()]))
         page = document(predictions, groups, [Note(**n) for n in notes], [Peer(**p) for p in peers], args.output.stem)
         draw_pictures(predictions, args.output.parent / "pics", args.output.stem)
         write_text(args.output, page)

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB
 from solver.formats.cases import Case
 from solver.report.validate import (
@@ -76,6 +77,24 @@ def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> 
         rows.append([MEAN, "every group counts the same", f"{mean.n}", f"{null:.1%}", f"{mean.median:.1%}", f"{mean.p90:.1%}",
                      f"{mean.bias:+.1%}", f"{mean.coverage:.0%}", f"{1 - mean.median / null:.2f}", "", "", ""])  # fmt: skip
     return table(head, rows, text=(0, 1))
+
+
+def device_table(predictions: Sequence[Prediction]) -> str:
+    """Step-time errors by device, dense models and mixtures of experts apart; whether the device itself was measured."""
+    members: dict[tuple[str, str], list[Prediction]] = defaultdict(list)
+    for p in timed(predictions):
+        experts = p.case.model is not None and p.case.model.is_mixture_of_experts
+        members[p.case.hardware, "experts" if experts else "dense"].append(p)
+    rows = []
+    for (hardware, kind), found in sorted(members.items()):
+        s = time_scores(found)["all"]
+        sheet = DATASHEETS.get(hardware)
+        origin = f"derived from {sheet.derived_from}" if sheet and sheet.derived_from else "measured"
+        rows.append(
+            [hardware, origin, kind, f"{s.n}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}", f"{s.coverage:.0%}"]
+        )
+    head = ["device", "kernels", "models", "n", "median", "90th percentile", "mean (signed)", "in 90% interval"]
+    return table(head, rows, text=(0, 1, 2))
 
 
 def mean_of_groups(scores: Mapping[str, Score]) -> Score:

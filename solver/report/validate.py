@@ -279,7 +279,7 @@ def regret(predictions: Sequence[Prediction], least: int = 3) -> dict[str, Regre
         if p.case.strategy is None or p.skipped or "step_s" not in p.case.measured:
             continue
         s = p.case.strategy
-        constants = (p.case.source, p.case.hardware, p.case.model, s.world_size, s.seq_len, s.tokens, s.precision)
+        constants = (p.case.source, p.case.hardware, p.case.model, s.world_size, s.seq_len, s.tokens, s.precision, s.framework)
         families[constants].append(p)
     costs: dict[str, list[float]] = defaultdict(list)
     for (source, *_), members in families.items():

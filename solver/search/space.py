@@ -241,8 +241,8 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     """Combine splits with the framework's ZeRO stages (0 where nothing is sharded) and recompute levels, without duplicates.
 
     Partial recomputation recomputes a quarter, a half or three quarters of a stage's layers, where that is a new number. ZeRO-3
-    together with a weight-parallel group would shard the same weights twice and is left out; so are ZeRO-2 and 3 with a
-    pipeline, which no framework here runs.
+    together with a weight-parallel group would shard the same weights twice and is left out; so is ZeRO-3 with a pipeline,
+    which no framework here runs, and ZeRO-2 where the framework does not run that.
     """
     levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
     levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]
@@ -251,7 +251,8 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     levels = [(level, share) for level, share in levels if level.name.lower() in allowed]
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states
-    zeros = [(0, whole_states), (1, sharded), (2, sharded & one_stage), (3, sharded & one_stage & (splits.wp == 1))]
+    second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
+    zeros = [(0, whole_states), (1, sharded), (2, second), (3, sharded & one_stage & (splits.wp == 1))]
     zeros = [(zero, valid) for zero, valid in zeros if zero in problem.framework.can_run.zero_stages]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []

@@ -87,7 +87,7 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
 
 def zero_runs(can_run: CanRun, zero: int, pp: int) -> bool:
     """Whether the framework runs this ZeRO stage with ``pp`` pipeline stages."""
-    return zero in can_run.zero_stages and (zero < 2 or pp == 1)
+    return zero in can_run.zero_stages and (pp == 1 or zero in can_run.zero_with_pipeline)
 
 
 def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:

@@ -160,7 +160,8 @@ class MemoryUse:
 class CanRun:
     """Layouts that the release can run: what a search may choose from."""
 
-    zero_stages: tuple[int, ...]  #: ZeRO-2 and 3 only without a pipeline (DeepSpeed's engine asserts it)
+    zero_stages: tuple[int, ...]
+    zero_with_pipeline: tuple[int, ...] = (0, 1)  #: of these; DeepSpeed's engine asserts less than 2
     tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: empty: none; where shards are gathered again, FSP is MSP
     replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
     cp_comms: tuple[str, ...] = CHOICES["cp_comm"]  #: exchanges of context parallelism; empty: no context parallelism

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from profiler.profile.profile import GIB
-from profiler.profile.profiles import shipped_profiles
+from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.formats.cases import Case, read_cases
 from solver.report.explain import Explanation
 from solver.report.validate import Prediction, constant_mfu_scores, flops_per_gpu, timed
@@ -31,7 +32,9 @@ KEYS = {"id", "hardware", "cluster", "model", "run", "measured", "source"}
 NOT_MODELLED = {
     "0070": "microbatch-group-size-per-virtual-pipeline-stage", "0072": "microbatch-group-size-per-virtual-pipeline-stage",
     "0143": "cuda-graph-impl", "0144": "recompute-modules", "0147": "use-megatron-fsdp", "0149": "use-megatron-fsdp",
-    "0182": "fine-grained-activation-offloading",
+    "0182": "fine-grained-activation-offloading", "0002": "use-megatron-fsdp", "0148": "use-megatron-fsdp",
+    "0071": "microbatch-group-size-per-virtual-pipeline-stage", "0076": "microbatch-group-size-per-virtual-pipeline-stage",
+    "0181": "fine-grained-activation-offloading",
 }  # fmt: skip
 #: 100 * (2 * 100 + 2 * 100) + 3 * 100 * 200 = 100,000 weights in the linears of its one layer, 50 * 100 in the head.
 SMALL = ModelSpec(
@@ -83,18 +86,18 @@ def cells(table: str) -> dict[str, list[str]]:
 def test_every_case_reads_and_none_is_left_out(plain: list[dict[str, Any]]) -> None:
     cases = read_cases(CASES / "published.jsonl")
     experts = {c["id"] for c in plain if "num_experts" in c["model"] or "kv_lora_rank" in c["model"]}
-    assert len(cases) == 1420 and len({case.id for case in cases}) == 1420
-    assert len(experts) == 85 and sum(name.startswith("SM:deepseekv2") for name in experts) == 6
+    assert len(cases) == 1583 and len({case.id for case in cases}) == 1583
+    assert len(experts) == 140 and sum(name.startswith("SM:deepseekv2") for name in experts) == 6
     # Megatron Core's options that are not modelled
     skipped = {case.id: case.skipped.split(":")[0] for case in cases if case.skipped}
     assert skipped == {f"GV-{number}": f"Megatron's --{option}" for number, option in NOT_MODELLED.items()}
 
 
 def test_cases_hold_numbers_and_no_texts(plain: list[dict[str, Any]]) -> None:
-    assert (CASES / "published.jsonl").stat().st_size < 1_150_000
+    assert (CASES / "published.jsonl").stat().st_size < 1_300_000
     assert all(set(case) - {"megatron_args"} == KEYS for case in plain)
-    assert {case["hardware"] for case in plain} <= set(shipped_profiles())
-    assert Counter("step_s" in case["measured"] for case in plain) == {True: 843, False: 577}
+    assert {case["hardware"] for case in plain} <= {*shipped_profiles(), *derived_profiles()}
+    assert Counter("step_s" in case["measured"] for case in plain) == {True: 965, False: 618}
     assert sum(bool(case["measured"].get("out_of_memory")) for case in plain) == 483
 
 
@@ -108,8 +111,8 @@ def test_every_group_has_a_source_and_a_description() -> None:
 
 def test_sources_of_cases_are_listed(plain: list[dict[str, Any]]) -> None:
     text = (CASES / "SOURCES.md").read_text()
-    origins = {case["source"].split(":")[0].split("@")[0].split(" Table")[0].split(" d98e8a64")[0] for case in plain}
-    assert len(origins) == 18
+    origins = {found[0] for case in plain if (found := re.match(r"arXiv \S+|[^ :@]+", case["source"]))}
+    assert len(origins) == 20
     assert all(origin in text for origin in origins)
 
 
@@ -260,3 +263,14 @@ def test_pictures_have_a_colour_for_every_shipped_gpu(tmp_path: Path) -> None:
     accuracy.draw_pictures([made("x-1", 1.0, 0.9), made("y-1", 200.0, 150.0, hardware="h100_sxm")], tmp_path, "here")
     assert [path.name for path in tmp_path.iterdir()] == ["here_time.jpg"], "no memory was predicted"
     assert 10_000 < (tmp_path / "here_time.jpg").stat().st_size < 200_000
+
+
+def test_the_readme_states_the_figures_of_the_page() -> None:
+    lines = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split("## Step time\n")[1].split("\n## ")[0]
+    page, readme = cells(lines), (ROOT / "README.md").read_text(encoding="utf-8")
+    stated = readme.split("| runs | n | median error |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(stated) == 14
+    for line in stated:
+        name, runs, median, p90, constant = (cell.strip() for cell in line.strip("|").split("|"))
+        _, n, baseline, of_page, ninety, *_ = page[name.split(":")[0]]
+        assert (runs, median, p90, constant) == (n, of_page, ninety, baseline), name

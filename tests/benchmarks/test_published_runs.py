@@ -38,7 +38,7 @@ def predictions(fitted: Callable[[str], CostModel]) -> list[Prediction]:
 
 def test_step_times_of_every_group(predictions: list[Prediction]) -> None:
     page, scores, regrets = table("Step time"), time_scores(predictions), regret(predictions)
-    assert set(page) == {*scores, "mean of groups"} and scores["all"].n == 843
+    assert set(page) == {*scores, "mean of groups"} and scores["all"].n == 965
     medians = [score.median for group, score in scores.items() if group != "all"]
     assert percent(page["mean of groups"][3]) == pytest.approx(statistics.mean(medians), abs=0.001)
     for group, score in scores.items():
@@ -64,7 +64,7 @@ def test_peak_memory_of_every_group(predictions: list[Prediction]) -> None:
 
 def test_fits_and_out_of_memory(predictions: list[Prediction]) -> None:
     page, counts = table("Peak memory"), confusion(predictions)
-    assert sum(counts.values()) == 1413
+    assert sum(counts.values()) == 1571
     for measured, row in (("fit", page["fitted"]), ("OOM", page["OOM"])):
         found = [counts[f"{measured}, predicted fit"], counts[f"{measured}, predicted OOM"]]
         assert found == [pytest.approx(int(cell), abs=1) for cell in row]
@@ -76,8 +76,8 @@ def test_the_error_between_two_layouts_is_that_of_the_families(predictions: list
     for p in predictions:
         s = p.case.strategy
         if s is not None and not p.skipped and "step_s" in p.case.measured:
-            key = p.case.source, p.case.hardware, p.case.model, s.world_size, s.seq_len, s.tokens, s.precision
+            key = p.case.source, p.case.hardware, p.case.model, s.world_size, s.seq_len, s.tokens, s.precision, s.framework
             families.setdefault(key, []).append(math.log(p.seconds / p.case.measured["step_s"]))
     spreads = [statistics.stdev(errors) for errors in families.values() if len(errors) >= 3]
-    assert len(spreads) == 39
+    assert len(spreads) == 33
     assert pytest.approx(statistics.median(spreads), abs=0.002) == LAYOUT_STD

@@ -67,7 +67,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
         "experts": True,
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
-        "dispatchers": ("alltoall", "allgather", "deepep"),  # --moe-token-dispatcher-type flex, since 0.11
+        # --moe-token-dispatcher-type flex, since 0.11; --moe-flex-dispatcher-backend hybridep, since 0.15
+        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
     },
     kernels={"dropout": False, "norm_quantises": True},  # current recipes set both dropouts to 0

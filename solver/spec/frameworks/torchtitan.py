@@ -17,6 +17,7 @@ TORCHTITAN_2025 = Framework(
     flags={"zero": 3, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
     can_run=CanRun(
         zero_stages=FSDP_STAGES,
+        zero_with_pipeline=(0, 2),  # weights stay gathered, and gradients are reduced after the last micro batch
         replicated_kv_heads=False,  # DTensor shards whole heads
     ),
     kernels=Kernels(
@@ -51,7 +52,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     aliases=("nemo automodel", "automodel"),
     flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
-        "experts": True, "folds_experts": True, "splits_experts": False,
+        "zero_with_pipeline": (0, 1), "experts": True, "folds_experts": True, "splits_experts": False,
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
     },
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False},

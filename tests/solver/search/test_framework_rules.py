@@ -54,7 +54,8 @@ def uneven_stages(model: ModelSpec, s: Strategy) -> bool:
 
 ALL_FRAMEWORKS: tuple[Rule, ...] = (
     lambda model, s: s.tp * s.cp * s.pp * s.dp == s.world_size,
-    lambda model, s: s.zero < 2 or s.pp == 1,
+    # torchtitan keeps gathered weights between the micro batches of a pipeline
+    lambda model, s: s.zero < 2 or s.pp == 1 or (s.zero == 2 and s.framework.startswith("torchtitan")),
     lambda model, s: s.vpp == 1 or (s.pp > 1 and s.num_micro_batches % s.pp == 0),
     lambda model, s: s.vpp == 1 or (model.num_hidden_layers + counted(s)) % (s.pp * s.vpp) == 0 or stated(s),
     lambda model, s: s.cp == 1 or s.seq_len % (2 * s.cp) == 0,

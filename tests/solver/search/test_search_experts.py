@@ -158,7 +158,7 @@ def test_rings_do_not_pass_windows(h100_model: CostModel) -> None:
     [
         ({"ep": 5, "dp": 15, "world_size": 15}, "do not divide 12 experts"),
         ({"tp": 2, "tp_mode": "mtp", "dp": 8}, "tp_mode mtp with tp 2 is not described"),
-        ({"moe_dispatcher": "hybridep"}, "does not offer moe_dispatcher hybridep"),
+        ({"framework": "megatron-core-0.8", "moe_dispatcher": "deepep"}, "does not offer moe_dispatcher deepep"),
         ({"framework": "fsdp", "zero": 3}, "fsdp is not described with mixtures of experts"),
         (
             {"framework": "megatron-core-0.8", "tp": 2, "tp_mode": "msp", "dp": 8, "ep": 2},
