@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy step-factors fits fuzz mutants coverage clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy devices step-factors fits fuzz mutants coverage clean
 
 setup: $(VENV)/.predict
 
@@ -42,6 +42,9 @@ bench: $(VENV)/.predict
 
 accuracy: $(VENV)/.predict
 	$(BIN)/python benchmarks/accuracy.py
+
+devices: $(VENV)/.predict
+	$(BIN)/python benchmarks/devices.py
 
 step-factors: $(VENV)/.predict
 	$(BIN)/python benchmarks/step_factors.py

@@ -1,0 +1,107 @@
+"""Write docs/devices.md: the best layout of two models on 512 of each of several devices, and changes to a device.
+
+usage: python benchmarks/devices.py
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from accuracy_tables import table
+
+from profiler.files import write_text
+from profiler.profile.derived import derived_profile
+from profiler.profile.devices import DATASHEETS, Datasheet
+from profiler.profile.profile import GIB, Profile
+from profiler.profile.profiles import find_profile
+from solver.api import load_problem
+from solver.report.explain import explain
+from solver.report.terminal import describe
+from solver.report.words import PART_NAMES
+from solver.search.search import search
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLD, TOKENS, SEQ_LEN = 512, 4_194_304, 4096
+DEVICES = ("h100_sxm", "h200_sxm", "b200_sxm", "gb200", "gb300", "mi300x", "mi355x")
+MODELS: Mapping[str, str] = {"llama3_70b": "Llama 3 70B", "deepseek_v3": "DeepSeek-V3"}
+HEAD = (
+    "device", "kernels", "precision", "tokens/s per GPU", "90% interval", "per watt", "TFLOP/s", "GiB",
+    "largest parts of the step", "layout",
+)  # fmt: skip
+TEXT = (0, 1, 2, 8, 9)  #: columns of words
+
+
+def best_row(title: str, model: str, profile: Profile, sheet: Datasheet, precision: str, **cluster: int) -> list[str]:
+    """Return the row of the best layout; raises InputError where none fits or the device cannot run the precision."""
+    config = ROOT / "configs" / "models" / f"{model}.json"
+    constants = {"seq_len": SEQ_LEN, "framework": "megatron-core", "precision": precision}
+    problem = load_problem(config, WORLD, profile=profile, cluster=cluster, **constants)
+    best = search(problem, TOKENS // SEQ_LEN, 1, jobs=2).best
+    why, tokens = explain(best, 0), best.tokens[0] / WORLD
+    low, high = why.interval
+    parts = sorted(why.by_part().items(), key=lambda item: -item[1])[:3]
+    bound = ", ".join(f"{PART_NAMES[name].removeprefix('exposed ')} {value / why.seconds:.0%}" for name, value in parts)
+    origin = f"derived from {profile.derivation.kernels.name}" if profile.derivation else "measured"
+    return [
+        title, origin, precision, f"{best.tgs[0]:,.0f}", f"{tokens / high:,.0f} to {tokens / low:,.0f}",
+        f"{best.tgs[0] / sheet.power:.2f}", f"{best.flops_per_second[0] / 1e12:,.0f}",
+        f"{best.memory.device[0] / GIB:.0f}", bound, describe(best, 0),
+    ]  # fmt: skip
+
+
+def rows_of(model: str) -> list[list[str]]:
+    """Return a row for each device, in 16 bits and in the narrower format that trains on it."""
+    asked = [(name, DATASHEETS[name], precision) for name in DEVICES for precision in ("bf16", narrow(DATASHEETS[name]))]
+    return [best_row(name, model, find_profile(name)[0], sheet, precision) for name, sheet, precision in asked]
+
+
+def narrow(sheet: Datasheet) -> str:
+    return "mxfp8" if "mxfp8" in sheet.device.peak_flops else "fp8"
+
+
+def what_ifs() -> list[list[str]]:
+    """Return rows of an H100 with twice the memory bandwidth, and of a GB200 with other NVLink domains."""
+    h100, base = find_profile("h100_sxm")[0], DATASHEETS["h100_sxm"]
+    twice = replace(base, device=replace(base.device, memory_bandwidth=2 * base.device.memory_bandwidth))
+    chips = {"h100_sxm as itself": base, "h100_sxm with twice the memory bandwidth": twice}
+    rows = [
+        best_row(f"{title}: {name}", model, derived_profile("chip", sheet, h100), sheet, "bf16")
+        for title, sheet in chips.items()
+        for model, name in MODELS.items()
+    ]
+    gb200, sheet = find_profile("gb200")[0], DATASHEETS["gb200"]
+    title = "gb200, NVLink domain of {}: DeepSeek-V3"
+    return rows + [best_row(title.format(n), "deepseek_v3", gb200, sheet, "bf16", nvlink_domain=n) for n in (4, 72, 576)]
+
+
+def page(tables: Mapping[str, Sequence[Sequence[str]]], changed: Sequence[Sequence[str]]) -> str:
+    """Return the page as Markdown."""
+    parts = [
+        "# Two models on 512 of each device\n",
+        f"Written by `make devices`: the fastest layout that fits, {TOKENS:,} tokens a step, sequences of {SEQ_LEN:,} tokens,",
+        "Megatron-Core, each device's usual network. Per watt: tokens per second of one GPU over the limit of its power, without",
+        "its host. Derived devices were not measured ([fits.md](fits.md)); no training step on AMD's was compared. Experts are",
+        "predicted worse than dense models ([accuracy.md](accuracy.md)): read the intervals.\n",
+    ]
+    for model, rows in tables.items():
+        parts += [f"## {MODELS[model]}\n", table(HEAD, rows, text=TEXT)]
+    parts += [
+        "## What if\n",
+        "An H100 with twice the bandwidth of its memory; a GB200 whose fastest links reach a host, a rack, or the whole job.\n",
+        table(HEAD, changed, text=TEXT),
+    ]
+    return "\n".join(parts)
+
+
+def main() -> int:
+    tables = {model: rows_of(model) for model in MODELS}
+    write_text(ROOT / "docs" / "devices.md", page(tables, what_ifs()))
+    print("wrote docs/devices.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""docs/devices.md states what the program predicts today, in one row of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import devices
+
+from profiler.profile.devices import DATASHEETS
+from profiler.profile.profiles import find_profile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_row_of_the_page() -> None:
+    name = "gb200"
+    row = devices.best_row(name, "llama3_70b", find_profile(name)[0], DATASHEETS[name], "bf16")
+    lines = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    stated = next(found for found in rows if found[0] == name and found[2] == "bf16")
+    assert stated[:3] == row[:3] and stated[-1] == row[-1]  # the device, where its kernels are from, the layout
+    # other processors fit trees that differ in the last digits
+    assert abs(int(stated[3].replace(",", "")) / int(row[3].replace(",", "")) - 1) < 0.005
+    assert len(rows) == 14 + 14 + 7 + 3 * 2
+
+
+def test_a_page_has_every_part() -> None:
+    row = ["x"] * len(devices.HEAD)
+    text = devices.page({"llama3_70b": [row], "deepseek_v3": [row]}, [row])
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Llama 3 70B", "## DeepSeek-V3", "## What if"]
