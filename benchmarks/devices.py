@@ -82,8 +82,8 @@ def page(tables: Mapping[str, Sequence[Sequence[str]]], changed: Sequence[Sequen
     parts = [
         "# Two models on 512 of each device\n",
         f"Written by `make devices`: the fastest layout that fits, {TOKENS:,} tokens a step, sequences of {SEQ_LEN:,} tokens,",
-        "Megatron-Core, each device's usual network. Per watt: tokens per second of one GPU over the limit of its power, without",
-        "its host. Derived devices were not measured ([fits.md](fits.md)); no training step on AMD's was compared. Experts are",
+        "Megatron-Core, each device's usual network. Per watt: tokens per second of one GPU over the limit of its power, not",
+        "its host's. Derived devices were not measured ([fits.md](fits.md)); no step on AMD's was compared. Experts are",
         "predicted worse than dense models ([accuracy.md](accuracy.md)): read the intervals.\n",
     ]
     for model, rows in tables.items():
