@@ -114,8 +114,9 @@ def predict(args: argparse.Namespace, console: Console) -> None:
             f"--profile is {args.profile}, but --cluster {args.cluster} is of {cluster['hardware']}; leave one out"
         )
     name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
-    profile, said = find_profile(name, args.pre_profiling_data_path)
-    if args.as_device is not None:
+    own = args.as_device if args.as_device in derived_profiles() and not (name or args.pre_profiling_data_path) else None
+    profile, said = find_profile(own or name, args.pre_profiling_data_path)
+    if args.as_device is not None and own is None:
         profile, said = as_device(profile, args.as_device)
     constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
     with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):

@@ -543,3 +543,13 @@ def test_health_is_of_one_layout_and_of_a_file_that_says_something(tmp_path: Pat
     assert "leave out --run_all_solu" in refused("--run_all_solu", "--health", empty)
     assert "no step times and no table of nccl-tests" in refused("--config", CONFIG, "--world_size", 128, "--health", empty)
     assert "no such file" in refused("--config", CONFIG, "--world_size", 128, "--health", tmp_path / "none.log")
+
+
+def test_a_device_that_was_not_measured(tmp_path: Path) -> None:
+    printed = works("--config", CONFIG, "--world_size", 64, "--profile", "gb200")
+    assert "derived: nothing was measured on it; kernels of b200_sxm" in printed and "4 per node, NVLink over 64" in printed
+    assert "measured," not in printed.split("share of the time")[1].split(";")[0]
+    own = works("--config", CONFIG, "--world_size", 64, "--as", "gb200")
+    assert "kernels of b200_sxm" in own  # what its file names, not the default profile
+    assert "kernels of h100_sxm" in works("--config", CONFIG, "--world_size", 64, "--profile", "h100_sxm", "--as", "gb200")
+    assert "no device is called 'gb2'" in refused("--config", CONFIG, "--world_size", 64, "--as", "gb2")
