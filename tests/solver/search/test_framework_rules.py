@@ -81,6 +81,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "megatron-core-0.12": MEGATRON,
     "megatron-core-local": (*MEGATRON, NO_CP),
     "nemo-24": (*MEGATRON, EVEN),
+    "nemo-24.09": (*MEGATRON, EVEN),
     "nemo-25": MEGATRON,
     "megatron-bridge-25": MEGATRON[1:],  # Megatron-FSDP shards parameters too
     "megatron-bridge-26": MEGATRON[1:],

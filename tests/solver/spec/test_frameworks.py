@@ -149,7 +149,9 @@ def test_every_release_differs_from_every_other() -> None:
 
 @pytest.mark.parametrize(
     ("text", "meant"),
-    [("NVIDIA NeMo 25.02", "nemo-25"), ("nemo 24.07 (megatron-core)", "nemo-24"), ("Megatron Core r0.13", "megatron-core-0.12"),
+    [("NVIDIA NeMo 25.02", "nemo-25"), ("nemo 24.07 (megatron-core)", "nemo-24"),
+     ("nemo 24.09/24.11", "nemo-24.09"), ("NeMo 24.12", "nemo-24.09"), ("nemo (megatron-core)", "nemo-24"),
+     ("Megatron Core r0.13", "megatron-core-0.12"),
      ("megatron-lm core_v0.14.0 (23e00ed)", "megatron-core-0.12"), ("Megatron-LM", "megatron-lm-2023"),
      ("MegaScale", "nemo-24"), ("Megatron Core r0.8", "megatron-core-0.8"), ("Megatron-LM 2021", "megatron-lm-2021"),
      ("megatron-lm (zero-bubble fork)", "megatron-lm-zero-bubble"), ("Aleph Alpha scaling", "aleph-alpha-scaling"),
