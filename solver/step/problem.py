@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Problem:
         stated = self.run.gradient_accumulation_fusion
         return self.framework.data_parallel.fused_gradient_accumulation if stated is None else stated
 
-    @property
+    @cached_property
     def kinds(self) -> LayerKinds:
         """The kinds of the model's layers at this sequence length."""
         run = self.run

@@ -97,11 +97,11 @@ def test_better_datasheets_are_never_slower(h100: CostModel) -> None:
 
 def test_measured_devices_that_are_left_out() -> None:
     """The table of docs/fits.md: MAPE, coverage, and the error after ten measurements of the device."""
-    names = {"H100": "h100_sxm", "H200": "h200_sxm"}
+    names = {"H100": "h100_sxm", "A100": "a100_sxm_80gb"}
     profiles = {name: find_profile(name)[0] for name in names.values()}
     scores = {(s.regime, s.op, s.split): s for s in device_scores(profiles, PROF_DATA / ".cache")}
     page = (ROOT / "docs" / "fits.md").read_text(encoding="utf-8").split("## Devices that were not measured")[1]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if " from H" in line]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if " from H" in line or " from A" in line]
     seen = 0
     for title, op, count, mape, _bias, coverage, _one_ratio, after in rows:
         target, base = (names.get(word) for word in title.split(" from "))
@@ -113,6 +113,5 @@ def test_measured_devices_that_are_left_out() -> None:
             later = scores[f"{target} from {base}", op, "10 points of its own"]
             assert later.mape == pytest.approx(float(after.rstrip("%")) / 100, abs=0.003)
             seen += 1
-    assert seen == 10
-    # one generation: GEMMs under 4%, attention and collectives under 6%
-    assert scores["h200_sxm from h100_sxm", "linear", "nothing of its own"].mape < 0.04
+    assert seen == 8
+    assert scores["a100_sxm_80gb from h100_sxm", "linear", "nothing of its own"].mape < 0.1
