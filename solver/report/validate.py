@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,17 @@ class Prediction:
     skipped: str | None
     solutions: Solutions | None = None
     index: int = 0
-    explanation: Explanation | None = None
+    explained: Explanation | None = None  #: in place of the explanation of the layout
     alternatives: tuple[Alternative, ...] = ()  #: what the run may have had instead of what is taken
+    unstated_std: float = 0.0  #: standard deviation of log(step time) that the alternatives add
+
+    @cached_property
+    def explanation(self) -> Explanation | None:
+        """The step and its interval; made when it is asked for, since a run without a step time needs none."""
+        if self.explained is not None or self.solutions is None:
+            return self.explained
+        why = explain(self.solutions, self.index)
+        return replace(why, system_std=math.hypot(why.system_std, self.unstated_std))
 
     @property
     def seconds(self) -> float:
@@ -149,20 +159,18 @@ def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Predic
     allowed = next(group for group in groups if group.any())
     best = int(np.argmin(np.where(allowed, seconds, np.inf)))
     index = int(indexes[best])
-    why = explain(solutions, index)
     if len(indexes) == 1:
-        return Prediction(case, None, solutions, index, why)
+        return Prediction(case, None, solutions, index)
     chosen = solutions.layouts.strategy(index, run)
     found = tuple(
         Alternative(_difference(solutions.layouts.strategy(int(indexes[i]), run), chosen), float(seconds[i]), bool(fits[i]))
         for i in range(len(indexes))
         if i != best
     )
-    off = np.array([math.log(other.seconds / why.seconds) for other in found if other.fits])
+    off = np.array([math.log(other.seconds / seconds[best]) for other in found if other.fits])
     likely = np.exp(-abs(off) / SLOWER)
     unstated = math.sqrt(float((likely * off**2).sum() / (1 + likely.sum())))
-    why = replace(why, system_std=math.hypot(why.system_std, unstated))
-    return Prediction(case, None, solutions, index, why, found)
+    return Prediction(case, None, solutions, index, None, found, unstated)
 
 
 def _difference(layout: Strategy, other: Strategy) -> str:

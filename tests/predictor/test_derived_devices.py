@@ -101,7 +101,11 @@ def test_measured_devices_that_are_left_out() -> None:
     profiles = {name: find_profile(name)[0] for name in names.values()}
     scores = {(s.regime, s.op, s.split): s for s in device_scores(profiles, PROF_DATA / ".cache")}
     page = (ROOT / "docs" / "fits.md").read_text(encoding="utf-8").split("## Devices that were not measured")[1]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if " from H" in line or " from A" in line]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.splitlines()
+        if " from H" in line or " from A" in line
+    ]
     seen = 0
     for title, op, count, mape, _bias, coverage, _one_ratio, after in rows:
         target, base = (names.get(word) for word in title.split(" from "))
