@@ -133,7 +133,9 @@ def fits_table(predictions: Sequence[Prediction]) -> str:
     fit, out = (n[f"{real}, predicted fit"] + n[f"{real}, predicted OOM"] for real in ("fit", "OOM"))
     if not fit or not out:
         return ""
-    right = (n["fit, predicted fit"] + n["OOM, predicted OOM"]) / (fit + out)
+    right = _right(n)
+    stated = [p for p in predictions if not p.alternatives]
+    left_open = fit + out - sum(confusion(stated).values())
     rows = [
         ["fitted", f"{n['fit, predicted fit']}", f"{n['fit, predicted OOM']}"],
         ["OOM", f"{n['OOM, predicted fit']}", f"{n['OOM, predicted OOM']}"],
@@ -143,7 +145,14 @@ def fits_table(predictions: Sequence[Prediction]) -> str:
         f"\nClassified correctly: {right:.1%}. "
         f"False alarms (fitted, predicted not to): {n['fit, predicted OOM'] / fit:.1%} of {fit} runs.\n"
         f"Missed (OOM, predicted to fit): {n['OOM, predicted fit'] / out:.1%} of {out} runs.\n"
+        f"{left_open} of the runs that fitted leave recomputation, ZeRO stage or chunks of stages open and are predicted with\n"
+        f"a choice that fits where there is one, which tells little: {_right(confusion(stated)):.1%} without them.\n"
     )
+
+
+def _right(counts: Mapping[str, int]) -> float:
+    """Return the share classified correctly."""
+    return (counts["fit, predicted fit"] + counts["OOM, predicted OOM"]) / sum(counts.values())
 
 
 def peer_table(predictions: Sequence[Prediction], peers: Sequence[Peer]) -> str:
