@@ -16,6 +16,7 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.derating import OTHER_LABORATORY, Derating, derating_of, quantised_derating_of
+from predictor.kernels.device_doubt import DEVICE_DOUBTS, DeviceDoubt
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import ELEMENT_BYTES, FAMILIES, HALF, LinearModel
@@ -34,27 +35,6 @@ from profiler.profile.profile import Derivation, Device, Profile
 #: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
 #: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens).
 FLASH_SPEEDUP = {1: 1.75, 2: 1.6}
-
-
-@dataclass(frozen=True)
-class DeviceDoubt:
-    """Standard deviations of log time by kind of kernel on a device whose kernels are derived from another's."""
-
-    linear: float
-    quantised: float
-    attention: float
-    memory_bound: float
-    collective: float
-
-
-#: What leaving measured devices out shows (``python -m predictor.accuracy --leave-device-out``; docs/fits.md): H100 and H200,
-#: whose chip is one; A100, H100 and B200, which are three generations.
-#: Of another vendor: GEMMs of MI355X (ROCm/aiter) about the median of their errors; the rest is assumed.
-DEVICE_DOUBTS = {
-    "architecture": DeviceDoubt(0.05, 0.08, 0.07, 0.10, 0.10),
-    "vendor": DeviceDoubt(0.16, 0.18, 0.20, 0.20, 0.30),
-    "": DeviceDoubt(0.26, 0.26, 0.35, 0.30, 0.40),
-}
 
 
 @dataclass(frozen=True)
@@ -241,7 +221,7 @@ class CostModel:
         Every kernel splits into what its units, its memory and its launch take, each rescaled by its own ratio: the physical
         models run with the other device's figures, and the learnt corrections read the regimes that result.
         """
-        linears, factor, scale = self.linears.on(device), derivation.clocks, derivation.kernel_scale
+        linears, factor, scale = self.linears.on(device), derivation.power_slowdown, derivation.kernel_scale
         # what a laboratory's machine is slower than others is no property of its device
         derating, quantised = min(self.derating, OTHER_LABORATORY.factor), self.quantised_derating
         return replace(
@@ -253,7 +233,7 @@ class CostModel:
             quantised_derating=Derating(max(quantised.factor * factor, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),
             shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                           for key, rate in links.shared_links.items()},
-            doubt=DEVICE_DOUBTS[derivation.kinship],
+            doubt=DEVICE_DOUBTS[derivation.similarity],
         )  # fmt: skip
 
     def _doubted(self, estimate: Estimate, kind: str) -> Estimate:

@@ -38,8 +38,8 @@ from solver.arguments import (
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.step_log import read_observation
-from solver.report.health import health
-from solver.report.output import problem_dict, search_dict, settings_list, solution_dict, write_csv, write_json
+from solver.report.health import Finding, health
+from solver.report.output import findings_list, problem_dict, search_dict, settings_list, solution_dict, write_csv, write_json
 from solver.report.terminal import show_health, show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_constants, parse_fixed, parse_varied
@@ -136,11 +136,13 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         problem, timed = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
         solutions = estimate(problem, strategies)
         notes = _notes(problem, config, "\n".join(filter(None, (network, timed, rounded))), set(AXES) & config.layout.keys())
+        findings = _health(args.health, solutions) if args.health else []
         show_single(console, solutions, said, notes)
-        findings = _health(args.health, solutions, console) if args.health else []
+        if args.health:
+            show_health(console, findings)
         if args.json:
             whole = problem_dict(solutions, said) | {"network": network, "best": [solution_dict(solutions, 0)]}
-            whole |= {"other_settings": settings_list(solutions), **({"health": findings} if args.health else {})}
+            whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})
             write_json(args.json, whole)
         if args.csv:
             write_csv(args.csv, solutions)
@@ -160,12 +162,9 @@ def predict(args: argparse.Namespace, console: Console) -> None:
     _write_search(args, result, said, network, console)
 
 
-def _health(path: Path, solutions: Solutions, console: Console) -> list[dict[str, str]]:
-    """Print what was measured beside the prediction; return the findings for the JSON."""
-    observed = read_observation(path, float(solutions.tokens[0]) / solutions.problem.run.world_size)
-    findings = health(solutions, 0, observed)
-    show_health(console, findings)
-    return [{"verdict": finding.verdict, "text": finding.text} for finding in findings]
+def _health(path: Path, solutions: Solutions) -> list[Finding]:
+    """Return what was measured beside the prediction."""
+    return health(solutions, 0, read_observation(path, float(solutions.tokens[0]) / solutions.problem.run.world_size))
 
 
 def _notes(problem: Problem, config: RunConfig, timed: str, stated: set[str] | None = None) -> str:

@@ -79,13 +79,11 @@ class LinearModel:
         Those without measurements get the prior of the physical model (roofline).
         """
         family = np.array([FAMILIES.get(d, d) for d in table["dtype"]], dtype=np.str_)
-        names = sorted({FAMILIES.get(name, name) for name in device.peak_flops}, key=lambda name: name != "bf16")
         parts: dict[str, _Part] = {}
-        for name in names:
-            peak = device.peak_flops[name] if name in device.peak_flops else device.peak_flops["fp16"]
+        for name, machine in _machines(device).items():
             launch = parts["bf16"].physics.launch if "bf16" in parts else None
             slow = name == "fp8" and device.transposes_fp8
-            parts[name] = _fit_part(table.where(family == name), _machine(name, peak, device), launch, slow)
+            parts[name] = _fit_part(table.where(family == name), machine, launch, slow)
         return cls(parts)
 
     def predict(
@@ -116,12 +114,11 @@ class LinearModel:
 
         An arithmetic that this one lacks gets the physical model of 16 bits.
         """
-        half, empty = self.parts["bf16"], np.zeros(0, dtype=np.uint64)
-        parts = {}
-        for name in sorted({FAMILIES.get(name, name) for name in device.peak_flops}, key=lambda name: name != "bf16"):
-            machine = _machine(name, device.peak_flops.get(name) or device.peak_flops["fp16"], device)
-            part = self.parts.get(name) or replace(half, residual=None)
-            parts[name] = replace(part, machine=machine, known=empty)
+        half, empty = replace(self.parts["bf16"], residual=None), np.zeros(0, dtype=np.uint64)
+        parts = {
+            name: replace(self.parts.get(name, half), machine=machine, known=empty)
+            for name, machine in _machines(device).items()
+        }
         return LinearModel(parts)
 
     def bare_seconds(self, m: Any, n: Any, k: Any, batch: Any = 1, dtype: str = "bf16") -> np.ndarray:
@@ -200,9 +197,14 @@ def own_forward_rows(table: Table) -> Table:
     return own if len(own) >= _ROWS_FOR_PHYSICS else forward
 
 
-def _machine(family: str, peak: float, device: Device) -> Machine:
-    element = ELEMENT_BYTES.get(family, HALF)
-    return Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF))
+def _machines(device: Device) -> dict[str, Machine]:
+    """Return the machine of every arithmetic that a device has a peak for, 16 bits first."""
+    machines = {}
+    for name in sorted({FAMILIES.get(name, name) for name in device.peak_flops}, key=lambda name: name != "bf16"):
+        peak = device.peak_flops[name] if name in device.peak_flops else device.peak_flops["fp16"]
+        element = ELEMENT_BYTES.get(name, HALF)
+        machines[name] = Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF))
+    return machines
 
 
 def _predict_forward(

@@ -25,15 +25,15 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     base = DATASHEETS.get(kernels.name)
     of_vendor = kernels.device.name.split()[0] == sheet.device.name.split()[0]
     same = base is not None and base.architecture == sheet.architecture
-    kinship = "architecture" if same else "vendor" if of_vendor else ""
-    slower = clocks(base, sheet) if base is not None and same else 1.0
-    derivation = Derivation(kernels, links, kinship, slower, sheet.kernel_scale)
+    similarity = "architecture" if same else "vendor" if of_vendor else ""
+    slower = power_slowdown(base, sheet) if base is not None and same else 1.0
+    derivation = Derivation(kernels, links, similarity, slower, sheet.kernel_scale)
     content = repr((asdict(sheet), kernels.digest, links.digest))
     meta = {key: kernels.meta[key] for key in ("laws", "sustained") if key in kernels.meta}
     return Profile(name, sheet.device, {}, meta, hashlib.sha256(content.encode()).hexdigest()[:20], derivation)
 
 
-def clocks(base: Datasheet, sheet: Datasheet) -> float:
+def power_slowdown(base: Datasheet, sheet: Datasheet) -> float:
     """Return the time of a kernel at the limit of power on ``sheet``, over what the peaks alone make of it on ``base``."""
     units = sheet.device.num_sms / base.device.num_sms
     idle = IDLE_SHARE * base.power

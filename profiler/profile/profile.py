@@ -173,16 +173,16 @@ class Device:
 class Derivation:
     """A device that was not measured: whose measurements are rescaled, and by what beside the datasheets.
 
-    kernels, links: profiles of the GEMMs, attention and memory-bound kernels, and of the collectives inside a node. kinship:
-    what both chips share: "architecture" (one generation), "vendor", or "" for neither. clocks: time of a kernel at the limit
-    of power, over what the peaks of the two datasheets alone would make of it. kernel_scale: measured time of GEMMs over the
-    rescaled one, by number format.
+    kernels, links: profiles of the GEMMs, attention and memory-bound kernels, and of the collectives inside a node. similarity:
+    what both chips share: "architecture" (one generation), "vendor", or "" for neither. power_slowdown: time of a kernel at the
+    limit of power, over what the peaks of the two datasheets alone would make of it. kernel_scale: measured time of GEMMs over
+    the rescaled one, by number format.
     """
 
     kernels: Profile
     links: Profile
-    kinship: str
-    clocks: float
+    similarity: str
+    power_slowdown: float
     kernel_scale: Mapping[str, float]
 
 

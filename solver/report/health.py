@@ -110,7 +110,7 @@ def _networks(solutions: Solutions, observed: Observation) -> Iterator[Finding]:
     for busbw, ranks in ((observed.busbw_in_node, min(node, world)), (observed.busbw, world)):
         if busbw and ranks > 1:
             place = placement(ranks, 1, node)
-            share = 2 * (ranks - 1) / ranks
+            share = float(sent_share("all_reduce", ranks))
             sizes = np.array([PROBE_BYTES], dtype=float)
             yield _collective(
                 solutions, Collectives("all_reduce", int(place.intra), int(place.inter), sizes, sizes * share / busbw)

@@ -18,6 +18,7 @@ import numpy as np
 
 from profiler.files import write_text
 from solver.report.explain import Explanation, explain, tied
+from solver.report.health import Finding
 from solver.report.other_settings import other_settings
 from solver.search.search import SearchResult
 from solver.spec.model_size import parameters
@@ -147,6 +148,11 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
 def settings_list(solutions: Solutions) -> list[dict[str, Any]]:
     """Return the settings that would change the step of the first layout, the largest change first."""
     return [{"if": setting.text, "step_s": setting.seconds} for setting in other_settings(solutions, 0)]
+
+
+def findings_list(findings: Sequence[Finding]) -> list[dict[str, str]]:
+    """Return the findings on a measured job."""
+    return [{"verdict": finding.verdict, "text": finding.text} for finding in findings]
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from predictor.accuracy.left_out_devices import device_scores
-from predictor.cost_model import DEVICE_DOUBTS, CostModel, cost_model
+from predictor.cost_model import CostModel, cost_model
 from predictor.estimate import Basis, Estimate
+from predictor.kernels.device_doubt import DEVICE_DOUBTS
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS, Datasheet
 from profiler.profile.profiles import PROF_DATA, find_profile

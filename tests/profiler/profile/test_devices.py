@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from profiler.errors import InputError
-from profiler.profile.derived import clocks, derived_profile
+from profiler.profile.derived import derived_profile, power_slowdown
 from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, datasheet_of, read_datasheet
 from profiler.profile.profiles import as_device, derived_profiles, find_profile, shipped_profiles
 
@@ -72,24 +72,24 @@ def test_files_that_are_no_device(tmp_path: Path) -> None:
 def test_clocks_under_a_limit_of_power_by_hand() -> None:
     # 15% of 700 W whatever the clock: 395 of 595 W are left at 500 W, and the clock goes with the cube root
     base = DATASHEETS["h100_sxm"]
-    assert clocks(base, base) == 1.0
-    assert clocks(base, DATASHEETS["h100_96gb_500w"]) == pytest.approx((395 / 595) ** (-1 / 3))
+    assert power_slowdown(base, base) == 1.0
+    assert power_slowdown(base, DATASHEETS["h100_96gb_500w"]) == pytest.approx((395 / 595) ** (-1 / 3))
     # twice the units at twice the power and peak run at the same clock
     twice = datasheet_of({**H100, "num_sms": 264, "power_watts": 1400, "peak_tflops": {"bf16": 2 * 989.4},
                           "memory_bandwidth_gb_s": 6700})  # fmt: skip
-    assert clocks(base, twice) == pytest.approx(1.0)
+    assert power_slowdown(base, twice) == pytest.approx(1.0)
     with pytest.raises(InputError, match="power_watts 100 is less than"):
-        clocks(base, replace(base, power=100.0))
+        power_slowdown(base, replace(base, power=100.0))
 
 
 def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() -> None:
     profile, said = find_profile("gb200")
     assert said == "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm rescaled by the datasheets"
-    assert profile.derivation is not None and profile.derivation.kinship == "architecture" and not profile.tables
+    assert profile.derivation is not None and profile.derivation.similarity == "architecture" and not profile.tables
     assert profile.device.nvlink_domain == 72 and profile.device.gpus_per_node == 4
-    kinships = {name: find_profile(name)[0].derivation for name in ("h100_pcie", "mi300x")}
-    assert [d.kinship for d in kinships.values() if d] == ["architecture", ""]
-    pcie = kinships["h100_pcie"]
+    similarities = {name: find_profile(name)[0].derivation for name in ("h100_pcie", "mi300x")}
+    assert [d.similarity for d in similarities.values() if d] == ["architecture", ""]
+    pcie = similarities["h100_pcie"]
     assert pcie is not None and (pcie.kernels.name, pcie.links.name) == ("h100_sxm", "a100_pcie_80gb")
 
 
@@ -97,9 +97,9 @@ def test_a_profile_as_another_device(tmp_path: Path) -> None:
     h100 = find_profile("h100_sxm")[0]
     path = tmp_path / "chip.json"
     path.write_text(json.dumps({**H100, "name": "My chip", "architecture": "mine"}))
-    for name, kinship in (("b200_sxm", "vendor"), (str(path), ""), ("h200_sxm", "architecture")):
+    for name, similarity in (("b200_sxm", "vendor"), (str(path), ""), ("h200_sxm", "architecture")):
         derivation = as_device(h100, name)[0].derivation
-        assert derivation is not None and derivation.kinship == kinship
+        assert derivation is not None and derivation.similarity == similarity
     with pytest.raises(InputError, match="no device is called 'h300'"):
         as_device(h100, "h300")
     with pytest.raises(InputError, match="itself derived"):
