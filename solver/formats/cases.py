@@ -18,7 +18,7 @@ from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import WAVES, Strategy
 
 #: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
 ASSUMED_VOCAB = 51200
@@ -196,7 +196,8 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     for key in ("world_size", "seq_len"):
         values[key] = _count(values, key, 0)
     tp, cp, pp, vpp, size = (_count(values, key) for key in ("tp", "cp", "pp", "vpp", "micro_batch_size"))
-    values["schedule"] = "interleaved" if vpp > 1 else values.get("schedule", "1f1b")
+    named = values.get("schedule", "1f1b")
+    values["schedule"] = "interleaved" if vpp > 1 and named not in WAVES else named
     if "tp_mode" not in given:
         values["tp_mode"] = "msp" if run.get("sequence_parallel") and tp > 1 else "mtp"
     if isinstance(values.get("cross_entropy_fusion"), str):

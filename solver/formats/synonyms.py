@@ -14,7 +14,7 @@ _SINCE_HOPPER = ("h100", "h200", "b200")
 #: Letters and digits of a word -> this project's word. This project's own words match in any spelling; other words stay as
 #: they are.
 _WORDS: Mapping[str, Mapping[str, str]] = {
-    "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved"},
+    "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v"},
     "cp_comm": {"p2p": "ring", "alltoall": "a2a", "ulysses": "a2a"},
     "grad_dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
     "precision": {"bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "fp16mixed": "fp16",

@@ -13,7 +13,7 @@ from typing import Any
 
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import WAVES, Strategy
 
 
 def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework, layout: Strategy) -> tuple[Strategy, ...]:
@@ -27,7 +27,7 @@ def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework,
     stages = [1] if "zero" not in run and layout.zero == 0 and replicas > 1 and 1 in framework.can_run.zero_stages else []
     return tuple(
         layout.replace(recompute=level, recompute_layers=layers, vpp=vpp,
-                       schedule="interleaved" if vpp > 1 else layout.schedule, zero=zero,
+                       schedule="interleaved" if vpp > 1 and layout.schedule not in WAVES else layout.schedule, zero=zero,
                        zero_shard_size=replicas if zero != layout.zero else layout.zero_shard_size)
         for (level, layers), zero, vpp in product(
             [(layout.recompute, layout.recompute_layers), *levels], [layout.zero, *stages], [layout.vpp, *chunks]

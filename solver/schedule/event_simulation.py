@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from solver.schedule.op_orders import BACKWARD, FORWARD, WEIGHT, check_schedule, splits_backward, stage_order
+from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE, part_of, splits_backward
+from solver.schedule.op_orders import check_schedule, stage_order
+from solver.spec.strategy import WAVES
 
-KINDS = np.array(["F", "B", "W"])
+KINDS = np.array(["F", "B", "W", "BW"])
 
 
 @dataclass(frozen=True)
 class Timeline:
     """All passes of a step; arrays of shape [passes], ordered by stage and time. Times are in seconds from the first forward.
 
-    kind: "F", "B" or, where the schedule splits the backward pass (B is then its input gradient), "W". A pass whose sender
+    kind: "F", "B" or, where the schedule splits the backward pass (B is then its input gradient), "W", or "BW" where such a
+    schedule runs a whole backward pass. A pass whose sender
     waits for its message (``blocking``) ends with the message. in_flight: [stages], most micro batches whose activations a
     stage holds at once, in units of the whole stage's activations (a chunk's are 1 / vpp); held from the forward to the end of
     the backward, or of the weight gradient if split.
@@ -30,6 +33,7 @@ class Timeline:
     start: np.ndarray
     end: np.ndarray
     in_flight: np.ndarray
+    needs: np.ndarray  #: index of the pass whose result each pass needs, -1: none
 
     @property
     def makespan(self) -> float:
@@ -59,6 +63,14 @@ class Timeline:
         seconds: np.ndarray = self.end[last] - self.start[first]
         return seconds
 
+    def waits_for(self, at: int) -> int:
+        """Return the index of the pass by which pass ``at`` could not start earlier; -1: it starts the step."""
+        before = at - 1 if at and self.stage[at - 1] == self.stage[at] else -1
+        needed = int(self.needs[at])
+        if min(before, needed) < 0:
+            return max(before, needed)
+        return needed if self.end[needed] > self.end[before] else before
+
 
 def simulate(
     schedule: str,
@@ -86,21 +98,28 @@ def simulate(
     orders = [stage_order(schedule, stage, stages, micro_batches, vpp) for stage in range(stages)]
     stage = np.repeat(np.arange(stages), [len(order) for order in orders])
     kind, chunk, micro_batch = np.concatenate(orders).T
-    # chunk c of stage s is part c * stages + s of the model; a pass is numbered by kind, part and micro batch
-    parts, part = stages * vpp, chunk * stages + stage
-    number = (kind * parts + part) * micro_batches + micro_batch
-    sends = (stages > 1) & np.where(kind == FORWARD, part < parts - 1, (kind == BACKWARD) & (part > 0))
-    receives = (stages > 1) & np.where(kind == FORWARD, part > 0, (kind == BACKWARD) & (part < parts - 1))
+    # a pass is numbered by kind (of backward passes all the same), part of the model and micro batch
+    parts, part = stages * vpp, part_of(schedule, stage, chunk, stages)
+    backwards = (kind == BACKWARD) | (kind == WHOLE)
+    number = (np.where(backwards, BACKWARD, kind) * parts + part) * micro_batches + micro_batch
+    after, before = part < parts - 1, part > 0  # there is a part after and before this one, and not on the same stage
+    if schedule in WAVES:
+        after, before = after & (part != stages - 1), before & (part != stages)
+    sends = (stages > 1) & np.where(kind == FORWARD, after, backwards & before)
+    receives = (stages > 1) & np.where(kind == FORWARD, before, backwards & after)
     seconds = times[kind, stage, chunk] + (transfer * sends if blocking else 0.0)
     lag = 0.0 * receives if blocking else transfer * receives
     needs = _needed(kind, part, number, parts, micro_batches)
     bounds = np.searchsorted(stage, np.arange(stages + 1))
     start = _start_times(schedule, bounds, number, needs, seconds, lag)
-    return Timeline(stage, micro_batch, chunk, KINDS[kind], start, start + seconds, _in_flight(schedule, orders, vpp))
+    where = np.full(1 + number.max(), -1)
+    where[number] = np.arange(len(number))
+    needed = np.where(needs >= 0, where[needs], -1)
+    return Timeline(stage, micro_batch, chunk, KINDS[kind], start, start + seconds, in_flight(schedule, orders, vpp), needed)
 
 
 def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, vpp: int) -> np.ndarray:
-    """Return the seconds of one pass by kind, stage and chunk: shape [3, stages, vpp]."""
+    """Return the seconds of one pass by kind, stage and chunk: shape [4, stages, vpp]."""
     given = {"forward": forward, "backward": backward, "weight_grad": 0.0 * np.asarray(backward, dtype=float)}
     if splits_backward(schedule):
         if weight_grad is None:
@@ -118,14 +137,14 @@ def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, 
         out.append(array)
     if (out[1] < out[2]).any():
         raise InputError("weight_grad is a part of backward and cannot be longer")
-    return np.array([out[FORWARD], out[BACKWARD] - out[WEIGHT], out[WEIGHT]])
+    return np.array([out[FORWARD], out[BACKWARD] - out[WEIGHT], out[WEIGHT], out[BACKWARD]])
 
 
 def _needed(kind: np.ndarray, part: np.ndarray, number: np.ndarray, parts: int, micro_batches: int) -> np.ndarray:
     """Return the number of the pass whose result each pass needs (-1: none)."""
     before = np.where(part > 0, number - micro_batches, -1)
     after = np.where(part < parts - 1, number + micro_batches, number - parts * micro_batches)
-    return np.select([kind == FORWARD, kind == BACKWARD], [before, after], number - parts * micro_batches)
+    return np.select([kind == FORWARD, kind == WEIGHT], [before, number - parts * micro_batches], after)
 
 
 def _start_times(
@@ -137,7 +156,7 @@ def _start_times(
     number of times.
     """
     stages, numbers, wanted, spent, delay = len(bounds) - 1, *(a.tolist() for a in (number, needs, seconds, lag))
-    end, start = [-1.0] * len(numbers), [0.0] * len(numbers)
+    end, start = [-1.0] * (1 + max(numbers)), [0.0] * len(numbers)
     at, stop, clock = bounds[:-1].tolist(), bounds[1:].tolist(), [0.0] * stages
     awake = list(range(stages - 1, -1, -1))
     while awake:
@@ -163,8 +182,8 @@ def _start_times(
     return np.array(start)
 
 
-def _in_flight(schedule: str, orders: list[np.ndarray], vpp: int) -> np.ndarray:
+def in_flight(schedule: str, orders: list[np.ndarray], vpp: int) -> np.ndarray:
     """Return the peak of held activations by stage. A stage runs one pass at a time, so only the order of passes matters."""
-    frees = WEIGHT if splits_backward(schedule) else BACKWARD
-    held = [np.cumsum(order[:, 0] == FORWARD) - np.cumsum(order[:, 0] == frees) for order in orders]
+    frees = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
+    held = [np.cumsum(order[:, 0] == FORWARD) - np.cumsum(np.isin(order[:, 0], frees)) for order in orders]
     return np.array([h.max() for h in held]) / vpp

@@ -9,14 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.errors import InputError
-from solver.spec.strategy import SCHEDULES
-
-FORWARD, BACKWARD, WEIGHT = 0, 1, 2
-
-
-def splits_backward(schedule: str) -> bool:
-    """Whether the schedule runs the weight gradient as a pass of its own."""
-    return schedule.startswith("zb")
+from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, splits_backward
+from solver.schedule.wave_orders import wave_order
+from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken
 
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> None:
@@ -25,10 +20,8 @@ def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> 
         raise InputError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
     if min(stages, micro_batches, vpp) < 1:
         raise InputError(f"a pipeline needs a stage, chunk and micro batch, not {stages}, {vpp}, {micro_batches}")
-    if vpp > 1 and schedule != "interleaved":
-        raise InputError(f"schedule {schedule} has one chunk per stage, not vpp {vpp}; interleaved has several")
-    if vpp > 1 and micro_batches % stages:
-        raise InputError(f"schedule interleaved needs a number of micro batches that pp {stages} divides, not {micro_batches}")
+    if broken := chunks_broken(schedule, stages, vpp, micro_batches):
+        raise InputError(broken)
 
 
 def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1) -> np.ndarray:
@@ -43,9 +36,12 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
       batches (Qi et al. 2023, arXiv 2401.10241). zb-1p is their automatic search within the same memory, whose orders
       depend on times; the handcrafted form represents it here.
     * zb-2p: likewise represented by their ZB-H2 (2 pp - 1 micro batches): twice the warm-up, weight gradients 2 ``stage`` late.
+    * zb-v, v-half, v-min, dualpipev: solver.schedule.wave_orders.
     """
     check_schedule(schedule, stages, micro_batches, vpp)
     behind = stages - 1 - stage
+    if schedule in WAVES:
+        return wave_order(schedule, stage, stages, micro_batches)
     if schedule == "gpipe":
         return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
     if vpp > 1:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from solver.spec.strategy import SCHEDULES
+from solver.schedule.critical_paths import wave_in_flight, wave_seconds
+from solver.schedule.kinds import ZERO_BUBBLE, is_schedule
+from solver.spec.strategy import SCHEDULES, WAVES
 
-ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
+
+class PipelineColumns(NamedTuple):
+    """Schedule (codes), micro batches and stages of layouts: arrays of shape [layouts]."""
+
+    schedule: np.ndarray
+    num_micro_batches: np.ndarray
+    pp: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,12 @@ def stage_layers(
     n_last = np.where(pair, layers - n_first, n_last)
     n_middle = np.where(pair, np.maximum(n_first, n_last), n_middle)
     return StageLayers(*(np.where(single, layers, n) for n in (n_first, n_middle, n_last)))
+
+
+def wave_stages(stages: StageLayers, waves: np.ndarray, counts_loss: np.ndarray) -> StageLayers:
+    """Return evenly divided stages, of which the first holds the loss too under V-shaped schedules (``waves``)."""
+    moved = np.where(waves, counts_loss, 0)
+    return StageLayers(stages.first - moved, stages.middle, stages.last + moved)
 
 
 def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
@@ -83,13 +97,6 @@ def _sizes_by_cost(layers: int, pp: int, head: float) -> tuple[int, int, int]:
     return int(sizes[0]), int(middle.max(initial=0)), int(sizes[last]) if last or pp == 1 else 0
 
 
-def is_schedule(schedule: Any, *names: str) -> Any:
-    """Whether a schedule, by name or as codes (indexes into SCHEDULES, an array), is one of ``names``."""
-    if isinstance(schedule, str):
-        return schedule in names
-    return np.isin(schedule, [SCHEDULES.index(name) for name in names])
-
-
 def pipeline_seconds(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, deferrable: Any) -> Any:
     """Return the seconds from the first forward to the last backward of a step; schedule: a name or codes (``is_schedule``).
 
@@ -98,24 +105,59 @@ def pipeline_seconds(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, total
     (exact where the slowest stage is the last or all are equal); interleaving shortens filling and draining by vpp (Narayanan
     et al. 2021, arXiv 2104.04473). Zero bubble (Qi et al. 2023, arXiv 2401.10241, table 2, where B is the input gradient): the
     bubble is (pp - 1)(F + B - W) for ZB-H1 (and for 1p, the automatic schedule with the same memory) and (pp - 1)(F + B - 2 W)
-    for ZB-H2 (2p), so 2 W or 3 W of 1F1B's bubble are filled.
+    for ZB-H2 (2p), so 2 W or 3 W of 1F1B's bubble are filled. V-shaped schedules: ``wave_pipeline_seconds``.
     """
     bubble = (total - slowest) / vpp
     filled = np.where(is_schedule(schedule, "zb-2p"), 3.0, np.where(is_schedule(schedule, *ZERO_BUBBLE), 2.0, 0.0))
     return micro_batches * slowest + np.where(filled > 0, np.maximum(bubble - (pp - 1) * filled * deferrable, 0.0), bubble)
 
 
+def wave_pipeline_seconds(splits: PipelineColumns, total: Any, slowest: Any, forward: Any, deferrable: Any, waits: bool) -> Any:
+    """Return the same for layouts of V-shaped schedules: arrays of shape [layouts].
+
+    forward: the part of ``slowest`` that is the forward pass. Two estimates from the critical paths of equal stages, of which
+    the lower one counts: stages as slow as the slowest one, less what the others take less while the pipeline fills and drains;
+    and average stages, later by what the slowest one exceeds their steady state by. Never below the work of the slowest stage.
+    """
+    schedule, m, pp = splits
+    passes = np.array([forward, slowest - forward - deferrable, deferrable]) / 2.0
+    average = total / (pp * slowest)
+    out = np.zeros(len(slowest))
+    of_layout = np.stack([schedule, pp, m.astype(np.int64)], axis=1)
+    rows, group = np.unique(of_layout, axis=0, return_inverse=True)
+    for i, (code, stages, count) in enumerate(rows.tolist()):
+        of = np.flatnonzero(group.ravel() == i)
+        slow, of_micro_batch = wave_seconds(SCHEDULES[code], stages, count, passes[:, of], waits)
+        later = count * np.maximum(slowest[of] - average[of] * of_micro_batch, 0.0)
+        out[of] = np.minimum(slow - (stages * slowest - total)[of], average[of] * slow + later)
+    found: np.ndarray = np.maximum(out, m * slowest)
+    return found
+
+
 def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0) -> Any:
     """Return the micro batches whose activations ``stage`` (0 is the first) holds at its peak, in units of whole stages.
 
     1F1B: min(pp - stage, m). Interleaved: (2 (pp - 1 - stage) + (vpp - 1) pp + 1) / vpp chunks (Megatron-Core's warm-up).
-    GPipe: all m. Zero bubble delays weight gradients, so every stage holds pp (ZB-2p: up to 2 pp - 1).
+    GPipe: all m. Zero bubble delays weight gradients, so every stage holds pp (ZB-2p: up to 2 pp - 1). V-shaped: counted.
     """
     pp, vpp, m, stage = (np.asarray(values) for values in (pp, vpp, micro_batches, stage))
     delayed = np.where(is_schedule(schedule, "zb-2p"), 2 * pp - 1, pp) + 0 * stage
     plain = np.where(is_schedule(schedule, *ZERO_BUBBLE), delayed, np.where(is_schedule(schedule, "gpipe"), m, pp - stage))
     chunks = 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1
-    return np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
+    found = np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
+    waves = is_schedule(schedule, *WAVES)
+    return _with_waves(schedule, m, pp, stage, waves, found) if np.any(waves) else found
+
+
+def _with_waves(schedule: Any, m: np.ndarray, pp: np.ndarray, stage: np.ndarray, waves: Any, found: np.ndarray) -> np.ndarray:
+    """Return ``found`` with the counted numbers where ``waves``."""
+    codes = SCHEDULES.index(schedule) if isinstance(schedule, str) else schedule
+    columns = np.stack([a.ravel() for a in np.broadcast_arrays(codes, pp, m, stage)], axis=1)[np.ravel(waves | (found < 0))]
+    rows, group = np.unique(columns, axis=0, return_inverse=True)
+    held = np.array([wave_in_flight(SCHEDULES[code], p, count)[min(s, p - 1)] for code, p, count, s in rows.tolist()])
+    out = np.array(found, dtype=float)
+    out[np.broadcast_to(waves, out.shape)] = held[group.ravel()]
+    return out
 
 
 def layers_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0) -> Any:
@@ -127,5 +169,6 @@ def layers_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layer
     """
     flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, stage)
     pp, m = np.asarray(pp), np.asarray(micro_batches)
+    short = np.where(is_schedule(schedule, *WAVES), 0, short)  # both ends are on one stage
     of_the_short_chunk = np.where(np.asarray(stage) > 0, np.where(m > pp, 0, 1), np.minimum(2 * pp - 1, m))
     return flight * layers + np.where(np.asarray(vpp) > 1, (flight - of_the_short_chunk) * short, 0.0)

@@ -21,7 +21,7 @@ from solver.spec.feasibility import (
     tensor_parallel_runs,
 )
 from solver.spec.framework import CanRun
-from solver.spec.strategy import SCHEDULES, Recompute, TpMode
+from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
@@ -120,8 +120,7 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         rejected["experts need the sequence split over tp"] += 1
         return None
     overlaps = problem.run.moe_exchange_overlap
-    names = [name for name in can_run.schedules if name != "interleaved"] if pp > 1 else ["1f1b"]
-    schedules = [SCHEDULES.index(name) for name in names]
+    schedules = can_run.schedules if pp > 1 else ("1f1b",)
     ways = divisions(can_run, problem.model.num_hidden_layers, pp)
     divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none")]
     batches = _batches(divided, schedules, pp, sequences, rejected)
@@ -192,12 +191,12 @@ def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Divisio
         counted = embedding + loss
         if (layers + counted) % pp == 0 and (not counted or can_run.counts_embedding_and_loss):
             same = counted == 2 == pp  # two stages of which each gives up a layer hold what they held
-            chunks = divisors((layers + counted) // pp) if "interleaved" in can_run.schedules else (1,)
+            chunks = divisors((layers + counted) // pp) if can_run.chunks_stages else (1,)
             found += [(int(v), Division(0, 0, embedding, loss)) for v in chunks if v > 1 or not same]
     if layers % pp and can_run.uneven_stages:
         found.append((1, Division()))
     if not found and can_run.stated_end_stages:
-        chunks = divisors(layers) if "interleaved" in can_run.schedules else (1,)
+        chunks = divisors(layers) if can_run.chunks_stages else (1,)
         found = [(int(v), division) for v in chunks if (division := _stated_ends(layers, pp, int(v))) is not None]
     return tuple(found)
 
@@ -217,21 +216,21 @@ def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:
 
 
 def _batches(
-    divided: Sequence[tuple[int, Division]], schedules: Sequence[int], pp: int, sequences: int, rejected: Counter[str]
+    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], pp: int, sequences: int, rejected: Counter[str]
 ) -> list[tuple[int, ...]]:
-    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences.
-
-    schedules: codes of those with one chunk a stage.
-    """
+    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences."""
     found: list[tuple[int, ...]] = []
-    interleaved = SCHEDULES.index("interleaved")
+    plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *WAVES)]
+    interleaved = [SCHEDULES.index("interleaved")] * ("interleaved" in schedules)
+    waves = [name for name in schedules if name in WAVES]
     for size in divisors(sequences):
         count = sequences // int(size)
         in_groups = count % pp == 0
         for vpp, division in divided:
-            if vpp == 1 or in_groups:
-                ways = schedules if vpp == 1 else (interleaved,)
-                found += [(int(size), count, code, vpp, *division) for code in ways]
+            ways = plain if vpp == 1 else interleaved * in_groups
+            if vpp == 2 and not division.num_layers_in_last_pipeline_stage:
+                ways = ways + [SCHEDULES.index(name) for name in waves if not chunks_broken(name, pp, vpp, count)]
+            found += [(int(size), count, code, vpp, *division) for code in ways]
         if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):
             rejected["interleaving needs micro batches in multiples of pp"] += chunked
     return found

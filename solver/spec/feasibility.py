@@ -13,7 +13,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
 from solver.spec.precision import QUANTISED
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import SPLIT_BACKWARD, WAVES, Strategy, chunks_broken
 
 MAX_WORLD_SIZE = 1 << 20
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -68,6 +68,8 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     counted = s.account_for_embedding_in_pipeline_split + s.account_for_loss_in_pipeline_split
     others, left = s.pp - (first > 0) - (last > 0), layers + counted - first - last
     even = left % others == 0 if others else left == 0
+    if s.schedule in WAVES and (first or last):
+        return f"divides the layers evenly under schedule {s.schedule}; leave num_layers_in_first_pipeline_stage and _last_ out"
     if s.pp == 1:
         return "num_layers_in_first_pipeline_stage and _last_ need pp above 1" if first or last else ""
     if not can_run.pipeline:
@@ -80,6 +82,8 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
         return "does not offer account_for_embedding_in_pipeline_split and _loss_"
     if not even and (s.vpp > 1 or not can_run.uneven_stages):
         return f"does not run {layers} layers{f' and {counted} counted as such' * (counted > 0)} in {s.pp} pipeline stages"
+    if s.schedule in WAVES and not even:
+        return f"divides the layers evenly under schedule {s.schedule}, and {layers} do not divide by {s.pp}"
     if any(size % s.vpp for size in (first, last, left // max(others, 1))):
         return f"does not divide the layers of {s.pp} pipeline stages into {s.vpp} chunks each"
     return ""
@@ -101,7 +105,14 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
         (not stages, f"{name}: {stages}"),
-        (s.vpp == 1 or "interleaved" in can.schedules, f"{name} does not interleave pipeline stages (vpp {s.vpp})"),
+        (
+            s.vpp == 1 or s.schedule in WAVES or "interleaved" in can.schedules,
+            f"{name} does not interleave pipeline stages (vpp {s.vpp})",
+        ),
+        (
+            not s.compile or can.compiles_split_backward or s.pp == 1 or s.schedule not in SPLIT_BACKWARD,
+            f"{name} does not compile under schedule {s.schedule}, which splits the backward pass",
+        ),
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
@@ -137,21 +148,15 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     split = 1 if s.tp_mode == "mtp" else s.tp
     layers = model.num_hidden_layers
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
+    chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches)
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
         (sequence_divides(s.seq_len, s.cp, split), f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"),
         (heads_divide_by_cp(model, s.cp_comm, s.tp, s.cp), f"cp {s.cp} by all-to-all does not divide the heads of tp {s.tp}"),
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
-        (
-            s.vpp == 1 or s.schedule in ("1f1b", "interleaved"),
-            f"vpp {s.vpp} interleaves 1F1B, and schedule {s.schedule} has one chunk a stage: leave one out",
-        ),
         (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
-        (
-            s.vpp == 1 or s.num_micro_batches % s.pp == 0,
-            f"interleaving needs micro batches in multiples of pp {s.pp}, not {s.num_micro_batches}",
-        ),
+        (not chunks, chunks),
         (
             s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16 <= layers,
             f"more layers are to stay in bf16 than the model's {layers}",

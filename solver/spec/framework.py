@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from profiler.profile.profile import GIB
-from solver.spec.strategy import CHOICES, TpMode
+from solver.spec.strategy import CHOICES, WAVES, TpMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,9 @@ class Pipeline:
     crossing_delay: float = 0.0
     #: What the framework calls ZeRO-3 keeps gathered weights and whole gradients between the micro batches of a pipeline.
     keeps_weights: bool = False
+    #: No stage updates its weights before the norm of all gradients is known; otherwise it does, and corrects that afterwards
+    #: (optimizer post-validation of the zero-bubble authors). Of V-shaped schedules.
+    waits_for_norm: bool = True
     #: A run that states no micro batches has as many as the pipeline has stages.
     micro_batches_as_stages: bool = False
 
@@ -176,6 +179,12 @@ class CanRun:
     splits_experts: bool = True  #: etp may be more than 1
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
     overlaps_exchange: bool = False  #: moe_exchange_overlap
+    compiles_split_backward: bool = True  #: torch.compile together with a schedule that splits the backward pass
+
+    @property
+    def chunks_stages(self) -> bool:
+        """Whether stages may have several chunks."""
+        return "interleaved" in self.schedules or any(name in WAVES for name in self.schedules)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,11 @@ class Recompute(IntEnum):
     FULL = 2  #: whole layers; only their input is kept
 
 
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p")
+SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipev")
+#: Schedules of two chunks a stage, one on the way down the pipeline and one on the way back.
+WAVES = ("zb-v", "v-half", "v-min", "dualpipev")
+#: Schedules that run the weight gradient as a pass of its own.
+SPLIT_BACKWARD = ("zb-h1", "zb-1p", "zb-2p", *WAVES)
 #: Allowed values of the keys that have a fixed set of them.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp_mode": tuple(mode.name.lower() for mode in TpMode),
@@ -161,6 +165,21 @@ class Strategy:
 
     def replace(self, **changes: Any) -> Strategy:
         return replace(self, **changes)
+
+
+def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int) -> str:
+    """Return what is wrong with the chunks and micro batches of a schedule, or ""."""
+    if schedule in WAVES and (vpp != 2 or pp == 1):
+        return f"schedule {schedule} has two chunks a stage of several: give it vpp 2 and pp above 1, not vpp {vpp}, pp {pp}"
+    if micro_batches < (fewest := {"zb-v": 2 * pp - 1, "dualpipev": 2 * pp}.get(schedule, 1)):
+        return f"schedule {schedule} needs {fewest} micro batches or more with pp {pp}, not {micro_batches}"
+    if vpp == 1 or schedule in WAVES:
+        return ""
+    if schedule not in ("1f1b", "interleaved"):
+        return f"vpp {vpp} interleaves 1F1B, and schedule {schedule} has one chunk a stage: leave one out"
+    if micro_batches % pp:
+        return f"interleaving needs micro batches in multiples of pp {pp}, not {micro_batches}"
+    return ""
 
 
 def strategy_from(values: Mapping[str, Any], where: str) -> Strategy:

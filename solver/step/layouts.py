@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from solver.layers.program import LayerKeys
-from solver.spec.strategy import SCHEDULES, Recompute, Strategy, TpMode
+from solver.schedule.kinds import is_schedule
+from solver.spec.strategy import SCHEDULES, WAVES, Recompute, Strategy, TpMode
 from solver.step.distinct import distinct
 
 #: Layout fields that are true or false; arrays hold 0 or 1.
@@ -20,7 +21,9 @@ _SIZES = (
 
 
 def schedule_code(schedule: str, vpp: int) -> int:
-    """Return the index into SCHEDULES of a layout's schedule: several chunks are interleaved, one chunk is not."""
+    """Return the index into SCHEDULES of a layout's schedule: several chunks are interleaved or V-shaped, one is not."""
+    if schedule in WAVES:
+        return SCHEDULES.index(schedule)
     plain = "1f1b" if schedule == "interleaved" else schedule
     return SCHEDULES.index("interleaved" if vpp > 1 else plain)
 
@@ -64,6 +67,12 @@ class Splits:
     def layer_columns(self) -> tuple[np.ndarray, ...]:
         """The columns of a split that its layers depend on, in the order of LayerKeys."""
         return self.mode, self.tp, self.cp, self.wp, self.ep, self.etp, self.micro_batch_size
+
+    @property
+    def waves(self) -> np.ndarray:
+        """Whether the schedule is V-shaped: bool [splits]."""
+        found: np.ndarray = is_schedule(self.schedule, *WAVES)
+        return found
 
     @property
     def stage_columns(self) -> tuple[np.ndarray, ...]:

@@ -9,7 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from solver.layers.program import LINEARS, OTHERS
-from solver.schedule.stages import is_schedule, layers_in_flight
+from solver.schedule.kinds import is_schedule
+from solver.schedule.stages import layers_in_flight
 from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
@@ -143,7 +144,7 @@ class PeakMemory:
         counts, recomputed = stages.counts[stage], self._recomputed[stage]
         layers = counts.sum(axis=0)
         short = np.where(index == 0, splits.account_for_embedding_in_pipeline_split,
-                         splits.account_for_loss_in_pipeline_split * stages.is_last[stage])  # fmt: skip
+                         splits.account_for_loss_in_pipeline_split * stages.has_end[stage])  # fmt: skip
         flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, short, index) / np.maximum(layers, 1)
         held = over_kinds(np.ones(len(counts)), recomputed * self._kept + (counts[:, row] - recomputed) * self._whole)
         activations = flight[row] * held
@@ -211,5 +212,5 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
         sums = parts.sum(axis=0)
         fuller = sums > total
         best, total, at = np.where(fuller, parts, best), np.where(fuller, sums, total), np.where(fuller, stage, at)
-    number, is_last = (values[:, row][at, np.arange(len(row))] for values in (stages.index, stages.is_last))
+    number, is_last = (values[:, row][at, np.arange(len(row))] for values in (stages.index, stages.has_end))
     return Memory(*peak.totals(best, at), best, number, is_last & (number > 0))

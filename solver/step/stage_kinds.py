@@ -26,7 +26,7 @@ class StageKinds:
     counts: np.ndarray
     index: np.ndarray
     totals: np.ndarray
-    is_last: np.ndarray  #: bool [stages, splits]
+    has_end: np.ndarray  #: bool [stages, splits]: whether it holds the model's last layer, and so the head
     division: np.ndarray  #: [splits] row of ``first_layers``
     first_layers: np.ndarray  #: [stages + 1, kinds, divisions, n + 1]: of the first n layers of a stage (of all)
 
@@ -37,7 +37,7 @@ class StageKinds:
 
     @property
     def has_head(self) -> np.ndarray:
-        return self.is_last * 1.0
+        return self.has_end * 1.0
 
     @property
     def layers(self) -> np.ndarray:
@@ -71,17 +71,19 @@ def stage_kinds(
 ) -> StageKinds:
     """Return what the stages of the splits hold.
 
-    of_layer: kind of every layer. columns: pp, vpp, and whether embedding and loss count as layers; all of shape [splits].
+    of_layer: kind of every layer. columns: pp, vpp, whether embedding and loss count as layers, and whether the schedule is
+    V-shaped, so that the first stage has the head; all of shape [splits].
     every: all stages in order, instead of those that can be the slowest or the fullest.
     """
-    pp, vpp, embedding, loss = columns
-    first, division = distinct((pp, vpp, stages.first, stages.middle, stages.last, embedding, loss))
+    pp, vpp, embedding, loss, wave = columns
+    dealt = (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
+    first, division = distinct(dealt)
     order = tuple(of_layer.tolist())
     found = [
         _composition(
             order,
             kinds,
-            *(int(column[i]) for column in (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss)),
+            *(int(column[i]) for column in dealt),
             every,
         )  # fmt: skip
         for i in first
@@ -93,7 +95,7 @@ def stage_kinds(
         counts=table[:, :-1, :, -1].transpose(1, 2, 0)[:, :, division],
         index=index[:, division],
         totals=np.bincount(of_layer, minlength=kinds) * 1.0,
-        is_last=index[:, division] == pp - 1,
+        has_end=index[:, division] == np.where(wave, 0, pp - 1),
         division=division,
         first_layers=np.ascontiguousarray(table.transpose(1, 2, 0, 3)),
     )
@@ -122,9 +124,10 @@ def _composition(
     last: int,
     embedding: int,
     loss: int,
+    wave: int,
     every: bool,
 ) -> _Composition:
-    held = layers_by_stage(len(order), pp, vpp, (first, most, last), embedding, loss)
+    held = layers_by_stage(len(order), pp, vpp, (first, most, last), embedding, loss, bool(wave))
     kind_of = np.array(order)
     tables = []
     for layers in held:
@@ -142,12 +145,13 @@ def _composition(
 
 
 def layers_by_stage(
-    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0
+    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False
 ) -> list[np.ndarray]:
     """Return the numbers of the layers of every stage, in the order in which a micro batch passes them.
 
     counts: layers of the first, the fullest middle and the last stage. Where middle stages differ, the fuller ones come first;
-    frameworks differ in which ones these are. Interleaved, stage s holds chunks s, s + pp, ... of consecutive layers.
+    frameworks differ in which ones these are. Interleaved, stage s holds chunks s, s + pp, ... of consecutive layers; under a
+    V-shaped schedule (``wave``) chunks s and 2 pp - 1 - s.
     embedding, loss: 1 where it takes the place of a layer of the very first or the very last chunk.
     """
     first, most, last = counts
@@ -158,6 +162,11 @@ def layers_by_stage(
         few = [most] * (middle // most) + [middle % most] if most else []  # some middle stages hold none
         each = [first, *([most] * full + [most - 1] * (pp - 2 - full) if full > 0 else (few + [0] * pp)[: pp - 2]), last]
     sizes = np.repeat(np.array([each]) // vpp, vpp, axis=0)
+    if wave:
+        share = (first + embedding + loss) // 2
+        sizes[:, 0] = share - embedding, share - loss
+        chunks = np.split(np.arange(layers), np.cumsum([*sizes[0], *sizes[1, ::-1]])[:-1])
+        return [np.concatenate([chunks[stage], chunks[2 * pp - 1 - stage]]) for stage in range(pp)]
     if vpp > 1:
         sizes[:, 0], sizes[:, -1] = (first + embedding) // vpp, (last + loss) // vpp
         sizes[0, 0], sizes[-1, -1] = sizes[0, 0] - embedding, sizes[-1, -1] - loss

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, OTHERS, PARAMETER_GROUPS, Op, message
-from solver.schedule.stages import StageLayers, stage_layers, stage_layers_by_cost, stage_layers_counting_ends
+from solver.schedule.stages import (
+    StageLayers,
+    stage_layers,
+    stage_layers_by_cost,
+    stage_layers_counting_ends,
+    wave_stages,
+)
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
 from solver.spec.strategy import TpMode
@@ -68,13 +74,15 @@ def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray,
 def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKinds:
     """Return the layers of each kind that the stages hold; every: as in stage_kinds."""
     ends = splits.account_for_embedding_in_pipeline_split, splits.account_for_loss_in_pipeline_split
-    kinds = problem.kinds
-    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), (splits.pp, splits.vpp, *ends), every)
+    kinds, columns = problem.kinds, (splits.pp, splits.vpp, *ends, splits.waves * 1)
+    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every)
 
 
 def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     """Return the layers of the stages as the split and the framework assign them."""
     layers, plain = problem.model.num_hidden_layers, stage_layers(problem.model.num_hidden_layers, *splits.stage_columns)
+    if splits.waves.any():
+        plain = wave_stages(plain, splits.waves, splits.account_for_loss_in_pipeline_split)
     how = problem.framework.pipeline.assignment
     if how == "even":
         return plain
@@ -84,7 +92,7 @@ def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
         if by_cost
         else stage_layers_counting_ends(layers, splits.pp)
     )
-    stated = np.any(splits.stage_columns[1:], axis=0)
+    stated = np.any(splits.stage_columns[1:], axis=0) | splits.waves
     return StageLayers(*(np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")))
 
 

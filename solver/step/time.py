@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.schedule.stages import pipeline_seconds
+from solver.schedule.stages import PipelineColumns, pipeline_seconds, wave_pipeline_seconds
 from solver.step.layouts import Layouts
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Problem
@@ -56,7 +56,7 @@ def step_times(
     layer, root = _layer_seconds(terms, layouts, run.moe_exchange_overlap)
     # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
     # chunks are exposed
-    overlapped = (vpp > 1) & run.p2p_overlap
+    overlapped = (vpp > 1) & run.p2p_overlap & ~terms.splits.waves[row]
     send_recv = np.where(overlapped, 0.0, problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row])
 
     limit = recomputed_limit(problem, layouts)
@@ -70,13 +70,19 @@ def step_times(
         + embedding + head + root + send_recv * pp
     )  # fmt: skip
     deferrable = over_kinds(stage.layers, terms.weight_grad[:, row])
-    pipeline = pipeline_seconds(terms.splits.schedule[row], m, pp, vpp, total, slowest, deferrable)
+    schedule, forward = terms.splits.schedule[row], over_kinds(stage.layers, layer.forward)
+    pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, deferrable)
+    waves = np.flatnonzero(terms.splits.waves[row])
+    if len(waves):
+        columns = PipelineColumns(*(column[waves] for column in (schedule, m, pp)))
+        ends = total[waves], slowest[waves], forward[waves] + send_recv[waves] / 2, deferrable[waves]
+        pipeline[waves] = wave_pipeline_seconds(columns, *ends, problem.framework.pipeline.waits_for_norm)
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * head_recompute
     fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_recomputing)
-    backward, forward = over_kinds(stage.layers, layer.backward), over_kinds(stage.layers, layer.forward)
+    backward = over_kinds(stage.layers, layer.backward)
     held = table_parameters, embedding_parameters
     sync, gather = _synchronisation(problem, terms, layouts, backward + recomputed, forward, held)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]

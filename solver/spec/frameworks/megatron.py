@@ -193,8 +193,9 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
     can_run={
         "uneven_stages": True,
         "counts_embedding_and_loss": True,
-        "schedules": ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p"),
+        "schedules": ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"),
     },
+    pipeline={"waits_for_norm": False},
     memory={"vocab_dummy_gradient": False},  # not read in the fork
 )
 

@@ -19,6 +19,8 @@ TORCHTITAN_2025 = Framework(
         zero_stages=FSDP_STAGES,
         zero_with_pipeline=(0, 2),  # weights stay gathered, and gradients are reduced after the last micro batch
         replicated_kv_heads=False,  # DTensor shards whole heads
+        schedules=("1f1b", "interleaved", "gpipe", "zb-v"),  # of torch.distributed.pipelining 2.6
+        compiles_split_backward=False,  # its schedules.py
     ),
     kernels=Kernels(
         fused_qkv=False,
@@ -53,7 +55,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
         "zero_with_pipeline": (0, 1), "experts": True, "folds_experts": True, "splits_experts": False,
-        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
+        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),
     },
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False},
     doubt=0.12,  # compiled or not, and which attention, is not stated by its runs

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from profiler.errors import InputError
 from solver.schedule import event_simulation
 from solver.schedule.event_simulation import Timeline, simulate
-from solver.schedule.op_orders import BACKWARD, FORWARD, WEIGHT, stage_order
+from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, part_of
+from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, pipeline_seconds, stage_layers
-from solver.spec.strategy import SCHEDULES
-
-ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
+from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
 
 
 def _words(line: Timeline, stage: int) -> str:
@@ -87,8 +86,11 @@ few = settings(max_examples=60, deadline=None)
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
     schedule = draw(st.sampled_from(SCHEDULES))
-    stages, vpp = draw(st.integers(1, 5)), draw(st.integers(1, 3)) if schedule == "interleaved" else 1
-    m = draw(st.integers(1, 4)) * stages if vpp > 1 else draw(st.integers(1, 12))
+    wave = schedule in WAVES
+    stages = draw(st.integers(2 if wave else 1, 5))
+    vpp = draw(st.integers(1, 3)) if schedule == "interleaved" else 1 + wave
+    m = draw(st.integers(1, 4)) * stages if schedule == "interleaved" and vpp > 1 else draw(st.integers(1, 12))
+    m += 2 * stages if wave else 0
     size = stages * vpp
 
     def grid(low: float, high: float) -> np.ndarray:
@@ -106,11 +108,11 @@ def test_invariants_of_every_schedule(pipeline: Pipeline, transfer: float, block
     sums = (f + b).sum(axis=1)
     assert line.makespan >= line.busy.max() - 1e-9
     assert line.busy.min() >= 0 and (line.busy >= m * sums - 1e-9).all()
-    assert line.makespan >= (f + b - (w if schedule in ZERO_BUBBLE else 0)).sum() - 1e-9  # the path of one micro batch
+    assert line.makespan >= (f + b - (w if schedule in SPLIT_BACKWARD else 0)).sum() - 1e-9  # the path of one micro batch
     same = np.diff(line.stage) == 0
     assert (line.start[1:][same] >= line.end[:-1][same] - 1e-12).all()  # a stage runs one pass at a time
-    counts = {kind: int((line.kind == kind).sum()) for kind in "FBW"}
-    assert counts == {"F": f.size * m, "B": f.size * m, "W": f.size * m * (schedule in ZERO_BUBBLE)}
+    counts = {kind: sum(kind in ran for ran in line.kind.tolist()) for kind in "FBW"}
+    assert counts == {"F": f.size * m, "B": f.size * m, "W": f.size * m * (schedule in SPLIT_BACKWARD)}
     more = simulate(schedule, f, b, m + (len(f) if vpp > 1 else 1), vpp, transfer, w, blocking)
     assert more.makespan >= line.makespan - 1e-9  # more work never ends earlier
     slower = simulate(schedule, f, b * 1.1, m, vpp, transfer, w * 1.1, blocking)
@@ -122,8 +124,9 @@ def test_invariants_of_every_schedule(pipeline: Pipeline, transfer: float, block
 def test_passes_start_after_the_passes_they_need(pipeline: Pipeline) -> None:
     schedule, f, b, w, m, vpp = pipeline
     line = simulate(schedule, f, b, m, vpp, 0.0, w)
-    part = line.chunk * len(f) + line.stage
-    passes = list(zip(line.kind.tolist(), part.tolist(), line.micro_batch.tolist(), strict=True))
+    part = part_of(schedule, line.stage, line.chunk, len(f))
+    kinds = ["B" if kind == "BW" else kind for kind in line.kind.tolist()]
+    passes = list(zip(kinds, part.tolist(), line.micro_batch.tolist(), strict=True))
     end = dict(zip(passes, line.end, strict=True))
     for (kind, p, i), start in zip(passes, line.start, strict=True):
         backward = ("B", p + 1, i) if p < f.size - 1 else ("F", p, i)
@@ -221,8 +224,10 @@ def test_largest_pipeline_is_quick() -> None:
     ("arguments", "sentence"),
     [
         ({"schedule": "2f2b"}, "schedule is '2f2b'"),
-        ({"schedule": "interleaved", "vpp": 2, "micro_batches": 3}, "that pp 2 divides, not 3"),
-        ({"vpp": 2}, "one chunk per stage"),
+        ({"schedule": "interleaved", "vpp": 2, "micro_batches": 3}, "in multiples of pp 2, not 3"),
+        ({"vpp": 3, "schedule": "gpipe"}, "one chunk a stage"),
+        ({"schedule": "zb-v"}, "two chunks a stage"),
+        ({"schedule": "dualpipev", "vpp": 2, "micro_batches": 3}, "needs 4 micro batches"),
         ({"micro_batches": 0}, "needs a stage, chunk and micro batch"),
         ({"schedule": "zb-h1"}, "needs weight_grad"),
         ({"schedule": "zb-h1", "weight_grad": [3, 3]}, "part of backward"),

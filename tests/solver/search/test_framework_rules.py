@@ -16,7 +16,7 @@ from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import FRAMEWORKS, framework_of
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import WAVES, Strategy
 
 GQA = ModelSpec(name="gqa", hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=16,
                 num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
@@ -56,7 +56,7 @@ ALL_FRAMEWORKS: tuple[Rule, ...] = (
     lambda model, s: s.tp * s.cp * s.pp * s.dp == s.world_size,
     # torchtitan keeps gathered weights between the micro batches of a pipeline
     lambda model, s: s.zero < 2 or s.pp == 1 or (s.zero == 2 and s.framework.startswith("torchtitan")),
-    lambda model, s: s.vpp == 1 or (s.pp > 1 and s.num_micro_batches % s.pp == 0),
+    lambda model, s: s.vpp == 1 or (s.pp > 1 and (s.schedule in WAVES or s.num_micro_batches % s.pp == 0)),
     lambda model, s: s.vpp == 1 or (model.num_hidden_layers + counted(s)) % (s.pp * s.vpp) == 0 or stated(s),
     lambda model, s: s.cp == 1 or s.seq_len % (2 * s.cp) == 0,
     lambda model, s: model.num_attention_heads % s.tp == 0,

@@ -14,7 +14,7 @@ from solver.step.stage_kinds import StageKinds, layers_by_stage, stage_kinds
 def kinds_of(order: list[int], pp: int, vpp: int = 1, ends: tuple[int, int] = (0, 0), every: bool = False) -> StageKinds:
     """Return what the stages of one split hold; order: kind of every layer."""
     layers = stage_layers(len(order), np.array([pp]), 0, 0, *ends)
-    columns = tuple(np.array([value]) for value in (pp, vpp, *ends))
+    columns = tuple(np.array([value]) for value in (pp, vpp, *ends, 0))
     return stage_kinds(np.array(order), max(order) + 1, StageLayers(layers.first, layers.middle, layers.last), columns, every)
 
 
@@ -35,6 +35,13 @@ def test_interleaved_chunks_by_hand() -> None:
     assert [stage.tolist() for stage in layers_by_stage(8, 2, 2, (4, 4, 4))] == [[0, 1, 4, 5], [2, 3, 6, 7]]
     # embedding and loss take a place each in the first and the last of 4 chunks: 6 layers, chunks of 1, 2, 2, 1
     assert [stage.tolist() for stage in layers_by_stage(6, 2, 2, (3, 3, 3), 1, 1)] == [[0, 3, 4], [1, 2, 5]]
+
+
+def test_chunks_of_a_v_by_hand() -> None:
+    # 8 layers, 2 stages: the first has the first and the last part, layers 0, 1 and 6, 7
+    assert [stage.tolist() for stage in layers_by_stage(8, 2, 2, (4, 4, 4), wave=True)] == [[0, 1, 6, 7], [2, 3, 4, 5]]
+    # embedding and loss take a place each, both of the first stage: 6 layers, which hold 2 and 4
+    assert [s.tolist() for s in layers_by_stage(6, 2, 2, (2, 4, 4), 1, 1, True)] == [[0, 5], [1, 2, 3, 4]]
 
 
 def test_alternating_layers_over_odd_stages_by_hand() -> None:
@@ -68,7 +75,7 @@ def _sizes(layers: int, pp: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("pp", [1, 2])
 def test_stages_without_middle_ones_repeat_the_first(pp: int) -> None:
-    columns = tuple(np.array(values) for values in ([pp, 4], [1, 1], [0, 0], [0, 0]))
+    columns = tuple(np.array(values) for values in ([pp, 4], [1, 1], [0, 0], [0, 0], [0, 0]))
     layers = stage_layers(8, columns[0])
     found = stage_kinds(np.array([0, 0, 1, 1, 1, 1, 1, 1]), 2, layers, columns)  # the first stage of 4 has none of kind 1
     assert found.index[:, 0].tolist() == [0, pp - 1, 0] and found.index[:, 1].tolist() == [0, 3, 1]
@@ -77,7 +84,7 @@ def test_stages_without_middle_ones_repeat_the_first(pp: int) -> None:
 
 def test_a_middle_stage_that_holds_no_more_than_the_first_is_left_out() -> None:
     """It has neither embedding nor head and fewer micro batches in flight: never the slowest, never the fullest."""
-    columns = tuple(np.array([value]) for value in (4, 1, 0, 0))
+    columns = tuple(np.array([value]) for value in (4, 1, 0, 0, 0))
     layers = stage_layers(8, columns[0])
     assert stage_kinds(np.zeros(8, dtype=np.int64), 1, layers, columns).index[:, 0].tolist() == [0, 3]
     assert stage_kinds(np.zeros(8, dtype=np.int64), 1, layers, columns, True).index[:, 0].tolist() == [0, 1, 2, 3]

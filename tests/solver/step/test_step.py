@@ -252,7 +252,7 @@ def test_zero3_is_never_faster_than_zero1(sample: Callable[[str], Solutions]) ->
     # where both stages reduce-scatter and all-gather, as in Megatron-LM (InternEvo broadcasts for ZeRO-1, which may be slower)
     found = sample("generic")
     partitioned = found.layouts.take(np.flatnonzero(found.layouts.zero == 3))
-    assert len(partitioned) > 50
+    assert len(partitioned) > 30
     assert (step_seconds(found, partitioned) >= step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12)).all()
     assert (
         step_seconds(found, changed(partitioned, zero=2)) >= step_seconds(found, changed(partitioned, zero=1)) * (1 - 1e-12)

@@ -1,0 +1,33 @@
+"""Kinds of passes, and what a schedule does with a stage's chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
+
+#: BACKWARD is the whole backward pass, or the input gradient where the schedule splits it; WHOLE is a whole backward pass of a
+#: schedule that splits others.
+FORWARD, BACKWARD, WEIGHT, WHOLE = 0, 1, 2, 3
+ZERO_BUBBLE = ("zb-h1", "zb-1p", "zb-2p")
+
+
+def is_schedule(schedule: Any, *names: str) -> Any:
+    """Whether a schedule, by name or as codes (indexes into SCHEDULES, an array), is one of ``names``."""
+    if isinstance(schedule, str):
+        return schedule in names
+    return np.isin(schedule, [SCHEDULES.index(name) for name in names])
+
+
+def splits_backward(schedule: str) -> bool:
+    """Whether the schedule runs the weight gradient as a pass of its own."""
+    return schedule in SPLIT_BACKWARD
+
+
+def part_of(schedule: str, stage: Any, chunk: Any, stages: int) -> Any:
+    """Return which part of the model a stage's chunk is: parts are numbered in the order in which a micro batch passes them."""
+    if schedule in WAVES:
+        return np.where(chunk == 0, stage, 2 * stages - 1 - stage)
+    return chunk * stages + stage

@@ -1,0 +1,151 @@
+"""V-shaped schedules: orders as torch runs them, bubbles and memory as their papers have them, closed form and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.pipelining import schedules
+from toy import make_problem
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver.schedule.critical_paths import wave_in_flight, wave_seconds
+from solver.schedule.event_simulation import Timeline, simulate
+from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE
+from solver.schedule.stages import PipelineColumns, micro_batches_in_flight, wave_pipeline_seconds
+from solver.schedule.wave_orders import wave_order
+from solver.search.search import search
+from solver.spec.feasibility import check_layout
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import SCHEDULES, WAVES, Strategy
+from solver.step.layouts import Layouts
+from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
+from solver.step.solutions import Solutions, estimate_layouts
+
+LLAMA = ModelSpec(
+    name="llama", hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
+    num_key_value_heads=32, head_dim=128, vocab_size=32000,
+)  # fmt: skip
+_KINDS = {"FORWARD": FORWARD, "BACKWARD_INPUT": BACKWARD, "BACKWARD_WEIGHT": WEIGHT, "FULL_BACKWARD": WHOLE}
+
+
+def _equal(schedule: str, pp: int, m: int, f: float = 1.0, b: float = 1.0, w: float = 1.0) -> Timeline:
+    """Simulate equal stages of two chunks that take ``f``, ``b`` and ``w`` seconds each."""
+    return simulate(schedule, [2 * f] * pp, [2 * (b + w)] * pp, m, 2, weight_grad=[2 * w] * pp)
+
+
+def _actions(action: Any) -> Iterator[Any]:
+    """Yield what torch runs one after the other in an action, if any."""
+    if action is not None and action.sub_actions:
+        for part in action.sub_actions:
+            yield from _actions(part)
+    elif action is not None:
+        yield action
+
+
+@pytest.mark.parametrize(("name", "torchs"), [("zb-v", "ScheduleZBVZeroBubble"), ("dualpipev", "ScheduleDualPipeV")])
+@pytest.mark.parametrize(("pp", "m"), [(2, 4), (3, 7), (4, 8), (8, 21)])
+def test_the_order_of_passes_is_torch_s(name: str, torchs: str, pp: int, m: int) -> None:
+    theirs = object.__new__(getattr(schedules, torchs))  # its order needs no process group
+    theirs.pp_group_size, theirs.num_stages, theirs._num_stages, theirs._n_microbatches = pp, 2 * pp, 2 * pp, m
+    for rank in range(pp):
+        theirs.rank = rank
+        actions = [one for step in theirs._calculate_single_rank_operations(rank) for one in _actions(step)]
+        expected = [(_KINDS[a.computation_type.name], int(a.stage_index != rank), a.microbatch_index) for a in actions]
+        assert [tuple(row) for row in wave_order(name, rank, pp, m).tolist()] == expected
+
+
+@pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 8), (8, 32), (16, 32)])
+def test_bubbles_where_all_passes_are_equal(pp: int, m: int) -> None:
+    bubble = {name: _equal(name, pp, m).span.max() - 6 * m for name in WAVES}
+    plain = 6 * (pp - 1)  # of 1F1B
+    assert bubble["zb-v"] == 0  # arXiv 2401.10241 section 6
+    assert all(plain / 3 < bubble[name] < 0.75 * plain for name in ("v-half", "v-min"))  # arXiv 2405.15362
+    assert pp - 1 <= bubble["dualpipev"] < plain / 4
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 6, 8, 16, 32])
+def test_memory_is_that_of_the_papers(pp: int) -> None:
+    # in units of what a stage keeps of a micro batch; 1F1B holds pp on its first stage
+    most = {name: wave_in_flight(name, pp, 4 * pp).max() for name in WAVES}
+    assert most["zb-v"] == pp and most["dualpipev"] == pp + 0.5
+    assert most["v-half"] <= pp / 2 + 1.5 and most["v-min"] <= pp / 3 + 1.5
+    for name in WAVES:
+        assert micro_batches_in_flight(name, 4 * pp, pp, 2, np.arange(pp)) == pytest.approx(wave_in_flight(name, pp, 4 * pp))
+        assert wave_in_flight(name, pp, 50 * pp).max() == most[name], "the steady state holds no more"
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(WAVES), st.integers(2, 8), st.integers(0, 40), st.floats(0.7, 3), st.floats(0.3, 1.2))
+def test_closed_form_of_equal_stages(name: str, pp: int, more: int, b: float, w: float) -> None:
+    m = 2 * pp + more
+    line, passes = _equal(name, pp, m, 1.0, b, w), np.array([[1.0], [b], [w]])
+    for waits, exact in ((True, line.makespan), (False, line.span.max())):
+        found = wave_seconds(name, pp, m, passes, waits)[0][0]
+        assert 0.95 * exact <= found <= exact * (1 + 0.01)
+
+
+@pytest.mark.parametrize("name", WAVES)
+def test_closed_form_of_uneven_stages_stays_within_the_documented_error(name: str) -> None:
+    rng, errors = np.random.default_rng(1), []
+    for _ in range(60):
+        pp, m = int(rng.choice([2, 4, 8])), 0
+        m = int(rng.integers(2 * pp, 8 * pp))
+        forward, b, w = np.ones((pp, 2)), rng.uniform(0.8, 1.8), rng.uniform(0.5, 1.0)
+        forward[0] += rng.uniform(0, 0.1), rng.uniform(0, 0.4)
+        backward, weight = forward * (b + w), forward * w
+        slowest = (forward + backward).sum(axis=1).max()
+        columns = PipelineColumns(np.array([SCHEDULES.index(name)]), np.array([m]), np.array([pp]))
+        arrays = ((forward + backward).sum(), slowest, forward.sum(axis=1).max(), weight.sum(axis=1).max())
+        form = wave_pipeline_seconds(columns, *(np.array([value]) for value in arrays), waits=True)[0]
+        errors.append(form / simulate(name, forward, backward, m, 2, weight_grad=weight).makespan - 1)
+    assert abs(np.mean(errors)) < 0.03 and min(errors) > -0.06 and max(errors) < 0.16
+
+
+def strategy_of(found: Solutions) -> Strategy:
+    return found.layouts.strategy(0, found.problem.run)
+
+
+def test_one_layout_by_hand(h100_model: CostModel) -> None:
+    problem = make_problem(LLAMA, 8, h100_model, framework="torchtitan-2025-06")
+    base = problem.run.replace(pp=4, dp=2, num_micro_batches=16, zero=0)
+    wave = base.replace(vpp=2, schedule="zb-v", account_for_embedding_in_pipeline_split=False)
+    found = estimate_layouts(problem, Layouts.of([base, wave]))
+    layers = LLAMA.num_hidden_layers
+    assert layers_of_stages(found, 1).tolist() == [layers // 4] * 4
+    parts, memory = time_of_stages(found, 1), memory_of_stages(found, 1)
+    compute = parts[0]
+    assert compute[0] > compute[1] == compute[2] == compute[3], "the first stage has the embedding and the head"
+    np.testing.assert_allclose(parts.sum(axis=0), found.times.seconds[1], rtol=1e-12)
+    assert memory.allocated.argmax() == 0
+    held = memory_of_stages(found, 0).parts[4]
+    np.testing.assert_allclose(memory.parts[4][1] / held[0], 1.0, rtol=1e-9)  # as many micro batches as 1F1B's first stage
+
+
+def test_what_cannot_run_is_refused(h100_model: CostModel) -> None:
+    problem = make_problem(LLAMA, 8, h100_model, framework="torchtitan-2025-06")
+    wave = problem.run.replace(pp=4, dp=2, num_micro_batches=16, zero=0, vpp=2, schedule="zb-v")
+    check_layout(problem.model, problem.cluster, wave)
+    for changes, sentence in (
+        ({"vpp": 1}, "zb-v has two chunks a stage"),
+        ({"num_micro_batches": 4}, "zb-v needs 7 micro batches"),
+        ({"schedule": "v-min"}, "does not offer schedule v-min"),
+        ({"compile": True}, "does not compile under schedule zb-v"),
+        ({"num_layers_in_first_pipeline_stage": 4}, "divides the layers evenly under schedule zb-v"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            check_layout(problem.model, problem.cluster, wave.replace(**changes))
+
+
+def test_a_search_tries_them_where_the_framework_runs_them(h100_model: CostModel) -> None:
+    problem = make_problem(LLAMA, 8, h100_model, framework="megatron-lm-zero-bubble")
+    best = {name: search(problem, 64, fixed={"schedule": name, "pp": 4}).best for name in ("1f1b", "zb-v", "v-half", "v-min")}
+    assert all(strategy_of(found).schedule == name for name, found in best.items())
+    every = search(problem, 64, fixed={"pp": 4}).best
+    assert every.times.seconds[0] <= min(found.times.seconds[0] for found in best.values())
+    assert {strategy_of(found).vpp for name, found in best.items() if name != "1f1b"} == {2}
