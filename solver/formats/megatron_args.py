@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
+from solver.spec.pipeline_layout import chunk_layers
 
 
 def _flags(names: str) -> frozenset[str]:
@@ -36,7 +37,6 @@ NEUTRAL = _flags(
 UNMODELLED = {
     "use-megatron-fsdp": "Megatron FSDP",
     "fine-grained-activation-offloading": "activations on the host",
-    "recompute-modules": "recomputation of single modules",
     "cuda-graph-impl": "memory of CUDA graphs",
     "optimizer-cpu-offload": "optimizer states on the host",
     "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro batches that is not pp",
@@ -70,7 +70,7 @@ _OTHERS = _flags(
     "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
     "normalization num-distributed-optimizer-instances num-layers-per-virtual-pipeline-stage num-query-groups "
     "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type qk-layernorm "
-    "recompute-granularity recompute-method recompute-num-layers sequence-parallel swiglu transformer-impl "
+    "recompute-granularity recompute-method recompute-modules recompute-num-layers sequence-parallel swiglu transformer-impl "
     "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
 )
 
@@ -216,6 +216,8 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "fused_norm": True,
         "deterministic": "deterministic-mode" in flags,
     }
+    if run["recompute"] == "selective" and "recompute-modules" in flags:
+        run["recompute_modules"] = re.findall(r"[a-z_]+", str(flags["recompute-modules"]))
     if run["cross_entropy_fusion"]:
         run["cross_entropy_fusion_impl"] = flags.get("cross-entropy-fusion-impl", "native")
     if run["zero"]:
@@ -223,7 +225,7 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
     if "fp8-recipe" in flags:
         run["fp8_recipe"] = flags["fp8-recipe"]
     if "pipeline-model-parallel-layout" in flags:
-        run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp, model)
+        run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp)
     return {**run, **(_expert_run(flags, tp) if "num-experts" in flags else {})}
 
 
@@ -270,28 +272,6 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
     }
 
 
-def _layout(text: str, pp: int, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of ``--pipeline-model-parallel-layout``: stages of chunks, E embedding, t layer, m MTP, L loss.
-
-    Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, as read. | parts chunks, which go to the stages in
-    turn; x*n and (...)*n repeat. Raises InputError for a layout whose inner chunks differ.
-    """
-    expanded = text.replace(" ", "").replace(",", "")
-    while match := re.search(r"\(([^()]*)\)\*(\d+)", expanded):
-        expanded = expanded.replace(match[0], match[1] * int(match[2]), 1)
-    expanded = re.sub(r"([EtmL])\*(\d+)", lambda found: found[1] * int(found[2]), expanded)
-    chunks = expanded.split("|")
-    layers = [chunk.count("t") for chunk in chunks]
-    if set(expanded) - set("EtmL|") or len(chunks) % pp or sum(layers) != model["num_hidden_layers"]:
-        raise InputError(
-            f"Megatron's --pipeline-model-parallel-layout {shown(text)} does not deal {model['num_hidden_layers']} layers "
-            f"to {pp} stages"
-        )
-    vpp = len(chunks) // pp
-    if pp == 1 or len(set(layers)) == 1:
-        return {"vpp": vpp}
-    first, last = (sum(layers[stage::pp]) for stage in (0, pp - 1))
-    inner = {sum(layers[stage::pp]) for stage in range(1, pp - 1)}
-    if vpp > 1 or len(inner) > 1:
-        raise InputError(f"Megatron's --pipeline-model-parallel-layout {shown(text)}: chunks of unequal sizes are not modelled")
-    return {"vpp": 1, "num_layers_in_first_pipeline_stage": first, "num_layers_in_last_pipeline_stage": last}
+def _layout(text: str, pp: int) -> dict[str, Any]:
+    """Return the keys of ``--pipeline-model-parallel-layout``; of a single stage it changes nothing."""
+    return {"vpp": len(chunk_layers(text)) // pp, "pipeline_layout": text} if pp > 1 else {}

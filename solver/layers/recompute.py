@@ -1,15 +1,49 @@
-"""What a framework's recomputation runs again and keeps, where that is not the whole layer or its attention core."""
+"""What recomputation runs again and keeps, where that is not the whole layer or its attention core.
+
+Selective recomputation is of modules of a layer (Megatron-Core's names; transformer_config.py and the modules that it names, as
+read), or what a framework makes of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.layers.shapes import Shapes
-from solver.spec.strategy import Recompute
+from solver.spec.strategy import RECOMPUTE_MODULES, Recompute
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """What recomputing one module runs again (ops by name, or by the module they are of), and the tensors not kept for it."""
+
+    saved: tuple[str, ...]
+    ops: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def runs(self, op: Op) -> bool:
+        """Whether ``op`` runs again: it, or a cast or collective that belongs to it (``name.what``)."""
+        return op.module in self.modules or any(op.name == name or op.name.startswith(f"{name}.") for name in self.ops)
+
+
+_SHARED = ("shared_act_input", "shared_act_output")
+#: By module; what the attention core runs again is marked where its ops are made.
+DISCARDED = {
+    "layernorm": Discarded(("norm1_output", "norm2_output"), ops=("norm1", "norm2")),
+    "mla_up_proj": Discarded(("qkv",), ops=("q_up", "kv_up", "rope", "assembly")),
+    "mlp": Discarded(("act_input", "act_output"), ops=("w1", "w3", "w13", "activation", "w2")),
+    "moe_act": Discarded(("expert_act_output", "expert_act_weighted"), ops=("experts.activation",)),
+    "shared_experts": Discarded(_SHARED, modules=("shared_experts",)),
+    "moe": Discarded(
+        ("router_scores", "expert_input", "expert_act_input", "expert_act_output", "expert_act_weighted", "expert_output",
+         "probabilities", *_SHARED),
+        modules=("router", "expert_exchange", "experts", "shared_experts"),
+    ),
+}  # fmt: skip
+assert {"core_attn", *DISCARDED} == set(RECOMPUTE_MODULES)
 
 #: Ops of the forward pass after the last tensor that backward needs, which is the down projection's input.
 AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
@@ -21,7 +55,7 @@ _KEPT = ("layer_input", "context", "log_sum_exp")
 
 def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return ``ops`` of a layer, marked with the recompute levels under which the framework of ``shapes`` runs them again."""
-    again, framework = list(ops), shapes.framework
+    again, framework = [_of_modules(shapes, op) for op in ops], shapes.framework
     if framework.recomputation.selective_keeps_qkv:
         again = [replace(op, recomputed_by=_selective(op.recomputed_by, op.name not in _QKV)) if op.phase == FORWARD else op
                  for op in again]  # fmt: skip
@@ -35,6 +69,7 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
 
 def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) -> list[Saved]:
     """Return the ``saved`` tensors of a layer, and under selective recomputation by op the outputs that it keeps instead."""
+    saved = [_kept_by_modules(shapes, tensor) for tensor in saved]
     if shapes.framework.recomputation.selective_keeps_qkv:
         return [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in ("layer_input", "qkv")))
                 for tensor in saved]  # fmt: skip
@@ -44,6 +79,26 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     outputs = sum(op.dims["m"] * op.dims["n"] for op in weight_gemms(ops)[::2]) * shapes.element
     scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
     return [*rest, Saved("products", outputs + scattered, dropped_by=(Recompute.NONE, Recompute.FULL))]
+
+
+def _of_modules(shapes: Shapes, op: Op) -> Op:
+    """Return the op, recomputed under SELECTIVE if a recomputed module runs it again."""
+    modules = shapes.run.modules_recomputed
+    if op.phase != FORWARD or modules == ("core_attn",):
+        return op
+    core = "core_attn" in modules and Recompute.SELECTIVE in op.recomputed_by
+    others = any(DISCARDED[name].runs(op) for name in modules if name != "core_attn")
+    return replace(op, recomputed_by=_selective(op.recomputed_by, (core or others) and Recompute.FULL in op.recomputed_by))
+
+
+def _kept_by_modules(shapes: Shapes, tensor: Saved) -> Saved:
+    """Return the tensor, dropped under SELECTIVE if a recomputed module discards it."""
+    modules = shapes.run.modules_recomputed
+    if modules == ("core_attn",):
+        return tensor
+    core = "core_attn" in modules and Recompute.SELECTIVE in tensor.dropped_by
+    others = any(tensor.name in DISCARDED[name].saved for name in modules if name != "core_attn")
+    return replace(tensor, dropped_by=_selective(tensor.dropped_by, core or others))
 
 
 def weight_gemms(ops: Sequence[Op]) -> list[Op]:

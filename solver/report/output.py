@@ -22,9 +22,10 @@ from solver.report.health import Finding
 from solver.report.other_settings import other_settings
 from solver.search.search import SearchResult
 from solver.spec.model_size import parameters
+from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
+from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
 from solver.step.time import PARTS as TIME_PARTS
 
@@ -60,6 +61,7 @@ def solution_dict(solutions: Solutions, index: int, explanation: Explanation | N
         "memory_bound_bytes": float(memory.bound[index]),
         "memory_parts_bytes": dict(zip(MEMORY_PARTS, memory.parts[:, index].tolist(), strict=True)),
         "stages": _stages(solutions, index),
+        "pipeline_layout": layout_text(chunks_of(solutions, index), solutions.problem.model.num_nextn_predict_layers),
         "fits": bool(memory.device[index] <= solutions.problem.cluster.memory_bytes),
         "verdict": memory.verdict(index, solutions.problem.cluster.memory_bytes),
         "breakdown_s": why.by_part(),
@@ -95,7 +97,7 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "seq_len", "precision", "fp8_recipe", "fp8_param_gather", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
         "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
         "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "compile",
-        "cuda_graphs", "launch_blocking", "moe_dispatcher",
+        "cuda_graphs", "launch_blocking", "recompute_modules", "moe_dispatcher",
         "moe_capacity_factor", "moe_imbalance", "moe_permute_fusion", "moe_shared_expert_overlap",
         "moe_exchange_overlap", "framework",
     )  # fmt: skip

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from solver.schedule.critical_paths import wave_in_flight, wave_seconds
-from solver.schedule.kinds import ZERO_BUBBLE, is_schedule
+from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE, ZERO_BUBBLE, is_schedule, part_of, splits_backward
+from solver.schedule.op_orders import stage_order
 from solver.spec.strategy import SCHEDULES, WAVES
 
 
@@ -158,6 +161,26 @@ def _with_waves(schedule: Any, m: np.ndarray, pp: np.ndarray, stage: np.ndarray,
     out = np.array(found, dtype=float)
     out[np.broadcast_to(waves, out.shape)] = held[group.ravel()]
     return out
+
+
+def stated_layers_in_flight(schedule: Any, micro_batches: Any, pp: Any, chunks: Sequence[int], stage: Any) -> np.ndarray:
+    """Return the layers of a micro batch that ``stage`` holds at its peak, as layers_in_flight, by counting.
+
+    chunks: layers of all chunks of the pipeline, in order. The other arguments are arrays of shape [splits].
+    """
+    columns = np.stack(np.broadcast_arrays(schedule, micro_batches, pp, stage), axis=1)
+    rows, group = np.unique(columns, axis=0, return_inverse=True)
+    peaks = [_stated_peak(SCHEDULES[code], m, p, tuple(chunks), s) for code, m, p, s in rows.tolist()]
+    return np.array(peaks, dtype=float)[group.ravel()]
+
+
+@lru_cache(maxsize=4096)
+def _stated_peak(schedule: str, micro_batches: int, pp: int, chunks: tuple[int, ...], stage: int) -> int:
+    order = stage_order(schedule, stage, pp, min(micro_batches, 4 * pp), len(chunks) // pp)
+    kind, chunk, _ = order.T
+    held = np.array(chunks)[part_of(schedule, stage, chunk, pp)]
+    frees = np.isin(kind, (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,))
+    return int(np.cumsum(np.where(kind == FORWARD, held, np.where(frees, -held, 0))).max())
 
 
 def layers_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0) -> Any:

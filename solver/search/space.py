@@ -14,6 +14,7 @@ import numpy as np
 from profiler.errors import InputError
 from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs, overlap_runs
 from solver.spec.feasibility import (
+    check_modules,
     check_world,
     heads_divide,
     heads_divide_by_cp,
@@ -57,6 +58,9 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     check_world(world, problem.cluster.gpus_per_node)
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
+    check_modules(framework, model, problem.run)
+    if problem.run.pipeline_layout:
+        raise InputError("pipeline_layout belongs to one layout: state it in a config's layout, and leave it out of a search")
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
     for tp in divisors(world):

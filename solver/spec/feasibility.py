@@ -12,8 +12,9 @@ from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
+from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import QUANTISED
-from solver.spec.strategy import SPLIT_BACKWARD, WAVES, Strategy, chunks_broken
+from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy, chunks_broken
 
 MAX_WORLD_SIZE = 1 << 20
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -64,8 +65,10 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     Rules of Megatron-Core's transformer_config.py and transformer_block.py: stated end stages and counted ends exclude each
     other; what is left over divides by the other stages, and every stage by its chunks.
     """
+    if s.pipeline_layout:
+        return _layout_broken(can_run, layers, s)
     first, last = s.num_layers_in_first_pipeline_stage, s.num_layers_in_last_pipeline_stage
-    counted = s.account_for_embedding_in_pipeline_split + s.account_for_loss_in_pipeline_split
+    counted = s.counts_ends
     others, left = s.pp - (first > 0) - (last > 0), layers + counted - first - last
     even = left % others == 0 if others else left == 0
     if s.schedule in WAVES and (first or last):
@@ -86,6 +89,21 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
         return f"divides the layers evenly under schedule {s.schedule}, and {layers} do not divide by {s.pp}"
     if any(size % s.vpp for size in (first, last, left // max(others, 1))):
         return f"does not divide the layers of {s.pp} pipeline stages into {s.vpp} chunks each"
+    return ""
+
+
+def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
+    """Return what is wrong with a stated layout of the pipeline, or ""."""
+    chunks = chunk_layers(s.pipeline_layout)
+    if not can_run.pipeline_layout:
+        return "does not offer pipeline_layout"
+    if len(chunks) != s.pp * s.vpp or sum(chunks) != layers:
+        return (
+            f"pipeline_layout {s.pipeline_layout} deals {sum(chunks)} layers to {len(chunks)} chunks, but there are {layers} "
+            f"layers and pp {s.pp} * vpp {s.vpp}"
+        )
+    if s.num_layers_in_first_pipeline_stage or s.num_layers_in_last_pipeline_stage or s.counts_ends:
+        return "pipeline_layout says what every stage holds; leave out the layers of end stages and account_for_..._split"
     return ""
 
 
@@ -116,6 +134,10 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
+        *(
+            (module in can.recompute_modules, f"{name} does not offer to recompute {module} alone")
+            for module in s.modules_recomputed
+        ),
         (
             framework.memory.quantised_weights or s.precision not in QUANTISED or not s.fp8_param_gather,
             f"{name} does not offer fp8_param_gather",
@@ -141,6 +163,44 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
     )
 
 
+def modules_of(model: ModelSpec) -> tuple[str, ...]:
+    """Return the modules of RECOMPUTE_MODULES that layers of the model have."""
+    experts, shared = model.is_mixture_of_experts, model.shared_expert_intermediate_size > 0
+    missing = {
+        "mla_up_proj": not model.has_latent_attention, "mlp": not dense_layers(model), "moe_act": not experts,
+        "moe": not experts, "shared_experts": not (experts and shared),
+    }  # fmt: skip
+    return tuple(module for module in RECOMPUTE_MODULES if not missing.get(module))
+
+
+def _module_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the modules that are recomputed; rules of Megatron-Core's transformer_config.py."""
+    modules, there = s.modules_recomputed, modules_of(model)
+    return (
+        (
+            modules == ("core_attn",) or s.recompute == "selective",
+            f"recompute_modules {s.recompute_modules} changes nothing with recompute {s.recompute}; give recompute selective",
+        ),
+        *((module in there, f"{model.name} has no {module} to recompute") for module in modules),
+        ("moe_act" not in modules or s.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
+        (
+            "shared_experts" not in modules or not s.moe_shared_expert_overlap,
+            "shared_experts are not recomputed together with moe_shared_expert_overlap",
+        ),
+    )
+
+
+def check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where the modules that a search's selective recomputation is of are not there or not offered."""
+    if run.recompute_modules == Strategy.recompute_modules:
+        return
+    for module in run.modules_recomputed:
+        if module not in framework.can_run.recompute_modules:
+            raise InputError(f"{framework.name} does not offer to recompute {module} alone")
+        if module not in modules_of(model):
+            raise InputError(f"{model.name} has no {module} to recompute")
+
+
 def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     """Raise InputError with the first rule that an explicit layout breaks: what divides what, then what its framework runs."""
     check_world(s.world_size, cluster.gpus_per_node)
@@ -162,6 +222,7 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
             f"more layers are to stay in bf16 than the model's {layers}",
         ),
         (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
+        *_module_rules(model, s),
         (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
         (
             experts_divide(model, s.tp * s.cp * s.dp, s.ep, s.etp),

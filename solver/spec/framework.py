@@ -172,8 +172,10 @@ class CanRun:
     schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
     uneven_stages: bool = True  #: layers need not divide by pp
     stated_end_stages: bool = False  #: the layers of the first and the last stage may be stated; the others share the rest
+    pipeline_layout: bool = False  #: the layers of every chunk may be stated
     counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly
     recompute: tuple[str, ...] = CHOICES["recompute"]
+    recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
     experts: bool = False  #: mixtures of experts
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1

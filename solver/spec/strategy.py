@@ -25,11 +25,14 @@ class Recompute(IntEnum):
     """What the forward pass discards and the backward pass recomputes."""
 
     NONE = 0
-    SELECTIVE = 1  #: the attention core (scores, softmax, context)
+    SELECTIVE = 1  #: the modules of recompute_modules
     FULL = 2  #: whole layers; only their input is kept
 
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipev")
+#: Modules of a layer that selective recomputation may be of, in Megatron-Core's names. core_attn: scores, softmax, context;
+#: moe_act: the experts' activation; moe: the whole mixture, exchange included.
+RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe")
 #: Schedules of two chunks a stage, one on the way down the pipeline and one on the way back.
 WAVES = ("zb-v", "v-half", "v-min", "dualpipev")
 #: Schedules that run the weight gradient as a pass of its own.
@@ -82,6 +85,7 @@ class Strategy:
     num_layers_in_last_pipeline_stage: int = 0
     account_for_embedding_in_pipeline_split: bool = False  #: the embedding takes the place of a layer of the first stage
     account_for_loss_in_pipeline_split: bool = False  #: head and loss take the place of a layer of the last stage
+    pipeline_layout: str = ""  #: layers of every chunk (solver.spec.pipeline_layout); "": divided evenly
     dp: int = 1
     zero: int = 1
     zero_shard_size: int = 1
@@ -89,6 +93,7 @@ class Strategy:
     num_micro_batches: int = 1
     recompute: str = "none"
     recompute_layers: int = -1
+    recompute_modules: str = "core_attn"  #: what selective recomputation recomputes: RECOMPUTE_MODULES joined by "+"
     precision: str = "bf16"
     fp8_recipe: str = "delayed"  #: how precision fp8 scales its values; mxfp8 and nvfp4 are recipes of their own
     fp8_param_gather: bool = False  #: quantised runs: weights of linears are stored, and gathered by ZeRO-1, quantised
@@ -130,6 +135,9 @@ class Strategy:
         for key in _FLAGS:
             if not isinstance(getattr(self, key), bool):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
+        if not isinstance(self.pipeline_layout, str):
+            raise InputError(f"pipeline_layout is {shown(self.pipeline_layout)}; it must be a text such as Et*3|t*4|t*4|t*3L")
+        object.__setattr__(self, "recompute_modules", _modules(self.recompute_modules))
         for key in ("dropout", "gradient_accumulation_fusion"):
             if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
@@ -149,6 +157,16 @@ class Strategy:
             )
 
     @property
+    def modules_recomputed(self) -> tuple[str, ...]:
+        """The modules of a layer that selective recomputation recomputes."""
+        return tuple(self.recompute_modules.split("+"))
+
+    @property
+    def counts_ends(self) -> int:
+        """How many of embedding and loss take the place of a layer."""
+        return self.account_for_embedding_in_pipeline_split + self.account_for_loss_in_pipeline_split
+
+    @property
     def edp(self) -> int:
         """Ranks that hold copies of the same experts."""
         return self.tp * self.cp * self.dp // (self.ep * self.etp)
@@ -165,6 +183,16 @@ class Strategy:
 
     def replace(self, **changes: Any) -> Strategy:
         return replace(self, **changes)
+
+
+def _modules(given: Any) -> str:
+    """Return names of modules, of one text or of a list, in the order of RECOMPUTE_MODULES and joined by "+"."""
+    listed = given.split("+") if isinstance(given, str) else given
+    if not isinstance(listed, list | tuple) or not listed or any(name not in RECOMPUTE_MODULES for name in listed):
+        raise InputError(
+            f"recompute_modules is {shown(given)}; it must be one or several of {', '.join(RECOMPUTE_MODULES)}, joined by +"
+        )
+    return "+".join(name for name in RECOMPUTE_MODULES if name in listed)
 
 
 def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int) -> str:

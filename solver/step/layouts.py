@@ -130,7 +130,9 @@ class Layouts:
         numbers = {name: int(getattr(split, name)[0]) for name in _SIZES}
         flags = {name: bool(getattr(split, name)[0]) for name in LAYOUT_FLAGS}
         schedule = SCHEDULES[int(split.schedule[0])]
+        level = Recompute(int(self.recompute[index]))
+        modules = run.recompute_modules if level == Recompute.SELECTIVE else Strategy.recompute_modules
         return run.replace(
             **numbers, **flags, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
-            recompute=Recompute(int(self.recompute[index])).name.lower(), recompute_layers=int(self.recompute_layers[index]),
+            recompute=level.name.lower(), recompute_layers=int(self.recompute_layers[index]), recompute_modules=modules,
         )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from solver.layers.program import LINEARS, OTHERS
 from solver.schedule.kinds import is_schedule
-from solver.schedule.stages import layers_in_flight
+from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
@@ -145,7 +145,11 @@ class PeakMemory:
         layers = counts.sum(axis=0)
         short = np.where(index == 0, splits.account_for_embedding_in_pipeline_split,
                          splits.account_for_loss_in_pipeline_split * stages.has_end[stage])  # fmt: skip
-        flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, short, index) / np.maximum(layers, 1)
+        if problem.chunks:
+            flight = stated_layers_in_flight(schedule, m, splits.pp, problem.chunks, index)
+        else:
+            flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, short, index)
+        flight = flight / np.maximum(layers, 1)
         held = over_kinds(np.ones(len(counts)), recomputed * self._kept + (counts[:, row] - recomputed) * self._whole)
         activations = flight[row] * held
         backward = self._backward(counts[:, row] > 0, recomputed > 0)

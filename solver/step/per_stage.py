@@ -8,8 +8,8 @@ from solver.step.layouts import Layouts
 from solver.step.memory import Memory, PeakMemory
 from solver.step.op_estimates import STREAMS
 from solver.step.solutions import Solutions
-from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import stages_of
+from solver.step.stage_kinds import StageKinds, chunk_sizes
+from solver.step.step_ops import stage_sizes, stages_of
 from solver.step.time import PARTS, recomputed_limit
 
 
@@ -19,6 +19,19 @@ def layers_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     Where middle stages differ, the fuller ones are listed first; frameworks differ in which ones these are.
     """
     return _stages(solutions, index)[1].layers[:, 0].astype(np.int64)
+
+
+def chunks_of(solutions: Solutions, index: int) -> tuple[int, ...]:
+    """Return the layers of every chunk of layout ``index``, in the order in which a micro batch passes them."""
+    problem, s = solutions.problem, solutions.layouts.take(np.array([index])).splits
+    pp, vpp, embedding, loss, wave = (
+        int(column[0]) for column in (
+            s.pp, s.vpp, s.account_for_embedding_in_pipeline_split, s.account_for_loss_in_pipeline_split, s.waves
+        )
+    )  # fmt: skip
+    stages = stage_sizes(problem, s)
+    counts = int(stages.first[0]), int(stages.middle[0]), int(stages.last[0])
+    return problem.chunks or chunk_sizes(problem.model.num_hidden_layers, pp, vpp, counts, embedding, loss, bool(wave))
 
 
 def slowest_stage(solutions: Solutions, index: int) -> int:

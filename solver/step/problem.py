@@ -17,6 +17,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
+from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.strategy import Recompute, Strategy
@@ -62,6 +63,11 @@ class Problem:
         run = self.run
         ends = (run.num_layers_at_start_in_bf16, run.num_layers_at_end_in_bf16)
         return layer_kinds(self.model, run.seq_len, ends if run.precision in QUANTISED else (0, 0))
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """The layers of every chunk where the run states a layout of its pipeline; otherwise ()."""
+        return chunk_layers(self.run.pipeline_layout) if self.run.pipeline_layout else ()
 
     @property
     def framework(self) -> Framework:

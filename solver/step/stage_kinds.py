@@ -67,13 +67,19 @@ def over_kinds(count: np.ndarray, each: np.ndarray) -> np.ndarray:
 
 
 def stage_kinds(
-    of_layer: np.ndarray, kinds: int, stages: StageLayers, columns: tuple[np.ndarray, ...], every: bool = False
+    of_layer: np.ndarray,
+    kinds: int,
+    stages: StageLayers,
+    columns: tuple[np.ndarray, ...],
+    every: bool = False,
+    stated: tuple[int, ...] = (),
 ) -> StageKinds:
     """Return what the stages of the splits hold.
 
     of_layer: kind of every layer. columns: pp, vpp, whether embedding and loss count as layers, and whether the schedule is
     V-shaped, so that the first stage has the head; all of shape [splits].
-    every: all stages in order, instead of those that can be the slowest or the fullest.
+    every: all stages in order, instead of those that can be the slowest or the fullest. stated: layers of every chunk, of which
+    all splits have as many; (): as ``stages`` says.
     """
     pp, vpp, embedding, loss, wave = columns
     dealt = (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
@@ -85,6 +91,7 @@ def stage_kinds(
             kinds,
             *(int(column[i]) for column in dealt),
             every,
+            stated,
         )  # fmt: skip
         for i in first
     ]
@@ -126,8 +133,10 @@ def _composition(
     loss: int,
     wave: int,
     every: bool,
+    stated: tuple[int, ...],
 ) -> _Composition:
-    held = layers_by_stage(len(order), pp, vpp, (first, most, last), embedding, loss, bool(wave))
+    sizes = stated or chunk_sizes(len(order), pp, vpp, (first, most, last), embedding, loss, bool(wave))
+    held = layers_of_chunks(sizes, pp, bool(wave))
     kind_of = np.array(order)
     tables = []
     for layers in held:
@@ -144,15 +153,26 @@ def _composition(
     return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), np.sum(tables, axis=0))
 
 
-def layers_by_stage(
-    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False
-) -> list[np.ndarray]:
+def layers_of_chunks(sizes: tuple[int, ...], pp: int, wave: bool = False) -> list[np.ndarray]:
     """Return the numbers of the layers of every stage, in the order in which a micro batch passes them.
 
+    sizes: layers of every chunk. Stage s holds chunks s, s + pp, ... of consecutive layers; under a V-shaped schedule
+    (``wave``) chunks s and 2 pp - 1 - s.
+    """
+    chunks = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    if wave:
+        return [np.concatenate([chunks[stage], chunks[2 * pp - 1 - stage]]) for stage in range(pp)]
+    return [np.concatenate(chunks[stage::pp]) for stage in range(pp)]
+
+
+def chunk_sizes(
+    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False
+) -> tuple[int, ...]:
+    """Return the layers of every chunk, in the order in which a micro batch passes them.
+
     counts: layers of the first, the fullest middle and the last stage. Where middle stages differ, the fuller ones come first;
-    frameworks differ in which ones these are. Interleaved, stage s holds chunks s, s + pp, ... of consecutive layers; under a
-    V-shaped schedule (``wave``) chunks s and 2 pp - 1 - s.
-    embedding, loss: 1 where it takes the place of a layer of the very first or the very last chunk.
+    frameworks differ in which ones these are. embedding, loss: 1 where it takes the place of a layer of the very first or the
+    very last chunk. wave: under a V-shaped schedule, whose first stage holds both.
     """
     first, most, last = counts
     each = [first, last][:pp]
@@ -165,11 +185,8 @@ def layers_by_stage(
     if wave:
         share = (first + embedding + loss) // 2
         sizes[:, 0] = share - embedding, share - loss
-        chunks = np.split(np.arange(layers), np.cumsum([*sizes[0], *sizes[1, ::-1]])[:-1])
-        return [np.concatenate([chunks[stage], chunks[2 * pp - 1 - stage]]) for stage in range(pp)]
+        return tuple(int(size) for size in (*sizes[0], *sizes[1, ::-1]))
     if vpp > 1:
         sizes[:, 0], sizes[:, -1] = (first + embedding) // vpp, (last + loss) // vpp
         sizes[0, 0], sizes[-1, -1] = sizes[0, 0] - embedding, sizes[-1, -1] - loss
-    ends = np.cumsum(sizes.ravel())
-    chunks = np.split(np.arange(layers), ends[:-1])
-    return [np.concatenate(chunks[stage::pp]) for stage in range(pp)]
+    return tuple(int(size) for size in sizes.ravel())

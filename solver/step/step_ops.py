@@ -75,7 +75,7 @@ def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKin
     """Return the layers of each kind that the stages hold; every: as in stage_kinds."""
     ends = splits.account_for_embedding_in_pipeline_split, splits.account_for_loss_in_pipeline_split
     kinds, columns = problem.kinds, (splits.pp, splits.vpp, *ends, splits.waves * 1)
-    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every)
+    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every, problem.chunks)
 
 
 def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:

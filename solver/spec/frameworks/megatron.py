@@ -8,7 +8,7 @@ nemo/collections/llm/recipes and scripts/performance.
 from __future__ import annotations
 
 from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
-from solver.spec.strategy import CHOICES, SCHEDULES, TpMode
+from solver.spec.strategy import CHOICES, RECOMPUTE_MODULES, SCHEDULES, TpMode
 
 MEGATRON_LM_2023 = Framework(
     name="megatron-lm-2023",
@@ -65,11 +65,13 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "cp_comms": ("ring", "a2a", "allgather"),  # --cp-comm-type, since 0.10
         "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
+        "pipeline_layout": True,  # --pipeline-model-parallel-layout, since 0.13
         "experts": True,
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
         # --moe-token-dispatcher-type flex, since 0.11; --moe-flex-dispatcher-backend hybridep, since 0.15
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
+        "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
     },
     kernels={"dropout": False, "norm_quantises": True},  # current recipes set both dropouts to 0
     memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
@@ -89,9 +91,11 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
         "cp_comms": ("ring",),
         "stated_end_stages": False,
         "counts_embedding_and_loss": False,
+        "pipeline_layout": False,
         "folds_experts": False,
         "dispatchers": ("alltoall", "allgather"),
         "overlaps_exchange": False,
+        "recompute_modules": ("core_attn",),  # others since 0.12
     },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
     kernels={"probabilities_in_activation": False},  # since 0.13
 )
@@ -124,9 +128,11 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     can_run={
         "stated_end_stages": False,
         "counts_embedding_and_loss": False,
+        "pipeline_layout": False,
         "folds_experts": False,
         "dispatchers": ("alltoall", "allgather"),
         "overlaps_exchange": False,
+        "recompute_modules": ("core_attn",),
     },
     # Of the attention kernels that Transformer Engine chooses from: runs of 24.07 and before with 4k to 1M tokens all take as
     # long as with FlashAttention 2
@@ -152,9 +158,11 @@ NEMO_25 = NEMO_24_09.derive(
     can_run={
         "stated_end_stages": True,
         "counts_embedding_and_loss": True,
+        "pipeline_layout": True,
         "folds_experts": True,
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "overlaps_exchange": True,
+        "recompute_modules": RECOMPUTE_MODULES,
     },
     kernels={"probabilities_in_activation": True},
 )
@@ -210,12 +218,14 @@ GENERIC = MEGATRON_LM_2023.derive(
         "tp_modes": (TpMode.MTP, TpMode.MSP, TpMode.ISP),
         "replicated_kv_heads": True,
         "uneven_stages": True,
+        "pipeline_layout": True,
         "cp_comms": ("ring", "a2a", "allgather"),
         "schedules": SCHEDULES,
         "experts": True,
         "folds_experts": True,
         "dispatchers": CHOICES["moe_dispatcher"],
         "overlaps_exchange": True,
+        "recompute_modules": RECOMPUTE_MODULES,
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},

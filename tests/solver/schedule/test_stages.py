@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from solver.schedule.stages import stage_layers, stage_layers_by_cost
 from solver.search.space import Division, divisions
 from solver.spec.frameworks import framework_of
-from solver.step.stage_kinds import layers_by_stage
+from solver.step.stage_kinds import chunk_sizes, layers_of_chunks
 
 MEGATRON = framework_of("megatron-core-0.12").can_run
 
@@ -68,9 +68,9 @@ def test_stages_of_equal_cost_by_hand() -> None:
     found = stage_layers_by_cost(16, np.array([1, 2, 4, 8]), 4.0)
     assert (found.first.tolist(), found.middle.tolist(), found.last.tolist()) == ([16, 11, 6, 3], [0, 0, 5, 3], [16, 5, 0, 0])
     # middle stages that hold nothing come last
-    held = layers_by_stage(16, 8, 1, (3, 3, 0))
+    held = layers_of_chunks(chunk_sizes(16, 8, 1, (3, 3, 0)), 8)
     assert [len(layers) for layers in held] == [3, 3, 2, 2, 2, 2, 2, 0]
-    assert [len(layers) for layers in layers_by_stage(8, 6, 1, (3, 3, 0))] == [3, 3, 2, 0, 0, 0]
+    assert [len(layers) for layers in layers_of_chunks(chunk_sizes(8, 6, 1, (3, 3, 0)), 6)] == [3, 3, 2, 0, 0, 0]
     assert np.concatenate(held).tolist() == list(range(16))
 
 
@@ -78,6 +78,6 @@ def test_stages_of_equal_cost_by_hand() -> None:
 def test_stages_of_equal_cost_hold_all_layers(layers: int, pp: int, head: float) -> None:
     found = stage_layers_by_cost(layers, np.array([pp]), head)
     first, middle, last = (int(values[0]) for values in (found.first, found.middle, found.last))
-    held = [len(each) for each in layers_by_stage(layers, pp, 1, (first, middle, last))]
+    held = [len(each) for each in layers_of_chunks(chunk_sizes(layers, pp, 1, (first, middle, last)), pp)]
     assert sum(held) == layers and len(held) == pp and min(held) >= 0
     assert held[0] == first and held[-1] == last and max(held[1:-1], default=0) == middle * (pp > 2)

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.schedule.stages import StageLayers, stage_layers
-from solver.step.stage_kinds import StageKinds, layers_by_stage, stage_kinds
+from solver.step.stage_kinds import StageKinds, chunk_sizes, layers_of_chunks, stage_kinds
+
+
+def layers_by_stage(
+    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False
+) -> list[np.ndarray]:
+    """Return the numbers of the layers of every stage, of given sizes of stages."""
+    return layers_of_chunks(chunk_sizes(layers, pp, vpp, counts, embedding, loss, wave), pp, wave)
 
 
 def kinds_of(order: list[int], pp: int, vpp: int = 1, ends: tuple[int, int] = (0, 0), every: bool = False) -> StageKinds:

@@ -1,0 +1,45 @@
+"""Layout strings of pipelines, as Megatron-Core writes them: ``Et*2|(tt|)*5t|tmL``.
+
+``|`` parts chunks, which go to the stages in turn; E embedding, t a layer, m multi-token prediction, L loss; ``x*n`` and
+``(...)*n`` repeat. Source: megatron/core/transformer/pipeline_parallel_layer_layout.py, as read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from profiler.errors import InputError, shown
+
+
+def chunk_layers(text: str) -> tuple[int, ...]:
+    """Return the layers of every chunk of a layout string.
+
+    Raises InputError for what is no layout, and where the embedding is not in the first chunk, or loss (and multi-token
+    prediction) not in the last one.
+    """
+    expanded = re.sub(r"[\s,]", "", text)
+    while match := re.search(r"\(([^()]*)\)\*(\d{1,3})", expanded):
+        expanded = expanded.replace(match[0], match[1] * int(match[2]), 1)
+        if len(expanded) > 100_000:
+            raise InputError(f"pipeline_layout {shown(text)} repeats too often")
+    expanded = re.sub(r"([EtmL])\*(\d{1,4})", lambda found: found[1] * int(found[2]), expanded)
+    chunks = expanded.split("|")
+    if not re.fullmatch(r"Et*", chunks[0]) or not re.fullmatch(r"t*m*L", chunks[-1]) or len(chunks) < 2:
+        raise InputError(
+            f"pipeline_layout {shown(text)} must start with E in its first chunk and end with L in another, as in Et*3|t*4|t*3L"
+        )
+    wrong = [chunk for chunk in chunks[1:-1] if chunk.strip("t")]
+    if wrong:
+        raise InputError(f"pipeline_layout {shown(text)}: a chunk {shown(wrong[0])} is not described; inner chunks hold layers")
+    return tuple(chunk.count("t") for chunk in chunks)
+
+
+def layout_text(chunks: Sequence[int], predicts_further: int = 0) -> str:
+    """Return the layout string of chunks of layers; predicts_further: multi-token prediction's layers, beside the loss."""
+    held = [f"t*{count}" if count > 1 else "t" * count for count in chunks]
+    held[0] = f"E{held[0]}"
+    held[-1] += "m" * predicts_further + "L"
+    parts = [(part, len(list(same))) for part, same in groupby(held[:-1])]
+    return "".join(f"({part}|)*{times}" if times > 1 else f"{part}|" for part, times in parts) + held[-1]

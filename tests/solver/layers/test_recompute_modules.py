@@ -1,0 +1,104 @@
+"""Recomputation of single modules of a layer: bytes and ops by hand, and between nothing and the whole layer."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from toy import estimated, make_problem
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver.formats.config_file import load_run_config
+from solver.report.explain import explain
+from solver.search.search import search
+from solver.spec.feasibility import check_layout, modules_of
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import RECOMPUTE_MODULES, Strategy
+from solver.step.memory import PARTS
+
+MODEL = load_run_config("configs/models/deepseek_v2_lite.json").model
+DENSE = load_run_config("configs/models/llama3_8b.json").model
+BASE = {"zero": 1, "zero_shard_size": 8, "num_micro_batches": 4}
+
+
+def measured(
+    h100_model: CostModel, modules: str, recompute: str = "selective", model: ModelSpec = MODEL
+) -> tuple[float, float]:
+    """Return (seconds, bytes of activations) of a step."""
+    problem = make_problem(model, 8, h100_model, framework="megatron-core", recompute_modules=modules)
+    ranks = {"ep": 8} if model.is_mixture_of_experts else {}
+    found = estimated(problem, [problem.run.replace(**BASE, **ranks, recompute=recompute)])
+    return float(found.times.seconds[0]), float(found.memory.parts[PARTS.index("activations"), 0])
+
+
+def test_bytes_by_hand(h100_model: CostModel) -> None:
+    tokens, h, layers = 4096, DENSE.hidden_size, DENSE.num_hidden_layers
+    _, plain = measured(h100_model, "core_attn", "none", DENSE)
+    saved = {
+        "layernorm": 2 * tokens * h * 2,  # the two norms' 16-bit outputs
+        "mlp": tokens * DENSE.intermediate_size * 3 * 2,  # gate, up and their product
+        "core_attn": tokens * DENSE.num_attention_heads * 4,  # the log-sum-exp of flash attention
+    }
+    for name, each in saved.items():
+        assert plain - measured(h100_model, name, "selective", DENSE)[1] == pytest.approx(layers * each, rel=1e-12)
+
+
+def test_every_module_costs_time_and_saves_memory(h100_model: CostModel) -> None:
+    nothing, whole = measured(h100_model, "core_attn", "none"), measured(h100_model, "core_attn", "full")
+    there = modules_of(MODEL)
+    assert there == RECOMPUTE_MODULES
+    alone = {name: measured(h100_model, name) for name in there}
+    for name, (seconds, held) in alone.items():
+        assert nothing[0] < seconds < whole[0] and whole[1] < held < nothing[1], name
+    for one, other in combinations(("layernorm", "mla_up_proj", "moe_act", "core_attn"), 2):
+        seconds, held = measured(h100_model, f"{one}+{other}")
+        assert nothing[1] - held == pytest.approx(2 * nothing[1] - alone[one][1] - alone[other][1], rel=1e-9), (
+            "disjoint tensors"
+        )
+        assert seconds > max(alone[one][0], alone[other][0])
+    assert alone["moe"][1] < alone["moe_act"][1] and alone["moe"][0] > alone["shared_experts"][0]
+
+
+def test_what_runs_again_is_the_module(h100_model: CostModel) -> None:
+    problem = make_problem(MODEL, 8, h100_model, framework="megatron-core", recompute_modules="moe_act+layernorm")
+    found = estimated(problem, [problem.run.replace(**BASE, ep=8, recompute="selective")])
+    again = {line.name for line in explain(found, 0).lines if line.part == "recompute" and "host" not in line.name}
+    assert {name.split(": ")[-1] for name in again} == {"norm1.recompute", "norm2.recompute", "experts.activation.recompute"}
+
+
+def test_names_are_put_in_order() -> None:
+    assert Strategy(world_size=1, seq_len=1, recompute_modules="moe_act+layernorm").recompute_modules == "layernorm+moe_act"
+    listed = Strategy(world_size=1, seq_len=1, recompute_modules=["moe", "core_attn"])  # type: ignore[arg-type]
+    assert listed.modules_recomputed == ("core_attn", "moe")
+    with pytest.raises(InputError, match="recompute_modules is 'attention'; it must be one or several of core_attn"):
+        Strategy(world_size=1, seq_len=1, recompute_modules="attention")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"recompute": "none"}, "changes nothing with recompute none"),
+        ({"recompute_modules": "mla_up_proj"}, "has no mla_up_proj"),
+        ({"framework": "nemo-24"}, "nemo-24 does not offer to recompute mlp alone"),
+        ({"recompute_modules": "moe_act"}, "has no moe_act"),
+    ],
+)
+def test_what_cannot_be_recomputed_is_refused(h100_model: CostModel, changes: dict[str, str], sentence: str) -> None:
+    problem = make_problem(DENSE, 8, h100_model, framework="megatron-core")
+    run = problem.run.replace(**BASE, recompute="selective", recompute_modules="mlp").replace(**changes)
+    with pytest.raises(InputError, match=sentence):
+        check_layout(DENSE, problem.cluster, run)
+
+
+def test_a_search_recomputes_the_modules_that_are_stated(h100_model: CostModel) -> None:
+    problem = make_problem(DENSE, 8, h100_model, framework="megatron-core", recompute_modules="layernorm+mlp")
+    found = search(problem, 64, fixed={"recompute": "selective"}).best
+    best = found.layouts.strategy(0, found.problem.run)
+    assert best.recompute_modules == "layernorm+mlp"
+    plain = search(problem, 64, fixed={"recompute": "none"}).best
+    assert plain.layouts.strategy(0, plain.problem.run).recompute_modules == "core_attn", "it recomputes nothing"
+    with pytest.raises(InputError, match="has no moe_act"):
+        search(make_problem(DENSE, 8, h100_model, framework="megatron-core", recompute_modules="moe_act"), 64)
+    assert np.isfinite(found.times.seconds).all()
