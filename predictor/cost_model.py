@@ -35,6 +35,8 @@ from profiler.profile.profile import Derivation, Device, Profile
 #: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
 #: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens).
 FLASH_SPEEDUP = {1: 1.75, 2: 1.6}
+#: Standard deviation of log(time) of what the host does: its bandwidths are stated, not measured.
+HOST_STD = 0.3
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class CostModel:
     the compute [s] per second of an overlapped collective (predictor.network.overlap). rank_skew: seconds that a collective
     waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
     the device itself, under the load of a training run; these times already include the derating. exchanges: dispatch and
-    combine of experts over ranks. link_slowdown, found: see with_found_network. doubt: set where nothing was measured on this
-    device.
+    combine of experts over ranks. host_rates: bytes/s of the link to the host and of the host's memory, by name. link_slowdown,
+    found: see with_found_network. doubt: set where nothing was measured on this device.
     """
 
     device: Device
@@ -70,6 +72,7 @@ class CostModel:
     measured: MeasuredAttention | None = None
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
     doubt: DeviceDoubt | None = None
+    host_rates: Mapping[str, float] = field(default_factory=dict)
 
     def linear(
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16",
@@ -116,6 +119,11 @@ class CostModel:
             none = np.zeros(np.shape(size))
             return Estimate(none, none, np.full(np.shape(size), np.int8(Basis.MEASURED)))
         return self._doubted(self.kernels.predict(kind, size), "memory_bound")
+
+    def host(self, what: str, size: Any) -> Estimate:
+        """Bytes over the link to the host or through its memory (``host_rates``, stated by the cluster)."""
+        seconds = np.asarray(size, dtype=float) / self.host_rates[what]
+        return Estimate(seconds, np.full(seconds.shape, HOST_STD), np.full(seconds.shape, np.int8(Basis.ROOFLINE)))
 
     def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:
         """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes.

@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from predictor.cost_model import cost_model
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
@@ -137,10 +137,26 @@ def time_attention(
 
 
 def estimate(problem: Problem, strategies: list[Strategy]) -> Solutions:
-    """Estimate explicit layouts of one problem. Raises InputError for a layout that no framework could run."""
+    """Estimate explicit layouts of one problem.
+
+    Raises InputError for a layout that no framework could run, and for one whose constants are not those of the problem.
+    """
     for strategy in strategies:
+        _same_constants(problem.run, strategy)
         check_layout(problem.model, problem.cluster, strategy)
     return estimate_layouts(problem, Layouts.of(strategies))
+
+
+def _same_constants(run: Strategy, strategy: Strategy) -> None:
+    """Raise InputError where a layout states a constant that the problem, which is estimated, has otherwise."""
+    for name in (field.name for field in fields(Strategy) if field.name not in _AXES):
+        if name == "recompute_modules" and strategy.recompute != "selective":
+            continue
+        if getattr(strategy, name) != getattr(run, name):
+            raise InputError(
+                f"{name} is {shown(getattr(strategy, name))} in a layout, but {shown(getattr(run, name))} in the problem, of "
+                f"which it is a constant: give it to load_problem({name}=...)"
+            )
 
 
 __all__ = ["configured_strategy", "estimate", "load_problem", "time_attention"]

@@ -38,7 +38,7 @@ UNMODELLED = {
     "use-megatron-fsdp": "Megatron FSDP",
     "fine-grained-activation-offloading": "activations on the host",
     "cuda-graph-impl": "memory of CUDA graphs",
-    "optimizer-cpu-offload": "optimizer states on the host",
+    "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
     "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro batches that is not pp",
 }
 _COUNTS = {  # flag -> key of the model
@@ -70,7 +70,9 @@ _OTHERS = _flags(
     "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
     "normalization num-distributed-optimizer-instances num-layers-per-virtual-pipeline-stage num-query-groups "
     "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type qk-layernorm "
-    "recompute-granularity recompute-method recompute-modules recompute-num-layers sequence-parallel swiglu transformer-impl "
+    "optimizer-cpu-offload optimizer-offload-fraction use-precision-aware-optimizer exp-avg-dtype exp-avg-sq-dtype "
+    "cpu-offloading-num-layers recompute-granularity recompute-method recompute-modules recompute-num-layers "
+    "sequence-parallel swiglu transformer-impl "
     "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
 )
 
@@ -224,9 +226,29 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         run["zero_shard_size"] = replicas // _whole(flags, own, 1)
     if "fp8-recipe" in flags:
         run["fp8_recipe"] = flags["fp8-recipe"]
+    run |= _optimizer(flags)
     if "pipeline-model-parallel-layout" in flags:
         run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp)
     return {**run, **(_expert_run(flags, tp) if "num-experts" in flags else {})}
+
+
+def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the optimizer's moments and the activations are, and how wide the moments are."""
+    found: dict[str, Any] = {}
+    if "optimizer-cpu-offload" in flags:
+        found["optimizer_offload_fraction"] = flags.get("optimizer-offload-fraction", 1.0)
+    if "cpu-offloading-num-layers" in flags:
+        found["offload_layers"] = _whole(flags, "cpu-offloading-num-layers")
+    widths = {str(flags.get(flag, "fp32")) for flag in ("exp-avg-dtype", "exp-avg-sq-dtype")}
+    known = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "8bit"}
+    if "use-precision-aware-optimizer" in flags and widths != {"fp32"}:
+        if len(widths) > 1 or not widths <= known.keys():
+            given = ", ".join(sorted(widths))
+            raise InputError(
+                f"Megatron's --exp-avg-dtype and --exp-avg-sq-dtype {given}: give one of {', '.join(known)} for both"
+            )
+        found["optimizer_states"] = known[widths.pop()]
+    return found
 
 
 def _precision(flags: Mapping[str, Any]) -> str:

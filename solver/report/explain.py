@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from predictor.cost_model import HOST_STD
 from predictor.estimate import Basis
-from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND
+from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND
 from solver.report.doubt import system_std
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.strategy import Recompute
@@ -120,6 +121,8 @@ def explain(solutions: Solutions, index: int) -> Explanation:
         if rest > 1e-9 * parts[name]:
             lines.append(Line("waiting for the host's launches", "host", name, "host", rest, 0.5, Basis.ROOFLINE))
     lines.append(Line("pipeline bubble", "pipeline", "bubble", "bubble", parts["bubble"], 0.0, None))
+    late = parts["offload_exposed"]
+    lines.append(Line("activations to and from the host", "host", "offload_exposed", "host", late, HOST_STD, Basis.ROOFLINE))
     waiting = parts["stragglers"]
     lines.append(Line("waiting for the slowest rank", "step", "stragglers", "stragglers", waiting, 0.5, Basis.INTERPOLATED))
     used = tuple(line for line in lines if line.seconds != 0.0)
@@ -161,6 +164,7 @@ def _kind(part: Part, row: int, key: int) -> str:
     return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
 
 
+_HOST = (HOST_LINK, HOST_MEMORY)
 _STREAM_PARTS = {"compute": "compute"} | {stream: f"{stream}_exposed" for stream in STREAMS[1:]}
 
 
@@ -218,7 +222,7 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
         main = max(rows, key=lambda i: total[i])
         std = float(np.average(sync.relative_std[rows, 0], weights=total[rows]))
         op = sync.ops[main]
-        kind = op.kind if op.kind == MEMORY_BOUND else "network" if op.dims["inter"][0] > 1 else "links"
+        kind = op.kind if op.kind in (MEMORY_BOUND, *_HOST) else "network" if op.dims["inter"][0] > 1 else "links"
         lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, 0]))))
     if parts["pp_transfer"]:
         lines.append(Line("pp_transfer", "step", "pp_transfer", "network", parts["pp_transfer"], 0.2, Basis.EXTRAPOLATED))

@@ -15,6 +15,7 @@ from profiler.errors import InputError
 from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs, overlap_runs
 from solver.spec.feasibility import (
     check_modules,
+    check_offload,
     check_world,
     heads_divide,
     heads_divide_by_cp,
@@ -59,6 +60,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
     check_modules(framework, model, problem.run)
+    check_offload(framework, model, problem.run)
     if problem.run.pipeline_layout:
         raise InputError("pipeline_layout belongs to one layout: state it in a config's layout, and leave it out of a search")
     rejected: Counter[str] = Counter()
@@ -89,6 +91,9 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
                     continue
                 if not divisions(framework.can_run, model.num_hidden_layers, int(pp)):
                     rejected[f"{framework.name} does not run the layers in that many pipeline stages"] += 1
+                    continue
+                if pp > 1 and problem.run.offload_layers:
+                    rejected["offload_layers needs a single pipeline stage"] += 1
                     continue
                 dp = world // int(tp * cp * pp)
                 if sequences % dp:
@@ -251,6 +256,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]
     can_run, overlaps = problem.framework.can_run, problem.run.moe_exchange_overlap
     allowed = [name for name in can_run.recompute if overlap_runs(overlaps, 1, 1, name)]
+    allowed = ["none"] if problem.run.offload_layers else allowed
     levels = [(level, share) for level, share in levels if level.name.lower() in allowed]
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states

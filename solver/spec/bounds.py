@@ -26,6 +26,7 @@ WHOLE_NUMBERS = {
     "num_layers_at_start_in_bf16": (0, 1 << 12),
     "num_layers_at_end_in_bf16": (0, 1 << 12),
     "recompute_layers": (-1, 1 << 12),
+    "offload_layers": (0, 1 << 12),
     "gpus_per_node": (1, 1 << 12),
     "nvlink_domain": (0, 1 << 12),  # 0: those of a node
     "global_batch_size": (1, 1 << 40),  # tokens, the option of the command line
@@ -37,6 +38,9 @@ WHOLE_NUMBERS = {
 NUMBERS = {
     "inter_node_gbit_per_gpu": (1e-3, 1e6),
     "memory_gib": (1e-3, 1e5),
+    "host_link_gb_s": (1e-3, 1e5),
+    "host_memory_gb_s": (1e-3, 1e5),
+    "optimizer_offload_fraction": (0, 1),
     "all_reduce_busbw_gb_s": (1e-3, 1e5),
     "all_reduce_busbw_in_node_gb_s": (1e-3, 1e5),
     "memory_limit_gib": (1e-3, 1e5),

@@ -24,6 +24,8 @@ class Cluster:
     all_reduce_busbw: float | None = None  #: that a large all-reduce over all ranks of the run reached [bytes/s]
     all_reduce_busbw_in_node: float | None = None
     nvlink_domain: int = 0  #: GPUs that share the fastest links, where that is more than a node
+    host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
+    host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
 
     @property
     def gpus_per_domain(self) -> int:
@@ -43,13 +45,14 @@ class Cluster:
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            if value is not None and not value > 0 and field.name != "nvlink_domain":
+            if value is not None and not value > 0 and field.name not in ("nvlink_domain", "host_link", "host_memory"):
                 raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 #: Keys of a cluster that change a prediction, and all keys.
-FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS)
+_HOST = ("host_link_gb_s", "host_memory_gb_s")
+FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST)
 _KEYS = ("name", "hardware", *FIGURES, "notes")
 
 
@@ -76,7 +79,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
-        **{key.removesuffix("_gb_s"): stated[key] * 1e9 for key in _BUS_BANDWIDTHS if key in stated},
+        **{key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
     )
 
 

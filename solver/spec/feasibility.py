@@ -133,6 +133,8 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         ),
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
+        (s.optimizer_states in can.optimizer_states, f"{name} does not offer optimizer_states {s.optimizer_states}"),
+        *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in _offloads(s)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         *(
             (module in can.recompute_modules, f"{name} does not offer to recompute {module} alone")
@@ -144,6 +146,10 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         ),
         *_expert_rules(framework, model, s),
     )
+
+
+def _offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
+    return ("optimizer", s.optimizer_offload_fraction > 0), ("activations", s.offload_layers > 0)
 
 
 def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
@@ -201,9 +207,33 @@ def check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None
             raise InputError(f"{model.name} has no {module} to recompute")
 
 
+def check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where a search's framework does not offload what the run says."""
+    for what, used in _offloads(run):
+        if used and what not in framework.can_run.offloads:
+            raise InputError(f"{framework.name} does not offer to offload {what}")
+    if run.optimizer_states not in framework.can_run.optimizer_states:
+        raise InputError(f"{framework.name} does not offer optimizer_states {run.optimizer_states}")
+    if run.offload_layers >= model.num_hidden_layers:
+        raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
+
+
+def check_host(cluster: Cluster, run: Strategy) -> None:
+    """Raise InputError where a run offloads to a host that the cluster does not describe."""
+    needs = [("host_link_gb_s", cluster.host_link, run.optimizer_offload_fraction + run.offload_layers),
+             ("host_memory_gb_s", cluster.host_memory, run.optimizer_offload_fraction)]  # fmt: skip
+    for key, stated, used in needs:
+        if used and not stated:
+            raise InputError(
+                f"offloading to the host needs {key} of the cluster: what one GPU reaches of it while all of its node do "
+                "(PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 50, NVLink-C2C 400; memory of the host a few tens)"
+            )
+
+
 def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     """Raise InputError with the first rule that an explicit layout breaks: what divides what, then what its framework runs."""
     check_world(s.world_size, cluster.gpus_per_node)
+    check_host(cluster, s)
     replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
     split = 1 if s.tp_mode == "mtp" else s.tp
     layers = model.num_hidden_layers
@@ -223,6 +253,11 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         ),
         (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
         *_module_rules(model, s),
+        (
+            not s.offload_layers or (s.pp == 1 and s.recompute == "none" and not s.cuda_graphs),
+            "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",
+        ),
+        (s.offload_layers < layers or not layers, f"offload_layers {s.offload_layers} leaves none of the {layers} layers here"),
         (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
         (
             experts_divide(model, s.tp * s.cp * s.dp, s.ep, s.etp),

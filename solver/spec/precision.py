@@ -9,6 +9,7 @@ from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import Strategy
 
 QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
+MOMENTS = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0}  #: bytes of a moment; scales of 8-bit blocks are below a percent
 GRAD_BYTES = {"fp32": FP32, "bf16": HALF, "fp16": HALF}
 
 
@@ -23,12 +24,8 @@ class ElementBytes:
     activation: int
     weight: int
     gradient: int
-    states: int
-
-    @property
-    def sharded(self) -> int:
-        """Weight and states under ZeRO-3: the shards are the master weights, so there is no second copy."""
-        return 3 * FP32
+    states: float
+    sharded: float  #: weight and states under ZeRO-3, whose shards are the master weights, so that there is no second copy
 
 
 def activation_bytes(run: Strategy) -> int:
@@ -43,4 +40,5 @@ def element_bytes(run: Strategy, framework: Framework) -> ElementBytes:
     activation = activation_bytes(run)
     wide = activation == FP32 or framework.memory.fp32_weights
     weight = FP32 if wide else HALF
-    return ElementBytes(activation, weight, GRAD_BYTES[run.grad_dtype], 3 * FP32 - (FP32 if wide else 0))
+    moments = 2 * MOMENTS[run.optimizer_states]
+    return ElementBytes(activation, weight, GRAD_BYTES[run.grad_dtype], moments + (0 if wide else FP32), moments + FP32)

@@ -48,6 +48,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "fp8_recipe": FP8_RECIPES,
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
+    "optimizer_states": ("fp32", "bf16", "8bit"),
     "cross_entropy_fusion_impl": ("te", "native"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
 }
@@ -122,6 +123,9 @@ class Strategy:
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
     deterministic: bool = False  #: cuBLAS has the large workspaces that it needs to be so; time is that without
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
+    optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
+    optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it
+    offload_layers: int = 0  #: layers whose saved activations wait on the host for the backward pass
     framework: str = "internevo-2024"
 
     def __post_init__(self) -> None:

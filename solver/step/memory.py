@@ -14,6 +14,7 @@ from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
+from solver.step.offload import RESIDENT_LAYERS, moments_on_host
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.step_ops import rank_groups, shard_ranks, stages_of
@@ -80,7 +81,7 @@ def stage_state(
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
     in_sync = problem.framework.memory.synchronisation_bytes
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
-    piped = (stages.index > 0).any(axis=0)
+    piped, on_host = (stages.index > 0).any(axis=0), moments_on_host(problem)
     half, copied = kept_halves(problem), FP32 * (problem.framework.memory.fp32_gradient_copy and sizes.gradient == HALF)
     if buckets := problem.framework.memory.gradient_buckets:
         out[1] += buckets * problem.framework.data_parallel.bucket_elements * sizes.gradient
@@ -97,7 +98,8 @@ def stage_state(
             whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
             out[1, zero] += (sizes.gradient + half) * whole
             out[1, zero] += copied * partitioned if zero else 0.0
-            out[2, zero] += (sizes.sharded if zero == 3 else sizes.states) * (elements if zero == 0 else partitioned)
+            state = (sizes.sharded if zero == 3 else sizes.states) - on_host
+            out[2, zero] += state * (elements if zero == 0 else partitioned)
     return out
 
 
@@ -152,6 +154,11 @@ class PeakMemory:
         flight = flight / np.maximum(layers, 1)
         held = over_kinds(np.ones(len(counts)), recomputed * self._kept + (counts[:, row] - recomputed) * self._whole)
         activations = flight[row] * held
+        if problem.run.offload_layers:  # of a single stage
+            moved, _ = stages.recomputed(np.full(len(row), problem.run.offload_layers), row)
+            resident = RESIDENT_LAYERS * np.max(self._whole, axis=0)
+            away = over_kinds(np.ones(len(counts)), moved[stage] * self._whole)
+            activations = np.minimum(activations, activations - away + resident)
         backward = self._backward(counts[:, row] > 0, recomputed > 0)
         head, transient = self._table.head.saved[0][self._key], self._table.head.transient[self._key]
         has_head = stages.has_head[stage]

@@ -18,6 +18,8 @@ from solver.layers.program import (
     FLASH_ATTN,
     FORWARD,
     GROUPED_LINEAR,
+    HOST_LINK,
+    HOST_MEMORY,
     LINEAR,
     MEMORY_BOUND,
     WEIGHT_GRAD,
@@ -30,7 +32,7 @@ _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate", "parts"),
     GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
-    MEMORY_BOUND: ("bytes",),
+    **dict.fromkeys((MEMORY_BOUND, HOST_LINK, HOST_MEMORY), ("bytes",)),
     **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter", "node_limit")),
 }
 _MESSAGE = ("bytes", "intra", "inter", "strided")
@@ -115,7 +117,7 @@ def _distinct_answers(
 
     Collectives also have their contention.
     """
-    if signature[0] == MEMORY_BOUND:  # a division is cheaper than finding out which sizes are equal
+    if signature[0] in (MEMORY_BOUND, HOST_LINK, HOST_MEMORY):  # a division is cheaper than finding out which sizes are equal
         return _ask(cost, signature, dict(zip(names, columns, strict=True)))
     first, inverse = distinct(columns)
     dims = {name: column[first] for name, column in zip(names, columns, strict=True)}
@@ -146,6 +148,8 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
         return cost.flash_attn(**dims)
     if kind == MEMORY_BOUND:
         return cost.memory_bound(variant, dims["bytes"])
+    if kind in (HOST_LINK, HOST_MEMORY):
+        return cost.host(kind, dims["bytes"])
     if kind in (DISPATCH, COMBINE):
         return cost.expert_exchange(kind, dispatcher=variant, **dims)
     return cost.collective(kind, dims["bytes"], dims["intra"], dims["inter"], dims["strided"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from predictor.cost_model import CostModel
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
-from solver.layers.program import PARAMETER_GROUPS, LayerKeys
+from solver.layers.program import HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
 from solver.spec.cluster import Cluster
+from solver.spec.feasibility import check_host
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
@@ -80,8 +81,11 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     Every way in ends here: raises InputError for a model that does what is not modelled (solver.spec.model.check_model).
     """
     check_model(model, run.seq_len, approximate)
+    check_host(cluster, run)
     cluster = cluster.for_world(run.world_size)
     cost = cost.with_found_network(run.world_size, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
+    rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
+    cost = replace(cost, host_rates={name: rate for name, rate in rates.items() if rate})
     return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).kernels.flash_attention))
 
 

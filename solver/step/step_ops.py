@@ -22,8 +22,10 @@ from solver.schedule.stages import (
 )
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
+from solver.spec.precision import MOMENTS
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Splits
+from solver.step.offload import optimizer_ops
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
 
@@ -164,7 +166,9 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
         ops.append(Op("gradient_buffer", "gradients", MEMORY_BOUND, "step", passes, count=float(sync.buffer_passes > 0),
                       variant="residual"))  # fmt: skip
         for kind, owned in (("whole", group.elements), ("shard", shares[name])):
-            adam = {"bytes": owned * sync.optimizer_bytes_per_parameter}
+            here = 1.0 - problem.run.optimizer_offload_fraction
+            adam = {"bytes": owned * here * adam_bytes(problem)}
+            ops += optimizer_ops(problem, f"optimizer.{kind}", owned)
             passes = {"bytes": owned * grad * sync.gradient_passes}
             ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, variant="adam"))
             ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, variant="residual",
@@ -172,6 +176,12 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_domain)
     ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
     return ops
+
+
+def adam_bytes(problem: Problem) -> float:
+    """Return the memory traffic of an Adam step per parameter: narrower moments are read and written in fewer bytes."""
+    saved = 2 * 2 * (MOMENTS["fp32"] - MOMENTS[problem.run.optimizer_states])
+    return problem.framework.data_parallel.optimizer_bytes_per_parameter - saved
 
 
 def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:

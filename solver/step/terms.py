@@ -30,6 +30,7 @@ class SplitTerms:
     backward: np.ndarray  #: [kinds, streams, S]
     recompute: np.ndarray  #: [kinds, levels, S] all streams together
     weight_grad: np.ndarray  #: [kinds, S]
+    saved: np.ndarray  #: [kinds, S] bytes of activations that a layer keeps of a micro batch without recomputation
     exchange: tuple[SideStreamWork, ...]  #: [S] of expert tokens in both passes of a layer of each kind
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
@@ -102,6 +103,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         splits=splits, key=key, stages=stages_of(problem, splits), forward=forward, backward=backward,
         recompute=np.array([layer.recompute.sum(axis=1)[:, key] for layer in layers]),
         weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
+        saved=np.array([part.saved[0, key] for part in table.layers]),
         exchange=tuple(
             SideStreamWork(layer.exchange[0][key], layer.exchange[1][key], np.zeros(len(key))) for layer in layers
         ),

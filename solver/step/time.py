@@ -9,6 +9,7 @@ import numpy as np
 
 from solver.schedule.stages import PipelineColumns, pipeline_seconds, wave_pipeline_seconds
 from solver.step.layouts import Layouts
+from solver.step.offload import exposed_transfer
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
@@ -19,7 +20,8 @@ from solver.step.terms import SplitTerms
 
 #: Parts of a step, in the order of the rows of StepTimes.parts.
 PARTS = (
-    "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed", "fsdp_exposed", "pp_transfer", "bubble",
+    "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed", "fsdp_exposed", "offload_exposed",
+    "pp_transfer", "bubble",
     "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer",
     "stragglers",
 )  # fmt: skip
@@ -71,6 +73,8 @@ def step_times(
     )  # fmt: skip
     deferrable = over_kinds(stage.layers, terms.weight_grad[:, row])
     schedule, forward = terms.splits.schedule[row], over_kinds(stage.layers, layer.forward)
+    offload = _offload(problem, terms, layouts, layer)
+    slowest, total = slowest + offload, total + offload
     pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, deferrable)
     waves = np.flatnonzero(terms.splits.waves[row])
     if len(waves):
@@ -89,7 +93,7 @@ def step_times(
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
     parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * send_recv, pipeline - m * slowest,
+        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * send_recv, pipeline - m * slowest,
         accumulation, sync, gather, optimizer,
     ])  # fmt: skip
     alone = pipeline + accumulation + sync + gather + optimizer
@@ -190,6 +194,15 @@ def _slowest_stage(
         counts.transpose(0, 2, 1)[chosen].T, recomputed.transpose(0, 2, 1)[chosen].T, has_embedding[chosen], has_head[chosen]
     )
     return _Bottleneck(seconds[chosen], stage), recomputed_of_all
+
+
+def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: _LayerSeconds) -> np.ndarray:
+    """Return the seconds per micro batch that activations on their way to and from the host are waited for: [layouts]."""
+    limit = problem.run.offload_layers
+    if not limit:
+        return np.zeros(len(layouts))
+    moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), layouts.row)
+    return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, layouts.row], layer.forward, layer.backward))
 
 
 def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -72,6 +72,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
         "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
+        "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
+        "offloads": ("optimizer", "activations"),  # --optimizer-cpu-offload, since 0.12; --cpu-offloading-num-layers
     },
     kernels={"dropout": False, "norm_quantises": True},  # current recipes set both dropouts to 0
     memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
@@ -96,6 +98,8 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
         "dispatchers": ("alltoall", "allgather"),
         "overlaps_exchange": False,
         "recompute_modules": ("core_attn",),  # others since 0.12
+        "optimizer_states": ("fp32",),
+        "offloads": ("activations",),
     },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
     kernels={"probabilities_in_activation": False},  # since 0.13
 )
@@ -133,6 +137,8 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "dispatchers": ("alltoall", "allgather"),
         "overlaps_exchange": False,
         "recompute_modules": ("core_attn",),
+        "optimizer_states": ("fp32",),
+        "offloads": ("activations",),
     },
     # Of the attention kernels that Transformer Engine chooses from: runs of 24.07 and before with 4k to 1M tokens all take as
     # long as with FlashAttention 2
@@ -163,6 +169,8 @@ NEMO_25 = NEMO_24_09.derive(
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "overlaps_exchange": True,
         "recompute_modules": RECOMPUTE_MODULES,
+        "optimizer_states": ("fp32", "bf16", "8bit"),
+        "offloads": ("optimizer", "activations"),
     },
     kernels={"probabilities_in_activation": True},
 )
@@ -226,6 +234,8 @@ GENERIC = MEGATRON_LM_2023.derive(
         "dispatchers": CHOICES["moe_dispatcher"],
         "overlaps_exchange": True,
         "recompute_modules": RECOMPUTE_MODULES,
+        "optimizer_states": ("fp32", "bf16", "8bit"),
+        "offloads": ("optimizer", "activations"),
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},

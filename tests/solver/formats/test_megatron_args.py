@@ -65,6 +65,16 @@ def test_experts() -> None:
     assert (run["ep"], run["etp"], run["moe_dispatcher"], run["moe_grouped_gemm"]) == (2, 2, "deepep", False)  # etp: tp
 
 
+def test_optimizer_and_host_flags() -> None:
+    run = read(optimizer_cpu_offload=True, optimizer_offload_fraction=0.25, cpu_offloading_num_layers=3)[1]
+    assert (run["optimizer_offload_fraction"], run["offload_layers"]) == (0.25, 3)
+    assert read(optimizer_cpu_offload=True)[1]["optimizer_offload_fraction"] == 1.0
+    narrow = read(use_precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")[1]
+    assert narrow["optimizer_states"] == "bf16" and "optimizer_states" not in read(exp_avg_dtype="bf16")[1]
+    with pytest.raises(InputError, match="give one of fp32"):
+        read(use_precision_aware_optimizer=True, exp_avg_dtype="bf16")
+
+
 @pytest.mark.parametrize(
     ("layout", "pp", "expected"),
     [

@@ -29,10 +29,10 @@ def sizes(precision: str, framework: str, grad_dtype: str = "fp32") -> ElementBy
 
 
 def test_bytes_of_every_precision() -> None:
-    assert sizes("bf16", "internevo", "bf16") == ElementBytes(activation=2, weight=2, gradient=2, states=12)
-    assert sizes("fp8", "nemo") == ElementBytes(activation=2, weight=2, gradient=4, states=12)
-    assert sizes("bf16", "pytorch") == ElementBytes(activation=2, weight=4, gradient=4, states=8)
-    assert sizes("fp32", "pytorch") == ElementBytes(activation=4, weight=4, gradient=4, states=8)
+    assert sizes("bf16", "internevo", "bf16") == ElementBytes(activation=2, weight=2, gradient=2, states=12, sharded=12)
+    assert sizes("fp8", "nemo") == ElementBytes(activation=2, weight=2, gradient=4, states=12, sharded=12)
+    assert sizes("bf16", "pytorch") == ElementBytes(activation=2, weight=4, gradient=4, states=8, sharded=12)
+    assert sizes("fp32", "pytorch") == ElementBytes(activation=4, weight=4, gradient=4, states=8, sharded=12)
     assert {sizes(p, f).sharded for p in ("bf16", "fp32") for f in ("pytorch", "torchtitan")} == {12}
 
 

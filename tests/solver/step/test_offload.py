@@ -1,0 +1,141 @@
+"""States and activations on the host, and narrow moments: bytes and seconds by hand, limits, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import estimated, make_problem
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from profiler.profile.devices import DEVICES
+from solver import estimate
+from solver.formats.config_file import load_run_config
+from solver.report.explain import explain
+from solver.search.search import search
+from solver.spec.cluster import cluster_of
+from solver.spec.feasibility import check_layout
+from solver.spec.model_size import parameters
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.solutions import Solutions
+from solver.step.time import PARTS
+
+LINK, MEMORY = 50e9, 40e9
+HOST = {"host_link_gb_s": LINK / 1e9, "host_memory_gb_s": MEMORY / 1e9}
+MODEL = load_run_config("configs/models/llama3_8b.json").model
+LAYOUT = {"zero": 1, "zero_shard_size": 8, "num_micro_batches": 4}
+
+
+def stepped(cost: CostModel, layout: dict[str, Any] | None = None, host: bool = True, **constants: Any) -> Solutions:
+    cluster = cluster_of(DEVICES["h100_sxm"], HOST if host else {})
+    problem = make_problem(MODEL, 8, cost, 8192, cluster, framework="megatron-core", precision="bf16", **constants)
+    return estimated(problem, [problem.run.replace(**{**LAYOUT, **(layout or {})})])
+
+
+def part(found: Solutions, name: str) -> float:
+    return float(found.times.parts[PARTS.index(name), 0])
+
+
+def held(found: Solutions, name: str) -> float:
+    return float(found.memory.parts[MEMORY_PARTS.index(name), 0])
+
+
+def test_moments_on_the_host_by_hand(h100_model: CostModel) -> None:
+    here, half = stepped(h100_model), stepped(h100_model, optimizer_offload_fraction=0.5)
+    owned = parameters(MODEL) / 8  # of a rank under ZeRO-1
+    assert held(here, "optimizer") - held(half, "optimizer") == pytest.approx(0.5 * 8 * owned, rel=1e-3)  # two fp32 moments
+    # gradients there and weights back in fp32, and 28 bytes of the host's memory for each parameter that moves
+    on_host = 0.5 * owned * (8 / LINK + 28 / MEMORY)
+    on_device = stepped(h100_model, optimizer_offload_fraction=1.0)
+    rest = part(half, "optimizer") - on_host
+    assert part(on_device, "optimizer") - 2 * on_host < rest < part(here, "optimizer")
+    for name in ("compute", "bubble", "gradient_sync"):
+        assert part(half, name) == part(here, name)
+
+
+def test_narrow_moments_by_hand(h100_model: CostModel) -> None:
+    owned, plain = parameters(MODEL) / 8, held(stepped(h100_model), "optimizer")
+    for name, moment in (("bf16", 2), ("8bit", 1)):
+        found = stepped(h100_model, optimizer_states=name)
+        assert held(found, "optimizer") == pytest.approx(owned * (4 + 2 * moment), rel=1e-3)
+        assert plain - held(found, "optimizer") == pytest.approx(2 * (4 - moment) * owned, rel=1e-3)
+        assert part(found, "optimizer") < part(stepped(h100_model), "optimizer")
+    both = stepped(h100_model, optimizer_states="bf16", optimizer_offload_fraction=1.0)
+    assert held(both, "optimizer") == pytest.approx(4 * owned, rel=1e-3)
+
+
+def test_activations_on_the_host_by_hand(h100_model: CostModel) -> None:
+    here, away = stepped(h100_model), stepped(h100_model, offload_layers=8)
+    layers, each = MODEL.num_hidden_layers, held(here, "activations") / MODEL.num_hidden_layers
+    assert held(away, "activations") == pytest.approx((layers - 8 + 2) * each)  # two are on the device at a time
+    slow = make_problem(
+        MODEL, 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 5}), framework="megatron-core",
+        precision="bf16", offload_layers=8,
+    )  # fmt: skip
+    found = estimated(slow, [slow.run.replace(**LAYOUT)])
+    compute = part(here, "compute") / 4 * 0.99  # of a micro batch; embedding and head are a little of it
+    late = 8 * 2 * each / 5e9
+    assert late - 8 / layers * compute < part(found, "offload_exposed") / 4 < late
+    names = {line.name: line.seconds for line in explain(found, 0).lines}
+    assert names["activations to and from the host"] == part(found, "offload_exposed")
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0, 1), st.integers(0, 31), st.sampled_from(["fp32", "bf16", "8bit"]))
+def test_offload_never_takes_memory_and_never_saves_time(
+    h100_model: CostModel, fraction: float, layers: int, states: str
+) -> None:
+    here = stepped(h100_model, optimizer_states=states)
+    away = stepped(h100_model, optimizer_states=states, optimizer_offload_fraction=fraction, offload_layers=layers)
+    assert away.memory.allocated[0] <= here.memory.allocated[0] * (1 + 1e-12)
+    assert away.times.seconds[0] >= here.times.seconds[0] * (1 - 1e-12)
+    assert away.times.parts[:, 0].sum() == pytest.approx(away.times.seconds[0])
+
+
+@pytest.mark.parametrize(
+    ("layout", "constants", "sentence"),
+    [
+        ({}, {"framework": "megatron-core-0.8", "optimizer_offload_fraction": 0.5}, "does not offer to offload optimizer"),
+        ({"zero": 3}, {"framework": "torchtitan", "optimizer_states": "bf16"}, "does not offer optimizer_states bf16"),
+        ({"pp": 2, "dp": 4}, {"offload_layers": 4}, "offload_layers needs pp 1"),
+        ({"recompute": "full"}, {"offload_layers": 4}, "offload_layers needs pp 1, no recomputation"),
+        ({}, {"offload_layers": 32}, "leaves none of the 32 layers"),
+        ({}, {"optimizer_offload_fraction": 1.5}, "optimizer_offload_fraction is 1.5"),
+    ],
+)
+def test_what_no_framework_runs_is_refused(
+    h100_model: CostModel, layout: dict[str, Any], constants: dict[str, Any], sentence: str
+) -> None:
+    problem = make_problem(MODEL, 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"], HOST), framework="megatron-core")
+    with pytest.raises(InputError, match=sentence):
+        check_layout(MODEL, problem.cluster, problem.run.replace(**LAYOUT, **constants).replace(**layout))
+
+
+def test_a_host_must_be_described(h100_model: CostModel) -> None:
+    for constants, key in (({"optimizer_offload_fraction": 0.1}, "host_link_gb_s"), ({"offload_layers": 1}, "host_link_gb_s")):
+        with pytest.raises(InputError, match=f"needs {key} of the cluster"):
+            stepped(h100_model, host=False, **constants)
+    only = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50})
+    make_problem(MODEL, 8, h100_model, 8192, only, offload_layers=2)
+    with pytest.raises(InputError, match="needs host_memory_gb_s of the cluster"):
+        make_problem(MODEL, 8, h100_model, 8192, only, optimizer_offload_fraction=0.5)
+
+
+def test_a_search_offloads_what_is_stated(h100_model: CostModel) -> None:
+    cluster = cluster_of(DEVICES["h100_sxm"], {**HOST, "memory_gib": 40})
+    problem = make_problem(MODEL, 8, h100_model, 8192, cluster, framework="megatron-core", precision="bf16", offload_layers=16)
+    found = search(problem, 64).best
+    best = found.layouts.strategy(0, found.problem.run)
+    assert (best.pp, best.recompute, best.offload_layers) == (1, "none", 16)
+    other = make_problem(MODEL, 8, h100_model, 8192, cluster, framework="torchtitan", offload_layers=16)
+    with pytest.raises(InputError, match="does not offer to offload activations"):
+        search(other, 64)
+
+
+def test_constants_of_a_layout_are_those_of_its_problem(h100_model: CostModel) -> None:
+    problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core")
+    with pytest.raises(InputError, match=r"optimizer_states is 'bf16' in a layout, but 'fp32' in the problem"):
+        estimate(problem, [problem.run.replace(**LAYOUT, optimizer_states="bf16")])
