@@ -10,13 +10,14 @@ from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.search.fixed import AXES, LIMITED
+from solver.search.variants import DEMANDED
 from solver.spec.bounds import number, whole_number
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
 DEFAULT_MODEL = "7"
 _PICTURES = ("plot", "plot_scaling", "plot_stages")
-_OF_A_SEARCH = ("search", *(f"max_{name}" for name in LIMITED))
+_OF_A_SEARCH = ("search", "also", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
     "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health",
@@ -84,6 +85,8 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--jobs", type=int, default=1, help="processes that share a search (default 1)")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help=f"search only layouts with these, of {', '.join(AXES)}")
     p.add_argument("--search", metavar="AXIS,...", help="vary only these axes; every other one is as in the config's layout")
+    p.add_argument("--also", metavar="AXIS,...", help="vary these constants of the run too, each combination in a search of "
+                   f"its own: {', '.join(DEMANDED)}")  # fmt: skip
     for name in LIMITED:
         p.add_argument(f"--max-{name}", type=int, metavar="N", help=f"search only layouts of {name} up to N")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
@@ -118,7 +121,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise InputError("--fix fixes axes of a search; give --run_all_solu too")
     for name in _OF_A_SEARCH:
         if getattr(args, name) is not None and not args.run_all_solu:
-            raise InputError(f"--{name.replace('_', '-')} narrows a search; give --run_all_solu too")
+            raise InputError(f"--{name.replace('_', '-')} belongs to a search; give --run_all_solu too")
     if args.health and args.run_all_solu:
         raise InputError("--health compares a job with one layout, the config's; leave out --run_all_solu")
     for name in ("plot", "plot_scaling"):

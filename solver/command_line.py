@@ -39,11 +39,21 @@ from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.step_log import read_observation
 from solver.report.health import Finding, health
-from solver.report.output import findings_list, problem_dict, search_dict, settings_list, solution_dict, write_csv, write_json
+from solver.report.output import (
+    findings_list,
+    problem_dict,
+    search_dict,
+    settings_list,
+    solution_dict,
+    variants_list,
+    write_csv,
+    write_json,
+)
 from solver.report.terminal import show_health, show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_constants, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
+from solver.search.variants import Variant, parse_demanded, search_variants
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
@@ -156,10 +166,18 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
         fixed = fixed_but(parse_varied(args.search), fixed, configured_strategy(problem, config), stated)
     problem, timed = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
+    others: list[Variant] = []
     with _progress("estimating layouts") as report:
-        result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
-    show_search(console, result, said, _notes(problem, config, "\n".join(filter(None, (network, timed, rounded)))))
-    _write_search(args, result, said, network, console)
+        if args.also:
+            names = parse_demanded(args.also)
+            others = search_variants(problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
+            result = next(variant.result for variant in others if variant.result)
+        else:
+            result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
+    show_search(
+        console, result, said, _notes(result.problem, config, "\n".join(filter(None, (network, timed, rounded)))), others
+    )
+    _write_search(args, result, said, network, console, others)
 
 
 def _health(path: Path, solutions: Solutions) -> list[Finding]:
@@ -202,10 +220,13 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write_search(args: argparse.Namespace, result: SearchResult, said: str, network: str, console: Console) -> None:
+def _write_search(
+    args: argparse.Namespace, result: SearchResult, said: str, network: str, console: Console, others: Sequence[Variant]
+) -> None:
     with Console(stderr=True).status("writing the results"):
         if args.json:
-            write_json(args.json, search_dict(result, said) | {"network": network})
+            also = {"also": variants_list(others)} if others else {}
+            write_json(args.json, search_dict(result, said) | {"network": network} | also)
         if args.csv:
             write_csv(args.csv, result.best)
     if args.plot:

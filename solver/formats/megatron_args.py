@@ -243,10 +243,8 @@ def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
     known = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "8bit"}
     if "use-precision-aware-optimizer" in flags and widths != {"fp32"}:
         if len(widths) > 1 or not widths <= known.keys():
-            given = ", ".join(sorted(widths))
-            raise InputError(
-                f"Megatron's --exp-avg-dtype and --exp-avg-sq-dtype {given}: give one of {', '.join(known)} for both"
-            )
+            got, can = ", ".join(sorted(widths)), ", ".join(known)
+            raise InputError(f"Megatron's --exp-avg-dtype and --exp-avg-sq-dtype {got}: give one of {can} for both")
         found["optimizer_states"] = known[widths.pop()]
     return found
 

@@ -21,6 +21,7 @@ from solver.report.explain import Explanation, explain, tied
 from solver.report.health import Finding
 from solver.report.other_settings import other_settings
 from solver.search.search import SearchResult
+from solver.search.variants import Variant
 from solver.spec.model_size import parameters
 from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import Strategy
@@ -145,6 +146,18 @@ def search_dict(result: SearchResult, profile: str) -> dict[str, Any]:
             for i in range(len(result.pareto))
         ],
     }  # fmt: skip
+
+
+def variants_list(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Return what the search with each combination of constants found, the fastest first."""
+    found: list[dict[str, Any]] = []
+    for variant in variants:
+        row: dict[str, Any] = {"constants": dict(variant.constants), "step_s": None, "reason": variant.reason}
+        if variant.result:
+            row |= {"step_s": variant.seconds, "layouts_priced": variant.result.layouts_estimated,
+                    "layout": layout_dict(variant.result.best, 0)}  # fmt: skip
+        found.append(row)
+    return found
 
 
 def settings_list(solutions: Solutions) -> list[dict[str, Any]]:

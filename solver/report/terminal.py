@@ -15,12 +15,15 @@ from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.validate import Prediction, Regret, Score
 from solver.report.words import PART_NAMES, seconds
 from solver.search.search import OUT_OF_MEMORY, SearchResult
+from solver.search.variants import Variant
 from solver.spec.cluster import Cluster
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.solutions import Solutions
 
+#: Combinations of constants that are listed.
+_VARIANTS = 12
 #: Other settings that are named below a breakdown.
 _SETTINGS = 3
 _LEGEND = Text(
@@ -36,10 +39,14 @@ _VALIDATION_LEGEND = Text(
 )
 
 
-def show_search(console: Console, result: SearchResult, profile: str, notes: str = "") -> None:
-    """Print the whole report of a search. notes: lines about kernels timed for it."""
+def show_search(
+    console: Console, result: SearchResult, profile: str, notes: str = "", variants: Sequence[Variant] = ()
+) -> None:
+    """Print the whole report of a search. notes: lines about kernels timed for it. variants: searches with other constants."""
     console.print(_heading(result.best, profile, notes))
     console.print(_verdict(result.best))
+    if variants:
+        console.print(_variants_table(variants))
     console.print(solutions_table("Best layouts", [(result.best, i) for i in range(len(result.best))]))
     sizes = [(result.best_of_sizes, i) for i in range(len(result.best_of_sizes))]
     console.print(solutions_table("Best layout of each tp x cp x pp", sizes, ties=True))
@@ -48,6 +55,34 @@ def show_search(console: Console, result: SearchResult, profile: str, notes: str
     console.print(_LEGEND)
     console.print(breakdown(result.best, 0))
     console.print(_searched(result))
+
+
+def _variants_table(variants: Sequence[Variant]) -> Table:
+    """Return the best layout of each combination of constants that was searched too."""
+    table = Table(title="Also searched; the tables below are of the first", title_justify="left")
+    for name in variants[0].constants:
+        table.add_column(name, justify="right")
+    for name in ("TGS", "step", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout")
+    distinct = {
+        (variant.seconds, variant.reason, describe(variant.result.best, 0) if variant.result else ""): variant
+        for variant in reversed(variants)
+    }
+    shown = sorted(distinct.values(), key=lambda variant: variant.seconds)
+    for variant in shown[:_VARIANTS]:
+        constants = [str(value) for value in variant.constants.values()]
+        if variant.result is None:
+            table.add_row(*constants, "", "", "", Text(f"none: {variant.reason}"))
+            continue
+        best = variant.result.best
+        table.add_row(
+            *constants, f"{best.tgs[0]:,.0f}", seconds(variant.seconds), f"{best.memory.device[0] / GIB:.1f}",
+            describe(best, 0),
+        )  # fmt: skip
+    more = len(variants) - min(len(shown), _VARIANTS)
+    table.caption = f"{more} combinations that find the same layouts or slower ones are in --json" if more else ""
+    return table
 
 
 def show_single(console: Console, solutions: Solutions, profile: str, notes: str = "") -> None:

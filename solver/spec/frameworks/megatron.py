@@ -70,6 +70,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
         # --moe-token-dispatcher-type flex, since 0.11; --moe-flex-dispatcher-backend hybridep, since 0.15
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
+        "tp_comm_overlap": True,
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
         "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
         "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
@@ -110,7 +111,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     "2025-05",
     family="megatron-core-local",
     aliases=("megatron-core local",),
-    can_run={"cp_comms": (), "experts": False},
+    can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False},
     kernels={"norm_quantises": False},
     memory={"quantised_inputs": False, "quantised_weights": False, "transformer_engine": False, "scores_buffer": True},
 )

@@ -1,0 +1,119 @@
+"""Axes that a search varies on demand: constants of the run, of which each combination is a search of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import Any
+
+from profiler.errors import InputError, printable
+from solver.search.search import SearchResult, search
+from solver.spec.feasibility import modules_of
+from solver.spec.strategy import Strategy
+from solver.step.problem import Problem
+
+#: Shares of the moments, and of the layers, that a search offloads to the host.
+OFFLOADED = (0.25, 0.5, 0.75, 1.0)
+
+
+def _modules(problem: Problem) -> list[str]:
+    """Return every set of modules of a layer that does not name a module and a part of it."""
+    there = [name for name in modules_of(problem.model) if name in problem.framework.can_run.recompute_modules]
+    sets = [names for n in range(1, len(there) + 1) for names in combinations(there, n)]
+    return ["+".join(names) for names in sets if "moe" not in names or not {"moe_act", "shared_experts"} & set(names)]
+
+
+def _flag(offered: bool) -> list[bool]:
+    return [False, True] if offered else [False]
+
+
+def _offloaded(problem: Problem, what: str, values: Sequence[float | int], described: float) -> list[float | int]:
+    return [0, *values] if what in problem.framework.can_run.offloads and described else [0]
+
+
+#: Constant of the run -> the values of it that the framework runs and that concern the model.
+DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
+    "cp_comm": lambda p: p.framework.can_run.cp_comms or (p.run.cp_comm,),
+    "tp_comm_overlap": lambda p: _flag(p.framework.can_run.tp_comm_overlap),
+    "recompute_modules": _modules,
+    "moe_dispatcher": lambda p: p.framework.can_run.dispatchers,
+    "moe_exchange_overlap": lambda p: _flag(p.framework.can_run.overlaps_exchange),
+    "optimizer_offload_fraction": lambda p: _offloaded(p, "optimizer", OFFLOADED, p.cluster.host_link * p.cluster.host_memory),
+    "offload_layers": lambda p: _offloaded(
+        p, "activations", [max(int(p.model.num_hidden_layers * share) - (share == 1), 1) for share in OFFLOADED],
+        p.cluster.host_link,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One combination of constants: what the search with it found, or the reason why there is nothing to find."""
+
+    constants: Mapping[str, Any]
+    result: SearchResult | None
+    reason: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return float(self.result.best.times.seconds[0]) if self.result else float("inf")
+
+
+def parse_demanded(text: str) -> tuple[str, ...]:
+    """Return the axes of ``cp_comm,recompute_modules``. Raises InputError for what is none of DEMANDED."""
+    names = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+    unknown = [name for name in names if name not in DEMANDED]
+    if unknown or not names:
+        wrong = f"{printable(unknown[0])} is not varied on demand" if unknown else "it names no axis"
+        raise InputError(f"--also {printable(text)}: {wrong}; give some of {', '.join(DEMANDED)}")
+    return names
+
+
+def variants_of(problem: Problem, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return all combinations of the axes ``names``, that of the run first."""
+    of_experts = [name for name in names if name.startswith("moe_")]
+    if of_experts and not problem.model.is_mixture_of_experts:
+        raise InputError(f"--also {of_experts[0]} varies nothing: {problem.model.name} has no experts")
+    values = {name: list(dict.fromkeys([getattr(problem.run, name), *DEMANDED[name](problem)])) for name in names}
+    single = [name for name, offered in values.items() if len(offered) == 1]
+    if single:
+        needs = " where the cluster describes no host" * single[0].startswith(("offload", "optimizer_offload"))
+        raise InputError(f"--also {single[0]} varies nothing: {problem.framework.name} runs only {values[single[0]][0]}{needs}")
+    return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
+
+
+def search_variants(
+    problem: Problem,
+    sequences: int,
+    names: Sequence[str],
+    top: int = 10,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    most: Mapping[str, int] | None = None,
+    jobs: int = 1,
+) -> list[Variant]:
+    """Search every combination of the axes ``names``; the fastest first. Arguments as in solver.search.search.search.
+
+    Raises InputError where no combination has a layout that fits.
+    """
+    found = []
+    combined = variants_of(problem, names)
+    for number, constants in enumerate(combined):
+        run = problem.run.replace(**constants)
+        also = dict(fixed or {})
+        other = constants.get("recompute_modules", Strategy.recompute_modules) != problem.run.recompute_modules
+        if other and also.setdefault("recompute", "selective") != "selective":  # nothing else depends on them
+            continue
+        try:
+            found.append(
+                Variant(constants, search(replace(problem, run=run), sequences, top, fixed=also, most=most, jobs=jobs))
+            )
+        except InputError as error:
+            found.append(Variant(constants, None, str(error)))
+        if progress:
+            progress(number + 1, len(combined))
+    if all(variant.result is None for variant in found):
+        raise InputError(found[0].reason)
+    return sorted(found, key=lambda variant: variant.seconds)

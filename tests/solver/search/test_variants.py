@@ -1,0 +1,95 @@
+"""Constants that a search varies on demand: every combination once, the best of all, refusals, the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from toy import make_problem
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from profiler.profile.devices import DEVICES
+from solver.command_line import main
+from solver.formats.config_file import load_run_config
+from solver.search.search import search
+from solver.search.variants import parse_demanded, search_variants, variants_of
+from solver.spec.cluster import cluster_of
+from solver.step.problem import Problem
+
+DENSE = load_run_config("configs/models/llama3_8b.json").model
+EXPERTS = load_run_config("configs/models/qwen3_30b_a3b.json").model
+
+
+def problem_of(cost: CostModel, experts: bool = False, **constants: object) -> Problem:
+    return make_problem(EXPERTS if experts else DENSE, 16, cost, 8192, framework="megatron-core", precision="bf16", **constants)
+
+
+def test_every_combination_comes_once(h100_model: CostModel) -> None:
+    found = variants_of(problem_of(h100_model), ("cp_comm", "recompute_modules"))
+    assert len(found) == 3 * 7 and found[0] == {"cp_comm": "ring", "recompute_modules": "core_attn"}
+    assert len({tuple(one.values()) for one in found}) == len(found)
+    modules = [one["recompute_modules"] for one in variants_of(problem_of(h100_model, experts=True), ("recompute_modules",))]
+    assert "layernorm+moe_act" in modules and not [name for name in modules if "moe_act+moe" in name or "mlp" in name]
+
+
+def test_the_best_is_the_best_of_all_searches(h100_model: CostModel) -> None:
+    problem = problem_of(h100_model)
+    found = search_variants(problem, 128, ("cp_comm", "tp_comm_overlap"), fixed={"cp": 2})
+    assert len(found) == 6
+    seconds = [variant.seconds for variant in found]
+    assert seconds == sorted(seconds)
+    for variant in found:
+        alone = search(replace(problem, run=problem.run.replace(**variant.constants)), 128, fixed={"cp": 2})
+        assert variant.seconds == float(alone.best.times.seconds[0])
+    assert len({variant.seconds for variant in found}) > 2, "both axes change the step"
+
+
+def test_other_modules_are_searched_only_where_something_is_recomputed(h100_model: CostModel) -> None:
+    found = search_variants(problem_of(h100_model, experts=True), 128, ("recompute_modules",), fixed={"ep": 8, "pp": 1})
+    for variant in found:
+        assert variant.result
+        stated = variant.constants["recompute_modules"]
+        assert variant.result.fixed.get("recompute") == (None if stated == "core_attn" else "selective")
+    none = search_variants(problem_of(h100_model), 128, ("recompute_modules",), fixed={"recompute": "none"})
+    assert len(none) == 1
+
+
+def test_the_host_is_offered_where_the_cluster_describes_one(h100_model: CostModel) -> None:
+    host = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "host_memory_gb_s": 40, "memory_gib": 30})
+    problem = make_problem(DENSE, 8, h100_model, 8192, host, framework="megatron-core", precision="bf16")
+    found = search_variants(problem, 64, ("optimizer_offload_fraction",))
+    fits = [variant.constants["optimizer_offload_fraction"] for variant in found if variant.result]
+    assert len(found) == 5 and fits[-1] == 1.0, "the more the host updates, the slower"
+    with pytest.raises(InputError, match="offload_layers varies nothing: .* where the cluster describes no host"):
+        search_variants(problem_of(h100_model), 64, ("offload_layers",))
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [("moe_dispatcher", "llama3_8b has no experts"), ("tp", "tp is not varied on demand"), ("", "it names no axis")],
+)
+def test_what_varies_nothing_is_refused(h100_model: CostModel, names: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        search_variants(problem_of(h100_model), 64, parse_demanded(names))
+
+
+def test_nothing_that_fits_is_an_error(h100_model: CostModel) -> None:
+    small = cluster_of(DEVICES["h100_sxm"], {"memory_gib": 3})
+    with pytest.raises(InputError, match="fits on 8 accelerators in none"):
+        search_variants(make_problem(DENSE, 8, h100_model, 8192, small, framework="megatron-core"), 64, ("cp_comm",))
+
+
+def test_the_command_line_lists_what_it_searched_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    words = "--run_all_solu --model_size llama3_8b --world_size 16 --seq_len 8192 --framework megatron-core --fix cp=2,tp=2"
+    assert main([*words.split(), "--also", "cp_comm", "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    content = json.loads(out.read_text())
+    assert "Also searched" in shown and len(content["also"]) == 3
+    assert content["also"][0]["step_s"] == content["best"][0]["step_s"]
+    assert content["also"][0]["layout"]["cp_comm"] == content["best"][0]["layout"]["cp_comm"] == content["run"]["cp_comm"]
+    assert main(["--model_size", "llama3_8b", "--world_size", "16", "--also", "cp_comm"]) == 2
+    assert "--also belongs to a search" in capsys.readouterr().err
