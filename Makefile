@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy devices step-factors fits fuzz mutants coverage clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy devices switches step-factors fits fuzz mutants coverage clean
 
 setup: $(VENV)/.predict
 
@@ -45,6 +45,9 @@ accuracy: $(VENV)/.predict
 
 devices: $(VENV)/.predict
 	$(BIN)/python benchmarks/devices.py
+
+switches: $(VENV)/.predict
+	$(BIN)/python benchmarks/switches.py
 
 step-factors: $(VENV)/.predict
 	$(BIN)/python benchmarks/step_factors.py

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     add_search_arguments(search)
     single = commands.add_parser("predict", allow_abbrev=False, help="estimate the layout that a config states")
     single.set_defaults(run_all_solu=False, validate=None, top=1, jobs=1, plot=None, plot_scaling=None, fix=None, search=None)
-    single.set_defaults(**{f"max_{name}": None for name in LIMITED})
+    single.set_defaults(also=None, **{f"max_{name}": None for name in LIMITED})
     add_prediction_arguments(single)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(

@@ -20,7 +20,7 @@ from solver.search.kept import Best, Found
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
 from solver.step.layouts import Layouts, Splits
-from solver.step.memory import peak_memory
+from solver.step.memory import least_memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 
@@ -87,6 +87,7 @@ def search(
     if not found.estimated:
         raise InputError(f"no layout of this search has {', '.join(f'{name} {value}' for name, value in fixed.items())}")
     if not found.feasible:
+        found = _search_part(problem, table, fixed, top, splits, prunes=False)
         raise InputError(_nothing_fits(problem, found.estimated, found.least_memory))
     rejected = Counter({**space.rejected, OUT_OF_MEMORY: found.estimated - found.feasible})
     elapsed = time.perf_counter() - start
@@ -109,11 +110,21 @@ def _search_part(
     top: int,
     splits: Splits,
     progress: Callable[[int, int], None] | None = None,
+    prunes: bool = True,
 ) -> Found:
-    """Return what is kept of all layouts of ``splits``, which are estimated in chunks."""
+    """Return what is kept of all layouts of ``splits``, which are estimated in chunks.
+
+    prunes: leave out layouts that do not fit by a lower bound of their memory; the least memory of all is then not known.
+    """
     found = Found(Best(keep=top))
     for begin in range(0, len(splits), CHUNK_SPLITS):
         layouts = fixed_layouts(cross(problem, splits.take(slice(begin, begin + CHUNK_SPLITS))), fixed)
+        found.estimated += len(layouts)
+        if prunes and len(layouts):
+            least = least_memory(problem, table, table.rows_of(layouts.splits), layouts)
+            may_fit = np.flatnonzero(least <= problem.cluster.memory_bytes)
+            if 2 * len(may_fit) < len(layouts):  # to pick them costs less than to estimate the others
+                layouts = layouts.take(may_fit)
         if len(layouts):
             _offer_fitting(problem, layouts, table, found)
         if progress:
@@ -171,7 +182,6 @@ def _offer_fitting(problem: Problem, layouts: Layouts, table: LayerTable, found:
     """Estimate the memory of all layouts of a chunk, and the time of those that fit, and keep the best."""
     memory = peak_memory(problem, table, table.rows_of(layouts.splits), layouts)
     fits = np.flatnonzero(memory.device <= problem.cluster.memory_bytes)
-    found.estimated += len(layouts)
     found.least_memory = min(found.least_memory, float(memory.device.min()))
     if 2 * len(fits) > len(layouts):  # to pick the few that fit would cost more than to time the others
         found.offer(estimate_layouts(problem, layouts, table, memory), fits)

@@ -206,6 +206,26 @@ class PeakMemory:
         return np.where(there, again + self._transient, 0.0).max(axis=0)
 
 
+def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> np.ndarray:
+    """Return bytes that each layout does not go below: states and activations of its first stage; [layouts].
+
+    Where a part of the layers is recomputed, as if all were.
+    """
+    splits = layouts.splits
+    stages = stages_of(problem, splits)
+    shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in rank_groups(problem, splits).items()}
+    state = stage_state(problem, table, key, shares, splits.dp * splits.cp > 1, stages, 0).sum(axis=0)
+    if problem.run.offload_layers or problem.chunks:
+        return state[layouts.zero, layouts.row]
+    index, counts = stages.index[0], stages.counts[0]
+    layers, short = counts.sum(axis=0), splits.account_for_embedding_in_pipeline_split
+    flight = layers_in_flight(splits.schedule, splits.num_micro_batches, splits.pp, splits.vpp, layers, short, index)
+    kept = over_kinds(counts[:, None], np.array([part.saved[:, key] for part in table.layers]))
+    activations = flight / np.maximum(layers, 1) * kept + problem.framework.memory.runtime_bytes
+    least: np.ndarray = state[layouts.zero, layouts.row] + activations[layouts.recompute, layouts.row]
+    return least
+
+
 def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> Memory:
     """Return the peak bytes of each layout on its fullest stage.
 

@@ -31,7 +31,7 @@ CASES = ROOT / "configs" / "cases"
 KEYS = {"id", "hardware", "cluster", "model", "run", "measured", "source"}
 NOT_MODELLED = {
     "0070": "microbatch-group-size-per-virtual-pipeline-stage", "0072": "microbatch-group-size-per-virtual-pipeline-stage",
-    "0143": "cuda-graph-impl", "0144": "recompute-modules", "0147": "use-megatron-fsdp", "0149": "use-megatron-fsdp",
+    "0143": "cuda-graph-impl", "0147": "use-megatron-fsdp", "0149": "use-megatron-fsdp",
     "0182": "fine-grained-activation-offloading", "0002": "use-megatron-fsdp", "0148": "use-megatron-fsdp",
     "0071": "microbatch-group-size-per-virtual-pipeline-stage", "0076": "microbatch-group-size-per-virtual-pipeline-stage",
     "0181": "fine-grained-activation-offloading",
