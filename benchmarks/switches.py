@@ -91,8 +91,9 @@ def switch_rows() -> list[list[str]]:
     """Return rows of one switch each: what it is, as published, as predicted."""
     rows = llama_rows()
     for job, name, published in (
-        (QWEN, "Qwen3-30B, CUDA graphs", "623 to 484 ms, -22%"), (GPT_OSS, "GPT-OSS-20B, CUDA graphs", "467-520 to 391-399 ms, -20%"),
-    ):  # fmt: skip
+        (QWEN, "Qwen3-30B, CUDA graphs", "623 to 484 ms, -22%"),
+        (GPT_OSS, "GPT-OSS-20B, CUDA graphs", "467-520 to 391-399 ms, -20%"),
+    ):
         one = {"batch": 16}
         base, graphs = job.run(one), job.run(one, cuda_graphs=True)
         rows.append([name, published, f"{1e3 * seconds(base):.0f} to {1e3 * seconds(graphs):.0f} ms, {ratio(base, graphs)}"])
@@ -142,8 +143,8 @@ TRACE: Mapping[str, tuple[float, Callable[[Op], bool]]] = {
 
 def trace_rows() -> list[list[str]]:
     """Return rows of a traced pair of chunks: kernels by what they do, and the whole pair."""
-    job = Job("deepseek_v3", 64, {"ep": 64, "batch": 4096}, {"precision": "fp8", "fp8_recipe": "blockwise", "framework": "generic",
-                                                            "moe_dispatcher": "deepep"}, "h800_sxm")  # fmt: skip
+    fp8 = {"precision": "fp8", "fp8_recipe": "blockwise", "framework": "generic", "moe_dispatcher": "deepep"}
+    job = Job("deepseek_v3", 64, {"ep": 64, "batch": 4096}, fp8, "h800_sxm")
     found = job.run(moe_exchange_overlap=True)
     key, part = int(found.terms.key[0]), found.table.layers[-1]
     each = 4e3 * (part.estimates.seconds * part.estimates.counts())[:, key]
@@ -183,12 +184,12 @@ def page(switches: Rows, trace: Rows, schedules: Rows, bubbles: Rows) -> str:
         "NVIDIA's pages on Megatron-Bridge (H100, 16 GPUs; Llama 3 70B on 32, as its fine-tuning recipe); AMD's on Primus.\n",
         table(("switch", "published", "predicted"), switches, text=(0, 1, 2)),
         "Not predicted: what CUDA graphs save, because the host is taken to keep up with these micro batches (40 us a launch,",
-        "assumed). Too small: recomputation of single modules. The host's bandwidths behind the last two rows are assumed, 50 GB/s",
-        "of link and 40 GB/s of memory for each GPU; the bytes that they save are exact.\n",
+        "assumed). Too small: recomputation of single modules. The host's bandwidths behind the last two rows are assumed,",
+        "50 GB/s of link and 40 GB/s of memory for each GPU; the bytes that they save are exact.\n",
         "## A traced step of DeepSeek-V3\n",
         "The forward pass of four layers beside the backward pass of four others, in milliseconds (DeepSeek's published trace,",
-        "H800, 64 ranks of experts, 4,096 tokens). The exchange of tokens holds 20 of the 132 multiprocessors all the while, so",
-        "that traced kernels are about 15% slower than alone; ours are alone, the whole pair is not.\n",
+        "H800, 64 ranks of experts, 4,096 tokens). The exchange of tokens holds 20 of the 132 multiprocessors all the while,",
+        "so that traced kernels are about 15% slower than alone; ours are alone, the whole pair is not.\n",
         table(("kernels", "traced [ms]", "predicted [ms]", "error"), trace, text=(0,)),
         "## Schedules on 8 MI300X\n",
         "Llama 2 7B, pp 8, two chunks a stage but for 1F1B; sequences of 2,048 tokens are assumed, and the number of micro",

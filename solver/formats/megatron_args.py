@@ -64,7 +64,8 @@ _RUN = {  # flag -> (key of the run, default)
 }  # fmt: skip
 _OTHERS = _flags(
     "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
-    "disable-bias-linear expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format fp8-recipe group-query-attention "
+    "disable-bias-linear "
+    "hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format fp8-recipe group-query-attention "
     "hidden-dropout kv-channels make-vocab-size-divisible-by moe-enable-deepep moe-ffn-hidden-size "
     "moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-permute-fusion moe-router-enable-expert-bias "
     "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
@@ -226,10 +227,22 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         run["zero_shard_size"] = replicas // _whole(flags, own, 1)
     if "fp8-recipe" in flags:
         run["fp8_recipe"] = flags["fp8-recipe"]
-    run |= _optimizer(flags)
+    run |= _context(flags) | _optimizer(flags)
     if "pipeline-model-parallel-layout" in flags:
         run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp)
     return {**run, **(_expert_run(flags, tp) if "num-experts" in flags else {})}
+
+
+def _context(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how context-parallel ranks exchange keys: --cp-comm-type, a2a+p2p with the sizes of its two groups."""
+    words = {"p2p": "ring", "a2a": "a2a", "all_gather": "allgather", "allgather": "allgather", "a2a+p2p": "a2a+ring"}
+    how = _choice(flags, "cp-comm-type", "p2p", words)
+    sizes = re.findall(r"\d+", str(flags.get("hierarchical-context-parallel-sizes", "")))
+    if (how == "a2a+ring") != (len(sizes) == 2):
+        raise InputError(
+            "Megatron's --cp-comm-type a2a+p2p and --hierarchical-context-parallel-sizes (two numbers) need each other"
+        )
+    return {"cp_comm": how, **({"cp_a2a_size": int(sizes[0])} if sizes else {})}
 
 
 def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _SINCE_HOPPER = ("h100", "h200", "b200")
 #: they are.
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v"},
-    "cp_comm": {"p2p": "ring", "alltoall": "a2a", "ulysses": "a2a"},
+    "cp_comm": {"p2p": "ring", "alltoall": "a2a", "ulysses": "a2a", "a2ap2p": "a2a+ring"},
     "grad_dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
     "precision": {"bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "fp16mixed": "fp16",
                   "float8": "fp8", "fp8hybrid": "fp8", "fp8e4m3": "fp8", "fp8delayed": "fp8", "fp8cs": "fp8", "fp8mx": "mxfp8",

@@ -35,10 +35,8 @@ def _qkv_width(shapes: Shapes) -> Array:
 
 
 def _heads_after_cp(shapes: Shapes) -> tuple[Array, Array]:
-    if shapes.run.cp_comm != "a2a":
-        return shapes.heads, shapes.kv_heads
-    cp = shapes.keys.cp
-    return np.maximum(shapes.heads // cp, 1), np.maximum(shapes.kv_heads // cp, 1)
+    shared = shapes.heads_shared
+    return np.maximum(shapes.heads // shared, 1), np.maximum(shapes.kv_heads // shared, 1)
 
 
 def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array, causal: bool, blocks: Array = 1) -> list[Op]:
@@ -79,7 +77,8 @@ def _flash_core(shapes: Shapes) -> list[Op]:
 
     ring: one causal step on the rank's own part, then cp - 1 steps of half blocks, overlapped with sending keys and values for
     the next step (backward also sends their gradients). allgather: keys and values are all-gathered before attention, their
-    gradients reduce-scattered after it. a2a: heads are exchanged for sequence, twice. Windows and chunks across ranks work by
+    gradients reduce-scattered after it. a2a: heads are exchanged for sequence, twice. a2a+ring: heads among neighbours, a ring
+    across (hierarchical). Windows and chunks across ranks work by
     allgather and a2a only (solver.spec.feasibility). Sources: Liu et al. 2023 (arXiv
     2310.01889), Jacobs et al. 2023 (arXiv 2309.14509), Transformer Engine's and Llama 3's context parallelism as published.
     """
@@ -98,9 +97,11 @@ def _flash_core(shapes: Shapes) -> list[Op]:
             *_flash(shapes, "attention.shared", several, local, _seen(shapes), False),
             scatter,
         ]
-    steps = (cp - 1) * 1.0
+    ring = cp // shapes.heads_shared
+    local, steps = run.seq_len // ring, (ring - 1) * 1.0
     return [
         *copies,
+        *(_context_exchange(shapes) if run.cp_comm == "a2a+ring" else []),
         *_whole_sequence(shapes, "attention", ones, local),
         *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
         *(_ring_corrections(shapes, steps) if np.any(steps) else []),
@@ -142,7 +143,7 @@ def _ring_corrections(shapes: Shapes, steps: np.ndarray) -> list[Op]:
 
 def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     """Send of keys and values, overlapped with each step of the ring; backward also sends their gradients."""
-    group = shapes.groups.cp
+    group = shapes.groups.cp_ring
     apart = group.inter > 1  # the slowest hop of the ring is its bottleneck
     hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
     size = shapes.tokens * shapes.kv_heads * _kv_dims(shapes) * shapes.element
@@ -173,7 +174,7 @@ def exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], wh
     ops: list[Op] = []
     for tensor, size in sizes.items():
         for phase, again in ((FORWARD, WHOLE_LAYER), (INPUT_GRAD, ())):
-            dims = message(size, getattr(shapes.groups, stream))
+            dims = message(size, shapes.groups.cp_heads if stream == "cp" else shapes.groups.tp)
             ops.append(Op(f"{name}.{tensor}", MODULE, "all2all", phase, dims, stream, where, recomputed_by=again))
             ops.append(
                 Op(f"{name}.{tensor}.copy", MODULE, "memory_bound", phase, {"bytes": 4.0 * size}, count=where,
@@ -184,8 +185,8 @@ def exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], wh
 
 def _context_exchange(shapes: Shapes) -> list[Op]:
     """Context parallelism by all-to-all: this rank's heads of q, k, v and context over the cp group."""
-    model, where = shapes.model, np.where(shapes.keys.cp > 1, 1.0, 0.0)
-    kv = np.maximum(shapes.kv_heads, shapes.keys.cp) * _kv_dims(shapes)
+    model, where = shapes.model, np.where(shapes.heads_shared > 1, 1.0, 0.0)
+    kv = np.maximum(shapes.kv_heads, shapes.heads_shared) * _kv_dims(shapes)
     qkv = shapes.tokens * (shapes.heads * model.qk_head_dim + kv) * shapes.element
     context = shapes.tokens * shapes.heads * model.value_head_dim * shapes.element
     return exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where)

@@ -117,16 +117,21 @@ class Groups:
 
     tp: Placement
     cp: Placement
+    cp_heads: Placement  #: context-parallel ranks that exchange heads for sequence
+    cp_ring: Placement  #: those that pass keys and values in a ring
     wp: Placement
     ep: Placement
     etp: Placement
     experts: Placement  #: ep and etp together
 
     @classmethod
-    def of(cls, keys: LayerKeys, gpus_per_node: int) -> Groups:
+    def of(cls, keys: LayerKeys, gpus_per_node: int, heads_shared: Array = 1) -> Groups:
+        """heads_shared: neighbouring ranks of each context-parallel group that exchange heads."""
         return cls(
             placement(keys.tp, 1, gpus_per_node),
             placement(keys.cp, keys.tp, gpus_per_node),
+            placement(np.broadcast_to(heads_shared, len(keys)), keys.tp, gpus_per_node),
+            placement(np.maximum(keys.cp // heads_shared, 1), keys.tp * heads_shared, gpus_per_node),
             placement(keys.wp, 1, gpus_per_node),
             placement(keys.ep, keys.etp, gpus_per_node),
             placement(keys.etp, 1, gpus_per_node),

@@ -40,6 +40,7 @@ class Shapes:
     kv_heads: np.ndarray
     vocab: np.ndarray
     sequence_split: np.ndarray  #: bool: MSP or FSP
+    heads_shared: np.ndarray  #: context-parallel ranks over which all-to-alls divide the heads
     keeps_shard: np.ndarray  #: bool: a column linear keeps only its shard of the input
 
     @property
@@ -88,8 +89,12 @@ class Shapes:
         keeps_shard = keys.is_mode(TpMode.FSP) | (sequence_split & framework.tensor_parallel.regathers_input)
         multiple = 128 * keys.tp
         padded = model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple
+        heads_shared = {"a2a": keys.cp, "a2a+ring": np.minimum(keys.cp, run.cp_a2a_size)}.get(
+            run.cp_comm, np.ones_like(keys.cp)
+        )
         return cls(
-            model=model, run=run, framework=framework, keys=keys, groups=Groups.of(keys, cluster.gpus_per_domain), kind=kind,
+            model=model, run=run, framework=framework, keys=keys, kind=kind,
+            groups=Groups.of(keys, cluster.gpus_per_domain, heads_shared), heads_shared=heads_shared,
             tokens=tokens, local_tokens=local, linear_tokens=np.where(isp, local, tokens),
             norm_tokens=np.where(mtp, tokens, local), split=np.where(isp, 1, keys.tp),
             heads=np.maximum(model.num_attention_heads // keys.tp, 1),

@@ -12,13 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler.errors import InputError
-from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs, overlap_runs
+from solver.spec.expert_rules import (
+    context_exchange_runs,
+    experts_divide,
+    experts_run,
+    heads_divide_by_cp,
+    mode_runs,
+    overlap_runs,
+)
 from solver.spec.feasibility import (
     check_modules,
     check_offload,
     check_world,
     heads_divide,
-    heads_divide_by_cp,
     sequence_divides,
     tensor_parallel_runs,
 )
@@ -79,11 +85,11 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
             if not sequence_divides(seq_len, int(cp), 1):
                 rejected["the sequence is too short for cp"] += 1
                 continue
-            if not context_exchange_runs(model, seq_len, cp_comm, int(cp)):
-                rejected["windows or chunks of attention need cp_comm a2a or allgather"] += 1
+            if not context_exchange_runs(model, problem.run, int(cp)):
+                rejected["windows, chunks or documents need cp_comm a2a or allgather"] += 1
                 continue
-            if not heads_divide_by_cp(model, cp_comm, int(tp), int(cp)):
-                rejected["attention heads do not divide by tp * cp"] += 1
+            if not heads_divide_by_cp(model, problem.run, int(tp), int(cp)):
+                rejected["attention heads do not divide by tp and the context-parallel ranks that share them"] += 1
                 continue
             for pp in divisors(world // tp // cp):
                 if pp > model.num_hidden_layers:

@@ -34,7 +34,7 @@ def _offloaded(problem: Problem, what: str, values: Sequence[float | int], descr
 
 #: Constant of the run -> the values of it that the framework runs and that concern the model.
 DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
-    "cp_comm": lambda p: p.framework.can_run.cp_comms or (p.run.cp_comm,),
+    "cp_comm": lambda p: [how for how in p.framework.can_run.cp_comms if how != "a2a+ring"] or [p.run.cp_comm],
     "tp_comm_overlap": lambda p: _flag(p.framework.can_run.tp_comm_overlap),
     "recompute_modules": _modules,
     "moe_dispatcher": lambda p: p.framework.can_run.dispatchers,

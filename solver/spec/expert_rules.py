@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from solver.spec.framework import CanRun
 from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
 
 
 def experts_divide(model: ModelSpec, ranks: int, ep: int, etp: int) -> bool:
@@ -21,15 +22,22 @@ def experts_run(can_run: CanRun, tp: int, ranks: int, ep: int, etp: int) -> bool
     return etp == tp and (ranks // tp) % ep == 0
 
 
-def attends_in_parts(model: ModelSpec, seq_len: int) -> bool:
-    """Whether some layer's attention sees only a window or a chunk of a sequence."""
-    return 0 < model.sliding_window < seq_len or 0 < model.attention_chunk_size < seq_len
+def attends_in_parts(model: ModelSpec, run: Strategy) -> bool:
+    """Whether some layer's attention sees only a window, a chunk or a document of a sequence."""
+    parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
+    return parts or run.document_tokens > 0
 
 
-def context_exchange_runs(model: ModelSpec, seq_len: int, cp_comm: str, cp: int) -> bool:
+def context_exchange_runs(model: ModelSpec, run: Strategy, cp: int) -> bool:
     """Whether context parallelism works: keys that pass in a ring do not meet the windows and chunks (Transformer Engine
-    refuses p2p with a window)."""
-    return cp == 1 or cp_comm != "ring" or not attends_in_parts(model, seq_len)
+    refuses p2p with a window), nor are documents described there."""
+    return cp == 1 or "ring" not in run.cp_comm or not attends_in_parts(model, run)
+
+
+def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> bool:
+    """Whether all-to-alls of context parallelism can share a tensor rank's query heads over their ranks."""
+    shared = run.cp_a2a_size if run.cp_comm == "a2a+ring" else cp if run.cp_comm == "a2a" else 1
+    return cp == 1 or (cp % shared == 0 and model.num_attention_heads // tp % shared == 0)
 
 
 def mode_runs(model: ModelSpec, tp_mode: str, tp: int) -> bool:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from profiler.errors import InputError
 from solver.spec.cluster import Cluster
-from solver.spec.expert_rules import context_exchange_runs, experts_divide, experts_run, mode_runs, overlap_runs
+from solver.spec.expert_rules import (
+    context_exchange_runs,
+    experts_divide,
+    experts_run,
+    heads_divide_by_cp,
+    mode_runs,
+    overlap_runs,
+)
 from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
@@ -47,11 +54,6 @@ def sequence_divides(seq_len: int, cp: int, split: int) -> bool:
     chunks = 2 * cp if cp > 1 else 1
     long_enough = cp * split == 1 or seq_len // (cp * split) >= MIN_LOCAL_TOKENS
     return seq_len % (chunks * split) == 0 and long_enough
-
-
-def heads_divide_by_cp(model: ModelSpec, cp_comm: str, tp: int, cp: int) -> bool:
-    """Whether all-to-all context parallelism can shard a tensor rank's query heads again over cp ranks."""
-    return cp_comm != "a2a" or model.num_attention_heads // tp % cp == 0
 
 
 def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
@@ -242,7 +244,7 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
         (sequence_divides(s.seq_len, s.cp, split), f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"),
-        (heads_divide_by_cp(model, s.cp_comm, s.tp, s.cp), f"cp {s.cp} by all-to-all does not divide the heads of tp {s.tp}"),
+        (heads_divide_by_cp(model, s, s.tp, s.cp), f"cp {s.cp} by {s.cp_comm} does not divide the heads of tp {s.tp}"),
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
         (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
@@ -265,8 +267,8 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         ),
         (mode_runs(model, s.tp_mode, s.tp), f"tp_mode {s.tp_mode} with tp {s.tp} is not described for {model.name}"),
         (
-            context_exchange_runs(model, s.seq_len, s.cp_comm, s.cp),
-            f"cp {s.cp} in a ring does not work with windows or chunks of attention; use cp_comm a2a or allgather",
+            context_exchange_runs(model, s, s.cp),
+            f"cp {s.cp} in a ring does not work with windows, chunks or documents; use cp_comm a2a or allgather",
         ),
         (s.tp * s.cp * s.dp % s.wp == 0, f"wp {s.wp} does not divide the {s.tp * s.cp * s.dp} ranks of a stage"),
         (

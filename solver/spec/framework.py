@@ -167,7 +167,7 @@ class CanRun:
     zero_with_pipeline: tuple[int, ...] = (0, 1)  #: of these; DeepSpeed's engine asserts less than 2
     tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: empty: none; where shards are gathered again, FSP is MSP
     replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
-    cp_comms: tuple[str, ...] = CHOICES["cp_comm"]  #: exchanges of context parallelism; empty: no context parallelism
+    cp_comms: tuple[str, ...] = ("ring", "a2a", "allgather")  #: exchanges of context parallelism; empty: no context parallelism
     pipeline: bool = True
     schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
     uneven_stages: bool = True  #: layers need not divide by pp

@@ -57,17 +57,28 @@ class LayerKinds:
         return out
 
 
-def layer_kinds(model: ModelSpec, seq_len: int = 0, bf16_ends: tuple[int, int] = (0, 0)) -> LayerKinds:
-    """Return the kinds of the model's layers. seq_len: windows and chunks that are no shorter see all tokens (0: none is).
-    bf16_ends: layers at the start and at the end whose linears are not quantised."""
+def layer_kinds(
+    model: ModelSpec, seq_len: int = 0, bf16_ends: tuple[int, int] = (0, 0), document_tokens: int = 0
+) -> LayerKinds:
+    """Return the kinds of the model's layers.
+
+    seq_len: windows and chunks that are no shorter see all tokens (0: none is). bf16_ends: layers at the start and at the end
+    whose linears are not quantised. document_tokens: of packed documents (0: a sequence is one), which attention treats as
+    chunks; a shorter window or chunk stays.
+    """
     layers, (start, end) = model.num_hidden_layers, bf16_ends
-    each = [replace(_kind(model, layer, seq_len), quantised=start <= layer < layers - end) for layer in range(layers)]
+    each = [
+        replace(_kind(model, layer, seq_len, document_tokens), quantised=start <= layer < layers - end)
+        for layer in range(layers)
+    ]
     kinds = tuple(dict.fromkeys(each))
     return LayerKinds(kinds, np.array([kinds.index(kind) for kind in each], dtype=np.int64))
 
 
-def _kind(model: ModelSpec, layer: int, seq_len: int) -> LayerKind:
+def _kind(model: ModelSpec, layer: int, seq_len: int, document_tokens: int) -> LayerKind:
     window, chunk = _seen(model, layer)
+    if document_tokens and (not window or window >= document_tokens):
+        window, chunk = 0, min(chunk or document_tokens, document_tokens)
     if seq_len:
         window, chunk = window * (window < seq_len), chunk * (chunk < seq_len)
     rope = not model.no_rope_layers or bool(model.no_rope_layers[layer])

@@ -9,6 +9,7 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
+from solver.spec.documents import effective_document
 from solver.spec.recipes import FP8_RECIPES
 
 
@@ -40,7 +41,7 @@ SPLIT_BACKWARD = ("zb-h1", "zb-1p", "zb-2p", *WAVES)
 #: Allowed values of the keys that have a fixed set of them.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "tp_mode": tuple(mode.name.lower() for mode in TpMode),
-    "cp_comm": ("ring", "a2a", "allgather"),
+    "cp_comm": ("ring", "a2a", "allgather", "a2a+ring"),
     "schedule": SCHEDULES,
     "zero": (0, 1, 2, 3),
     "recompute": tuple(level.name.lower() for level in Recompute),
@@ -77,6 +78,7 @@ class Strategy:
     wp: int = 1
     cp: int = 1
     cp_comm: str = "ring"
+    cp_a2a_size: int = 0  #: of a2a+ring: neighbouring ranks that exchange heads; cp over as many of them pass keys in a ring
     ep: int = 1  #: ranks that share the experts of a layer
     etp: int = 1  #: ranks that split each expert
     pp: int = 1
@@ -86,6 +88,7 @@ class Strategy:
     num_layers_in_last_pipeline_stage: int = 0
     account_for_embedding_in_pipeline_split: bool = False  #: the embedding takes the place of a layer of the first stage
     account_for_loss_in_pipeline_split: bool = False  #: head and loss take the place of a layer of the last stage
+    document_lengths: str = ""  #: packed documents that do not see each other, tokens:share joined by +; "": one a sequence
     pipeline_layout: str = ""  #: layers of every chunk (solver.spec.pipeline_layout); "": divided evenly
     dp: int = 1
     zero: int = 1
@@ -139,6 +142,10 @@ class Strategy:
         for key in _FLAGS:
             if not isinstance(getattr(self, key), bool):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
+        if self.document_lengths:
+            effective_document(self.document_lengths, self.seq_len)
+        if (self.cp_comm == "a2a+ring") != (self.cp_a2a_size > 1):
+            raise InputError(f"cp_comm a2a+ring needs cp_a2a_size above 1, and nothing else does; it is {self.cp_a2a_size}")
         if not isinstance(self.pipeline_layout, str):
             raise InputError(f"pipeline_layout is {shown(self.pipeline_layout)}; it must be a text such as Et*3|t*4|t*4|t*3L")
         object.__setattr__(self, "recompute_modules", _modules(self.recompute_modules))
@@ -164,6 +171,17 @@ class Strategy:
     def modules_recomputed(self) -> tuple[str, ...]:
         """The modules of a layer that selective recomputation recomputes."""
         return tuple(self.recompute_modules.split("+"))
+
+    @property
+    def heads_shared(self) -> int:
+        """Context-parallel ranks over which all-to-alls divide the heads."""
+        return {"a2a": self.cp, "a2a+ring": self.cp_a2a_size}.get(self.cp_comm, 1) if self.cp > 1 else 1
+
+    @property
+    def document_tokens(self) -> int:
+        """Tokens of equal documents that make attention as large as those of ``document_lengths``; 0: those of a sequence."""
+        tokens = effective_document(self.document_lengths, self.seq_len) if self.document_lengths else 0
+        return tokens if tokens < self.seq_len else 0
 
     @property
     def counts_ends(self) -> int:

@@ -63,7 +63,7 @@ class Problem:
         """The kinds of the model's layers at this sequence length."""
         run = self.run
         ends = (run.num_layers_at_start_in_bf16, run.num_layers_at_end_in_bf16)
-        return layer_kinds(self.model, run.seq_len, ends if run.precision in QUANTISED else (0, 0))
+        return layer_kinds(self.model, run.seq_len, ends if run.precision in QUANTISED else (0, 0), run.document_tokens)
 
     @property
     def chunks(self) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class Solutions:
     @property
     def flops_per_second(self) -> np.ndarray:
         """Model FLOP/s per accelerator, attention counted with its causal half."""
-        return self.tgs * flops_per_token(self.problem.model, self.problem.run.seq_len)
+        return self.tgs * flops_per_token(self.problem.model, self._attended)
 
     @property
     def mfu(self) -> np.ndarray:
@@ -55,7 +55,12 @@ class Solutions:
     @property
     def mfu_whole_square(self) -> np.ndarray:
         """The same with the whole square of attention counted, as some frameworks print it."""
-        return self.tgs * flops_per_token(self.problem.model, self.problem.run.seq_len, whole_square=True) / self._peak
+        return self.tgs * flops_per_token(self.problem.model, self._attended, whole_square=True) / self._peak
+
+    @property
+    def _attended(self) -> int:
+        """Tokens of the sequence, or of its packed documents."""
+        return self.problem.run.document_tokens or self.problem.run.seq_len
 
     @property
     def _peak(self) -> float:

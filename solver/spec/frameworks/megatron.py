@@ -62,7 +62,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     aliases=("megatron-core", "megatron-lm core", "megatron-lm v0.", "mcore"),
     best_practice={"overlap_param_gather": True, "cross_entropy_fusion": True},  # Transformer Engine's fused cross entropy
     can_run={
-        "cp_comms": ("ring", "a2a", "allgather"),  # --cp-comm-type, since 0.10
+        "cp_comms": CHOICES["cp_comm"],  # --cp-comm-type, since 0.10; a2a+p2p with --hierarchical-context-parallel-sizes
         "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
         "pipeline_layout": True,  # --pipeline-model-parallel-layout, since 0.13
@@ -228,7 +228,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "replicated_kv_heads": True,
         "uneven_stages": True,
         "pipeline_layout": True,
-        "cp_comms": ("ring", "a2a", "allgather"),
+        "cp_comms": CHOICES["cp_comm"],
         "schedules": SCHEDULES,
         "experts": True,
         "folds_experts": True,

@@ -65,6 +65,14 @@ def test_experts() -> None:
     assert (run["ep"], run["etp"], run["moe_dispatcher"], run["moe_grouped_gemm"]) == (2, 2, "deepep", False)  # etp: tp
 
 
+def test_context_flags() -> None:
+    assert read()[1]["cp_comm"] == "ring" and read(cp_comm_type="a2a")[1]["cp_comm"] == "a2a"
+    both = read(cp_comm_type="a2a+p2p", hierarchical_context_parallel_sizes="4 2")[1]
+    assert (both["cp_comm"], both["cp_a2a_size"]) == ("a2a+ring", 4)
+    with pytest.raises(InputError, match="need each other"):
+        read(cp_comm_type="a2a+p2p")
+
+
 def test_optimizer_and_host_flags() -> None:
     run = read(optimizer_cpu_offload=True, optimizer_offload_fraction=0.25, cpu_offloading_num_layers=3)[1]
     assert (run["optimizer_offload_fraction"], run["offload_layers"]) == (0.25, 3)

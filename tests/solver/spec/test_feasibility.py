@@ -9,11 +9,11 @@ from toy import DEVICE, TINY, run_of
 
 from profiler.errors import InputError
 from solver.spec.cluster import cluster_of
+from solver.spec.expert_rules import heads_divide_by_cp
 from solver.spec.feasibility import (
     check_layout,
     check_world,
     heads_divide,
-    heads_divide_by_cp,
     sequence_divides,
     stages_broken,
     tensor_parallel_runs,
@@ -64,8 +64,11 @@ def test_heads_are_sharded_or_replicated_evenly() -> None:
     assert not heads_divide(MODEL.replace(num_attention_heads=12, num_key_value_heads=3), 2)  # 3 heads are neither
     assert not heads_divide(MODEL.replace(intermediate_size=126), 4)
     # all-to-all shards a tensor rank's heads again: 4 / 2 heads over 2 ranks, not over 4; other exchanges keep them
-    assert [heads_divide_by_cp(MODEL, "a2a", 2, cp) for cp in (1, 2, 4)] == [True, True, False]
-    assert heads_divide_by_cp(MODEL, "ring", 2, 4)
+    run = Strategy(world_size=1, seq_len=1)
+    assert [heads_divide_by_cp(MODEL, run.replace(cp_comm="a2a"), 2, cp) for cp in (1, 2, 4)] == [True, True, False]
+    both = run.replace(cp_comm="a2a+ring", cp_a2a_size=2)
+    assert [heads_divide_by_cp(MODEL, both, 2, cp) for cp in (1, 2, 3, 4, 8)] == [True, True, False, True, True]
+    assert heads_divide_by_cp(MODEL, run, 2, 4)
 
 
 def staged(pp: int, first: int = 0, last: int = 0, vpp: int = 1, counts: tuple[bool, bool] = (False, False)) -> Strategy:
