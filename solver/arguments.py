@@ -20,7 +20,7 @@ _PICTURES = ("plot", "plot_scaling", "plot_stages")
 _OF_A_SEARCH = ("search", "also", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
-    "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health",
+    "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", "balance",
     *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
@@ -69,6 +69,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
     p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
                    "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
+    p.add_argument("--balance", action="store_true", help="deal the layers of the (best) layout to its stages one by one, "
+                   "and recompute to match, so that none is waited for")  # fmt: skip
     p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")

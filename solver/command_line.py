@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -40,6 +41,7 @@ from solver.formats.config_file import RunConfig, find_model, load_cluster, load
 from solver.formats.step_log import read_observation
 from solver.report.health import Finding, health
 from solver.report.output import (
+    balanced_dict,
     findings_list,
     problem_dict,
     search_dict,
@@ -49,8 +51,9 @@ from solver.report.output import (
     write_csv,
     write_json,
 )
-from solver.report.terminal import show_health, show_search, show_single, show_validation
+from solver.report.terminal import balance_text, show_health, show_search, show_single, show_validation
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
+from solver.search.balance import balanced
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_constants, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
 from solver.search.variants import Variant, parse_demanded, search_variants
@@ -147,12 +150,16 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         solutions = estimate(problem, strategies)
         notes = _notes(problem, config, "\n".join(filter(None, (network, timed, rounded))), set(AXES) & config.layout.keys())
         findings = _health(args.health, solutions) if args.health else []
+        deal = balanced(solutions, 0) if args.balance else None
         show_single(console, solutions, said, notes)
+        if deal:
+            console.print(balance_text(deal))
         if args.health:
             show_health(console, findings)
         if args.json:
             whole = problem_dict(solutions, said) | {"network": network, "best": [solution_dict(solutions, 0)]}
             whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})
+            whole |= balanced_dict(deal)
             write_json(args.json, whole)
         if args.csv:
             write_csv(args.csv, solutions)
@@ -174,10 +181,13 @@ def predict(args: argparse.Namespace, console: Console) -> None:
             result = next(variant.result for variant in others if variant.result)
         else:
             result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
-    show_search(
-        console, result, said, _notes(result.problem, config, "\n".join(filter(None, (network, timed, rounded)))), others
-    )
-    _write_search(args, result, said, network, console, others)
+    notes = _notes(result.problem, config, "\n".join(filter(None, (network, timed, rounded))))
+    deal = balanced(result.best, 0) if args.balance else None
+    show_search(console, result, said, notes, others)
+    if deal:
+        console.print(balance_text(deal))
+    found = {"network": network} | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
+    _write_search(args, result, said, found, console)
 
 
 def _health(path: Path, solutions: Solutions) -> list[Finding]:
@@ -220,13 +230,10 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _write_search(
-    args: argparse.Namespace, result: SearchResult, said: str, network: str, console: Console, others: Sequence[Variant]
-) -> None:
+def _write_search(args: argparse.Namespace, result: SearchResult, said: str, found: dict[str, Any], console: Console) -> None:
     with Console(stderr=True).status("writing the results"):
         if args.json:
-            also = {"also": variants_list(others)} if others else {}
-            write_json(args.json, search_dict(result, said) | {"network": network} | also)
+            write_json(args.json, search_dict(result, said) | found)
         if args.csv:
             write_csv(args.csv, result.best)
     if args.plot:

@@ -20,6 +20,7 @@ from profiler.files import write_text
 from solver.report.explain import Explanation, explain, tied
 from solver.report.health import Finding
 from solver.report.other_settings import other_settings
+from solver.search.balance import Balanced
 from solver.search.search import SearchResult
 from solver.search.variants import Variant
 from solver.spec.model_size import parameters
@@ -158,6 +159,15 @@ def variants_list(variants: Sequence[Variant]) -> list[dict[str, Any]]:
                     "layout": layout_dict(variant.result.best, 0)}  # fmt: skip
         found.append(row)
     return found
+
+
+def balanced_dict(deal: Balanced | None) -> dict[str, Any]:
+    """Return what dealing single layers to the stages brings, if that was asked for."""
+    if deal is None:
+        return {}
+    found = {"layout": layout_dict(deal.solutions, 0), "step_s": deal.seconds, "evenly_dealt_step_s": deal.before,
+             "peak_memory_bytes": float(deal.solutions.memory.device[0])}  # fmt: skip
+    return {"balanced": found}
 
 
 def settings_list(solutions: Solutions) -> list[dict[str, Any]]:

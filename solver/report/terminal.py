@@ -14,6 +14,7 @@ from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.validate import Prediction, Regret, Score
 from solver.report.words import PART_NAMES, seconds
+from solver.search.balance import Balanced
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.search.variants import Variant
 from solver.spec.cluster import Cluster
@@ -55,6 +56,18 @@ def show_search(
     console.print(_LEGEND)
     console.print(breakdown(result.best, 0))
     console.print(_searched(result))
+
+
+def balance_text(deal: Balanced) -> Text:
+    """Return what dealing single layers to the stages brings."""
+    memory = f"{deal.solutions.memory.device[0] / GIB:.1f} GiB"
+    change = deal.seconds / deal.before - 1
+    if change > -5e-4:
+        return Text("Layers dealt to the stages one by one make the step no shorter.", style="bold")
+    return Text(
+        f"Layers dealt to the stages one by one, {deal.text}: {seconds(deal.seconds)} ({change:+.1%}), {memory}\n"
+        f"{describe(deal.solutions, 0)}", style="bold",
+    )  # fmt: skip
 
 
 def _variants_table(variants: Sequence[Variant]) -> Table:

@@ -1,0 +1,125 @@
+"""Layers dealt to the stages of one layout so that none is waited for: a layout string, with a recomputation to match.
+
+The stages with the embedding and the head get fewer layers. Found by moving single layers between chunks as long as the step
+gets shorter, or memory that does not fit less; every candidate is estimated like any other layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from profiler.errors import InputError
+from solver.spec.pipeline_layout import layout_text
+from solver.spec.strategy import Recompute
+from solver.step.layouts import Layouts
+from solver.step.per_stage import chunks_of, time_of_stages
+from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.time import PARTS
+
+#: Shares of the fullest stage's layers that recomputation of whole layers is tried with.
+_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+_BUBBLE = PARTS.index("bubble")
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """The best deal of layers: its estimate (of a single layout, whose run states pipeline_layout), and the evenly dealt one's
+    seconds."""
+
+    solutions: Solutions
+    before: float
+
+    @property
+    def seconds(self) -> float:
+        return float(self.solutions.times.seconds[0])
+
+    @property
+    def text(self) -> str:
+        return self.solutions.problem.run.pipeline_layout
+
+
+def balanced(solutions: Solutions, index: int) -> Balanced:
+    """Return the best layout string for layout ``index``, and the recomputation that is best with it.
+
+    Raises InputError where there is no pipeline, or the framework runs no layout strings.
+    """
+    problem, one = solutions.problem, solutions.layouts.take(np.array([index]))
+    if int(one.splits.pp[0]) == 1:
+        raise InputError("there is one pipeline stage, so there is nothing to balance; leave --balance out")
+    if not problem.framework.can_run.pipeline_layout:
+        raise InputError(f"{problem.framework.name} does not run layers that are dealt to each stage; leave --balance out")
+    chunks = chunks_of(solutions, index)
+    pp = int(one.splits.pp[0])
+    fullest = max(sum(chunks[stage::pp]) for stage in range(pp))
+    starts = [_dealt(solutions, layouts, chunks) for layouts in _recomputations(solutions, one, fullest)]
+    found = [_improved(start, chunks) for start in starts]
+    fitting = [one for one in found if _fits(one)]
+    if not fitting:
+        raise InputError("no deal of the layers to the stages fits in memory; leave --balance out")
+    best = min(fitting, key=lambda one: float(one.times.seconds[0]))
+    return Balanced(best, float(solutions.times.seconds[index]))
+
+
+def _plain(one: Layouts) -> Layouts:
+    """Return the layout without the ways to divide layers that a layout string replaces."""
+    none = np.zeros(1, dtype=np.int64)
+    names = [name for name in vars(one.splits) if name.startswith(("num_layers_in", "account_for"))]
+    return replace(one, splits=replace(one.splits, **dict.fromkeys(names, none)))
+
+
+def _recomputations(solutions: Solutions, one: Layouts, fullest: int) -> Iterator[Layouts]:
+    """Yield the layout with other levels and amounts of recomputation that the framework runs."""
+    offered, plain = solutions.problem.framework.can_run.recompute, _plain(one)
+    levels = [(Recompute[name.upper()], -1) for name in offered if name != "full"]
+    if "full" in offered:
+        levels += [(Recompute.FULL, max(round(fullest * share), 1)) for share in _SHARES[1:]]
+    for level, layers in dict.fromkeys(levels):
+        yield replace(plain, recompute=np.array([int(level)]), recompute_layers=np.array([layers]))
+
+
+def _dealt(solutions: Solutions, layouts: Layouts, chunks: tuple[int, ...]) -> Solutions:
+    run = solutions.problem.run.replace(pipeline_layout=layout_text(chunks, solutions.problem.model.num_nextn_predict_layers))
+    return estimate_layouts(replace(solutions.problem, run=run), layouts, solutions.table)
+
+
+def _fits(solutions: Solutions) -> bool:
+    return bool(solutions.memory.device[0] <= solutions.problem.cluster.memory_bytes)
+
+
+def _cost(solutions: Solutions) -> tuple[float, float]:
+    """Return what is to be less: bytes that do not fit, then seconds."""
+    missing = max(float(solutions.memory.device[0]) - solutions.problem.cluster.memory_bytes, 0.0)
+    return missing, float(solutions.times.seconds[0])
+
+
+def _improved(start: Solutions, chunks: tuple[int, ...]) -> Solutions:
+    """Return what moving single layers, from the slowest or the fullest stage to another, makes of ``start``."""
+    best = start
+    pp = int(start.layouts.splits.pp[0])
+    for _ in range(start.problem.model.num_hidden_layers):
+        bubble = time_of_stages(best, 0)[_BUBBLE]
+        origin = int(best.memory.stage[0]) if not _fits(best) else int(np.argmin(bubble))
+        moved = [
+            (_dealt(best, best.layouts, dealt), dealt)
+            for target in np.argsort(-bubble)[: max(4, pp // 4)].tolist()
+            if target != origin and (dealt := _moved(chunks, pp, origin, target)) is not None
+        ]
+        better = min(moved, key=lambda pair: _cost(pair[0]), default=None)
+        if better is None or _cost(better[0]) >= _cost(best):
+            return best
+        best, chunks = better
+    return best
+
+
+def _moved(chunks: tuple[int, ...], pp: int, origin: int, target: int) -> tuple[int, ...] | None:
+    """Return the chunks with a layer of stage ``origin`` on stage ``target``: from its largest chunk to its smallest one."""
+    dealt = np.array(chunks)
+    out = origin + pp * int(np.argmax(dealt[origin::pp]))
+    if dealt[out] == 0:
+        return None
+    dealt[out] -= 1
+    dealt[target + pp * int(np.argmin(dealt[target::pp]))] += 1
+    return tuple(dealt.tolist())
