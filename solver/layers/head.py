@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from solver.layers.norm import norm_ops
 from solver.layers.ops import linear, memory_bound, tp_collective
-from solver.layers.program import FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.layers.program import FORWARD, INPUT_GRAD, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
@@ -45,11 +47,27 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
     wgrad, dgrad = (("vocab.weight_grad",), ("vocab.input_grad",)) if beside else ((), ())
     return [
         tp_collective(shapes, "vocab.all_gather", "head", "all_gather", FORWARD, sequence),
-        *linear(shapes, "vocab", "head", shapes.vocab, shapes.model.hidden_size, tokens=shapes.tokens, quantised=False),
+        *_in_chunks(
+            shapes,
+            linear(shapes, "vocab", "head", shapes.vocab, shapes.model.hidden_size, tokens=shapes.tokens, quantised=False),
+        ),
         tp_collective(shapes, "vocab.reduce_scatter", "head", "reduce_scatter", INPUT_GRAD, sequence, wgrad),
         tp_collective(shapes, "vocab.all_reduce", "head", "all_reduce", INPUT_GRAD, mtp, wgrad),
         tp_collective(shapes, "vocab.regather", "head", "all_gather", INPUT_GRAD, shapes.keeps_shard | isp, dgrad),
     ]
+
+
+def _with_projection(shapes: Shapes) -> bool:
+    return shapes.run.cross_entropy_fusion and shapes.run.cross_entropy_fusion_impl == "linear"
+
+
+def _in_chunks(shapes: Shapes, gemms: list[Op]) -> list[Op]:
+    """Return the projection's GEMMs; where the loss is fused with it, over chunks of tokens with as many logits as all inputs
+    have elements (Hsu et al. 2024, Liger Kernel, arXiv 2410.10989 section 3.2): their gradients follow at once."""
+    if not _with_projection(shapes):
+        return gemms
+    chunks = np.maximum(shapes.vocab // shapes.model.hidden_size, 1)
+    return [replace(op, dims={**op.dims, "parts": chunks}) if op.phase != WEIGHT_GRAD else op for op in gemms]
 
 
 def _logits(shapes: Shapes) -> np.ndarray:
@@ -83,6 +101,7 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
 
     Fused: the 16-bit logits, which become their gradient, and nothing else; Megatron's compiled functions do not work in place,
     and hold two fp32 copies of the logits beside them. Compiled: the logits, later also their gradient.
+    With the projection: never all logits.
     Unfused, Megatron's: fp32 probabilities, which become their gradient in place, in addition to the 16-bit logits (as read).
     Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
     16-bit logits. Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight while the
@@ -91,6 +110,9 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     logits = _logits(shapes)
     returned = shapes.framework.memory.vocab_dummy_gradient or shapes.run.gradient_accumulation_fusion is False
     dummy = shapes.vocab * shapes.model.hidden_size * HALF * returned
+    if _with_projection(shapes):  # the gradient of the input is kept; the logits of one chunk come and go, also in fp32
+        inputs = shapes.tokens * shapes.model.hidden_size
+        return inputs * shapes.element, inputs * (shapes.element + FP32) + dummy
     if shapes.run.cross_entropy_fusion:
         if shapes.run.cross_entropy_fusion_impl == "native":
             return logits * FP32, np.maximum(logits * (shapes.element + FP32), dummy)

@@ -135,6 +135,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         ),
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
+        (can.fuses_projection or not fuses_projection(s), f"{name} does not offer cross_entropy_fusion_impl linear"),
         (s.optimizer_states in can.optimizer_states, f"{name} does not offer optimizer_states {s.optimizer_states}"),
         *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in _offloads(s)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
@@ -148,6 +149,11 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         ),
         *_expert_rules(framework, model, s),
     )
+
+
+def fuses_projection(s: Strategy) -> bool:
+    """Whether the cross entropy is fused with the vocabulary's projection."""
+    return s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
 
 
 def _offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
@@ -210,10 +216,12 @@ def check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None
 
 
 def check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where a search's framework does not offload what the run says."""
+    """Raise InputError where a search's framework does not offload or fuse what the run says."""
     for what, used in _offloads(run):
         if used and what not in framework.can_run.offloads:
             raise InputError(f"{framework.name} does not offer to offload {what}")
+    if fuses_projection(run) and not framework.can_run.fuses_projection:
+        raise InputError(f"{framework.name} does not offer cross_entropy_fusion_impl linear")
     if run.optimizer_states not in framework.can_run.optimizer_states:
         raise InputError(f"{framework.name} does not offer optimizer_states {run.optimizer_states}")
     if run.offload_layers >= model.num_hidden_layers:

@@ -181,6 +181,7 @@ class CanRun:
     splits_experts: bool = True  #: etp may be more than 1
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
     overlaps_exchange: bool = False  #: moe_exchange_overlap
+    fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
     offloads: tuple[str, ...] = ()  #: to the host: "optimizer" (a share of the moments), "activations" (of some layers)

@@ -50,7 +50,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
     "optimizer_states": ("fp32", "bf16", "8bit"),
-    "cross_entropy_fusion_impl": ("te", "native"),
+    "cross_entropy_fusion_impl": ("te", "native", "linear"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
 }
 _FLAGS = (
@@ -111,7 +111,9 @@ class Strategy:
     tp_comm_overlap: bool = False
     p2p_overlap: bool = False
     cross_entropy_fusion: bool = False
-    cross_entropy_fusion_impl: str = "te"  #: Transformer Engine's kernel, in place, or Megatron's compiled functions in fp32
+    cross_entropy_fusion_impl: str = (
+        "te"  #: Transformer Engine's kernel, in place, Megatron's compiled functions in fp32, or with the projection
+    )
     moe_dispatcher: str = "alltoall"  #: how tokens reach the ranks of their experts
     moe_capacity_factor: float = 0.0  #: rows of an expert over their mean, missing ones padded; 0: no token is dropped
     moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean

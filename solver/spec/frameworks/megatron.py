@@ -227,6 +227,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "tp_modes": (TpMode.MTP, TpMode.MSP, TpMode.ISP),
         "replicated_kv_heads": True,
         "uneven_stages": True,
+        "fuses_projection": True,
         "pipeline_layout": True,
         "cp_comms": CHOICES["cp_comm"],
         "schedules": SCHEDULES,

@@ -55,6 +55,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
         "zero_with_pipeline": (0, 1), "experts": True, "folds_experts": True, "splits_experts": False,
+        "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),
     },
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False},

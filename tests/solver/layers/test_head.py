@@ -1,0 +1,49 @@
+"""The cross entropy fused with the vocabulary's projection: never all logits, as much work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy import estimated, layer_keys, make_problem, toy_cost
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver.formats.config_file import load_run_config
+from solver.layers.head import head_program
+from solver.spec.cluster import cluster_of
+from solver.spec.feasibility import check_layout
+from solver.spec.strategy import Recompute, Strategy
+
+MODEL = load_run_config("configs/models/llama3_8b.json").model
+FUSED = {"cross_entropy_fusion": True, "cross_entropy_fusion_impl": "linear"}
+
+
+def test_bytes_by_hand() -> None:
+    cluster, keys = cluster_of(toy_cost().device), layer_keys("mtp")
+    tokens, hidden, vocab = 8192, MODEL.hidden_size, MODEL.vocab_size
+    run = Strategy(world_size=8, dp=8, seq_len=tokens, framework="generic")
+    programs = {name: head_program(keys, MODEL, run.replace(**how), cluster)
+                for name, how in (("te", {"cross_entropy_fusion": True}), ("linear", FUSED))}  # fmt: skip
+    kept = {name: float(program.saved_bytes(Recompute.NONE)[0]) for name, program in programs.items()}
+    assert kept["te"] - kept["linear"] == pytest.approx(tokens * (vocab - hidden) * 2, rel=1e-3)
+    assert float(np.ravel(programs["linear"].transient_bytes)[0]) == tokens * hidden * 6  # a chunk of logits, 16 bits and fp32
+    flops = {name: float(program.flops()[0]) for name, program in programs.items()}
+    assert flops["te"] == flops["linear"] == pytest.approx(6 * tokens * hidden * vocab, rel=2e-3)
+
+
+def test_it_saves_memory_and_takes_no_less_time(h100_model: CostModel) -> None:
+    def step(**how: object) -> tuple[float, float]:
+        problem = make_problem(MODEL, 8, h100_model, 8192, framework="generic", precision="bf16", **how)
+        found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=8, num_micro_batches=1)])
+        return float(found.times.seconds[0]), float(found.memory.allocated[0])
+
+    plain, fused = step(cross_entropy_fusion=True), step(**FUSED)
+    assert plain[1] - fused[1] > 1e9
+    assert plain[0] <= fused[0] < 1.02 * plain[0]
+
+
+def test_a_framework_that_does_not_fuse_it_refuses() -> None:
+    problem = make_problem(MODEL, 8, toy_cost(), 8192, framework="megatron-core")
+    run = problem.run.replace(zero=1, zero_shard_size=8, num_micro_batches=1, **FUSED)
+    with pytest.raises(InputError, match="does not offer cross_entropy_fusion_impl linear"):
+        check_layout(MODEL, problem.cluster, run)
