@@ -48,6 +48,7 @@ devices: $(VENV)/.predict
 
 switches: $(VENV)/.predict
 	$(BIN)/python benchmarks/switches.py
+	$(BIN)/python benchmarks/published_layouts.py
 
 step-factors: $(VENV)/.predict
 	$(BIN)/python benchmarks/step_factors.py
