@@ -106,7 +106,8 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         if "megatron_args" in plain:
             given = _section(plain["megatron_args"], name, "megatron_args")
             sections["model"], sections["run"] = sections_of_megatron(given, _count(sections["run"], "world_size"), assumptions)
-        model = _model(sections["model"], assumptions)
+        named = framework_of(str(sections["run"].get("framework", "")))
+        model = _model(sections["model"], named, assumptions)
         if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
         check_model(model, _count(sections["run"], "seq_len"), approximate=True)
@@ -159,10 +160,10 @@ def _check_figures(cluster: Mapping[str, Any], measured: Mapping[str, Any]) -> N
         raise InputError(f"memory_of is {shown(measured['memory_of'])}; it must be {LAST_RANK!r} or absent")
 
 
-def _model(config: dict[str, Any], assumptions: list[str]) -> ModelSpec:
+def _model(config: dict[str, Any], framework: Framework, assumptions: list[str]) -> ModelSpec:
     if not config.get("vocab_size"):
-        config = {**config, "vocab_size": ASSUMED_VOCAB}
-        assumptions.append(f"vocab_size: {ASSUMED_VOCAB}")
+        config = {**config, "vocab_size": framework.example_vocab or ASSUMED_VOCAB}
+        assumptions.append(f"vocab_size: {config['vocab_size']}")
     foreign = bool(MARKS & set(config))
     unread = unread_keys(config) if foreign else unknown_keys(config, but_misspelt=True)
     assumptions += [f"not read: model.{key}={config[key]}" for key in unread]

@@ -206,6 +206,8 @@ class Framework:
     flags: Mapping[str, Any] = field(default_factory=dict)
     #: Strategy fields that a search sets beyond them: what the release offers and its users turn on.
     best_practice: Mapping[str, Any] = field(default_factory=dict)
+    #: Vocabulary of a measured run that states none: that of the tokenizer of the release's own examples; 0: not known.
+    example_vocab: int = 0
     can_run: CanRun
     kernels: Kernels = Kernels()
     tensor_parallel: TensorParallel = TensorParallel()

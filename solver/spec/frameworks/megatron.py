@@ -202,8 +202,11 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
     "2023-11",
     family="megatron-lm-zero-bubble",
     aliases=("megatron-lm (zero-bubble",),
+    # examples/pretrain_zbh1.sh: a SentencePiece model; the names of the paper's models (6.2B, 14.6B, 28.3B) leave it about 32,000
+    example_vocab=32000,
     flags={
         "attention": "unfused",
+        "p2p_overlap": False,  # examples/pretrain_zero_bubble.sh: --no-overlap-p2p-communication
         "account_for_embedding_in_pipeline_split": True,  # its first and last stage hold a layer less
         "account_for_loss_in_pipeline_split": True,
     },
