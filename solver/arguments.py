@@ -21,7 +21,7 @@ _OF_A_SEARCH = ("search", "also", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
     "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", "balance",
-    *_PICTURES, *_OF_A_SEARCH,
+    "export", *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -71,6 +71,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
                    "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
     p.add_argument("--balance", action="store_true", help="deal the layers of the (best) layout to its stages one by one, "
                    "and recompute to match, so that none is waited for")  # fmt: skip
+    p.add_argument("--export", type=Path, metavar="OUT.sh", help="write the (best) layout as a script that launches "
+                   "Megatron-LM with it (--framework megatron-core)")  # fmt: skip
     p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
@@ -138,7 +140,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    files = ("config", "pre_profiling_data_path", "validate", "health", "json", "csv", *_PICTURES)
+    files = ("config", "pre_profiling_data_path", "validate", "health", "json", "csv", "export", *_PICTURES)
     named = {name: getattr(args, name) for name in files}
     seen: dict[Path, str] = {}
     for name, path in named.items():

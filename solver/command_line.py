@@ -17,6 +17,7 @@ from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
 from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError, printable
+from profiler.files import write_text
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profiles import (
     OWN_NAME,
@@ -38,6 +39,7 @@ from solver.arguments import (
 )
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
+from solver.formats.megatron_export import shell_command
 from solver.formats.step_log import read_observation
 from solver.report.health import Finding, health
 from solver.report.output import (
@@ -165,6 +167,8 @@ def predict(args: argparse.Namespace, console: Console) -> None:
             write_csv(args.csv, solutions)
         if args.plot_stages:
             _draw_stages(args.plot_stages, solutions)
+        if args.export:
+            _export(args.export, deal.solutions if deal else solutions, console)
         return
     tokens = args.global_batch_size or DEFAULT_TOKENS
     sequences, rounded = batch_sequences(tokens, length, args.round_batch, problem.run.world_size)
@@ -188,6 +192,8 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         console.print(balance_text(deal))
     found = {"network": network} | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
     _write_search(args, result, said, found, console)
+    if args.export:
+        _export(args.export, deal.solutions if deal else result.best, console)
 
 
 def _health(path: Path, solutions: Solutions) -> list[Finding]:
@@ -248,6 +254,13 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, fou
         draw_scaling(_scaling(result), args.plot_scaling)
     for path in filter(None, (args.json, args.csv, args.plot, args.plot_stages, args.plot_scaling)):
         console.print(f"wrote {path}", markup=False)
+
+
+def _export(path: Path, solutions: Solutions, console: Console) -> None:
+    problem = solutions.problem
+    run = solutions.layouts.strategy(0, problem.run)
+    write_text(path, shell_command(problem.model, run, problem.cluster.gpus_per_node))
+    console.print(f"wrote {path}", markup=False)
 
 
 def _draw_stages(path: Path, solutions: Solutions) -> None:

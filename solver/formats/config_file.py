@@ -13,6 +13,7 @@ from typing import Any
 from profiler.errors import InputError, closest
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.internevo_config import internevo_run
+from solver.formats.megatron_script import read_script
 from solver.formats.text_file import read_text
 from solver.spec.model import ModelSpec, model_from_keys
 from solver.spec.strategy import Strategy
@@ -43,14 +44,18 @@ class RunConfig:
 
 
 def load_run_config(path: str | Path) -> RunConfig:
-    """Read an InternEvo ``.py``, a Hugging Face ``config.json``, a JSON model, or ``{"model": ..., "layout": ...}``.
+    """Read an InternEvo ``.py``, a Hugging Face ``config.json``, a JSON model, ``{"model": ..., "layout": ...}``, or a ``.sh``
+    that launches Megatron-LM.
 
     Raises InputError with one sentence for a file that cannot be read or understood.
     """
     path = Path(path)
-    if path.suffix not in (".py", ".json"):
-        raise InputError(f"{path}: a configuration is a .py file (InternEvo's format) or a .json file")
+    if path.suffix not in (".py", ".json", ".sh"):
+        raise InputError(f"{path}: a configuration is a .py file (InternEvo's format), a .json file, or a .sh of Megatron-LM")
     text = read_text(path, _WHAT, MAX_BYTES)
+    if path.suffix == ".sh":
+        model, layout = read_script(text, path)
+        return RunConfig(path.stem, model, layout, layout["seq_len"], path)
     if path.suffix == ".py":
         run = internevo_run(text, str(path), path.stem)
         return RunConfig(

@@ -70,9 +70,10 @@ _OTHERS = _flags(
     "moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-permute-fusion moe-router-enable-expert-bias "
     "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
     "normalization num-distributed-optimizer-instances num-layers-per-virtual-pipeline-stage num-query-groups "
-    "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type qk-layernorm "
+    "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type "
+    "qk-layernorm recompute-num-layers "
     "optimizer-cpu-offload optimizer-offload-fraction use-precision-aware-optimizer exp-avg-dtype exp-avg-sq-dtype "
-    "cpu-offloading-num-layers recompute-granularity recompute-method recompute-modules recompute-num-layers "
+    "cpu-offloading-num-layers grad-reduce-in-bf16 recompute-granularity recompute-method recompute-modules "
     "sequence-parallel swiglu transformer-impl "
     "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
 )
@@ -208,7 +209,8 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "sequence_parallel": "sequence-parallel" in flags and tp > 1,  # validate_args turns it off otherwise
         "vpp": _chunks(flags, model["num_hidden_layers"], pp),
         "zero": int("use-distributed-optimizer" in flags),
-        "grad_dtype": "fp32",  # bf16 implies --accumulate-allreduce-grads-in-fp32
+        # bf16 implies --accumulate-allreduce-grads-in-fp32, unless that is turned off
+        "grad_dtype": "bf16" if "grad-reduce-in-bf16" in flags else "fp32",
         "precision": _precision(flags),
         "attention": _attention(flags),
         "recompute": _choice(
@@ -219,13 +221,15 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "fused_norm": True,
         "deterministic": "deterministic-mode" in flags,
     }
+    if flags.get("recompute-method") == "block" and run["recompute"] == "full":
+        run["recompute_layers"] = _whole(flags, "recompute-num-layers", 1)
     if run["recompute"] == "selective" and "recompute-modules" in flags:
         run["recompute_modules"] = re.findall(r"[a-z_]+", str(flags["recompute-modules"]))
     if run["cross_entropy_fusion"]:
         run["cross_entropy_fusion_impl"] = flags.get("cross-entropy-fusion-impl", "native")
     if run["zero"]:
         run["zero_shard_size"] = replicas // _whole(flags, own, 1)
-    if "fp8-recipe" in flags:
+    if flags.get("fp8-recipe", "mxfp8") != "mxfp8":  # mxfp8 is a precision of its own
         run["fp8_recipe"] = flags["fp8-recipe"]
     run |= _context(flags) | _optimizer(flags)
     if "pipeline-model-parallel-layout" in flags:

@@ -202,7 +202,7 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
     "2023-11",
     family="megatron-lm-zero-bubble",
     aliases=("megatron-lm (zero-bubble",),
-    # examples/pretrain_zbh1.sh: a SentencePiece model; the names of the paper's models (6.2B, 14.6B, 28.3B) leave it about 32,000
+    # examples/pretrain_zbh1.sh: a SentencePiece model; the names of the paper's models (14.6B, 28.3B) leave it about 32,000
     example_vocab=32000,
     flags={
         "attention": "unfused",

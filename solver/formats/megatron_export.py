@@ -1,0 +1,179 @@
+"""A layout as arguments of Megatron-LM's pretrain_gpt.py: what solver/formats/megatron_args.py reads back as the same layout.
+
+Source: as there. Data and tokenizer are not what a layout decides: the command trains on mock data with the null tokenizer
+until they are replaced.
+"""
+
+from __future__ import annotations
+
+import shlex
+from itertools import groupby
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.megatron_args import FRAMEWORK
+from solver.spec.frameworks import known_framework
+from solver.spec.layer_kinds import has_experts
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
+
+#: Of Megatron-Core, whose arguments these are.
+VERSION = "Megatron-Core 0.12 to 0.16"
+_CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
+_MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
+
+Flags = dict[str, Any]
+
+
+def megatron_arguments(model: ModelSpec, run: Strategy) -> Flags:
+    """Return flag (with its dashes) -> value, or True for a switch.
+
+    Raises InputError for what Megatron's arguments do not express, by name.
+    """
+    if known_framework(run.framework).name != known_framework(FRAMEWORK).name:
+        raise InputError(f"the layout is {run.framework}'s; arguments of Megatron-LM are written for --framework {FRAMEWORK}")
+    _refuse(model, run)
+    flags = {**_model(model, run), **_layout(run), **_training(run)}
+    return {f"--{name}": value for name, value in flags.items() if value is not False and value is not None}
+
+
+def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
+    """Return a shell script that launches the layout with torchrun on each of its nodes."""
+    words = [f"{name} {shlex.quote(str(value))}" if value is not True else name
+             for name, value in megatron_arguments(model, run).items()]  # fmt: skip
+    nodes, each = max(run.world_size // gpus_per_node, 1), min(gpus_per_node, run.world_size)
+    lines = [
+        "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
+        "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
+        "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's).",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        f"torchrun --nnodes {nodes} --nproc-per-node {each} --node-rank ${{NODE_RANK:-0}} "
+        "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",
+    ]  # fmt: skip
+    return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])
+
+
+def _refuse(model: ModelSpec, run: Strategy) -> None:
+    rules = (
+        (model.norms_per_layer == 2 and not model.embedding_norm, "other norms than two a layer"),
+        (not model.sliding_window and not model.attention_chunk_size, "windows or chunks of attention"),
+        (not model.attention_sinks and not model.no_rope_layers, "attention sinks, or layers without rotary embedding"),
+        (model.qk_norm != "all", "norms over all heads of q and k"),
+        (model.position != "alibi", "ALiBi positions"),
+        (model.norm_weight and (model.norm != "layernorm" or model.norm_bias), "norms without parameters"),
+        (not model.head_bias and not model.shared_expert_gate, "a bias of the head, or a gate of the shared experts"),
+        (model.mlp_bias == model.output_bias, "biases of attention's output without those of the MLP"),
+        (model.qkv_bias or not model.output_bias, "biases of outputs without those of q, k and v"),
+        (not run.document_lengths, "packed documents"),
+        (run.tp_mode in ("mtp", "msp"), f"tp_mode {run.tp_mode}"),
+        (run.schedule in ("1f1b", "interleaved"), f"schedule {run.schedule}"),
+        (run.zero <= 1, f"ZeRO-{run.zero}"),
+        (run.precision in ("bf16", "fp16", "fp8", "mxfp8"), f"precision {run.precision}"),
+        (run.fused_norm and not run.compile and not run.cuda_graphs, "unfused norms, torch.compile, or CUDA graphs"),
+        (not run.moe_capacity_factor and run.moe_imbalance == 1, "a capacity factor or an imbalance of experts"),
+        (not run.moe_shared_expert_overlap and not run.tp_comm_overlap, "overlap of shared experts or of tensor parallelism"),
+        (not run.launch_blocking and not run.dropout, "launch_blocking, or dropout"),
+    )  # fmt: skip
+    for holds, what in rules:
+        if not holds:
+            raise InputError(f"{what}: not among the arguments of Megatron-LM that are written here")
+
+
+def _model(model: ModelSpec, run: Strategy) -> Flags:
+    latent, bias = model.has_latent_attention, model.output_bias
+    flags: Flags = {
+        "num-layers": model.num_hidden_layers, "hidden-size": model.hidden_size, "ffn-hidden-size": model.intermediate_size,
+        "num-attention-heads": model.num_attention_heads,
+        "group-query-attention": not latent and model.num_key_value_heads != model.num_attention_heads,
+        "num-query-groups": model.num_key_value_heads
+        if not latent and model.num_key_value_heads != model.num_attention_heads else None,
+        "kv-channels": model.head_dim, "swiglu": model.gated_mlp, "disable-bias-linear": not bias,
+        "add-qkv-bias": model.qkv_bias and not bias,
+        "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm],
+        "position-embedding-type": {"learned": "learned_absolute"}.get(model.position, model.position),
+        "untie-embeddings-and-output-weights": not model.tie_word_embeddings,
+        "max-position-embeddings": model.position_rows or model.max_position_embeddings or run.seq_len,
+        "qk-layernorm": model.qk_norm == "head" or latent,
+        "tokenizer-type": "NullTokenizer", "vocab-size": model.vocab_size - 1, "mock-data": True,
+        "mtp-num-layers": model.num_nextn_predict_layers or None,
+    }  # fmt: skip
+    if model.padded_vocab_size:
+        flags["make-vocab-size-divisible-by"] = model.padded_vocab_size // run.tp
+    if latent:
+        flags |= {"multi-latent-attention": True, "q-lora-rank": model.q_lora_rank or None, "kv-lora-rank": model.kv_lora_rank,
+                  "qk-head-dim": model.qk_nope_head_dim, "qk-pos-emb-head-dim": model.qk_rope_head_dim,
+                  "v-head-dim": model.v_head_dim}  # fmt: skip
+    return {**flags, **(_experts(model, run) if model.is_mixture_of_experts else {})}
+
+
+def _experts(model: ModelSpec, run: Strategy) -> Flags:
+    pattern = [int(has_experts(model, layer)) for layer in range(model.num_hidden_layers)]
+    listed = "+".join(f"[{kind}]*{len(list(same))}" for kind, same in groupby(pattern))
+    flags: Flags = {
+        "num-experts": model.num_experts, "moe-router-topk": model.num_experts_per_tok,
+        "moe-ffn-hidden-size": model.moe_intermediate_size,
+        "moe-shared-expert-intermediate-size": model.shared_expert_intermediate_size or None,
+        "moe-layer-freq": None if all(pattern) else f"({listed})",
+        "moe-router-score-function": model.router_score, "moe-router-enable-expert-bias": model.router_bias,
+        "moe-router-num-groups": model.router_groups or None, "moe-router-group-topk": model.router_topk_groups or None,
+        "expert-model-parallel-size": run.ep, "expert-tensor-parallel-size": run.etp,
+        "moe-grouped-gemm": run.moe_grouped_gemm, "moe-permute-fusion": run.moe_permute_fusion,
+        "overlap-moe-expert-parallel-comm": run.moe_exchange_overlap,
+    }  # fmt: skip
+    if run.moe_dispatcher in ("deepep", "hybridep"):
+        return flags | {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": run.moe_dispatcher}
+    return flags | {"moe-token-dispatcher-type": run.moe_dispatcher}
+
+
+def _layout(run: Strategy) -> Flags:
+    replicas = run.dp * run.cp
+    flags: Flags = {
+        "tensor-model-parallel-size": run.tp, "pipeline-model-parallel-size": run.pp, "context-parallel-size": run.cp,
+        "sequence-parallel": run.tp_mode == "msp" and run.tp > 1,
+        "micro-batch-size": run.micro_batch_size, "global-batch-size": run.global_batch_sequences, "seq-length": run.seq_len,
+        "use-distributed-optimizer": run.zero == 1,
+        "num-distributed-optimizer-instances": replicas // run.zero_shard_size
+        if run.zero and run.zero_shard_size != replicas else None,
+        "cp-comm-type": _CONTEXT[run.cp_comm] if run.cp > 1 else None,
+        "hierarchical-context-parallel-sizes": f"{run.cp_a2a_size} {run.cp // run.cp_a2a_size}"
+        if run.cp_comm == "a2a+ring" and run.cp > 1 else None,
+        "decoder-first-pipeline-num-layers": run.num_layers_in_first_pipeline_stage or None,
+        "decoder-last-pipeline-num-layers": run.num_layers_in_last_pipeline_stage or None,
+        "account-for-embedding-in-pipeline-split": run.account_for_embedding_in_pipeline_split,
+        "account-for-loss-in-pipeline-split": run.account_for_loss_in_pipeline_split,
+    }  # fmt: skip
+    if run.pipeline_layout:
+        return flags | {"pipeline-model-parallel-layout": run.pipeline_layout}
+    return flags | {"num-virtual-stages-per-pipeline-rank": run.vpp if run.vpp > 1 else None}
+
+
+def _training(run: Strategy) -> Flags:
+    part = run.recompute == "full" and run.recompute_layers >= 0
+    quantised = run.precision in ("fp8", "mxfp8")
+    return {
+        "bf16": run.precision != "fp16", "fp16": run.precision == "fp16",
+        "fp8-format": "hybrid" if quantised else None,
+        "fp8-recipe": ("mxfp8" if run.precision == "mxfp8" else run.fp8_recipe) if quantised else None,
+        "fp8-param-gather": quantised and run.fp8_param_gather,
+        "num-layers-at-start-in-bf16": run.num_layers_at_start_in_bf16 or None,
+        "num-layers-at-end-in-bf16": run.num_layers_at_end_in_bf16 or None,
+        "grad-reduce-in-bf16": run.grad_dtype != "fp32",
+        "recompute-granularity": run.recompute if run.recompute != "none" else None,
+        "recompute-modules": " ".join(run.modules_recomputed) if run.recompute == "selective" else None,
+        "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,
+        "recompute-num-layers": run.recompute_layers if part else 1 if run.recompute == "full" else None,
+        "attention-backend": "auto" if run.attention == "flash" else "unfused",
+        "attention-dropout": 0.0, "hidden-dropout": 0.0,
+        "overlap-grad-reduce": run.overlap_grad_reduce,
+        "overlap-param-gather": run.overlap_param_gather and run.zero == 1,
+        "cross-entropy-loss-fusion": run.cross_entropy_fusion,
+        "cross-entropy-fusion-impl": run.cross_entropy_fusion_impl if run.cross_entropy_fusion else None,
+        "no-gradient-accumulation-fusion": run.gradient_accumulation_fusion is False,
+        "deterministic-mode": run.deterministic,
+        "optimizer-cpu-offload": run.optimizer_offload_fraction > 0,
+        "optimizer-offload-fraction": run.optimizer_offload_fraction or None,
+        "cpu-offloading-num-layers": run.offload_layers or None,
+        "use-precision-aware-optimizer": run.optimizer_states != "fp32",
+        "exp-avg-dtype": _MOMENTS.get(run.optimizer_states), "exp-avg-sq-dtype": _MOMENTS.get(run.optimizer_states),
+        "transformer-impl": "transformer_engine",
+    }  # fmt: skip

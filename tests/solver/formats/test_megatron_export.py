@@ -1,0 +1,160 @@
+"""Layouts as arguments of Megatron-LM: read back they are the same layout of the same model, for a thousand of them."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import make_problem, some_layouts
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver.command_line import main
+from solver.formats.cases import case_of
+from solver.formats.config_file import load_run_config
+from solver.formats.megatron_export import megatron_arguments, shell_command
+from solver.spec.model import ModelSpec
+from solver.spec.model_size import parameters
+from solver.spec.strategy import Strategy
+
+#: What a run has that Megatron's arguments do not say, or say for another framework's name.
+UNSAID = {
+    "framework",
+    "p2p_overlap",
+    "dropout",
+    "overlap_weight_gather",
+    "fused_norm",
+    "gradient_accumulation_fusion",
+    "attention",
+}
+MODELS = ("llama3_8b", "mixtral_8x7b", "deepseek_v3", "qwen3_30b_a3b", "llama2_13b")
+CONSTANTS: dict[str, dict[str, Any]] = {
+    "llama3_8b": {"precision": "fp8", "fp8_recipe": "blockwise", "cp_comm": "a2a", "optimizer_states": "bf16"},
+    "mixtral_8x7b": {"precision": "bf16", "recompute_modules": "layernorm+moe_act", "grad_dtype": "fp32"},
+    "deepseek_v3": {"precision": "mxfp8", "moe_dispatcher": "hybridep", "recompute_modules": "mla_up_proj"},
+    "qwen3_30b_a3b": {"precision": "bf16", "moe_dispatcher": "deepep", "cp_comm": "a2a+ring", "cp_a2a_size": 2},
+    "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "cross_entropy_fusion": True},
+}
+
+
+def model_of(name: str) -> ModelSpec:
+    return load_run_config(f"configs/models/{name}.json").model
+
+
+def read_back(flags: dict[str, Any], world: int) -> Any:
+    return case_of({"id": "X-1", "hardware": "h100_sxm", "model": {}, "measured": {}, "run": {"world_size": world},
+                    "megatron_args": flags})  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_hundred_layouts_of_each_model_come_back(name: str, h100_model: CostModel) -> None:
+    model = model_of(name)
+    constants = {"grad_dtype": "fp32", "cross_entropy_fusion": True, **CONSTANTS[name]}
+    problem = make_problem(model, 256, h100_model, 4096, framework="megatron-core", **constants)
+    layouts = some_layouts(problem, 1024, 200, seed=5)
+    assert len(layouts) == 200
+    for index in range(len(layouts)):
+        run = layouts.strategy(index, problem.run)
+        case = read_back(megatron_arguments(model, run), 256)
+        assert case.skipped is None, case.skipped
+        for field in fields(Strategy):
+            same = ("zero_shard_size",) if run.zero == 0 else ()
+            unused = (*same, *(("cp_comm", "cp_a2a_size") if run.cp == 1 else ()))
+            if field.name in UNSAID or field.name in unused or (field.name == "overlap_param_gather" and run.zero == 0):
+                continue
+            assert getattr(case.strategy, field.name) == getattr(run, field.name), field.name
+        assert parameters(case.model) == parameters(model)
+        if index == 0:  # what is computed from the model does not change either
+            same_size = ("hidden_size", "num_key_value_heads", "num_experts", "kv_lora_rank", "vocab_size", "qk_norm")
+            expected = {key: getattr(model, key) for key in same_size}
+            if model.has_latent_attention:
+                expected.pop("num_key_value_heads"), expected.pop("qk_norm")
+            assert {key: getattr(case.model, key) for key in expected} == expected
+
+
+def test_the_script_has_the_arguments_in_words_a_shell_reads(h100_model: CostModel) -> None:
+    model = model_of("deepseek_v3")
+    run = make_problem(model, 64, h100_model, 4096, framework="megatron-core", grad_dtype="fp32").run.replace(
+        ep=64, zero=1, zero_shard_size=64, num_micro_batches=2
+    )
+    text = shell_command(model, run, 8)
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    after = words[words.index("pretrain_gpt.py") + 1 :]
+    flags: dict[str, Any] = {}
+    for i, word in enumerate(after):
+        if word.startswith("--"):
+            value = after[i + 1] if i + 1 < len(after) and not after[i + 1].startswith("--") else True
+            flags[word] = value
+    expected = megatron_arguments(model, run)
+    assert {key: value if value is True else str(value) for key, value in expected.items()} == flags
+    assert "--nnodes 8 --nproc-per-node 8" in text and "--expert-model-parallel-size 64" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("gemma2_9b", {}, "windows or chunks of attention|other norms than two"),
+        ("llama3_8b", {"framework": "torchtitan"}, "is torchtitan's|torchtitan"),
+        ("llama3_8b", {"zero": 3}, "ZeRO-3"),
+        ("llama3_8b", {"document_lengths": "1024"}, "packed documents"),
+        ("llama3_8b", {"tp": 2, "dp": 4, "tp_mode": "isp"}, "tp_mode isp"),
+        ("llama3_8b", {"compile": True}, "torch.compile"),
+    ],
+)
+def test_what_the_arguments_do_not_express_is_refused(name: str, changes: dict[str, Any], sentence: str) -> None:
+    run = Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core").replace(**changes)
+    with pytest.raises(InputError, match=sentence):
+        megatron_arguments(model_of(name), run)
+
+
+def test_the_best_layout_of_a_search_is_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "run.sh"
+    words = "--run_all_solu --model_size llama3_8b --world_size 16 --framework megatron-core --top 1"
+    assert main([*words.split(), "--export", str(script)]) == 0
+    assert f"wrote {script}" in capsys.readouterr().out
+    first = script.read_text()
+    assert main(["--config", str(script), "--world_size", "16"]) == 0
+    shown = capsys.readouterr().out
+    assert "tokens/GPU/s" in shown and first.count("--") > 20
+    assert main(["--model_size", "llama3_8b", "--world_size", "16", "--framework", "torchtitan", "--export", str(script)]) == 2
+    assert "arguments of Megatron-LM are written for --framework" in capsys.readouterr().err
+
+
+def test_a_script_s_layout_is_the_layout(tmp_path: Path, h100_model: CostModel) -> None:
+    model = model_of("mixtral_8x7b")
+    problem = make_problem(model, 64, h100_model, 4096, framework="megatron-core", grad_dtype="fp32", precision="bf16")
+    layouts = some_layouts(problem, 512, 12, seed=2)
+    for index in range(len(layouts)):
+        run, path = layouts.strategy(index, problem.run), tmp_path / f"{index}.sh"
+        path.write_text(shell_command(model, run, 8))
+        config = load_run_config(path)
+        named = {"tp", "pp", "cp", "ep", "etp", "vpp", "dp", "micro_batch_size", "num_micro_batches", "recompute",
+                 "recompute_layers", "tp_mode", "zero", "world_size"}  # fmt: skip
+        assert {key: config.layout[key] for key in named} == {key: getattr(run, key) for key in named}
+        assert parameters(config.model) == parameters(model) and config.seq_len == 4096
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("torchrun train.py --tp 8", "no pretrain_gpt.py"),
+        ("pretrain_gpt.py --num-layers $LAYERS", "variable"),
+        ("torchrun --nnodes 1 --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size two", "is missing|is 'two'"),
+        ("python pretrain_gpt.py --num-layers 2", "must say the number of GPUs"),
+        ("pretrain_gpt.py --hidden-size 'a", "cannot be read as a command"),
+    ],
+)
+def test_scripts_that_cannot_be_read(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    with pytest.raises(InputError, match=sentence):
+        load_run_config(path)
+
+
+def test_numbers_are_numbers() -> None:
+    flags = megatron_arguments(model_of("llama3_8b"), Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core"))
+    assert np.all([not isinstance(value, str) or not value.isdecimal() for value in flags.values()])
