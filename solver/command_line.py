@@ -54,6 +54,7 @@ from solver.report.output import (
     write_json,
 )
 from solver.report.terminal import balance_text, show_health, show_search, show_single, show_validation
+from solver.report.timeline import chrome_trace, step_timeline
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.balance import balanced
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_constants, parse_fixed, parse_varied
@@ -167,8 +168,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
             write_csv(args.csv, solutions)
         if args.plot_stages:
             _draw_stages(args.plot_stages, solutions)
-        if args.export:
-            _export(args.export, deal.solutions if deal else solutions, console)
+        _write_layout(args, deal.solutions if deal else solutions, console)
         return
     tokens = args.global_batch_size or DEFAULT_TOKENS
     sequences, rounded = batch_sequences(tokens, length, args.round_batch, problem.run.world_size)
@@ -192,8 +192,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
         console.print(balance_text(deal))
     found = {"network": network} | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
     _write_search(args, result, said, found, console)
-    if args.export:
-        _export(args.export, deal.solutions if deal else result.best, console)
+    _write_layout(args, deal.solutions if deal else result.best, console)
 
 
 def _health(path: Path, solutions: Solutions) -> list[Finding]:
@@ -256,11 +255,22 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, fou
         console.print(f"wrote {path}", markup=False)
 
 
-def _export(path: Path, solutions: Solutions, console: Console) -> None:
+def _write_layout(args: argparse.Namespace, solutions: Solutions, console: Console) -> None:
+    """Write the first layout as a launch script, and one step of it as a trace or a picture, where that is asked for."""
     problem = solutions.problem
-    run = solutions.layouts.strategy(0, problem.run)
-    write_text(path, shell_command(problem.model, run, problem.cluster.gpus_per_node))
-    console.print(f"wrote {path}", markup=False)
+    if args.export:
+        run = solutions.layouts.strategy(0, problem.run)
+        write_text(args.export, shell_command(problem.model, run, problem.cluster.gpus_per_node))
+        console.print(f"wrote {args.export}", markup=False)
+    if args.trace:
+        step = step_timeline(solutions, 0)
+        if args.trace.suffix.lower() == ".json":
+            write_json(args.trace, chrome_trace(step))
+        else:
+            from solver.report.pictures import draw_timeline
+
+            draw_timeline(step, args.trace)
+        console.print(f"wrote {args.trace}", markup=False)
 
 
 def _draw_stages(path: Path, solutions: Solutions) -> None:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from profiler.files import replacing
 from profiler.profile.profile import GIB
 from solver.report.explain import explain
 from solver.report.terminal import describe
+from solver.report.timeline import WORDS, StepTimeline
 from solver.report.words import PART_NAMES
 from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
@@ -75,6 +78,62 @@ def draw_stages(solutions: Solutions, index: int, path: Path) -> None:
         fontsize=10,
     )
     _save(figure, path)
+
+
+_COLOURS = {"F": "tab:blue", "B": "tab:orange", "W": "tab:green", "BW": "tab:red"}
+_MOST_NUMBERS = 600  #: passes that are labelled with their micro batch
+
+
+def draw_timeline(step: StepTimeline, path: Path) -> None:
+    """Draw one step pass by pass, a row for each stage; a black bar under the passes on the critical path."""
+    from matplotlib.patches import Patch
+
+    line, (figure, axes) = step.line, _canvas(1)
+    begin = sum(seconds for _, seconds in step.before)
+    length, edges = line.end - line.start, 0.3 if len(line.end) <= _MOST_NUMBERS else 0.0
+    for stage in range(len(line.in_flight)):
+        for kind, colour in _COLOURS.items():
+            chosen = np.flatnonzero((line.kind == kind) & (line.stage == stage))
+            spans = list(zip(begin + line.start[chosen], length[chosen], strict=True))
+            axes.broken_barh(spans, (stage - 0.4, 0.8), facecolor=colour, edgecolor="white", lw=edges)
+        chosen = np.flatnonzero(step.critical & (line.stage == stage))
+        spans = list(zip(begin + line.start[chosen], length[chosen], strict=True))
+        axes.broken_barh(spans, (stage + 0.36, 0.1), facecolor="black", lw=0)
+    if len(line.end) <= _MOST_NUMBERS:
+        for i in range(len(line.end)):
+            middle = begin + (line.start[i] + line.end[i]) / 2
+            axes.text(middle, line.stage[i], str(line.micro_batch[i]), ha="center", va="center", fontsize=5, color="white")
+    at, stages = 0.0, len(line.in_flight)
+    grey = {"parameter_gather": "0.6", "gradient_accumulation": "0.5", "gradient_sync": "0.45", "optimizer": "0.3",
+            "stragglers": "0.75"}  # fmt: skip
+    shown = []
+    for name, seconds, start in _around(step, begin):
+        axes.broken_barh([(start, seconds)], (-0.4, stages - 0.2), facecolor=grey[name], alpha=0.7)
+        shown.append(Patch(color=grey[name], label=PART_NAMES[name]))
+        at = start + seconds
+    present = [kind for kind in _COLOURS if kind in set(line.kind.tolist())]
+    handles = [Patch(color=_COLOURS[kind], label=WORDS[kind]) for kind in present]
+    axes.legend(handles=[*handles, *shown], fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, frameon=False)
+    axes.set_xlim(0, max(at, step.seconds))
+    axes.set_ylim(stages - 0.4, -0.6)
+    axes.set_yticks(range(stages))
+    axes.set_xlabel("time [s]")
+    axes.set_ylabel("pipeline stage")
+    axes.set_title(f"{step.title}\none step, {step.seconds:.3g} s; black bars: the critical path", fontsize=9)
+    _save(figure, path)
+
+
+def _around(step: StepTimeline, begin: float) -> list[tuple[str, float, float]]:
+    """Return (part, seconds, start) of what comes before and after the passes."""
+    found, clock = [], 0.0
+    for name, seconds in step.before:
+        found.append((name, seconds, clock))
+        clock += seconds
+    clock = begin + step.line.makespan
+    for name, seconds in step.after:
+        found.append((name, seconds, clock))
+        clock += seconds
+    return found
 
 
 def draw_scaling(results: Sequence[SearchResult], path: Path) -> None:

@@ -1,0 +1,149 @@
+"""One step of a layout pass by pass: the event simulation of its stages, as a Chrome (Perfetto) trace or a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler.errors import InputError
+from solver.report.terminal import describe
+from solver.schedule.event_simulation import Timeline, simulate
+from solver.schedule.kinds import part_of, splits_backward
+from solver.spec.strategy import SCHEDULES
+from solver.step.per_stage import chunks_of, time_of_stages
+from solver.step.solutions import Solutions
+from solver.step.time import PARTS
+
+MAX_PASSES = 200_000
+#: Parts of a step before the first pass, and after the last one.
+_BEFORE, _AFTER = ("parameter_gather",), ("gradient_accumulation", "gradient_sync", "optimizer", "stragglers")
+#: Parts that belong to the passes of a stage.
+_OF_PASSES = tuple(part for part in PARTS if part not in (*_BEFORE, *_AFTER, "bubble", "pp_transfer"))
+WORDS = {"F": "forward", "B": "backward", "W": "weight gradient", "BW": "whole backward"}
+
+
+@dataclass(frozen=True)
+class StepTimeline:
+    """line: the passes. critical: bool [passes], those on the path that ends last. send: seconds at the end of a pass in which
+    its stage sends; before, after: (part, seconds) around the passes; predicted: the estimate's seconds of the step."""
+
+    title: str
+    line: Timeline
+    critical: np.ndarray
+    send: np.ndarray
+    before: tuple[tuple[str, float], ...]
+    after: tuple[tuple[str, float], ...]
+    predicted: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step as simulated; the estimate's closed form differs by what fills and drains unequal stages."""
+        return self.line.makespan + sum(seconds for _, seconds in (*self.before, *self.after))
+
+
+def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
+    """Simulate layout ``index``. Raises InputError for a step of more passes than a viewer can show."""
+    one = solutions.layouts.take(np.array([index])).splits
+    pp, vpp, m = int(one.pp[0]), int(one.vpp[0]), int(one.num_micro_batches[0])
+    schedule = SCHEDULES[int(one.schedule[0])]
+    passes = pp * vpp * m * (3 if splits_backward(schedule) else 2)
+    if passes > MAX_PASSES:
+        raise InputError(f"a step of {passes:,} passes is too long to draw, {MAX_PASSES:,} at most; fix fewer micro batches")
+    forward, backward, weight = _chunk_seconds(solutions, index, pp, vpp, schedule)
+    row = int(solutions.layouts.row[index])
+    send = float(solutions.terms.send_recv[row]) * solutions.problem.framework.pipeline.blocking_sends / 2
+    line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight)
+    part = part_of(schedule, line.stage, line.chunk, pp)
+    ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
+    turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))
+    quiet = ends | (turn & splits_backward(schedule) & (vpp == 2))
+    parts = dict(zip(PARTS, solutions.times.parts[:, index].tolist(), strict=True))
+    before, after = (tuple((name, parts[name]) for name in names if parts[name] > 0) for names in (_BEFORE, _AFTER))
+    title = f"{solutions.problem.model.name}, {describe(solutions, index)}"
+    return StepTimeline(
+        title,
+        line,
+        _critical(line),
+        np.where(quiet | (pp == 1), 0.0, send),
+        before,
+        after,
+        float(solutions.times.seconds[index]),
+    )
+
+
+def _chunk_seconds(
+    solutions: Solutions, index: int, pp: int, vpp: int, schedule: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the seconds of a micro batch's forward, backward and weight-gradient pass of every chunk: [pp, vpp] each.
+
+    A stage's passes take together what the estimate says of the stage; its chunks share that by their layers and ends.
+    """
+    terms, row = solutions.terms, int(solutions.layouts.row[index])
+    key, of_layer = int(terms.key[row]), solutions.problem.kinds.of_layer
+    forward, backward = terms.forward[:, :, row].sum(axis=1), terms.backward[:, :, row].sum(axis=1)
+    weight = terms.weight_grad[:, row]
+    times = np.zeros((3, pp, vpp))
+    first = 0
+    for number, layers in enumerate(chunks_of(solutions, index)):
+        kinds = of_layer[first : first + layers]
+        first += layers
+        for stage in range(pp):
+            for chunk in range(vpp):
+                if int(part_of(schedule, np.array(stage), np.array(chunk), pp)) == number:
+                    times[:, stage, chunk] = forward[kinds].sum(), backward[kinds].sum(), weight[kinds].sum()
+    for end, number in ((solutions.table.embedding, 0), (solutions.table.head, pp * vpp - 1)):
+        stage, chunk = next((s, c) for s in range(pp) for c in range(vpp)
+                            if int(part_of(schedule, np.array(s), np.array(c), pp)) == number)  # fmt: skip
+        times[:2, stage, chunk] += end.times.forward[:, key].sum(), end.times.backward[:, key].sum()
+    micro_batches = float(terms.splits.num_micro_batches[row])
+    chosen = [PARTS.index(name) for name in _OF_PASSES]
+    whole = time_of_stages(solutions, index)[chosen].sum(axis=0) / micro_batches
+    extra = np.maximum(whole - times[:2].sum(axis=(0, 2)), 0.0)[:, None] / vpp  # recomputation and what else waits in backward
+    times[1] += extra
+    return times[0], times[1], np.minimum(times[2], times[1])
+
+
+def _critical(line: Timeline) -> np.ndarray:
+    """Return which passes are on the path that ends last."""
+    on = np.zeros(len(line.end), dtype=bool)
+    at = int(np.argmax(line.end))
+    while at >= 0:
+        on[at] = True
+        at = line.waits_for(at)
+    return on
+
+
+def chrome_trace(step: StepTimeline) -> dict[str, Any]:
+    """Return the step in Chrome's trace format (also Perfetto's): a process with two threads for each stage, compute and sends;
+    times in microseconds."""
+    line, events = step.line, []
+    stages = len(line.in_flight)
+    for stage in range(stages):
+        for thread, name in ((0, "compute"), (1, "send")):
+            events.append({"ph": "M", "name": "thread_name", "pid": stage, "tid": thread, "args": {"name": name}})
+        events.append({"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage}"}})
+    begin = sum(seconds for _, seconds in step.before)
+    clock = 0.0
+    for name, seconds in step.before:
+        events += [_event(name, "step", stage, 0, clock, seconds) for stage in range(stages)]
+        clock += seconds
+    for i in range(len(line.end)):
+        kind, stage, start = str(line.kind[i]), int(line.stage[i]), float(line.start[i]) + begin
+        busy, send = float(line.end[i] - line.start[i] - step.send[i]), float(step.send[i])
+        arguments = {"micro batch": int(line.micro_batch[i]), "chunk": int(line.chunk[i]), "critical": bool(step.critical[i])}
+        event = _event(f"{kind} {int(line.micro_batch[i])}", WORDS[kind], stage, 0, start, busy) | {"args": arguments}
+        events.append(event | ({"cname": "terrible"} if step.critical[i] else {}))
+        if send:
+            events.append(_event(f"send {kind} {int(line.micro_batch[i])}", "send", stage, 1, start + busy, send))
+    clock = begin + line.makespan
+    for name, seconds in step.after:
+        events += [_event(name, "step", stage, 0, clock, seconds) for stage in range(stages)]
+        clock += seconds
+    about = {"layout": step.title, "simulated_step_s": step.seconds, "predicted_step_s": step.predicted}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _event(name: str, category: str, stage: int, thread: int, start: float, seconds: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": category, "pid": stage, "tid": thread, "ts": start * 1e6, "dur": seconds * 1e6}

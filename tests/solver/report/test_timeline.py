@@ -1,0 +1,93 @@
+"""One step pass by pass: its time beside the estimate, the critical path, the trace a viewer reads, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import estimated, make_problem
+
+from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from solver.command_line import main
+from solver.formats.config_file import load_run_config
+from solver.report.timeline import StepTimeline, chrome_trace, step_timeline
+from solver.step.solutions import Solutions
+
+MODEL = load_run_config("configs/models/llama3_8b.json").model
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one stage": {"dp": 8, "num_micro_batches": 3},
+    "1f1b": {"pp": 4, "dp": 2, "num_micro_batches": 12},
+    "interleaved": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "interleaved"},
+    "gpipe": {"pp": 2, "dp": 4, "num_micro_batches": 6, "schedule": "gpipe"},
+    "zb-v": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "zb-v"},
+}
+
+
+def solved(cost: CostModel, name: str) -> Solutions:
+    problem = make_problem(MODEL, 8, cost, 4096, framework="generic", precision="bf16")
+    return estimated(problem, [problem.run.replace(zero=1, zero_shard_size=2, **LAYOUTS[name])])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_simulated_step_is_the_estimated_one(h100_model: CostModel, name: str) -> None:
+    found = solved(h100_model, name)
+    step = step_timeline(found, 0)
+    assert step.predicted == found.times.seconds[0]
+    error = step.seconds / step.predicted - 1
+    assert abs(error) < (1e-9 if name == "one stage" else 0.04)  # closed forms of stages with unequal ends
+    _connected(step)
+
+
+def _connected(step: StepTimeline) -> None:
+    """The critical path leads from the start to the end without a gap."""
+    line, on = step.line, np.flatnonzero(step.critical)
+    order = on[np.argsort(line.start[on])]
+    assert line.start[order[0]] == 0.0 and line.end[order].max() == line.makespan
+    assert np.allclose(line.start[order[1:]], line.end[order[:-1]], atol=1e-12)
+
+
+def test_stages_are_as_busy_as_the_estimate_says(h100_model: CostModel) -> None:
+    found = solved(h100_model, "1f1b")
+    step, m = step_timeline(found, 0), 12
+    busy = (step.line.busy - np.bincount(step.line.stage, step.send, 4)) / m
+    assert busy[3] > busy[1] == pytest.approx(busy[2], rel=1e-9), "the last stage has the head"
+    assert busy[0] > busy[1], "the first one has the embedding"
+
+
+def test_the_trace_is_what_viewers_read(h100_model: CostModel) -> None:
+    step = step_timeline(solved(h100_model, "zb-v"), 0)
+    trace = json.loads(json.dumps(chrome_trace(step)))
+    passes = [event for event in trace["traceEvents"] if event["ph"] == "X" and "args" in event]
+    assert len(passes) == 4 * 2 * 12 * 3
+    assert {event["name"][0] for event in passes} == {"F", "B", "W"}
+    named = {event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"}
+    assert named == {f"stage {stage}" for stage in range(4)}
+    last = max(event["ts"] + event["dur"] for event in trace["traceEvents"] if event["ph"] == "X")
+    assert last == pytest.approx(1e6 * step.seconds, rel=1e-9)
+    for stage in range(4):  # events of one thread do not overlap
+        mine = sorted((e["ts"], e["ts"] + e["dur"]) for e in passes if e["pid"] == stage)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in zip(mine, mine[1:], strict=False))
+    assert any(event.get("cname") == "terrible" and event["args"]["critical"] for event in passes)
+
+
+def test_a_step_that_no_viewer_shows_is_refused(h100_model: CostModel) -> None:
+    problem = make_problem(MODEL, 8, h100_model, 4096, framework="generic", precision="bf16")
+    layout = {"pp": 8, "dp": 1, "num_micro_batches": 20000}
+    with pytest.raises(InputError, match="320,000 passes is too long to draw"):
+        step_timeline(estimated(problem, [problem.run.replace(zero=0, **layout)]), 0)
+
+
+def test_the_command_line_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (
+        "--run_all_solu --model_size llama3_8b --world_size 8 --global_batch_size 131072 --fix pp=4 --framework megatron-core"
+    )
+    for suffix, start in ((".json", b'{\n "traceEvents"'), (".png", b"\x89PNG")):
+        path = tmp_path / f"step{suffix}"
+        assert main([*words.split(), "--trace", str(path)]) == 0
+        assert path.read_bytes().startswith(start) and f"wrote {path}" in capsys.readouterr().out
+    assert main([*words.split(), "--trace", "step.txt"]) == 2
+    assert "--trace step.txt: the file must end in" in capsys.readouterr().err
