@@ -38,12 +38,11 @@ class StoreOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
-    """Add the arguments of a prediction, of one layout or of all."""
+def add_machine_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments that say what is trained, and on what."""
     p.register("action", None, StoreOnce)
     p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
     p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
-    p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
     p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
                    "batch where its own layout is estimated)")  # fmt: skip
     p.add_argument("--round_batch", action="store_true", help="round a global batch that does not divide: to whole sequences, "
@@ -65,6 +64,12 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--set", metavar="KEY=VALUE,...", help="constants of the run, as in precision=fp8,moe_dispatcher=deepep")
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
     add_approximate_argument(p)
+
+
+def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of a prediction, of one layout or of all."""
+    add_machine_arguments(p)
+    p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
     p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "

@@ -15,32 +15,28 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
-from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError, printable
 from profiler.files import write_text
-from profiler.profile.attention_times import FOLDER
 from profiler.profile.profiles import (
     OWN_NAME,
     OWN_PROFILE,
     PROF_DATA,
-    as_device,
     derived_profiles,
     find_profile,
     shipped_profiles,
 )
-from solver.api import CACHE, configured_strategy, estimate, load_problem, time_attention
+from solver.api import CACHE, configured_strategy, estimate, time_attention
 from solver.arguments import (
-    DEFAULT_MODEL,
     DEFAULT_TOKENS,
-    DEFAULT_WORLD_SIZE,
     add_prediction_arguments,
     add_search_arguments,
     check_arguments,
 )
 from solver.formats.cases import read_cases
-from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
+from solver.formats.config_file import RunConfig
 from solver.formats.megatron_export import shell_command
 from solver.formats.step_log import read_observation
+from solver.inputs import Inputs, load_inputs
 from solver.report.health import Finding, health
 from solver.report.output import (
     balanced_dict,
@@ -57,14 +53,13 @@ from solver.report.terminal import balance_text, show_health, show_search, show_
 from solver.report.timeline import chrome_trace, step_timeline
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
 from solver.search.balance import balanced
-from solver.search.fixed import AXES, LIMITED, fixed_but, parse_constants, parse_fixed, parse_varied
+from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
 from solver.search.variants import Variant, parse_demanded, search_variants
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
 _MOST_MESSAGE = 1200  #: characters of an error message
-_SHOWN_KEYS = 6  #: names of keys in a note
 
 _EXAMPLES = """examples:
   python simulation_train_formulaic.py --run_all_solu --world_size 128
@@ -123,75 +118,63 @@ def run(command: Callable[[Console], None]) -> int:
 
 def predict(args: argparse.Namespace, console: Console) -> None:
     """Predict the layout of the config, or every layout; print the report and write the files that were requested."""
-    config = load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
-    cluster = load_cluster(args.cluster) if args.cluster else {}
-    if args.profile and cluster.get("hardware") not in (None, args.profile):
-        raise InputError(
-            f"--profile is {args.profile}, but --cluster {args.cluster} is of {cluster['hardware']}; leave one out"
-        )
-    name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
-    own = args.as_device if args.as_device in derived_profiles() and not (name or args.pre_profiling_data_path) else None
-    profile, said = find_profile(own or name, args.pre_profiling_data_path)
-    if args.as_device is not None and own is None:
-        profile, said = as_device(profile, args.as_device)
-    constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
-    with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
-        problem = load_problem(
-            config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
-            memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
-        )  # fmt: skip
-    network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""
-    length = problem.run.seq_len
-    times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
-    if not args.run_all_solu:
-        batch, rounded = None, ""
-        if args.global_batch_size is not None:
-            group = _sequences_per_micro_step(problem, config) if args.round_batch else 1
-            batch, rounded = batch_sequences(args.global_batch_size, length, args.round_batch, group)
-        strategies = [configured_strategy(problem, config, batch)]
-        problem, timed = time_attention(problem, profile, strategies, timing=not args.no_timing, folder=times)
-        solutions = estimate(problem, strategies)
-        notes = _notes(problem, config, "\n".join(filter(None, (network, timed, rounded))), set(AXES) & config.layout.keys())
-        findings = _health(args.health, solutions) if args.health else []
-        deal = balanced(solutions, 0) if args.balance else None
-        show_single(console, solutions, said, notes)
-        if deal:
-            console.print(balance_text(deal))
-        if args.health:
-            show_health(console, findings)
-        if args.json:
-            whole = problem_dict(solutions, said) | {"network": network, "best": [solution_dict(solutions, 0)]}
-            whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})
-            whole |= balanced_dict(deal)
-            write_json(args.json, whole)
-        if args.csv:
-            write_csv(args.csv, solutions)
-        if args.plot_stages:
-            _draw_stages(args.plot_stages, solutions)
-        _write_layout(args, deal.solutions if deal else solutions, console)
-        return
+    inputs = load_inputs(args)
+    if args.run_all_solu:
+        _search_all(args, inputs, console)
+    else:
+        _predict_one(args, inputs, console)
+
+
+def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
+    problem, config = inputs.problem, inputs.config
+    batch, rounded = None, ""
+    if args.global_batch_size is not None:
+        group = _sequences_per_micro_step(problem, config) if args.round_batch else 1
+        batch, rounded = batch_sequences(args.global_batch_size, problem.run.seq_len, args.round_batch, group)
+    strategies = [configured_strategy(problem, config, batch)]
+    problem, timed = time_attention(problem, inputs.profile, strategies, timing=not args.no_timing, folder=inputs.times)
+    solutions = estimate(problem, strategies)
+    findings = _health(args.health, solutions) if args.health else []
+    deal = balanced(solutions, 0) if args.balance else None
+    show_single(console, solutions, inputs.said, inputs.notes(timed, rounded, stated=set(AXES) & config.layout.keys()))
+    if deal:
+        console.print(balance_text(deal))
+    if args.health:
+        show_health(console, findings)
+    if args.json:
+        whole = problem_dict(solutions, inputs.said) | {"network": inputs.network, "best": [solution_dict(solutions, 0)]}
+        whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})
+        write_json(args.json, whole | balanced_dict(deal))
+    if args.csv:
+        write_csv(args.csv, solutions)
+    if args.plot_stages:
+        _draw_stages(args.plot_stages, solutions)
+    _write_layout(args, deal.solutions if deal else solutions, console)
+
+
+def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
+    problem, config = inputs.problem, inputs.config
     tokens = args.global_batch_size or DEFAULT_TOKENS
-    sequences, rounded = batch_sequences(tokens, length, args.round_batch, problem.run.world_size)
+    sequences, rounded = batch_sequences(tokens, problem.run.seq_len, args.round_batch, problem.run.world_size)
     fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
     if args.search is not None:
         stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
         fixed = fixed_but(parse_varied(args.search), fixed, configured_strategy(problem, config), stated)
-    problem, timed = time_attention(problem, profile, sequences, timing=not args.no_timing, folder=times)
+    problem, timed = time_attention(problem, inputs.profile, sequences, timing=not args.no_timing, folder=inputs.times)
     others: list[Variant] = []
-    with _progress("estimating layouts") as report:
+    with progress_bar("estimating layouts") as report:
         if args.also:
             names = parse_demanded(args.also)
             others = search_variants(problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
             result = next(variant.result for variant in others if variant.result)
         else:
             result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
-    notes = _notes(result.problem, config, "\n".join(filter(None, (network, timed, rounded))))
     deal = balanced(result.best, 0) if args.balance else None
-    show_search(console, result, said, notes, others)
+    show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others)
     if deal:
         console.print(balance_text(deal))
-    found = {"network": network} | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
-    _write_search(args, result, said, found, console)
+    found = {"network": inputs.network} | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
+    _write_search(args, result, inputs.said, found, console)
     _write_layout(args, deal.solutions if deal else result.best, console)
 
 
@@ -200,33 +183,8 @@ def _health(path: Path, solutions: Solutions) -> list[Finding]:
     return health(solutions, 0, read_observation(path, float(solutions.tokens[0]) / solutions.problem.run.world_size))
 
 
-def _notes(problem: Problem, config: RunConfig, timed: str, stated: set[str] | None = None) -> str:
-    """Return what else a reader must know, a line each: what is left out, what of the config was not read, what was timed.
-
-    stated: axes of a layout that the config states, where its own layout is predicted.
-    """
-    left_out = problem.model.unmodelled
-    lines = [f"left out of the estimate: {'; '.join(left_out)}" if left_out else "", timed]
-    if stated is not None and not stated:
-        lines.append(
-            "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
-        )
-    if config.ignored:
-        more = f" and {len(config.ignored) - _SHOWN_KEYS} more" if len(config.ignored) > _SHOWN_KEYS else ""
-        lines.append(f"not read from the config: {printable(', '.join(config.ignored[:_SHOWN_KEYS]), 400)}{more}")
-    return "\n".join(filter(None, lines))
-
-
-def _world_size(given: int | None, config: RunConfig) -> int:
-    """Return the number of GPUs; a config that states one must agree with the option."""
-    stated = config.layout.get("world_size")
-    if given is not None and stated not in (None, given):
-        raise InputError(f"--world_size is {given}, but {config.source} states a layout of {stated}; leave one out")
-    return int(given or stated or DEFAULT_WORLD_SIZE)
-
-
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yield a function of (done, total) that updates a progress bar; no bar is shown where standard error is not a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
@@ -324,7 +282,7 @@ def _sequences_per_micro_step(problem: Problem, config: RunConfig) -> int:
 def validate(path: Path, json_path: Path | None, approximate: bool, console: Console) -> None:
     """Predict the measured runs of a JSON-lines file; print the errors, and write every prediction to ``json_path``."""
     cases = read_cases(path)
-    with _progress("predicting cases") as report:
+    with progress_bar("predicting cases") as report:
         predictions = predict_cases(cases, CostModels([*shipped_profiles(), *derived_profiles()]), report, approximate)
     show_validation(
         console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),

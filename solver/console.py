@@ -19,6 +19,7 @@ from solver.arguments import (
     check_arguments,
 )
 from solver.command_line import predict, run, validate
+from solver.planning import add_plan_arguments, plan
 from solver.search.fixed import LIMITED
 
 #: The measuring script; it is started in processes of its own, one per rank.
@@ -27,6 +28,7 @@ MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"
 _EXAMPLES = """examples:
   foretrain search --model_size llama3_70b --framework megatron-core --world_size 512
   foretrain predict --config configs/7B_internlm2.py --world_size 64
+  foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
 """
@@ -50,6 +52,10 @@ def parser() -> argparse.ArgumentParser:
     single.set_defaults(run_all_solu=False, validate=None, top=1, jobs=1, plot=None, plot_scaling=None, fix=None, search=None)
     single.set_defaults(also=None, **{f"max_{name}": None for name in LIMITED})
     add_prediction_arguments(single)
+    planned = commands.add_parser(
+        "plan", allow_abbrev=False, help="tokens and a deadline: GPUs, days, GPU-hours, money, energy"
+    )
+    add_plan_arguments(planned)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"
@@ -70,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command(console: Console) -> None:
         if args.command == "validate":
             validate(args.file, args.json, args.approximate, console)
+        elif args.command == "plan":
+            plan(args, console)
         else:
             check_arguments(args)
             predict(args, console)

@@ -1,0 +1,84 @@
+"""What the options of a command name: its config, cluster and profile, and the problem that they make."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from predictor.network.measured_groups import describe_network
+from profiler.errors import InputError, printable
+from profiler.profile.attention_times import FOLDER
+from profiler.profile.profile import Profile
+from profiler.profile.profiles import PROF_DATA, as_device, derived_profiles, find_profile
+from solver.api import load_problem
+from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
+from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
+from solver.search.fixed import parse_constants
+from solver.step.problem import Problem
+
+_SHOWN_KEYS = 6  #: names of keys in a note
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """said: what the profile is, in words. network: where the times between nodes are from. times: folder of the attention
+    times that were measured on this machine."""
+
+    config: RunConfig
+    profile: Profile
+    said: str
+    problem: Problem
+    network: str
+    times: Path
+
+    def notes(self, *lines: str, stated: set[str] | None = None, problem: Problem | None = None) -> str:
+        """Return what else a reader must know, a line each: what is left out, what of the config was not read, ``lines``.
+
+        stated: axes of a layout that the config states, where its own layout is predicted.
+        """
+        left_out = (problem or self.problem).model.unmodelled
+        found = [f"left out of the estimate: {'; '.join(left_out)}" if left_out else "", self.network, *lines]
+        if stated is not None and not stated:
+            found.append(
+                "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
+            )
+        ignored = self.config.ignored
+        if ignored:
+            more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""
+            found.append(f"not read from the config: {printable(', '.join(ignored[:_SHOWN_KEYS]), 400)}{more}")
+        return "\n".join(filter(None, found))
+
+
+def load_inputs(args: argparse.Namespace) -> Inputs:
+    """Read what the options name. Raises InputError for what is not there, cannot be read, or contradicts the rest."""
+    config = load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+    cluster = load_cluster(args.cluster) if args.cluster else {}
+    if args.profile and cluster.get("hardware") not in (None, args.profile):
+        raise InputError(
+            f"--profile is {args.profile}, but --cluster {args.cluster} is of {cluster['hardware']}; leave one out"
+        )
+    name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
+    own = args.as_device if args.as_device in derived_profiles() and not (name or args.pre_profiling_data_path) else None
+    profile, said = find_profile(own or name, args.pre_profiling_data_path)
+    if args.as_device is not None and own is None:
+        profile, said = as_device(profile, args.as_device)
+    constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
+    with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
+        problem = load_problem(
+            config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
+            memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
+        )  # fmt: skip
+    network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""
+    times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
+    return Inputs(config, profile, said, problem, network, times)
+
+
+def _world_size(given: int | None, config: RunConfig) -> int:
+    """Return the number of GPUs; a config that states one must agree with the option."""
+    stated = config.layout.get("world_size")
+    if given is not None and stated not in (None, given):
+        raise InputError(f"--world_size is {given}, but {config.source} states a layout of {stated}; leave one out")
+    return int(given or stated or DEFAULT_WORLD_SIZE)

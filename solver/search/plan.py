@@ -1,0 +1,90 @@
+"""Tokens and a deadline -> GPUs, days, GPU-hours, money, energy: the best layout on every number of GPUs that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from profiler.errors import InputError
+from solver.report.explain import explain
+from solver.search.search import SearchResult, search
+from solver.spec.feasibility import MAX_WORLD_SIZE
+from solver.step.problem import Problem
+
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run on some GPUs, with the best layout: days as (5th percentile, median, 95th percentile).
+
+    Without failures, checkpoints and evaluation.
+    """
+
+    world_size: int
+    days: tuple[float, float, float]
+    result: SearchResult
+
+    @property
+    def gpu_hours(self) -> float:
+        return 24.0 * self.days[1] * self.world_size
+
+    def energy_mwh(self, watts: float) -> float:
+        """Return the megawatt-hours of GPUs that draw ``watts`` each all the while."""
+        return self.gpu_hours * watts / 1e6
+
+
+def trainings(
+    problem: Problem,
+    sequences: int,
+    tokens: float,
+    worlds: Sequence[int],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    domain: int = 0,
+    fixed: Mapping[str, Any] | None = None,
+    jobs: int = 1,
+) -> list[Training]:
+    """Return the training of ``tokens`` on each of ``worlds`` GPUs that the batch divides over and on which something fits.
+
+    domain: GPUs that share the fastest links where that is more than a node, of which each job gets the part that divides it.
+    Raises InputError where nothing fits on any of them.
+    """
+    found, reason = [], ""
+    for number, world in enumerate(worlds, 1):
+        run = problem.run.replace(world_size=world, dp=world)
+        cluster = replace(problem.cluster, nvlink_domain=domain).for_world(world)
+        try:
+            result = search(replace(problem, run=run, cluster=cluster), sequences, 1, fixed=fixed, jobs=jobs)
+        except InputError as error:
+            reason = str(error)
+        else:
+            low, high = explain(result.best, 0).interval
+            steps = tokens / float(result.best.tokens[0]) / DAY
+            days = (steps * low, steps * float(result.best.times.seconds[0]), steps * high)
+            found.append(Training(world, days, result))
+        if progress:
+            progress(number, len(worlds))
+    if not found:
+        raise InputError(f"no number of GPUs from {worlds[0]} to {worlds[-1]} works; of the last: {reason}")
+    return found
+
+
+def worlds_between(least: int, most: int, per_node: int) -> list[int]:
+    """Return whole nodes, doubled from at least ``least`` GPUs up to ``most``."""
+    world = per_node if least >= per_node else max(least, 1)
+    while world < least:
+        world *= 2
+    found = []
+    while world <= min(most, MAX_WORLD_SIZE):
+        found.append(world)
+        world *= 2
+    if not found:
+        raise InputError(f"there are no whole nodes of {per_node} GPUs, doubled, from {least} to {most} GPUs")
+    return found
+
+
+def fewest(found: Sequence[Training], days: float) -> Training | None:
+    """Return the fewest GPUs whose median meets the deadline, if any do."""
+    return next((one for one in found if one.days[1] <= days), None)
