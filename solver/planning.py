@@ -49,10 +49,10 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     domain = int(stated.get("nvlink_domain", problem.cost.device.nvlink_domain))
     worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
     with progress_bar("searching") as report:
-        found = trainings(problem, sequences, args.tokens, worlds, report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
-    watts: float | None = next(
-        (sheet.power for sheet in DATASHEETS.values() if sheet.device.name == problem.cost.device.name), None
-    )
+        fixed = parse_fixed(args.fix or "")
+        found = trainings(problem, sequences, args.tokens, worlds, report, domain=domain, fixed=fixed, jobs=args.jobs)
+    device = problem.cost.device
+    watts = next((sheet.power for sheet in DATASHEETS.values() if sheet.device.name == device.name), None)
     run = problem.run
     console.print(
         f"{problem.model.name}, {args.tokens:.3g} tokens, sequences of {run.seq_len}, {sequences * run.seq_len:,} tokens a "
