@@ -16,9 +16,9 @@ from solver.command_line import batch_sequences, progress_bar
 from solver.formats.config_file import load_cluster
 from solver.inputs import load_inputs
 from solver.report.output import layout_dict, write_json
+from solver.report.plan import Training, fewest, trainings, worlds_between
 from solver.report.terminal import describe
 from solver.search.fixed import parse_fixed
-from solver.search.plan import Training, fewest, trainings, worlds_between
 
 _LEAST, _MOST = 8, 16384
 

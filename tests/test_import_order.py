@@ -26,7 +26,9 @@ LEVELS = (
     ("solver.step",),
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments"),
+    ("solver.inputs",),
     ("solver.command_line",),
+    ("solver.planning",),
     ("solver.console",),
 )
 LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}

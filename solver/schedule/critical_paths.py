@@ -44,10 +44,10 @@ def wave_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndarray,
 def critical_paths(schedule: str, pp: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the passes on the longest paths, of the makespan and of the longest span: [paths, 3], counts of F, B and W."""
     last = min(micro_batches, _STEADY * pp)
-    ratios = RATIOS if pp <= 8 else FEWER_RATIOS
-    ends = np.array([_longest(schedule, pp, last, ratio) for ratio in ratios])
+    ratios = np.array(RATIOS if pp <= 8 else FEWER_RATIOS)
+    ends = _longest(schedule, pp, last, ratios)
     if micro_batches > last:
-        before = np.array([_longest(schedule, pp, last - pp, ratio) for ratio in ratios])
+        before = _longest(schedule, pp, last - pp, ratios)
         ends = ends + (ends - before) * (micro_batches - last) / pp
     makespan, span = ends.transpose(1, 0, 2)
     return np.unique(makespan, axis=0), np.unique(span, axis=0)
@@ -63,23 +63,48 @@ def wave_in_flight(schedule: str, pp: int, micro_batches: int) -> np.ndarray:
     return found
 
 
-def _longest(schedule: str, pp: int, micro_batches: int, ratio: tuple[float, float]) -> list[np.ndarray]:
-    """Return the counts of F, B and W on the path that ends last, and on the one of the stage with the longest span."""
-    b, w = ratio
-    line = simulate(schedule, [2.0] * pp, [2 * (b + w)] * pp, micro_batches, 2, 0.0, [2 * w] * pp)
-    first = np.flatnonzero(np.diff(line.stage, prepend=-1))
-    final = np.append(first[1:], len(line.stage)) - 1
-    stage = int(np.argmax(line.span))
-    whole, of_stage = (_counts(line, int(final[s])) for s in (int(np.argmax(line.end[final])), stage))
-    of_stage[0] -= stage  # a stage's span begins when its first input has passed the stages before it
-    return [whole, of_stage]
+def _longest(schedule: str, pp: int, micro_batches: int, ratios: np.ndarray) -> np.ndarray:
+    """Return the counts of F, B and W on the path that ends last, and on the one of the stage with the longest span, at each
+    ratio: [ratios, 2, 3]."""
+    line = simulate(schedule, [2.0] * pp, [4.0] * pp, micro_batches, 2, 0.0, [2.0] * pp)
+    before = np.where(np.diff(line.stage, prepend=-1) == 0, np.arange(len(line.stage)) - 1, -1)
+    each = np.array([_COUNTS[kind] for kind in line.kind.tolist()])
+    end = _ends(line, before, each @ np.column_stack([np.ones(len(ratios)), ratios]).T)
+    first = np.flatnonzero(before < 0)
+    final = np.append(first[1:], len(before)) - 1
+    found = np.zeros((len(ratios), 2, 3))
+    for r in range(len(ratios)):
+        last = end[final, r]
+        whole, stage = int(np.argmax(last)), int(np.argmax(last - np.arange(pp)))
+        found[r, 0] = _path(int(final[whole]), end[:, r], before, line.needs, each)
+        found[r, 1] = _path(int(final[stage]), end[:, r], before, line.needs, each)
+        found[r, 1, 0] -= stage  # a stage's span begins when its first input has passed the stages before it
+    return found
 
 
-def _counts(line: Timeline, at: int) -> np.ndarray:
+#: Passes of each kind as counts of F, B and W.
+_COUNTS = {"F": (1.0, 0.0, 0.0), "B": (0.0, 1.0, 0.0), "W": (0.0, 0.0, 1.0), "BW": (0.0, 1.0, 1.0)}
+
+
+def _ends(line: Timeline, before: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Return when each pass ends: [passes, ratios], for passes of ``seconds`` in the order of ``line``.
+
+    before: the pass that its stage runs before it; -1: none.
+    """
+    end = np.zeros((len(before) + 1, seconds.shape[1]))  # row -1: what no pass waits for
+    order = np.argsort(line.start, kind="stable").tolist()  # a pass starts after those that it waits for
+    needs, previous = line.needs.tolist(), before.tolist()
+    for i in order:
+        np.maximum(end[previous[i]], end[needs[i]], out=end[i])
+        end[i] += seconds[i]
+    return end
+
+
+def _path(at: int, end: np.ndarray, before: np.ndarray, needs: np.ndarray, each: np.ndarray) -> np.ndarray:
     """Return the counts of F, B and W on the path that ends with pass ``at``."""
     counts = np.zeros(3)
-    each = {"F": (1, 0, 0), "B": (0, 1, 0), "W": (0, 0, 1), "BW": (0, 1, 1)}
     while at >= 0:
-        counts += each[line.kind[at]]
-        at = line.waits_for(at)
+        counts += each[at]
+        previous, needed = int(before[at]), int(needs[at])
+        at = max(previous, needed) if min(previous, needed) < 0 else needed if end[needed] > end[previous] else previous
     return counts

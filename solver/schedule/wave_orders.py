@@ -21,13 +21,17 @@ DELAYS = {"v-min": (1, 1, 1, 1), "v-half": (2, 1, 2, 1)}
 PERIOD = 6  #: passes of one micro batch on one stage: F, B and W of two chunks
 
 
+@lru_cache(maxsize=1024)
 def wave_order(schedule: str, stage: int, stages: int, micro_batches: int) -> np.ndarray:
     """Return the passes of ``stage`` in order: int64 [passes, 3] of kind, chunk and micro batch."""
     if schedule in DELAYS:
-        return _repeated(_building_block(schedule, stages)[stage], micro_batches)
-    passes = _Passes()
-    (_zb_v if schedule == "zb-v" else _dualpipev)(passes, stage, stages, micro_batches)
-    return np.array(passes.done, dtype=np.int64)
+        order = _repeated(_building_block(schedule, stages)[stage], micro_batches)
+    else:
+        passes = _Passes()
+        (_zb_v if schedule == "zb-v" else _dualpipev)(passes, stage, stages, micro_batches)
+        order = np.array(passes.done, dtype=np.int64)
+    order.flags.writeable = False  # the cache shares it
+    return order
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,7 @@ from profiler.errors import InputError
 from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.explain import explain
-from solver.search.plan import fewest, trainings, worlds_between
+from solver.report.plan import fewest, trainings, worlds_between
 from solver.search.search import search
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model
