@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from predictor.cost_model import CostModel
+from solver.command_line import main
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.time import PARTS
 
@@ -38,13 +41,25 @@ def works(*arguments: Any, cwd: Path = ROOT) -> str:
 
 
 def refused(*arguments: Any) -> str:
-    """Run the program on input that it must refuse; return its one line on stderr."""
-    done = run(*arguments)
-    assert done.returncode == 2, (done.returncode, done.stderr[-800:])
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.split("\n")
-    assert len(lines) == 2 and lines[1] == "" and lines[0].startswith("error: "), f"not one line: {done.stderr!r}"
+    """Run the program, in this process, on input that it must refuse; return its one line on stderr."""
+    printed, errors = StringIO(), StringIO()
+    with redirect_stdout(printed), redirect_stderr(errors):
+        status = main([str(argument) for argument in arguments])
+    assert status == 2, (status, errors.getvalue()[-800:])
+    return one_line(errors.getvalue())
+
+
+def one_line(errors: str) -> str:
+    assert "Traceback" not in errors
+    lines = errors.split("\n")
+    assert len(lines) == 2 and lines[1] == "" and lines[0].startswith("error: "), f"not one line: {errors!r}"
     return lines[0]
+
+
+def test_a_refusal_is_one_line_and_status_2_of_a_process() -> None:
+    done = run("--run_all_solu", "--world_size", 0)
+    assert done.returncode == 2 and not done.stdout
+    assert one_line(done.stderr) == refused("--run_all_solu", "--world_size", 0)
 
 
 @pytest.fixture(scope="module", autouse=True)
