@@ -52,7 +52,23 @@ LLAMA = {
 }
 LAYOUT = {"tp": 2, "pp": 2, "zero": 1, "micro_batch_size": 2, "num_micro_batches": 4, "seq_len": 2048,
           "framework": "megatron-core", "recompute": "full", "recompute_layers": 2, "precision": "bf16"}  # fmt: skip
-CLUSTER = {"hardware": "h100_sxm", "gpus_per_node": 8, "inter_node_gbit_per_gpu": 400, "memory_gib": 80}
+#: Further keys of a layout, one of which each odd layout has.
+MORE: tuple[dict[str, Any], ...] = (
+    {"schedule": "interleaved", "vpp": 2}, {"schedule": "zb-v", "vpp": 2, "framework": "torchtitan"},
+    {"schedule": "v-min", "vpp": 2, "framework": "generic"}, {"pipeline_layout": "Et*3|(tt|)*2tL", "vpp": 2},
+    {"recompute": "selective", "recompute_modules": "layernorm+mlp"}, {"optimizer_offload_fraction": 0.5},
+    {"offload_layers": 2, "pp": 1, "recompute": "none"}, {"cp": 2, "cp_comm": "a2a+ring", "cp_a2a_size": 2},
+    {"document_lengths": "512:3+2048:1"}, {"optimizer_states": "8bit"},
+    {"cross_entropy_fusion": True, "cross_entropy_fusion_impl": "linear", "framework": "generic"},
+)  # fmt: skip
+SCRIPT = (
+    "torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 512 --num-attention-heads 8 "
+    "--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 64 --bf16 --vocab-size 32000 "
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*4|t*4L' "
+    "--sequence-parallel --recompute-granularity selective --recompute-modules 'layernorm mlp' --use-distributed-optimizer"
+)
+CLUSTER = {"hardware": "h100_sxm", "gpus_per_node": 8, "inter_node_gbit_per_gpu": 400, "memory_gib": 80,
+           "host_link_gb_s": 50, "host_memory_gb_s": 40}  # fmt: skip
 CASE = {"id": "x-1", "hardware": "h100_sxm", "cluster": {"inter_node_gbit_per_gpu": 400}, "model": MODEL,
         "run": {**LAYOUT, "world_size": 16}, "measured": {"step_s": 1.0, "peak_memory_gib": 10.0}}  # fmt: skip
 OPTIONS = {"--world_size": "16", "--seq_len": "2048", "--global_batch_size": "131072", "--memory_limit_gib": "80", "--top": "3",
@@ -119,6 +135,16 @@ def odd_python(chance: random.Random) -> str:
             [chance.choice(words), lines[place].replace("=", "= -", 1), lines[place][: len(lines[place]) // 2], ""]
         )
     return "\n".join(lines)
+
+
+def odd_script(chance: random.Random) -> str:
+    """Return a script that launches Megatron-LM with one to three words changed, lost, or given twice."""
+    words = SCRIPT.split(" ")
+    odd = ["$TP", "--bf16", "-1", "0", "x", "'", "1e400", "--no-such-flag", "Et|", "(t|)*9999L", "\\", "#", "9" * 30, "é", ""]
+    for _ in range(chance.randint(1, 3)):
+        place = chance.randrange(len(words))
+        words[place] = chance.choice([chance.choice(odd), f"{words[place]} {words[place]}", ""])
+    return " ".join(words)
 
 
 def odd_profile(chance: random.Random) -> bytes:
@@ -191,14 +217,16 @@ def odd_input(chance: random.Random) -> tuple[dict[str, str | bytes], list[str]]
         return {"data.pt": odd_profile(chance), "model.json": json.dumps(MODEL)}, fitted if share < 0.063 else ["data.pt"]
     options = {name: value for name, value in OPTIONS.items() if chance.random() < 0.4}
     files: dict[str, str | bytes] = {}
-    kind = chance.choice(["model", "llama", "layout", "python", "cluster", "cases", "options"])
+    kind = chance.choice(["model", "llama", "layout", "python", "cluster", "cases", "options", "script"])
     if kind == "cases":
         files["cases.jsonl"] = "\n".join(odd_text(CASE, chance) for _ in range(chance.randint(1, 3)))
         return files, ["--validate", "cases.jsonl"]
     if kind in ("model", "llama"):
         files["model.json"] = odd_text(MODEL if kind == "model" else LLAMA, chance)
     elif kind == "layout":
-        files["model.json"] = odd_text({"name": "m", "model": MODEL, "layout": LAYOUT}, chance)
+        files["model.json"] = odd_text({"name": "m", "model": MODEL, "layout": {**LAYOUT, **chance.choice(MORE)}}, chance)
+    elif kind == "script":
+        files["model.sh"] = odd_script(chance)
     elif kind == "python":
         files["model.py"] = odd_python(chance)
     else:
@@ -210,6 +238,10 @@ def odd_input(chance: random.Random) -> tuple[dict[str, str | bytes], list[str]]
     if kind == "options" and options:
         name = chance.choice(list(options))
         options[name] = str(chance.choice(ODD)).replace("\0", "")
+    if chance.random() < 0.2:
+        arguments.append("--balance")
+    if chance.random() < 0.1:
+        arguments += ["--export", "out.sh"]
     if chance.random() < 0.3:
         arguments.append("--run_all_solu")
     else:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from toy import DEVICE, TINY, changed, column, estimated, make_problem, run_of, some_layouts, toy_cost
 
+from predictor.cost_model import CostModel
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
-from solver.step.memory import PARTS, STATIC_PARTS
+from solver.step.memory import PARTS, STATIC_PARTS, least_memory
 from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.workspaces import workspace_bytes
 
@@ -326,3 +327,13 @@ def test_workspaces_grow_with_hopper_and_experts() -> None:
     experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
     dense, grouped = (workspace_bytes(make_problem(model, 4, hopper, framework="megatron-core")) for model in (TINY, experts))
     assert dense == 3 * 32 * 2**20 and grouped == (2 + 5) * 32 * 2**20  # experts' GEMMs run on four more streams
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "generic", "internevo-2024", "megatron-lm-zero-bubble"])
+def test_no_layout_goes_below_the_bound_that_prunes_a_search(framework: str, h100_model: CostModel) -> None:
+    problem = make_problem(MODEL, 64, h100_model, framework=framework)
+    layouts = some_layouts(problem, 512, 1500, seed=3)
+    found = estimate_layouts(problem, layouts)
+    least = least_memory(problem, found.table, found.terms.key, layouts)
+    assert (least <= found.memory.device * (1 + 1e-12)).all()
+    assert np.median(least / found.memory.device) > 0.5, "a bound that prunes something"
