@@ -69,7 +69,7 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
 def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of a prediction, of one layout or of all."""
     add_machine_arguments(p)
-    p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
+    add_world_size_argument(p)
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
     p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
@@ -83,6 +83,10 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
+
+
+def add_world_size_argument(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--world_size", type=int, help=f"GPUs (default: the config's, else {DEFAULT_WORLD_SIZE})")
 
 
 def add_approximate_argument(p: argparse.ArgumentParser) -> None:

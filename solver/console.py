@@ -19,6 +19,7 @@ from solver.arguments import (
     check_arguments,
 )
 from solver.command_line import predict, run, validate
+from solver.comparing import add_compare_arguments, compare
 from solver.planning import add_plan_arguments, plan
 from solver.search.fixed import LIMITED
 
@@ -28,6 +29,7 @@ MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"
 _EXAMPLES = """examples:
   foretrain search --model_size llama3_70b --framework megatron-core --world_size 512
   foretrain predict --config configs/7B_internlm2.py --world_size 64
+  foretrain compare --config configs/7B_internlm2.py --world_size 64 . tp=2 profile=h200_sxm,tp=2
   foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
@@ -56,6 +58,10 @@ def parser() -> argparse.ArgumentParser:
         "plan", allow_abbrev=False, help="tokens and a deadline: GPUs, days, GPU-hours, money, energy"
     )
     add_plan_arguments(planned)
+    sides = commands.add_parser(
+        "compare", allow_abbrev=False, help="layouts, devices, clusters or configs side by side, part by part"
+    )
+    add_compare_arguments(sides)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"
@@ -78,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             validate(args.file, args.json, args.approximate, console)
         elif args.command == "plan":
             plan(args, console)
+        elif args.command == "compare":
+            compare(args, console)
         else:
             check_arguments(args)
             predict(args, console)

@@ -52,9 +52,12 @@ class Inputs:
         return "\n".join(filter(None, found))
 
 
-def load_inputs(args: argparse.Namespace) -> Inputs:
-    """Read what the options name. Raises InputError for what is not there, cannot be read, or contradicts the rest."""
-    config = load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+def load_inputs(args: argparse.Namespace, config: RunConfig | None = None) -> Inputs:
+    """Read what the options name. Raises InputError for what is not there, cannot be read, or contradicts the rest.
+
+    config: is used instead of the file that the options name.
+    """
+    config = config or load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
     cluster = load_cluster(args.cluster) if args.cluster else {}
     if args.profile and cluster.get("hardware") not in (None, args.profile):
         raise InputError(

@@ -28,7 +28,7 @@ LEVELS = (
     ("solver.report", "solver.api", "solver.arguments"),
     ("solver.inputs",),
     ("solver.command_line",),
-    ("solver.planning",),
+    ("solver.planning", "solver.comparing"),
     ("solver.console",),
 )
 LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}

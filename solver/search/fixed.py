@@ -30,7 +30,7 @@ AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 def parse_fixed(text: str) -> dict[str, Any]:
     """Return the axes that ``tp=8,recompute=full`` fixes. Raises InputError for what is no axis or no value of one."""
-    fixed = _pairs("--fix", text, "axis once, as in tp=8,recompute=full")
+    fixed = parse_pairs("--fix", text, "axis once, as in tp=8,recompute=full")
     check_fixed(fixed)
     return fixed
 
@@ -40,7 +40,7 @@ def parse_constants(text: str) -> dict[str, Any]:
 
     Raises InputError for an axis of the search, and for what is no choice of a run.
     """
-    found = _pairs("--set", text, "constant once, as in precision=fp8,moe_dispatcher=deepep")
+    found = parse_pairs("--set", text, "constant once, as in precision=fp8,moe_dispatcher=deepep")
     constants = sorted({field.name for field in fields(Strategy)} - {*AXES, "world_size", "seq_len", "framework"})
     for name in found:
         if name in AXES:
@@ -50,7 +50,7 @@ def parse_constants(text: str) -> dict[str, Any]:
     return found
 
 
-def _pairs(option: str, text: str, each: str) -> dict[str, Any]:
+def parse_pairs(option: str, text: str, each: str) -> dict[str, Any]:
     """Return the names and values of ``name=value,...``: whole numbers, numbers, true, false, or words."""
     found: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

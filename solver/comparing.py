@@ -1,0 +1,132 @@
+"""The command ``foretrain compare``: layouts, devices, clusters or configs side by side, part by part."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from profiler.errors import InputError, printable
+from solver.api import DEFAULT_SEQ_LEN, configured_strategy, estimate, time_attention
+from solver.arguments import DEFAULT_MODEL, DEFAULT_TOKENS, add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.command_line import batch_sequences
+from solver.formats.config_file import RunConfig, find_model, load_run_config
+from solver.inputs import Inputs, load_inputs
+from solver.report.compare import Side, comparison_dict, comparison_table, verdicts
+from solver.report.output import write_json
+from solver.search.fixed import AXES, check_fixed, parse_constants, parse_pairs
+from solver.spec.bounds import whole_number
+from solver.spec.strategy import Strategy
+
+#: What a side may name apart from axes of a layout and constants of a run: word -> option.
+_OPTIONS = {
+    "config": "config", "model_size": "model_size", "profile": "profile", "as": "as_device", "cluster": "cluster",
+    "framework": "framework", "seq_len": "seq_len", "world_size": "world_size", "global_batch_size": "global_batch_size",
+}  # fmt: skip
+#: The one replaces the other.
+_REPLACES = {"config": "model_size", "model_size": "config", "profile": "pre_profiling_data_path"}
+_NUMBERS = ("seq_len", "world_size", "global_batch_size")
+_AS_STATED = "."
+_MOST = 6  #: columns that a terminal holds
+
+
+def add_compare_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of a comparison."""
+    p.add_argument(
+        "sides", nargs="+", metavar="SIDE",
+        help=f"what a side has otherwise than the options say: a config file, or NAME=VALUE,... of {', '.join(_OPTIONS)}, an "
+        f"axis of a layout or a constant of a run; {_AS_STATED} for the options as they are",
+    )  # fmt: skip
+    add_machine_arguments(p)
+    add_world_size_argument(p)
+    add_json_argument(p)
+
+
+def compare(args: argparse.Namespace, console: Console) -> None:
+    """Print the sides of a comparison part by part, which is faster and how sure that is; write them to ``--json``."""
+    if not 2 <= len(args.sides) <= _MOST:
+        raise InputError(f"{len(args.sides)} side(s): compare 2 to {_MOST}, as in foretrain compare --config A.py . tp=4")
+    twice = next((side for side in args.sides if args.sides.count(side) > 1), None)
+    if twice is not None:
+        raise InputError(f"{printable(twice)} is given twice; a side that is compared with itself says nothing")
+    with Console(stderr=True).status("estimating the sides"):
+        sides = [_named_side(args, text) for text in args.sides]
+    for number, (side, inputs) in enumerate(sides, 1):
+        console.print(f"{number}: {side.name}: {side.headline()}; {inputs.said}", markup=False)
+    for note in dict.fromkeys(note for _, inputs in sides for note in inputs.notes().split("\n") if note):
+        console.print(note, markup=False)
+    found = [side for side, _ in sides]
+    console.print(comparison_table(found))
+    for line in verdicts(found):
+        console.print(line, style="bold", markup=False)
+    if args.json:
+        write_json(args.json, comparison_dict(found, [inputs.said for _, inputs in sides]))
+        console.print(f"wrote {args.json}", markup=False)
+
+
+def _named_side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs]:
+    """Return one side; an error names it."""
+    try:
+        return _side(args, text)
+    except InputError as error:
+        raise InputError(f"side {printable(text)}: {error}") from None
+
+
+def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs]:
+    """Return one side: the options of the command, with what ``text`` says otherwise."""
+    options, axes = _otherwise(args, text)
+    config = load_run_config(options.config or find_model(options.model_size or DEFAULT_MODEL))
+    kept = _kept(config.layout, axes, options.world_size != args.world_size)
+    inputs = load_inputs(options, replace(config, layout=kept | axes))
+    sequences = None if "num_micro_batches" in axes else _batch(args, options, config)
+    strategies = [configured_strategy(inputs.problem, inputs.config, sequences)]
+    problem, _ = time_attention(inputs.problem, inputs.profile, strategies, folder=inputs.times)
+    return Side(text, estimate(problem, strategies)), inputs
+
+
+def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return the options of a side, and the axes of a layout that it names."""
+    options = copy(args)
+    if text == _AS_STATED:
+        return options, {}
+    said = parse_pairs("a side's", text, "name once, as in tp=4,pp=2") if "=" in text else {"config": text}
+    axes = {name: said.pop(name) for name in [*said] if name in AXES}
+    check_fixed(axes)
+    for word in [word for word in said if word in _OPTIONS]:
+        value = said.pop(word)
+        if word in _NUMBERS:
+            whole_number(word, value)
+        setattr(options, _OPTIONS[word], Path(str(value)) if word == "config" else value if word in _NUMBERS else str(value))
+        if word in _REPLACES:
+            setattr(options, _REPLACES[word], None)
+    unknown = next((name for name in said if name not in Strategy.__dataclass_fields__), None)
+    if unknown is not None:
+        words = ", ".join((*_OPTIONS, *AXES))
+        raise InputError(f"{printable(unknown)} is none of {words}, and no constant of a run, as --set has them")
+    constants = (parse_constants(args.set) if args.set else {}) | said
+    options.set = ",".join(f"{name}={value}" for name, value in constants.items())
+    return options, axes
+
+
+def _kept(layout: Mapping[str, Any], axes: Mapping[str, Any], other_world: bool) -> dict[str, Any]:
+    """Return what stays of a config's layout beside ``axes``: without what fills the world and the batch, which is kept, and
+    without a schedule of other stages."""
+    dropped = {"dp", "num_micro_batches"} | ({"schedule"} if {"pp", "vpp"} & axes.keys() else set())
+    if other_world:
+        dropped.add("world_size")
+    return {name: value for name, value in layout.items() if name not in dropped}
+
+
+def _batch(args: argparse.Namespace, options: argparse.Namespace, config: RunConfig) -> int:
+    """Return the sequences of a step: those of ``--global_batch_size``, or of the config as it is written, or the default."""
+    if options.global_batch_size is not None or "num_micro_batches" not in config.layout:
+        seq_len = options.seq_len or config.seq_len or DEFAULT_SEQ_LEN
+        return batch_sequences(options.global_batch_size or DEFAULT_TOKENS, seq_len, options.round_batch, 1)[0]
+    written = copy(options)
+    written.world_size = args.world_size
+    return configured_strategy(load_inputs(written, config).problem, config).global_batch_sequences

@@ -1,0 +1,139 @@
+"""Estimates side by side: every part of the step and of the memory, which is faster, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from scipy.stats import norm
+
+from profiler.profile.profile import GIB
+from solver.report.explain import LAYOUT_STD, Explanation, explain
+from solver.report.output import problem_dict, solution_dict
+from solver.report.terminal import describe
+from solver.report.words import PART_NAMES, seconds
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.per_stage import memory_of_stages
+from solver.step.solutions import Solutions
+
+_SAME = 5e-4  #: smaller changes are printed as 0.0%
+_LEAST_GIB = 0.05  #: smaller parts of the memory are not listed
+
+
+@dataclass(frozen=True)
+class Side:
+    """What the user called it, and the estimate of one layout."""
+
+    name: str
+    solutions: Solutions
+
+    @cached_property
+    def why(self) -> Explanation:
+        return explain(self.solutions, 0)
+
+    @property
+    def tgs(self) -> float:
+        return float(self.solutions.tgs[0])
+
+    @property
+    def verdict(self) -> str:
+        return self.solutions.memory.verdict(0, self.solutions.problem.cluster.memory_bytes)
+
+    def headline(self) -> str:
+        """Return model, machine and layout in one line."""
+        p = self.solutions.problem
+        return (
+            f"{p.model.name}, sequences of {p.run.seq_len}, {self.solutions.tokens[0]:,.0f} tokens a step, {p.run.precision}, "
+            f"{p.run.framework}, {p.run.world_size} x {p.cost.device.name}, {describe(self.solutions, 0)}"
+        )
+
+    def stages(self) -> str:
+        """Return the memory of each pipeline stage."""
+        sizes = memory_of_stages(self.solutions, 0).device / GIB
+        return " ".join(f"{size:.1f}" for size in sizes) if len(sizes) > 1 else ""
+
+
+def probability_faster(side: Side, other: Side) -> float:
+    """Return the probability that ``side`` trains more tokens per GPU and second than ``other``.
+
+    Both errors are log-normal. Of two layouts of one run on one machine most of the error is common; what is not is
+    ``LAYOUT_STD`` each. Of two machines, models or frameworks nothing is taken to be common.
+    """
+    ratio = float(np.log(side.tgs / other.tgs))
+    alike = _run_of(side) == _run_of(other)
+    std = np.sqrt(2) * LAYOUT_STD if alike else np.hypot(side.why.relative_std, other.why.relative_std)
+    return float(norm.cdf(ratio / std))
+
+
+def _run_of(side: Side) -> tuple[Any, ...]:
+    """Return what two layouts must share for their errors to be alike."""
+    p = side.solutions.problem
+    return p.cost.device, p.cluster.network_bandwidth, p.model, p.run.framework, p.run.precision, p.run.seq_len
+
+
+def verdicts(sides: Sequence[Side]) -> list[str]:
+    """Return a sentence on every side but the first: how much faster or slower it is, how sure that is, and if it fits."""
+    first, lines = sides[0], []
+    for number, side in enumerate(sides[1:], 2):
+        change, sure = side.tgs / first.tgs - 1, probability_faster(side, first)
+        if abs(change) < _SAME:
+            lines.append(f"{number} is as fast as 1 per GPU")
+            continue
+        if change < 0:
+            sure = 1 - sure
+        word = "faster" if change >= 0 else "slower"
+        doubt = "" if sure >= 0.9 else ", within the doubt"
+        lines.append(
+            f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{doubt}"
+        )
+    short = [f"{number} ({side.verdict})" for number, side in enumerate(sides, 1) if side.verdict != "FITS"]
+    return lines + ([f"Not sure to fit in memory: {', '.join(short)}"] if short else [])
+
+
+def comparison_table(sides: Sequence[Side]) -> Table:
+    """Return a table with a column for each side: results, parts of the step, parts of the memory."""
+    table = Table(title="Side by side", title_justify="left")
+    table.add_column("")
+    for number in range(1, len(sides) + 1):
+        table.add_column(str(number), justify="right")
+    rows: tuple[tuple[str, Callable[[Side], str]], ...] = (
+        ("tokens/GPU/s", lambda side: f"{side.tgs:,.0f}"),
+        ("beside 1", lambda side: f"{side.tgs / sides[0].tgs - 1:+.1%}"),
+        ("step", lambda side: seconds(side.why.seconds)),
+        ("90% interval", lambda side: " - ".join(map(seconds, side.why.interval))),
+        ("MFU", lambda side: f"{side.solutions.mfu[0]:.1%}"),
+    )
+    for name, text in rows:
+        table.add_row(name, *map(text, sides), end_section=name == "MFU")
+    parts = [side.why.by_part() for side in sides]
+    used = [part for part in PART_NAMES if any(found[part] for found in parts)]
+    for part in used:
+        table.add_row(PART_NAMES[part], *(seconds(found[part]) if found[part] else "" for found in parts),
+                      end_section=part == used[-1])  # fmt: skip
+    for row, part in enumerate(MEMORY_PARTS):
+        sizes = [float(side.solutions.memory.parts[row, 0]) / GIB for side in sides]
+        if max(sizes) >= _LEAST_GIB:
+            table.add_row(f"{part.replace('_', ' ')}, GiB", *(f"{size:.1f}" if size >= _LEAST_GIB else "" for size in sizes))
+    memory = [side.solutions.memory for side in sides]
+    table.add_row("peak memory, GiB", *(f"{found.device[0] / GIB:.1f}" for found in memory))
+    table.add_row("  at most", *(f"{found.bound[0] / GIB:.1f}" for found in memory))
+    if any(side.stages() for side in sides):
+        table.add_row("  on each stage", *(side.stages() for side in sides))
+    table.add_row("fits", *(side.verdict for side in sides))
+    return table
+
+
+def comparison_dict(sides: Sequence[Side], profiles: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON content of a comparison; profiles: what each profile is, in words."""
+    return {
+        "sides": [
+            {"name": side.name, "faster_than_first": probability_faster(side, sides[0]) if side is not sides[0] else None}
+            | problem_dict(side.solutions, profile)
+            | {"best": [solution_dict(side.solutions, 0, side.why)]}
+            for side, profile in zip(sides, profiles, strict=True)
+        ]
+    }

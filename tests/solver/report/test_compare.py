@@ -1,0 +1,103 @@
+"""Side by side: the same numbers as one prediction, how sure a difference is by hand, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import erf, log, sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import make_problem
+
+from predictor.cost_model import CostModel
+from solver.api import estimate
+from solver.console import main
+from solver.formats.config_file import load_run_config
+from solver.report.compare import Side, probability_faster, verdicts
+from solver.report.explain import LAYOUT_STD
+
+CONFIG = "configs/7B_internlm2.py"  #: tp 2, 4 micro batches of 2
+MODEL = load_run_config("configs/models/llama3_8b.json").model
+
+
+def side(cost: CostModel, **sizes: Any) -> Side:
+    problem = make_problem(MODEL, 8, cost, 4096, framework="megatron-core", precision="bf16")
+    return Side(str(sizes), estimate(problem, [problem.run.replace(**sizes)]))
+
+
+def normal(z: float) -> float:
+    return 0.5 * (1 + erf(z / sqrt(2)))
+
+
+def test_probability_by_hand(h100_model: CostModel, a100_model: CostModel) -> None:
+    fast, slow = (side(h100_model, tp=tp, dp=8 // tp, num_micro_batches=tp) for tp in (2, 8))
+    by_hand = normal(log(fast.tgs / slow.tgs) / (sqrt(2) * LAYOUT_STD))
+    assert probability_faster(fast, slow) == pytest.approx(by_hand) and by_hand > 0.5
+    assert probability_faster(fast, slow) + probability_faster(slow, fast) == pytest.approx(1)
+    assert probability_faster(fast, fast) == 0.5
+    other = side(a100_model, tp=2, dp=4, num_micro_batches=2)
+    std = sqrt(fast.why.relative_std**2 + other.why.relative_std**2)
+    assert probability_faster(other, fast) == pytest.approx(normal(log(other.tgs / fast.tgs) / std))
+
+
+def test_what_is_said_of_two_layouts(h100_model: CostModel) -> None:
+    fast, slow = (side(h100_model, tp=tp, dp=8 // tp, num_micro_batches=tp) for tp in (2, 8))
+    (text,) = [line for line in verdicts([fast, slow]) if line.startswith("2")]
+    assert text.startswith(f"2 is {1 - slow.tgs / fast.tgs:.1%} slower than 1 per GPU: slower with ")
+    assert verdicts([slow, slow])[0] == "2 is as fast as 1 per GPU"
+
+
+def test_sides_are_what_predict_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--config", CONFIG, "--world_size", "16")
+    own = run(
+        "compare", "--config", CONFIG, "--world_size", "16", ".", "tp=4", "world_size=32", "profile=h200_sxm", at=tmp_path
+    )
+    found = [one["best"][0] for one in own["sides"]]
+    shown = capsys.readouterr().out
+    (alone,) = run("predict", *words, at=tmp_path)["best"]
+    assert found[0] == alone
+    (h200,) = run("predict", *words, "--profile", "h200_sxm", at=tmp_path)["best"]
+    assert found[3] == h200
+    batches = [one["layout"]["global_batch_sequences"] for one in found]
+    assert batches == [alone["layout"]["global_batch_sequences"]] * 4  # tp and world_size change, the batch does not
+    assert [(one["layout"]["tp"], one["layout"]["dp"]) for one in found] == [(2, 8), (4, 4), (2, 16), (2, 8)]
+    for number, one in enumerate(own["sides"][1:], 2):
+        change = one["best"][0]["tgs"] / alone["tgs"] - 1
+        word = "faster" if change > 0 else "slower"
+        assert f"{number} is {abs(change):.1%} {word} than 1 per GPU" in shown
+        assert (one["faster_than_first"] > 0.5) == (change > 0)
+    assert own["sides"][0]["faster_than_first"] is None
+
+
+def test_a_batch_and_micro_batches_may_be_named(tmp_path: Path) -> None:
+    words = ("compare", "--config", CONFIG, "--world_size", "16", "num_micro_batches=2", "global_batch_size=1048576,tp=1")
+    layouts = [one["best"][0]["layout"] for one in run(*words, at=tmp_path)["sides"]]
+    assert [layout["num_micro_batches"] for layout in layouts] == [2, 8]
+    assert layouts[1]["global_batch_sequences"] == 256
+
+
+@pytest.mark.parametrize(
+    ("sides", "message"),
+    [
+        (["."], "1 side(s): compare 2 to 6"),
+        (["tp=4", "tp=4"], "tp=4 is given twice"),
+        ([".", "tpp=4"], "side tpp=4: tpp is none of config, model_size, "),
+        ([".", "tp=3"], "side tp=3: 7B_internlm2: tp * cp * pp is 3, which does not divide world_size 16"),
+        ([".", "recompute=some"], "side recompute=some: recompute is 'some'; it must be one of"),
+        ([".", "world_size=0"], "side world_size=0: world_size is 0; it must be a whole number"),
+        ([".", "missing.py"], "side missing.py: missing.py: no such file"),
+        ([".", "tp=2,tp=4"], "give each name once"),
+    ],
+)
+def test_wrong_sides_are_refused(sides: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--config", CONFIG, "--world_size", "16", *sides]) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def run(*words: str, at: Path) -> dict[str, Any]:
+    out = at / "out.json"
+    assert main([*words, "--json", str(out)]) == 0
+    content: dict[str, Any] = json.loads(out.read_text())
+    return content
