@@ -20,6 +20,7 @@ from solver.arguments import (
 )
 from solver.command_line import predict, run, validate
 from solver.comparing import add_compare_arguments, compare
+from solver.fitting import add_fit_arguments, fit
 from solver.planning import add_plan_arguments, plan
 from solver.search.fixed import LIMITED
 
@@ -30,6 +31,7 @@ _EXAMPLES = """examples:
   foretrain search --model_size llama3_70b --framework megatron-core --world_size 512
   foretrain predict --config configs/7B_internlm2.py --world_size 64
   foretrain compare --config configs/7B_internlm2.py --world_size 64 . tp=2 profile=h200_sxm,tp=2
+  foretrain fit --config configs/7B_internlm2.py --world_size 64
   foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
@@ -62,6 +64,10 @@ def parser() -> argparse.ArgumentParser:
         "compare", allow_abbrev=False, help="layouts, devices, clusters or configs side by side, part by part"
     )
     add_compare_arguments(sides)
+    largest = commands.add_parser(
+        "fit", allow_abbrev=False, help="largest micro batch and sequence of the config's layout, fewest GPUs, what breaks next"
+    )
+    add_fit_arguments(largest)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"
@@ -86,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plan(args, console)
         elif args.command == "compare":
             compare(args, console)
+        elif args.command == "fit":
+            fit(args, console)
         else:
             check_arguments(args)
             predict(args, console)

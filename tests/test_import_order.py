@@ -26,9 +26,9 @@ LEVELS = (
     ("solver.step",),
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments"),
-    ("solver.inputs",),
+    ("solver.inputs", "solver.largest"),
     ("solver.command_line",),
-    ("solver.planning", "solver.comparing"),
+    ("solver.planning", "solver.comparing", "solver.fitting"),
     ("solver.console",),
 )
 LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}

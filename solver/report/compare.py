@@ -96,7 +96,7 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
 
 def comparison_table(sides: Sequence[Side]) -> Table:
     """Return a table with a column for each side: results, parts of the step, parts of the memory."""
-    table = Table(title="Side by side", title_justify="left")
+    table = Table(title="Side by side; parts of the step are those of the slowest stage", title_justify="left")
     table.add_column("")
     for number in range(1, len(sides) + 1):
         table.add_column(str(number), justify="right")

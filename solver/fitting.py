@@ -1,0 +1,81 @@
+"""The command ``foretrain fit``: the largest micro batch and sequence that fit, the fewest GPUs, and what breaks next."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+
+from profiler.profile.profile import GIB
+from solver.api import configured_strategy
+from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.command_line import batch_sequences
+from solver.inputs import load_inputs
+from solver.largest import Limit, Tried, fewest_gpus, largest_micro_batch, longest_sequence
+from solver.report.output import layout_dict, write_json
+from solver.report.terminal import describe
+
+
+def add_fit_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of the question what fits."""
+    add_machine_arguments(p)
+    add_world_size_argument(p)
+    add_json_argument(p)
+
+
+def fit(args: argparse.Namespace, console: Console) -> None:
+    """Print what fits with the config's layout, with certainty and at the point estimate, and write it to ``--json``."""
+    inputs = load_inputs(args)
+    problem, config = inputs.problem, inputs.config
+    sequences = None
+    if args.global_batch_size is not None or "num_micro_batches" not in config.layout:
+        tokens = args.global_batch_size or DEFAULT_TOKENS
+        sequences, _ = batch_sequences(tokens, problem.run.seq_len, args.round_batch, 1)
+    layout = configured_strategy(problem, config, sequences)
+    with Console(stderr=True).status("estimating the memory"):
+        gpus = fewest_gpus(problem, config, layout.global_batch_sequences)
+        limits = (largest_micro_batch(problem, layout), longest_sequence(problem, layout), gpus)
+    run, device = problem.run, problem.cost.device.name
+    console.print(
+        f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {device}, "
+        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{inputs.notes()}", markup=False,
+    )  # fmt: skip
+    for limit in limits:
+        console.print(_text(limit), markup=False)
+    if args.json:
+        write_json(args.json, {"limits": [_row(limit) for limit in limits]})
+        console.print(f"wrote {args.json}", markup=False)
+
+
+def _text(limit: Limit) -> str:
+    """Return the largest value that fits surely, the one that may, and what breaks next."""
+    best = limit.surely or limit.likely
+    if best is None and limit.breaks is None:
+        return f"\n{limit.what}: nothing that was tried can be run"
+    if best is None:
+        return f"\n{limit.what}: none fits;{_broken(limit)}"
+    lines = [f"\n{limit.what}: {best.value:,} {'fits' if limit.surely else 'is at risk'}: {best.text()}"]
+    lines += [f"  {describe(best.solutions, 0)}, {best.solutions.tgs[0]:,.0f} tokens/GPU/s"]
+    if limit.likely and limit.surely and limit.likely.value != limit.surely.value:
+        lines.append(f"  {limit.likely.value:,} is at risk: {limit.likely.text()}")
+    return "\n".join(lines) + (f"\n {_broken(limit)}" if limit.breaks else "\n  nothing that can be run breaks it")
+
+
+def _broken(limit: Limit) -> str:
+    if limit.breaks is None:
+        return ""
+    name, size = limit.breaks.largest_part()
+    return f" {limit.breaks.value:,} does not fit: {limit.breaks.text()}, of which {name} {size / GIB:.1f}"
+
+
+def _row(limit: Limit) -> dict[str, Any]:
+    def one(tried: Tried | None) -> dict[str, Any] | None:
+        if tried is None:
+            return None
+        memory = tried.solutions.memory
+        return {"value": tried.value, "verdict": tried.verdict, "peak_memory_bytes": float(memory.device[0]),
+                "memory_bound_bytes": float(memory.bound[0]), "largest_part": tried.largest_part()[0],
+                "tgs": float(tried.solutions.tgs[0]), "layout": layout_dict(tried.solutions, 0)}  # fmt: skip
+
+    return {"of": limit.what, "surely": one(limit.surely), "likely": one(limit.likely), "breaks": one(limit.breaks)}

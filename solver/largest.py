@@ -1,0 +1,136 @@
+"""What still fits in memory: the largest micro batch and sequence of a layout, the fewest GPUs, and what breaks next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import lcm
+
+from profiler.errors import InputError
+from profiler.profile.profile import GIB
+from solver.api import configured_strategy, estimate
+from solver.formats.config_file import RunConfig
+from solver.spec.bounds import WHOLE_NUMBERS
+from solver.spec.strategy import Strategy
+from solver.step.memory import PARTS, VERDICTS
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions
+
+_GRAIN = 1024  #: tokens; sequences are tried in steps of this
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One value of what is varied, and the estimate with it."""
+
+    value: int
+    solutions: Solutions
+
+    @property
+    def verdict(self) -> str:
+        return self.solutions.memory.verdict(0, self.solutions.problem.cluster.memory_bytes)
+
+    def text(self) -> str:
+        """Return peak and bound, against what there is."""
+        memory, limit = self.solutions.memory, self.solutions.problem.cluster.memory_bytes
+        return f"{memory.device[0] / GIB:.1f} GiB, at most {memory.bound[0] / GIB:.1f}, of {limit / GIB:.1f}"
+
+    def largest_part(self) -> tuple[str, float]:
+        """Return the largest part of the memory and its bytes."""
+        parts = self.solutions.memory.parts[:, 0]
+        return PARTS[int(parts.argmax())].replace("_", " "), float(parts.max())
+
+
+@dataclass(frozen=True)
+class Limit:
+    """surely: the best value whose bound fits. likely: the best that fits at the point estimate. breaks: the one after it."""
+
+    what: str
+    surely: Tried | None
+    likely: Tried | None
+    breaks: Tried | None
+
+
+def largest_micro_batch(problem: Problem, layout: Strategy) -> Limit:
+    """Return how many sequences a micro batch may hold; those are tried that divide the batch of a data-parallel rank."""
+    each = layout.micro_batch_size * layout.num_micro_batches
+    sizes = [size for size in range(1, each + 1) if each % size == 0]
+    changed = (layout.replace(micro_batch_size=size, num_micro_batches=each // size) for size in sizes)
+    return _limit("micro batch", _tried((size, problem, one) for size, one in zip(sizes, changed, strict=True)))
+
+
+def longest_sequence(problem: Problem, layout: Strategy) -> Limit:
+    """Return how many tokens a sequence may have, in steps of 1,024 that its ranks divide, at the layout's micro batch.
+
+    Not more than the model's max_position_embeddings, where it has some.
+    """
+    unit = lcm(_GRAIN, 2 * layout.tp * layout.cp)
+    most = (problem.model.max_position_embeddings or WHOLE_NUMBERS["seq_len"][1]) // unit
+
+    def with_length(count: int) -> Tried | None:
+        longer = replace(problem, run=problem.run.replace(seq_len=count * unit))
+        return next(_tried([(count * unit, longer, layout.replace(seq_len=count * unit))]), None)
+
+    tried: dict[int, Tried | None] = {}
+    for allowed in (VERDICTS[:1], VERDICTS[:2]):  # the bound's limit, and the point estimate's
+        _bisect(with_length, allowed, most, tried)
+    return _limit("sequence", [one for _, one in sorted(tried.items()) if one is not None])
+
+
+def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
+    """Return on how few GPUs the config's tp, cp, pp and ep fit, with the same batch: fewer data-parallel ranks shard less.
+
+    Tried are the layout's own number of GPUs and fewer, from the most to the fewest.
+    """
+    own = configured_strategy(problem, config, sequences)
+    free = {name: value for name, value in config.layout.items() if name not in ("dp", "num_micro_batches", "world_size")}
+    if own.zero_shard_size == own.dp * own.cp:
+        free.pop("zero_shard_size", None)
+    tried = []
+    for world in (own.world_size // own.dp * dp for dp in range(own.dp, 0, -1)):
+        with suppress(InputError):
+            run = problem.run.replace(world_size=world, dp=world)
+            smaller = replace(problem, run=run, cluster=problem.cluster.for_world(world))
+            tried.append(
+                Tried(world, estimate(smaller, [configured_strategy(smaller, replace(config, layout=free), sequences)]))
+            )
+    return _limit("GPUs", tried)
+
+
+def _limit(what: str, tried: Iterable[Tried]) -> Limit:
+    """Return the limit among values that need more and more memory, up to the first that does not fit."""
+    surely = likely = None
+    for one in tried:
+        if one.verdict == VERDICTS[2]:
+            return Limit(what, surely, likely, one)
+        likely = one
+        surely = one if one.verdict == VERDICTS[0] else surely
+    return Limit(what, surely, likely, None)
+
+
+def _bisect(
+    estimated: Callable[[int], Tried | None], allowed: Collection[str], most: int, tried: dict[int, Tried | None]
+) -> None:
+    """Add to ``tried`` the largest count whose verdict is allowed, and the one after it: doubled, then bisected."""
+
+    def good(count: int) -> bool:
+        if count not in tried:
+            tried[count] = estimated(count)
+        found = tried[count]
+        return found is not None and found.verdict in allowed
+
+    low, high = 0, 1
+    while high <= most and good(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle) else (low, middle)
+
+
+def _tried(changed: Iterable[tuple[int, Problem, Strategy]]) -> Iterator[Tried]:
+    """Yield the estimates of the values with which a framework can run the layout."""
+    for value, problem, layout in changed:
+        with suppress(InputError):
+            yield Tried(value, estimate(problem, [layout]))

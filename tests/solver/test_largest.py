@@ -1,0 +1,77 @@
+"""What fits: against trying every value, at most the model's positions, and on the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from solver.api import configured_strategy, estimate, load_problem
+from solver.console import main
+from solver.formats.config_file import load_run_config
+from solver.largest import fewest_gpus, largest_micro_batch, longest_sequence
+
+CONFIG = load_run_config("configs/7B_internlm2.py")  #: tp 2, 4 micro batches of 2
+PROBLEM = load_problem(CONFIG, 64, profile="h100_sxm")
+LAYOUT = configured_strategy(PROBLEM, CONFIG)
+
+
+def test_micro_batch_against_every_size() -> None:
+    verdicts = {}
+    each = LAYOUT.micro_batch_size * LAYOUT.num_micro_batches
+    for size in [size for size in range(1, each + 1) if each % size == 0]:
+        found = estimate(PROBLEM, [LAYOUT.replace(micro_batch_size=size, num_micro_batches=each // size)])
+        verdicts[size] = found.memory.verdict(0, PROBLEM.cluster.memory_bytes)
+    limit = largest_micro_batch(PROBLEM, LAYOUT)
+    assert limit.surely and limit.likely and limit.breaks
+    assert limit.surely.value == max(size for size, verdict in verdicts.items() if verdict == "FITS")
+    assert limit.likely.value == max(size for size, verdict in verdicts.items() if verdict != "OUT OF MEMORY")
+    assert limit.breaks.value == min(size for size, verdict in verdicts.items() if verdict == "OUT OF MEMORY")
+
+
+def test_sequence_against_every_length() -> None:
+    verdicts = {}
+    for length in range(1024, 20 * 1024, 1024):
+        problem = replace(PROBLEM, run=PROBLEM.run.replace(seq_len=length))
+        found = estimate(problem, [LAYOUT.replace(seq_len=length)])
+        verdicts[length] = found.memory.verdict(0, problem.cluster.memory_bytes)
+    limit = longest_sequence(PROBLEM, LAYOUT)
+    assert limit.surely and limit.likely and limit.breaks
+    assert limit.surely.value == max(length for length, verdict in verdicts.items() if verdict == "FITS")
+    assert limit.likely.value == max(length for length, verdict in verdicts.items() if verdict != "OUT OF MEMORY")
+    assert limit.breaks.value == limit.likely.value + 1024
+
+
+def test_sequences_end_at_the_models_positions() -> None:
+    short = replace(PROBLEM, model=PROBLEM.model.replace(max_position_embeddings=5000))
+    limit = longest_sequence(short, LAYOUT)
+    assert limit.surely and limit.surely.value == 4096 and limit.breaks is None
+
+
+def test_fewer_gpus_shard_less() -> None:
+    limit = fewest_gpus(PROBLEM, CONFIG, LAYOUT.global_batch_sequences)
+    assert limit.surely and limit.breaks and limit.breaks.value < limit.surely.value <= 64
+    fewer = limit.surely.solutions.layouts.strategy(0, limit.surely.solutions.problem.run)
+    assert (fewer.tp, fewer.pp, fewer.global_batch_sequences) == (LAYOUT.tp, LAYOUT.pp, LAYOUT.global_batch_sequences)
+    whole = estimate(PROBLEM, [LAYOUT]).memory
+    assert limit.breaks.solutions.memory.device[0] > limit.surely.solutions.memory.device[0] > whole.device[0]
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "fit.json"
+    assert main(["fit", "--config", "configs/7B_internlm2.py", "--world_size", "64", "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    for row in json.loads(out.read_text())["limits"]:
+        assert row["surely"]["verdict"] == "FITS" and row["breaks"]["verdict"] == "OUT OF MEMORY"
+        assert f"{row['of']}: {row['surely']['value']:,} fits: " in shown
+        assert f"{row['breaks']['value']:,} does not fit: {row['breaks']['peak_memory_bytes'] / 2**30:.1f} GiB" in shown
+    assert main(["fit", "--config", "configs/7B_internlm2.py", "--world_size", "63"]) == 2
+    assert "does not divide world_size 63" in capsys.readouterr().err
+
+
+def test_nothing_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", "--config", "configs/7B_internlm2.py", "--world_size", "64", "--memory_limit_gib", "10"]
+    assert main(words) == 0
+    assert "micro batch: none fits; 1 does not fit: " in capsys.readouterr().out
