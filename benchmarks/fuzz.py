@@ -36,6 +36,7 @@ from profiler.profile.profile import TABLE_COLUMNS, Profile, Table
 from profiler.profile.store import plain_profile, read_profile
 from solver.command_line import main as command
 from solver.command_line import run as guarded
+from solver.console import main as console
 
 SECONDS = 20.0
 SENTENCE = ("error: ", "usage: ", "gen_profiler_data.py: ", "warning: ")  #: how what the commands say begins
@@ -207,6 +208,18 @@ def read(arguments: Sequence[str]) -> int:
     return guarded(reading)
 
 
+def odd_question(chance: random.Random) -> list[str]:
+    """Return a command of the console: what fits, or a comparison with an odd side."""
+    if chance.random() < 0.5:
+        return ["fit"]
+    plain = {"tp": "2", "pp": "2", "micro_batch_size": "2", "recompute": "full", "world_size": "32", "profile": "h200_sxm",
+             "precision": "fp8", "seq_len": "1024", "num_micro_batches": "4"}  # fmt: skip
+    side = dict(chance.sample(list(plain.items()), 2))
+    if chance.random() < 0.5:
+        side[chance.choice(list(side))] = str(chance.choice(ODD)).replace("\0", "")
+    return ["compare", ".", ",".join(f"{name}={value}" for name, value in side.items())]
+
+
 def odd_input(chance: random.Random) -> tuple[dict[str, str | bytes], list[str]]:
     """Return (files by name, arguments that name them)."""
     share = chance.random()
@@ -239,6 +252,8 @@ def odd_input(chance: random.Random) -> tuple[dict[str, str | bytes], list[str]]
         name = chance.choice(list(options))
         options[name] = str(chance.choice(ODD)).replace("\0", "")
     if chance.random() < 0.2:
+        return files, [*odd_question(chance), *arguments, "--world_size=16", "--json", "out.json"]
+    if chance.random() < 0.2:
         arguments.append("--balance")
     if chance.random() < 0.1:
         arguments += ["--export", "out.sh"]
@@ -264,7 +279,9 @@ def trouble(status: int | None, seconds: float, errors: str, result: str) -> str
     sentence = status == 2 and not message.startswith("usage: ")
     if sentence and (len(message) > 1500 or any(ord(c) < 32 for c in message)):
         return f"a message of {len(message)} characters, or with control characters"
-    for best in json.loads(result).get("best", []) if result else []:
+    content = json.loads(result) if result else {}
+    sides = (side["best"][0] for side in content.get("sides", []))
+    for best in (*content.get("best", []), *sides):
         figures = best["step_s"], best["tgs"], best["peak_memory_bytes"], best["mfu"]
         if not all(0 < figure < 1e30 for figure in figures) or best["mfu"] > 1.0:
             return f"figures {figures}"
@@ -290,7 +307,8 @@ def run(files: dict[str, str | bytes], arguments: Sequence[str], main: Callable[
             Path(name).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
         if "data.pt" in files:  # fits of odd profiles are not kept
             patches.enter_context(mock.patch("solver.api.CACHE", Path(folder)))
-        main = main or (measuring if IMPORT[0] in arguments else read if len(arguments) == 1 else command)
+        asked = console if arguments[0] in ("fit", "compare") else command
+        main = main or (measuring if IMPORT[0] in arguments else read if len(arguments) == 1 else asked)
         status: int | None = None
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
             try:
