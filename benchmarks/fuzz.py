@@ -307,7 +307,7 @@ def run(files: dict[str, str | bytes], arguments: Sequence[str], main: Callable[
             Path(name).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "replace"))
         if "data.pt" in files:  # fits of odd profiles are not kept
             patches.enter_context(mock.patch("solver.api.CACHE", Path(folder)))
-        asked = console if arguments[0] in ("fit", "compare") else command
+        asked = console if {"fit", "compare"} & {*arguments[:1]} else command
         main = main or (measuring if IMPORT[0] in arguments else read if len(arguments) == 1 else asked)
         status: int | None = None
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
