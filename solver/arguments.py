@@ -113,10 +113,10 @@ def add_json_argument(p: argparse.ArgumentParser) -> None:
     p.add_argument("--json", type=Path, metavar="OUT", help="write every number, in SI units")
 
 
-def check_arguments(args: argparse.Namespace) -> None:
-    """Raise InputError for values that cannot be used, alone or together."""
+def check_machine_arguments(args: argparse.Namespace) -> None:
+    """Raise InputError for values of what every command has that cannot be used, alone or together."""
     for name in ("world_size", "global_batch_size", "seq_len", "top", "jobs"):
-        if getattr(args, name) is not None:
+        if getattr(args, name, None) is not None:
             whole_number(name, getattr(args, name))
     if args.memory_limit_gib is not None:
         number("memory_limit_gib", args.memory_limit_gib)
@@ -126,6 +126,12 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise InputError("--config and --model_size both name a model; give one")
     if args.framework is not None and not args.framework.strip():
         raise InputError("--framework is empty; leave it out for the default")
+    _check_outputs(args)
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise InputError for values of a search or a prediction that cannot be used, alone or together."""
+    check_machine_arguments(args)
     if args.validate:
         ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)]
         if ignored:
@@ -146,13 +152,12 @@ def check_arguments(args: argparse.Namespace) -> None:
         path, also = getattr(args, name), (".json",) if name == "trace" else ()
         if path and path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", *also):
             raise InputError(f"--{name} {path}: the file must end in {', '.join(('.png', '.jpg', '.pdf', *also))} or .svg")
-    _check_outputs(args)
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
     files = ("config", "pre_profiling_data_path", "validate", "health", "json", "csv", "export", "trace", *_PICTURES)
-    named = {name: getattr(args, name) for name in files}
+    named = {name: getattr(args, name, None) for name in files}
     seen: dict[Path, str] = {}
     for name, path in named.items():
         if path is None or (path.exists() and not path.is_file()):  # a device or a pipe may take several

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +17,7 @@ from solver.arguments import (
     add_prediction_arguments,
     add_search_arguments,
     check_arguments,
+    check_machine_arguments,
 )
 from solver.command_line import predict, run, validate
 from solver.comparing import add_compare_arguments, compare
@@ -36,6 +37,7 @@ _EXAMPLES = """examples:
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
 """
+_QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {"compare": compare, "fit": fit, "plan": plan}
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 
 
@@ -88,12 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def command(console: Console) -> None:
         if args.command == "validate":
             validate(args.file, args.json, args.approximate, console)
-        elif args.command == "plan":
-            plan(args, console)
-        elif args.command == "compare":
-            compare(args, console)
-        elif args.command == "fit":
-            fit(args, console)
+        elif args.command in _QUESTIONS:
+            check_machine_arguments(args)
+            _QUESTIONS[args.command](args, console)
         else:
             check_arguments(args)
             predict(args, console)

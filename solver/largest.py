@@ -29,7 +29,7 @@ class Tried:
 
     @property
     def verdict(self) -> str:
-        return self.solutions.memory.verdict(0, self.solutions.problem.cluster.memory_bytes)
+        return self.solutions.verdict(0)
 
     def text(self) -> str:
         """Return peak and bound, against what there is."""

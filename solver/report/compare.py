@@ -39,10 +39,6 @@ class Side:
     def tgs(self) -> float:
         return float(self.solutions.tgs[0])
 
-    @property
-    def verdict(self) -> str:
-        return self.solutions.memory.verdict(0, self.solutions.problem.cluster.memory_bytes)
-
     def headline(self) -> str:
         """Return model, machine and layout in one line."""
         p = self.solutions.problem
@@ -90,7 +86,8 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
         lines.append(
             f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{doubt}"
         )
-    short = [f"{number} ({side.verdict})" for number, side in enumerate(sides, 1) if side.verdict != "FITS"]
+    fits = [side.solutions.verdict(0) for side in sides]
+    short = [f"{number} ({verdict})" for number, verdict in enumerate(fits, 1) if verdict != "FITS"]
     return lines + ([f"Not sure to fit in memory: {', '.join(short)}"] if short else [])
 
 
@@ -123,7 +120,7 @@ def comparison_table(sides: Sequence[Side]) -> Table:
     table.add_row("  at most", *(f"{found.bound[0] / GIB:.1f}" for found in memory))
     if any(side.stages() for side in sides):
         table.add_row("  on each stage", *(side.stages() for side in sides))
-    table.add_row("fits", *(side.verdict for side in sides))
+    table.add_row("fits", *(side.solutions.verdict(0) for side in sides))
     return table
 
 

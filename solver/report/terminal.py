@@ -129,7 +129,7 @@ def _domain(cluster: Cluster) -> str:
 def _verdict(solutions: Solutions) -> Text:
     why = explain(solutions, 0)
     low, high = why.interval
-    verdict = solutions.memory.verdict(0, solutions.problem.cluster.memory_bytes)
+    verdict = solutions.verdict(0)
     text = (
         f"\n{solutions.tgs[0]:,.0f} tokens/GPU/s: a step takes {seconds(why.seconds)} (90% prediction interval {seconds(low)} "
         f"to {seconds(high)})\nMFU {solutions.mfu[0]:.1%}, {solutions.flops_per_second[0] / 1e12:,.0f} TFLOP/s per GPU "

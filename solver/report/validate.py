@@ -90,7 +90,7 @@ class Prediction:
         """Whether the run fits: one of solver.step.memory.VERDICTS."""
         if self.solutions is None:
             return None
-        return self.solutions.memory.verdict(self.index, self.solutions.problem.cluster.memory_bytes)
+        return self.solutions.verdict(self.index)
 
 
 def predict_cases(

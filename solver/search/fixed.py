@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -85,11 +85,16 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
 
 def parse_varied(text: str) -> tuple[str, ...]:
     """Return the axes of ``tp,cp``. Raises InputError for what is no axis, and for none."""
+    return parse_names("--search", text, AXES, "is no axis of a search", "give axes, as in tp,cp, of")
+
+
+def parse_names(option: str, text: str, allowed: Collection[str], wrong: str, give: str) -> tuple[str, ...]:
+    """Return the names of ``tp,cp``, each once. Raises InputError for one that is not allowed, and for none."""
     names = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
-    unknown = [name for name in names if name not in AXES]
+    unknown = [name for name in names if name not in allowed]
     if unknown or not names:
-        wrong = f"{printable(unknown[0])} is no axis of a search" if unknown else "it names no axis"
-        raise InputError(f"--search {printable(text)}: {wrong}; give axes, as in tp,cp, of {', '.join(AXES)}")
+        what = f"{printable(unknown[0])} {wrong}" if unknown else "it names no axis"
+        raise InputError(f"{option} {printable(text)}: {what}; {give} {', '.join(allowed)}")
     return names
 
 

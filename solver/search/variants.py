@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations, product
 from typing import Any
 
-from profiler.errors import InputError, printable
+from profiler.errors import InputError
+from solver.search.fixed import parse_names
 from solver.search.search import SearchResult, search
 from solver.spec.feasibility import modules_of
 from solver.spec.strategy import Strategy
@@ -62,12 +63,7 @@ class Variant:
 
 def parse_demanded(text: str) -> tuple[str, ...]:
     """Return the axes of ``cp_comm,recompute_modules``. Raises InputError for what is none of DEMANDED."""
-    names = tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
-    unknown = [name for name in names if name not in DEMANDED]
-    if unknown or not names:
-        wrong = f"{printable(unknown[0])} is not varied on demand" if unknown else "it names no axis"
-        raise InputError(f"--also {printable(text)}: {wrong}; give some of {', '.join(DEMANDED)}")
-    return names
+    return parse_names("--also", text, DEMANDED, "is not varied on demand", "give some of")
 
 
 def variants_of(problem: Problem, names: Sequence[str]) -> list[dict[str, Any]]:

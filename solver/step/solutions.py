@@ -42,6 +42,10 @@ class Solutions:
         """Tokens per accelerator per second."""
         return self.tokens / self.times.seconds / self.problem.run.world_size
 
+    def verdict(self, index: int) -> str:
+        """Return whether a layout fits in the cluster's memory: one of VERDICTS."""
+        return self.memory.verdict(index, self.problem.cluster.memory_bytes)
+
     @property
     def flops_per_second(self) -> np.ndarray:
         """Model FLOP/s per accelerator, attention counted with its causal half."""
