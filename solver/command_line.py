@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
 
 def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
     problem, config = inputs.problem, inputs.config
-    batch, rounded = None, ""
-    if args.global_batch_size is not None:
-        group = _sequences_per_micro_step(problem, config) if args.round_batch else 1
-        batch, rounded = batch_sequences(args.global_batch_size, problem.run.seq_len, args.round_batch, group)
+    batch, rounded = stated_batch(args, problem, config)
     strategies = [configured_strategy(problem, config, batch)]
     problem, timed = time_attention(problem, inputs.profile, strategies, timing=not args.no_timing, folder=inputs.times)
     solutions = estimate(problem, strategies)
@@ -273,10 +271,26 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
     return sequences, f"global batch rounded from {tokens:,} to {sequences * seq_len:,} tokens, {sequences:,} sequences"
 
 
-def _sequences_per_micro_step(problem: Problem, config: RunConfig) -> int:
-    """Return the sequences that all data-parallel ranks of the config's layout take at once."""
-    layout = configured_strategy(problem, config)
-    return layout.dp * layout.micro_batch_size
+def stated_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:
+    """Return (sequences of ``--global_batch_size``, a note if it was rounded); None for the config's own micro batches.
+
+    It is rounded to a multiple of the sequences that all data-parallel ranks of the config's layout take at once.
+    """
+    if args.global_batch_size is None:
+        return None, ""
+    group = 1
+    if args.round_batch:
+        layout = configured_strategy(problem, config)
+        group = layout.dp * layout.micro_batch_size
+    return batch_sequences(args.global_batch_size, problem.run.seq_len, args.round_batch, group)
+
+
+def batch_or_default(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:
+    """Return the same, and the default number of tokens where neither the option nor the config states a batch."""
+    if args.global_batch_size is None and "num_micro_batches" not in config.layout:
+        args = copy(args)
+        args.global_batch_size = DEFAULT_TOKENS
+    return stated_batch(args, problem, config)
 
 
 def validate(path: Path, json_path: Path | None, approximate: bool, console: Console) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 
 from profiler.errors import InputError, printable
-from solver.api import DEFAULT_SEQ_LEN, configured_strategy, estimate, time_attention
-from solver.arguments import DEFAULT_MODEL, DEFAULT_TOKENS, add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.command_line import batch_sequences
+from solver.api import configured_strategy, estimate, time_attention
+from solver.arguments import DEFAULT_MODEL, add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.command_line import batch_or_default
 from solver.formats.config_file import RunConfig, find_model, load_run_config
 from solver.inputs import Inputs, load_inputs
 from solver.report.compare import Side, comparison_dict, comparison_table, verdicts
@@ -56,37 +56,37 @@ def compare(args: argparse.Namespace, console: Console) -> None:
         raise InputError(f"{printable(twice)} is given twice; a side that is compared with itself says nothing")
     with Console(stderr=True).status("estimating the sides"):
         sides = [_named_side(args, text) for text in args.sides]
-    for number, (side, inputs) in enumerate(sides, 1):
+    for number, (side, inputs, _) in enumerate(sides, 1):
         console.print(f"{number}: {side.name}: {side.headline()}; {inputs.said}", markup=False)
-    for note in dict.fromkeys(note for _, inputs in sides for note in inputs.notes().split("\n") if note):
+    for note in dict.fromkeys(note for _, inputs, rounded in sides for note in inputs.notes(rounded).split("\n") if note):
         console.print(note, markup=False)
-    found = [side for side, _ in sides]
+    found = [side for side, *_ in sides]
     console.print(comparison_table(found))
     for line in verdicts(found):
         console.print(line, style="bold", markup=False)
     if args.json:
-        write_json(args.json, comparison_dict(found, [inputs.said for _, inputs in sides]))
+        write_json(args.json, comparison_dict(found, [inputs.said for _, inputs, _ in sides]))
         console.print(f"wrote {args.json}", markup=False)
 
 
-def _named_side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs]:
-    """Return one side; an error names it."""
+def _named_side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
+    """Return one side as ``_side`` does; an error names it."""
     try:
         return _side(args, text)
     except InputError as error:
         raise InputError(f"side {printable(text)}: {error}") from None
 
 
-def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs]:
-    """Return one side: the options of the command, with what ``text`` says otherwise."""
+def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
+    """Return one side (the options of the command, with what ``text`` says otherwise), its inputs, a note on its batch."""
     options, axes = _otherwise(args, text)
     config = load_run_config(options.config or find_model(options.model_size or DEFAULT_MODEL))
     kept = _kept(config.layout, axes, options.world_size != args.world_size)
     inputs = load_inputs(options, replace(config, layout=kept | axes))
-    sequences = None if "num_micro_batches" in axes else _batch(args, options, config)
+    sequences, rounded = _batch(args, options, config, axes, inputs)
     strategies = [configured_strategy(inputs.problem, inputs.config, sequences)]
     problem, _ = time_attention(inputs.problem, inputs.profile, strategies, folder=inputs.times)
-    return Side(text, estimate(problem, strategies)), inputs
+    return Side(text, estimate(problem, strategies)), inputs, rounded
 
 
 def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -97,6 +97,8 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
     said = parse_pairs("a side's", text, "name once, as in tp=4,pp=2") if "=" in text else {"config": text}
     axes = {name: said.pop(name) for name in [*said] if name in AXES}
     check_fixed(axes)
+    if {"num_micro_batches", "global_batch_size"} <= axes.keys() | said.keys():
+        raise InputError("num_micro_batches and global_batch_size both state the batch; give one")
     for word in [word for word in said if word in _OPTIONS]:
         value = said.pop(word)
         if word in _NUMBERS:
@@ -122,11 +124,17 @@ def _kept(layout: Mapping[str, Any], axes: Mapping[str, Any], other_world: bool)
     return {name: value for name, value in layout.items() if name not in dropped}
 
 
-def _batch(args: argparse.Namespace, options: argparse.Namespace, config: RunConfig) -> int:
-    """Return the sequences of a step: those of ``--global_batch_size``, or of the config as it is written, or the default."""
+def _batch(
+    args: argparse.Namespace, options: argparse.Namespace, config: RunConfig, axes: Mapping[str, Any], inputs: Inputs
+) -> tuple[int | None, str]:
+    """Return (sequences of a step, a note if they were rounded); None for the micro batches that the side names itself.
+
+    ``config`` as it is written, on the GPUs of ``args``, has the batch that a side keeps.
+    """
+    if "num_micro_batches" in axes:
+        return None, ""
     if options.global_batch_size is not None or "num_micro_batches" not in config.layout:
-        seq_len = options.seq_len or config.seq_len or DEFAULT_SEQ_LEN
-        return batch_sequences(options.global_batch_size or DEFAULT_TOKENS, seq_len, options.round_batch, 1)[0]
+        return batch_or_default(options, inputs.problem, inputs.config)
     written = copy(options)
     written.world_size = args.world_size
-    return configured_strategy(load_inputs(written, config).problem, config).global_batch_sequences
+    return configured_strategy(load_inputs(written, config).problem, config).global_batch_sequences, ""

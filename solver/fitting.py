@@ -9,8 +9,8 @@ from rich.console import Console
 
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
-from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.command_line import batch_sequences
+from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.command_line import batch_or_default
 from solver.inputs import load_inputs
 from solver.largest import Limit, Tried, fewest_gpus, largest_micro_batch, longest_sequence
 from solver.report.output import layout_dict, write_json
@@ -28,10 +28,7 @@ def fit(args: argparse.Namespace, console: Console) -> None:
     """Print what fits with the config's layout, with certainty and at the point estimate, and write it to ``--json``."""
     inputs = load_inputs(args)
     problem, config = inputs.problem, inputs.config
-    sequences = None
-    if args.global_batch_size is not None or "num_micro_batches" not in config.layout:
-        tokens = args.global_batch_size or DEFAULT_TOKENS
-        sequences, _ = batch_sequences(tokens, problem.run.seq_len, args.round_batch, 1)
+    sequences, rounded = batch_or_default(args, problem, config)
     layout = configured_strategy(problem, config, sequences)
     with Console(stderr=True).status("estimating the memory"):
         gpus = fewest_gpus(problem, config, layout.global_batch_sequences)
@@ -39,7 +36,7 @@ def fit(args: argparse.Namespace, console: Console) -> None:
     run, device = problem.run, problem.cost.device.name
     console.print(
         f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {device}, "
-        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{inputs.notes()}", markup=False,
+        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{inputs.notes(rounded)}", markup=False,
     )  # fmt: skip
     for limit in limits:
         console.print(_text(limit), markup=False)

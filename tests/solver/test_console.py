@@ -72,3 +72,20 @@ def test_without_torch_the_harness_fails_with_one_sentence(tmp_path: Path, argum
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"gen_profiler_data.py: {purpose} {missing}\n")
     helped = subprocess.run([sys.executable, "-c", code, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert helped.returncode == 0 and "--budget MINUTES" in helped.stdout
+
+
+@pytest.mark.parametrize("words", [["fit"], ["compare", ".", "tp=2"], ["plan", "--tokens", "1e12"]])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--config", "configs/7B_internlm2.py", "--model_size", "7"], "--config and --model_size both name a model"),
+        (["--profile", "h100_sxm", "--pre_profiling_data_path", "data.pt"], "both name a profile"),
+        (["--config", "configs/7B_internlm2.py", "--json", "configs/7B_internlm2.py"], "the one would overwrite the other"),
+        (["--seq_len", "0"], "seq_len is 0; it must be a whole number"),
+    ],
+)
+def test_every_question_checks_its_options(
+    words: list[str], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert console.main([*words, *options]) == 2
+    assert message in capsys.readouterr().err

@@ -89,6 +89,7 @@ def test_a_batch_and_micro_batches_may_be_named(tmp_path: Path) -> None:
         ([".", "world_size=0"], "side world_size=0: world_size is 0; it must be a whole number"),
         ([".", "missing.py"], "side missing.py: missing.py: no such file"),
         ([".", "tp=2,tp=4"], "give each name once"),
+        ([".", "num_micro_batches=2,global_batch_size=65536"], "both state the batch; give one"),
     ],
 )
 def test_wrong_sides_are_refused(sides: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
