@@ -106,17 +106,33 @@ def configured_strategy(problem: Problem, config: RunConfig, sequences: int | No
                 f"{config.name}: a global batch of {sequences} sequences is no multiple of dp {dp} * micro batch {size}"
             )
         given["num_micro_batches"] = sequences // (dp * size)
-    replicas = dp * given.get("cp", 1)
-    if given.get("tp_mode") == "isp":
-        replicas = max(replicas * given.get("tp", 1) // given.get("wp", 1), 1)
     if given.get("zero_shard_size", -1) < 1:  # InternEvo's -1: all ranks that share parameters
-        given["zero_shard_size"] = replicas if given.get("zero", Strategy.zero) else 1
+        given["zero_shard_size"] = _replicas({**given, "dp": dp}) if given.get("zero", Strategy.zero) else 1
     try:
         strategy = problem.run.replace(**{**given, "dp": dp})
         check_layout(problem.model, problem.cluster, strategy)
     except InputError as error:
         raise InputError(f"{config.name}: {error}") from None
     return strategy
+
+
+def _replicas(sizes: Mapping[str, Any]) -> int:
+    """Return the ranks that hold the same parameters."""
+    replicas = int(sizes["dp"] * sizes.get("cp", 1))
+    if sizes.get("tp_mode") == "isp":
+        return max(replicas * sizes.get("tp", 1) // sizes.get("wp", 1), 1)
+    return replicas
+
+
+def without_filling(config: RunConfig, own: Strategy) -> dict[str, Any]:
+    """Return the config's layout without what fills the world and the batch, so that other sizes may be put into it.
+
+    own: the layout as it is written. The ranks of ZeRO are left out where they are all that hold the same parameters.
+    """
+    filling = {"world_size", "dp", "num_micro_batches"}
+    if own.zero_shard_size == _replicas(vars(own)):
+        filling.add("zero_shard_size")
+    return {name: value for name, value in config.layout.items() if name not in filling}
 
 
 def time_attention(
@@ -159,4 +175,4 @@ def _same_constants(run: Strategy, strategy: Strategy) -> None:
             )
 
 
-__all__ = ["configured_strategy", "estimate", "load_problem", "time_attention"]
+__all__ = ["configured_strategy", "estimate", "load_problem", "time_attention", "without_filling"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from profiler.errors import InputError, printable
-from solver.api import configured_strategy, estimate, time_attention
+from solver.api import configured_strategy, estimate, time_attention, without_filling
 from solver.arguments import DEFAULT_MODEL, add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.command_line import batch_or_default
-from solver.formats.config_file import RunConfig, find_model, load_run_config
+from solver.formats.config_file import find_model, load_run_config
 from solver.inputs import Inputs, load_inputs
 from solver.report.compare import Side, comparison_dict, comparison_table, verdicts
 from solver.report.output import write_json
@@ -81,9 +80,19 @@ def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
     """Return one side (the options of the command, with what ``text`` says otherwise), its inputs, a note on its batch."""
     options, axes = _otherwise(args, text)
     config = load_run_config(options.config or find_model(options.model_size or DEFAULT_MODEL))
-    kept = _kept(config.layout, axes, options.world_size != args.world_size)
+    written = copy(options)  # on the GPUs of the command where it names some: there the config's own batch is read
+    written.world_size = args.world_size or config.layout.get("world_size") or options.world_size
+    own = configured_strategy(load_inputs(written, config).problem, config)
+    kept = without_filling(config, own)
+    if {"pp", "vpp"} & axes.keys():  # a schedule of other stages
+        kept.pop("schedule", None)
     inputs = load_inputs(options, replace(config, layout=kept | axes))
-    sequences, rounded = _batch(args, options, config, axes, inputs)
+    if "num_micro_batches" in axes:
+        sequences, rounded = None, ""
+    elif options.global_batch_size is None and "num_micro_batches" in config.layout:
+        sequences, rounded = own.global_batch_sequences, ""
+    else:
+        sequences, rounded = batch_or_default(options, inputs.problem, inputs.config)
     strategies = [configured_strategy(inputs.problem, inputs.config, sequences)]
     problem, _ = time_attention(inputs.problem, inputs.profile, strategies, folder=inputs.times)
     return Side(text, estimate(problem, strategies)), inputs, rounded
@@ -113,28 +122,3 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
     constants = (parse_constants(args.set) if args.set else {}) | said
     options.set = ",".join(f"{name}={value}" for name, value in constants.items())
     return options, axes
-
-
-def _kept(layout: Mapping[str, Any], axes: Mapping[str, Any], other_world: bool) -> dict[str, Any]:
-    """Return what stays of a config's layout beside ``axes``: without what fills the world and the batch, which is kept, and
-    without a schedule of other stages."""
-    dropped = {"dp", "num_micro_batches"} | ({"schedule"} if {"pp", "vpp"} & axes.keys() else set())
-    if other_world:
-        dropped.add("world_size")
-    return {name: value for name, value in layout.items() if name not in dropped}
-
-
-def _batch(
-    args: argparse.Namespace, options: argparse.Namespace, config: RunConfig, axes: Mapping[str, Any], inputs: Inputs
-) -> tuple[int | None, str]:
-    """Return (sequences of a step, a note if they were rounded); None for the micro batches that the side names itself.
-
-    ``config`` as it is written, on the GPUs of ``args``, has the batch that a side keeps.
-    """
-    if "num_micro_batches" in axes:
-        return None, ""
-    if options.global_batch_size is not None or "num_micro_batches" not in config.layout:
-        return batch_or_default(options, inputs.problem, inputs.config)
-    written = copy(options)
-    written.world_size = args.world_size
-    return configured_strategy(load_inputs(written, config).problem, config).global_batch_sequences, ""

@@ -9,7 +9,7 @@ from math import lcm
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.api import configured_strategy, estimate
+from solver.api import configured_strategy, estimate, without_filling
 from solver.formats.config_file import RunConfig
 from solver.spec.bounds import WHOLE_NUMBERS
 from solver.spec.strategy import Strategy
@@ -84,9 +84,7 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
     Tried are the layout's own number of GPUs and fewer, from the most to the fewest.
     """
     own = configured_strategy(problem, config, sequences)
-    free = {name: value for name, value in config.layout.items() if name not in ("dp", "num_micro_batches", "world_size")}
-    if own.zero_shard_size == own.dp * own.cp:
-        free.pop("zero_shard_size", None)
+    free = without_filling(config, own)
     tried = []
     for world in (own.world_size // own.dp * dp for dp in range(own.dp, 0, -1)):
         with suppress(InputError):

@@ -19,7 +19,8 @@ from solver.report.compare import Side, probability_faster, verdicts
 from solver.report.explain import LAYOUT_STD
 
 CONFIG = "configs/7B_internlm2.py"  #: tp 2, 4 micro batches of 2
-MODEL = load_run_config("configs/models/llama3_8b.json").model
+LLAMA = "configs/models/llama3_8b.json"
+MODEL = load_run_config(LLAMA).model
 
 
 def side(cost: CostModel, **sizes: Any) -> Side:
@@ -69,6 +70,16 @@ def test_sides_are_what_predict_says(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert f"{number} is {abs(change):.1%} {word} than 1 per GPU" in shown
         assert (one["faster_than_first"] > 0.5) == (change > 0)
     assert own["sides"][0]["faster_than_first"] is None
+
+
+def test_states_are_sharded_over_all_ranks_of_a_side(tmp_path: Path) -> None:
+    layout = {"tp": 4, "zero": 1, "zero_shard_size": 4, "num_micro_batches": 8, "framework": "megatron-core"}
+    config = tmp_path / "run.json"
+    config.write_text(json.dumps({"name": "m", "model": json.loads(Path(LLAMA).read_text()), "layout": layout}))
+    words = ("compare", "--config", str(config), "--world_size", "16", ".", "tp=2", "tp=8", "tp=2,zero_shard_size=4")
+    layouts = [one["best"][0]["layout"] for one in run(*words, at=tmp_path)["sides"]]
+    assert [one["zero_shard_size"] for one in layouts] == [4, 8, 2, 4]
+    assert [one["global_batch_sequences"] for one in layouts] == [32] * 4
 
 
 def test_a_batch_and_micro_batches_may_be_named(tmp_path: Path) -> None:
