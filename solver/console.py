@@ -21,6 +21,7 @@ from solver.arguments import (
 )
 from solver.command_line import predict, run, validate
 from solver.comparing import add_compare_arguments, compare
+from solver.explaining import add_explain_arguments, explain_layout
 from solver.fitting import add_fit_arguments, fit
 from solver.planning import add_plan_arguments, plan
 from solver.search.fixed import LIMITED
@@ -33,11 +34,14 @@ _EXAMPLES = """examples:
   foretrain predict --config configs/7B_internlm2.py --world_size 64
   foretrain compare --config configs/7B_internlm2.py --world_size 64 . tp=2 profile=h200_sxm,tp=2
   foretrain fit --config configs/7B_internlm2.py --world_size 64
+  foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512
   foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
 """
-_QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {"compare": compare, "fit": fit, "plan": plan}
+_QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
+    "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan,
+}  # fmt: skip
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 
 
@@ -70,6 +74,10 @@ def parser() -> argparse.ArgumentParser:
         "fit", allow_abbrev=False, help="largest micro batch and sequence of the config's layout, fewest GPUs, what breaks next"
     )
     add_fit_arguments(largest)
+    explained = commands.add_parser(
+        "explain", allow_abbrev=False, help="why a layout, what is next to it, how sure that is, what measurement would tell"
+    )
+    add_explain_arguments(explained)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"

@@ -9,12 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from profiler.profile.profile import GIB
+from solver.report.decision import kept_out, standing
 from solver.report.explain import Explanation, explain, tied
 from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.validate import Prediction, Regret, Score
 from solver.report.words import PART_NAMES, seconds
 from solver.search.balance import Balanced
+from solver.search.neighbours import neighbours
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.search.variants import Variant
 from solver.spec.cluster import Cluster
@@ -27,6 +29,8 @@ from solver.step.solutions import Solutions
 _VARIANTS = 12
 #: Other settings that are named below a breakdown.
 _SETTINGS = 3
+#: Steps that do not fit and would be faster, of which that many are named.
+_STEPS = 2
 _LEGEND = Text(
     "TGS: tokens per GPU per second; GiB: peak memory per GPU; zero1/16: ZeRO-1, states sharded over 16 ranks; "
     "8 x 1: 8 micro batches of 1 sequence; tie ~: within 5% of the first row; predictions of "
@@ -44,8 +48,8 @@ def show_search(
     console: Console, result: SearchResult, profile: str, notes: str = "", variants: Sequence[Variant] = ()
 ) -> None:
     """Print the whole report of a search. notes: lines about kernels timed for it. variants: searches with other constants."""
-    console.print(_heading(result.best, profile, notes))
-    console.print(_verdict(result.best))
+    console.print(heading(result.best, profile, notes))
+    console.print(verdict_text(result.best))
     if variants:
         console.print(_variants_table(variants))
     console.print(solutions_table("Best layouts", [(result.best, i) for i in range(len(result.best))]))
@@ -55,6 +59,8 @@ def show_search(
     console.print(solutions_table("Best of each tensor-parallel mode", modes))
     console.print(_LEGEND)
     console.print(breakdown(result.best, 0))
+    around = neighbours(result.problem, result.best.layouts.strategy(0, result.problem.run))
+    console.print(Text("\n".join([standing(around), *kept_out(around)[:_STEPS]])))
     console.print(_searched(result))
 
 
@@ -100,14 +106,14 @@ def _variants_table(variants: Sequence[Variant]) -> Table:
 
 def show_single(console: Console, solutions: Solutions, profile: str, notes: str = "") -> None:
     """Print the report of one explicit layout. notes: as for a search."""
-    console.print(_heading(solutions, profile, notes))
-    console.print(_verdict(solutions))
+    console.print(heading(solutions, profile, notes))
+    console.print(verdict_text(solutions))
     console.print(solutions_table("The config's layout", [(solutions, 0)]))
     console.print(_LEGEND)
     console.print(breakdown(solutions, 0))
 
 
-def _heading(solutions: Solutions, profile: str, notes: str) -> Text:
+def heading(solutions: Solutions, profile: str, notes: str) -> Text:
     p = solutions.problem
     lines = [
         f"{p.model.name}: {parameters(p.model) / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
@@ -126,7 +132,7 @@ def _domain(cluster: Cluster) -> str:
     return f"NVLink over {cluster.gpus_per_domain}, " if more else ""
 
 
-def _verdict(solutions: Solutions) -> Text:
+def verdict_text(solutions: Solutions) -> Text:
     why = explain(solutions, 0)
     low, high = why.interval
     verdict = solutions.verdict(0)

@@ -74,7 +74,7 @@ def test_without_torch_the_harness_fails_with_one_sentence(tmp_path: Path, argum
     assert helped.returncode == 0 and "--budget MINUTES" in helped.stdout
 
 
-@pytest.mark.parametrize("words", [["fit"], ["compare", ".", "tp=2"], ["plan", "--tokens", "1e12"]])
+@pytest.mark.parametrize("words", [["fit"], ["explain"], ["compare", ".", "tp=2"], ["plan", "--tokens", "1e12"]])
 @pytest.mark.parametrize(
     ("options", "message"),
     [

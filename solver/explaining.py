@@ -1,0 +1,184 @@
+"""The command ``foretrain explain``: why a layout, what stands next to it, how sure that is, and what measurement tells."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from profiler.errors import InputError
+from profiler.profile.profile import GIB
+from solver.api import configured_strategy, estimate
+from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.command_line import batch_or_default, batch_sequences, progress_bar
+from solver.inputs import Inputs, load_inputs
+from solver.report.decision import MEASUREMENTS, Sensitivity, chances, kept_out, sensitivities, standing
+from solver.report.explain import Explanation, explain
+from solver.report.output import layout_dict, problem_dict, solution_dict, write_json
+from solver.report.terminal import breakdown, describe, heading, verdict_text
+from solver.report.words import seconds
+from solver.search.fixed import parse_fixed
+from solver.search.neighbours import Neighbourhood, neighbours
+from solver.search.search import search
+from solver.step.solutions import Solutions
+
+_OPS = 15  #: ops that are listed
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A layout (index 0 of ``rivals``), the best layouts of other sizes, and what lies around it."""
+
+    rivals: Solutions
+    why: tuple[Explanation, ...]
+    around: Neighbourhood
+
+    @property
+    def rows(self) -> list[Sensitivity]:
+        return sensitivities(self.why)
+
+
+def add_explain_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of an explanation."""
+    add_machine_arguments(p)
+    add_world_size_argument(p)
+    p.add_argument("--own", action="store_true", help="explain the layout that the config states instead of the best one")
+    p.add_argument("--fix", metavar="AXIS=VALUE,...", help="explain the best of the layouts with these")
+    p.add_argument("--jobs", type=int, default=1, help="processes that share the search (default 1)")
+    add_json_argument(p)
+
+
+def explain_layout(args: argparse.Namespace, console: Console) -> None:
+    """Print why a layout takes what it takes, its rivals, its neighbours and what would decide; write it to ``--json``."""
+    if args.own and args.fix:
+        raise InputError("--fix chooses among the layouts of a search, --own takes the config's; leave one out")
+    inputs = load_inputs(args)
+    decision, rounded = _decision(args, inputs)
+    rivals = decision.rivals
+    console.print(heading(rivals, inputs.said, inputs.notes(rounded)))
+    console.print(verdict_text(rivals))
+    console.print(breakdown(rivals, 0))
+    for table in (_ops_table(decision.why[0]), _rivals_table(decision), _steps_table(decision.around)):
+        console.print(table)
+    console.print(standing(decision.around), style="bold", markup=False)
+    for line in kept_out(decision.around):
+        console.print(line, markup=False)
+    console.print(_sensitivity_table(decision))
+    console.print(_what_would_decide(decision), style="bold", markup=False)
+    if args.json:
+        write_json(args.json, _as_dict(decision, inputs))
+        console.print(f"wrote {args.json}", markup=False)
+
+
+def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str]:
+    problem, config = inputs.problem, inputs.config
+    if args.own:
+        sequences, rounded = batch_or_default(args, problem, config)
+        own = configured_strategy(problem, config, sequences)
+        batch = own.global_batch_sequences
+    else:
+        tokens, group = args.global_batch_size or DEFAULT_TOKENS, problem.run.world_size
+        batch, rounded = batch_sequences(tokens, problem.run.seq_len, args.round_batch, group)
+    with progress_bar("estimating layouts") as report:
+        result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
+    others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]
+    first = own if args.own else others[0]
+    same = (first.tp, first.cp, first.pp)
+    rivals = estimate(problem, [first, *(one for one in others if args.own or (one.tp, one.cp, one.pp) != same)])
+    why = tuple(explain(rivals, i) for i in range(len(rivals)))
+    return Decision(rivals, why, neighbours(problem, first)), rounded
+
+
+def _ops_table(why: Explanation) -> Table:
+    """Return the ops that take longest, as they count in the step of the slowest stage."""
+    table = Table(title="Longest ops, exposed on the slowest stage", title_justify="left")
+    for name in ("time", "share", "doubt"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("op", "module", "number is"):
+        table.add_column(name)
+    lines = sorted(why.lines, key=lambda line: -line.seconds)[:_OPS]
+    for line in lines:
+        basis = line.basis.name.lower() if line.basis is not None else ""
+        table.add_row(seconds(line.seconds), f"{line.seconds / why.seconds:.1%}", f"{line.relative_std:.0%}", line.name,
+                      line.module, basis)  # fmt: skip
+    return table
+
+
+def _rivals_table(decision: Decision) -> Table:
+    """Return the layout and the best ones of other sizes, with their chances of being the fastest."""
+    rivals = decision.rivals
+    table = Table(title="Best layouts of other sizes", title_justify="left")
+    for name in ("step", "beside", "GiB", "is the fastest with"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("layout")
+    times = rivals.times.seconds
+    for index, chance in enumerate(chances(times)):
+        table.add_row(seconds(float(times[index])), f"{times[index] / times[0] - 1:+.1%}",
+                      f"{rivals.memory.device[index] / GIB:.1f}", f"{chance:.0%}", describe(rivals, index))  # fmt: skip
+    return table
+
+
+def _steps_table(around: Neighbourhood) -> Table:
+    table = Table(title="One step along each axis, the others kept where they can be", title_justify="left")
+    table.add_column("axis")
+    for name in ("from", "to", "step time", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("fits")
+    for step in around.steps:
+        memory = float(around.solutions.memory.device[step.index]) / GIB
+        table.add_row(step.axis, step.before, step.after, f"{around.change(step):+.1%}", f"{memory:.1f}",
+                      around.solutions.verdict(step.index))  # fmt: skip
+    return table
+
+
+def _sensitivity_table(decision: Decision) -> Table:
+    table = Table(title="What the numbers that this stands on decide", title_justify="left")
+    table.add_column("numbers")
+    for name in ("time", "doubt", "step if one deviation slower"):
+        table.add_column(name, justify="right")
+    table.add_column("another layout wins if they are")
+    for row in decision.rows:
+        turn = ""
+        if row.deviations is not None and row.rival is not None:
+            word = "slower" if row.deviations > 0 else "faster"
+            off = abs(row.deviations) * row.relative_std
+            turn = f"{off:.0%} {word} ({abs(row.deviations):.1f} deviations): {describe(decision.rivals, row.rival)}"
+        table.add_row(
+            MEASUREMENTS[row.kind][0], seconds(row.seconds), f"{row.relative_std:.0%}", f"{row.step_change:+.1%}", turn
+        )
+    return table
+
+
+def _what_would_decide(decision: Decision) -> str:
+    rows = [row for row in decision.rows if row.deviations is not None and abs(row.deviations) <= 1]
+    if rows:
+        best = min(rows, key=lambda row: abs(row.deviations or 0.0))
+        return f"Most would be decided by {MEASUREMENTS[best.kind][0]}: {MEASUREMENTS[best.kind][1]}."
+    largest = decision.rows[0]
+    return (
+        "No single kind of number, off by one deviation, would make another size of layout win; the step time itself rests "
+        f"most on {MEASUREMENTS[largest.kind][0]}: {MEASUREMENTS[largest.kind][1]}."
+    )
+
+
+def _as_dict(decision: Decision, inputs: Inputs) -> dict[str, Any]:
+    rivals, around = decision.rivals, decision.around
+    found, times = chances(rivals.times.seconds), around.solutions.times.seconds
+    return problem_dict(rivals, inputs.said) | {
+        "best": [solution_dict(rivals, 0, decision.why[0])],
+        "rivals": [
+            {"layout": layout_dict(rivals, i), "step_s": float(rivals.times.seconds[i]), "chance": float(found[i])}
+            for i in range(len(rivals))
+        ],
+        "steps": [
+            {"axis": step.axis, "from": step.before, "to": step.after, "step_s": float(times[step.index]),
+             "peak_memory_bytes": float(around.solutions.memory.device[step.index]),
+             "verdict": around.solutions.verdict(step.index), "layout": layout_dict(around.solutions, step.index)}
+            for step in around.steps
+        ],
+        "standing": standing(around),
+        "sensitivities": [vars(row) for row in decision.rows],
+    }  # fmt: skip

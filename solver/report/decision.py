@@ -1,0 +1,134 @@
+"""How safe the choice of a layout is: rivals within the doubt, the measurement that would decide, and the neighbourhood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from profiler.profile.profile import GIB
+from solver.report.explain import LAYOUT_STD, Explanation
+from solver.search.neighbours import Neighbourhood, Step
+from solver.step.memory import VERDICTS
+
+#: Two layouts closer than this are one for any purpose.
+SAME = 0.005
+#: A difference between two layouts that one standard deviation of their errors covers.
+DOUBT = float(np.expm1(np.sqrt(2) * LAYOUT_STD))
+#: A rival that one kind of time would have to be further off for, in standard deviations, is not named.
+MOST_DEVIATIONS = 3.0
+#: Kind of time -> (what it is, what to measure for it).
+MEASUREMENTS = {
+    "linear": ("GEMM times", "measure the GEMMs of the machine: foretrain measure"),
+    "grouped_linear": ("grouped GEMM times", "measure the experts' GEMMs of the machine: foretrain measure"),
+    "flash_attn": ("attention times", "time attention on the machine itself: foretrain measure, or search on it"),
+    "memory_bound": ("memory-bound kernels", "measure the memory-bound kernels of the machine: foretrain measure"),
+    "links": ("collectives inside a node", "measure collectives inside a node: foretrain measure, or nccl-tests"),
+    "network": ("collectives between nodes", "run nccl-tests between nodes, or state the bus bandwidth in the cluster file"),
+    "host": ("host", "measure the host's launches: foretrain measure"),
+    "host_link": ("link to the host", "measure copies to the host, and state them in the cluster file"),
+    "host_memory": ("memory of the host", "measure the host's memory, and state it in the cluster file"),
+    "stragglers": ("waiting for the slowest rank", "read the spread of step times from a log: foretrain predict --health"),
+}
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """What the doubt about one kind of time does to the chosen layout.
+
+    seconds: of the step. relative_std: of that time. step_change: of the whole step, where the kind is one standard deviation
+    slower. deviations: how many standard deviations the kind must be off, slower (above 0) or faster, until another of the
+    layouts is the fastest; None where none is within MOST_DEVIATIONS. rival: which one that is.
+    """
+
+    kind: str
+    seconds: float
+    relative_std: float
+    step_change: float
+    deviations: float | None
+    rival: int | None
+
+
+def chances(seconds: np.ndarray) -> np.ndarray:
+    """Return with which probability each layout is the fastest of all: [layouts], which add up to 1.
+
+    The errors of log(time) of layouts of one model on one machine are independent normals of LAYOUT_STD:
+    P(i) = integral of phi(x) * product over j != i of Phi((log t_j - log t_i) / std + x), over x from -8 to 8.
+    """
+    z = np.log(np.asarray(seconds, dtype=float)) / LAYOUT_STD
+    x = np.linspace(-8.0, 8.0, 801)
+    slower = _normal_cdf(z[None, :, None] - z[:, None, None] + x)  # [i, j, x]: j is slower than i
+    slower[np.arange(len(z)), np.arange(len(z))] = 1.0
+    values = np.exp(-(x**2) / 2) * slower.prod(axis=1)
+    found: np.ndarray = ((values[:, 1:] + values[:, :-1]) * np.diff(x)).sum(axis=1)
+    return found / found.sum()
+
+
+def _normal_cdf(x: np.ndarray) -> np.ndarray:
+    """Return the distribution function of the standard normal; without scipy, which a prediction does not need."""
+    erf = np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))
+    result: np.ndarray = (1 + erf) / 2
+    return result
+
+
+def sensitivities(found: Sequence[Explanation]) -> list[Sensitivity]:
+    """Return, for the first of some explained layouts, what each kind of time decides; the largest effect first.
+
+    To first order: a kind that takes z standard deviations more takes seconds * z * relative_std more in every layout, so the
+    difference to a rival vanishes at z = -(rival - first) / (std of the rival's kind - std of the first's), in seconds.
+    """
+    sums = [_by_kind(why) for why in found]
+    rows = []
+    for kind, (spent, doubt) in sums[0].items():
+        crossings = [
+            (-(why.seconds - found[0].seconds) / difference, index)
+            for index, (why, other) in enumerate(zip(found[1:], sums[1:], strict=True), 1)
+            if (difference := other.get(kind, (0.0, 0.0))[1] - doubt) and why.seconds > found[0].seconds
+        ]
+        nearest = min(crossings, key=lambda crossing: abs(crossing[0]), default=None)
+        close = nearest if nearest is not None and abs(nearest[0]) <= MOST_DEVIATIONS else (None, None)
+        rows.append(Sensitivity(kind, spent, doubt / spent, doubt / found[0].seconds, *close))
+    return sorted(rows, key=lambda row: -row.step_change)
+
+
+def _by_kind(why: Explanation) -> dict[str, tuple[float, float]]:
+    """Return kind -> (seconds, seconds of one standard deviation): errors of ops of one kind add up."""
+    found: dict[str, tuple[float, float]] = {}
+    for line in why.lines:
+        if line.basis is not None and line.relative_std and line.seconds > 0:
+            seconds, doubt = found.get(line.kind, (0.0, 0.0))
+            found[line.kind] = seconds + line.seconds, doubt + line.seconds * line.relative_std
+    return found
+
+
+def standing(around: Neighbourhood) -> str:
+    """Return a sentence on how the layout stands among its neighbours: on a peak, in a basin, or at the edge of the memory."""
+    fit = [step for step in around.steps if around.solutions.verdict(step.index) != VERDICTS[2]]
+    if not fit:
+        return "No layout one step away fits."
+    near = sorted({step.axis for step in fit if around.change(step) <= DOUBT})
+    best = min(fit, key=around.change)
+    if around.change(best) < -SAME:
+        return f"Not a minimum: {_step(best)} takes {around.change(best):+.1%} time, and fits."
+    if not near:
+        return f"A peak: every step to a layout that fits costs {around.change(best):.1%} or more ({_step(best)})."
+    return (
+        f"A basin: one step of {', '.join(near)} costs {DOUBT:.0%} or less, within the doubt; take what you know to run well."
+    )
+
+
+def kept_out(around: Neighbourhood) -> list[str]:
+    """Return the steps that would be faster and do not fit, in words: what they bring and what memory they miss."""
+    limit = around.solutions.problem.cluster.memory_bytes
+    out = [step for step in around.steps if around.solutions.verdict(step.index) == VERDICTS[2] and around.change(step) < -SAME]
+    return [
+        f"{_step(step)} would take {around.change(step):+.1%} time, and needs "
+        f"{(float(around.solutions.memory.device[step.index]) - limit) / GIB:.1f} GiB more than there are"
+        for step in sorted(out, key=around.change)
+    ]
+
+
+def _step(step: Step) -> str:
+    return f"{step.axis} {step.before} -> {step.after}"

@@ -1,0 +1,128 @@
+"""How safe a choice is: chances and sensitivities by hand, what is said of a neighbourhood, and the command."""
+
+from __future__ import annotations
+
+import json
+from math import erf, log, sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toy import make_problem
+
+from predictor.cost_model import CostModel
+from predictor.estimate import Basis
+from solver.api import load_problem
+from solver.console import main
+from solver.formats.config_file import load_run_config
+from solver.report.decision import MEASUREMENTS, chances, kept_out, sensitivities, standing
+from solver.report.explain import LAYOUT_STD, Explanation, Line, explain
+from solver.search.neighbours import neighbours
+from solver.search.search import search
+
+LLAMA = load_run_config("configs/models/llama3_8b.json").model
+
+
+def test_chances_of_two_layouts_by_hand() -> None:
+    z = log(1.05) / (sqrt(2) * LAYOUT_STD)
+    assert chances(np.array([1.0, 1.05])) == pytest.approx(
+        [0.5 * (1 + erf(z / sqrt(2))), 0.5 * (1 - erf(z / sqrt(2)))], abs=1e-4
+    )
+    assert chances(np.array([2.0])) == pytest.approx([1.0])
+
+
+@given(st.lists(st.floats(1.0, 1.5), min_size=2, max_size=8))
+def test_chances_add_up_and_fall_with_the_time(seconds: list[float]) -> None:
+    found = chances(np.array(seconds))
+    assert found.sum() == pytest.approx(1)
+    order = np.argsort(seconds)
+    assert (np.diff(found[order]) <= 1e-9).all()
+
+
+def test_equal_layouts_have_equal_chances() -> None:
+    assert chances(np.ones(4)) == pytest.approx([0.25] * 4)
+
+
+def explained(**seconds: float) -> Explanation:
+    """Return an explanation of GEMMs (doubt 10%) and the network (doubt 50%)."""
+    doubt = {"linear": 0.1, "network": 0.5}
+    lines = tuple(Line(kind, "", "compute", kind, s, doubt[kind], Basis.MEASURED) for kind, s in seconds.items())
+    return Explanation(lines, sum(seconds.values()), 0.0)
+
+
+def test_sensitivities_by_hand() -> None:
+    first, rival, far = explained(linear=8, network=2), explained(linear=10, network=0.5), explained(linear=20, network=1)
+    by_kind = {row.kind: row for row in sensitivities([first, rival, far])}
+    network = by_kind["network"]
+    assert (network.seconds, network.relative_std, network.step_change) == pytest.approx((2, 0.5, 0.1))
+    # rival is 0.5 s slower; one deviation of the network adds 1 s here and 0.25 s there
+    assert (network.deviations, network.rival) == (pytest.approx(0.5 / 0.75), 1)
+    # GEMMs must be faster for the rival that has more of them: 0.5 s / (1.0 - 0.8) s a deviation
+    assert (by_kind["linear"].deviations, by_kind["linear"].rival) == (pytest.approx(-0.5 / 0.2), 1)
+    assert [row.step_change for row in sensitivities([first, rival])] == sorted([0.1, 0.08], reverse=True)
+    assert all(row.deviations is None for row in sensitivities([first, far]))
+
+
+def test_every_kind_of_time_has_a_measurement(h100_model: CostModel) -> None:
+    model = load_run_config("configs/models/qwen3_30b_a3b.json").model
+    problem = make_problem(model, 64, h100_model, 4096, framework="megatron-core", precision="bf16")
+    best = search(problem, 128).best
+    kinds = {row.kind for i in range(len(best)) for row in sensitivities([explain(best, i)])}
+    assert {"linear", "grouped_linear", "network", "stragglers"} <= kinds <= set(MEASUREMENTS)
+
+
+def test_what_is_said_of_a_neighbourhood(h100_model: CostModel) -> None:
+    problem = make_problem(LLAMA, 32, h100_model, 4096, framework="megatron-core", precision="bf16")
+    best = search(problem, 64).best.layouts.strategy(0, problem.run)
+    around = neighbours(problem, best)
+    assert standing(around).startswith("A basin: one step of ")
+    smaller = {"dp": best.dp // 8, "num_micro_batches": 8 * best.num_micro_batches, "zero": 0, "zero_shard_size": 1}
+    bad = neighbours(problem, best.replace(tp=8, **smaller))
+    fastest = min((s for s in bad.steps if bad.solutions.verdict(s.index) != "OUT OF MEMORY"), key=bad.change)
+    text = f"Not a minimum: {fastest.axis} {fastest.before} -> {fastest.after} takes {bad.change(fastest):+.1%} time"
+    assert standing(bad).startswith(text)
+    large = load_run_config("configs/models/llama3_70b.json").model
+    problem = make_problem(large, 512, h100_model, 4096, framework="megatron-core", precision="bf16")
+    around = neighbours(problem, search(problem, 1024).best.layouts.strategy(0, problem.run))
+    lines = kept_out(around)
+    assert lines and all(" would take -" in line and "GiB more than there are" in line for line in lines)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    words = ["explain", "--model_size", "llama3_8b", "--world_size", "64", "--global_batch_size", "1048576"]
+    assert main([*words, "--json", str(out)]) == 0
+    shown = capsys.readouterr().out
+    for part in (
+        "Longest ops",
+        "is the fastest with",
+        "One step along each axis",
+        "What the numbers that this stands on decide",
+    ):
+        assert part in shown
+    found = json.loads(out.read_text())
+    assert sum(rival["chance"] for rival in found["rivals"]) == pytest.approx(1)
+    sizes = [tuple(rival["layout"][name] for name in ("tp", "cp", "pp")) for rival in found["rivals"]]
+    assert len(set(sizes)) == len(sizes) and found["best"][0]["step_s"] == found["rivals"][0]["step_s"]
+    assert found["standing"] in shown
+
+
+def test_the_layout_of_the_config_is_explained_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    assert main(["explain", "--config", "configs/7B_internlm2.py", "--world_size", "64", "--own", "--json", str(out)]) == 0
+    layout = json.loads(out.read_text())["rivals"][0]["layout"]
+    assert (layout["tp"], layout["micro_batch_size"]) == (2, 2)
+    assert main(["explain", "--model_size", "7", "--own", "--fix", "tp=2"]) == 2
+    assert "--fix chooses among the layouts of a search, --own takes the config's; leave one out" in capsys.readouterr().err
+
+
+def test_a_fixed_axis_stays_fixed(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    words = ["explain", "--model_size", "llama3_8b", "--world_size", "64", "--fix", "tp=4", "--json", str(out)]
+    assert main(words) == 0
+    found = json.loads(out.read_text())
+    assert {rival["layout"]["tp"] for rival in found["rivals"]} == {4}
+    best = search(load_problem("configs/models/llama3_8b.json", 64), 1024, fixed={"tp": 4}).best
+    assert found["best"][0]["step_s"] == pytest.approx(float(best.times.seconds[0]))
