@@ -26,7 +26,7 @@ LEVELS = (
     ("solver.step",),
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments"),
-    ("solver.inputs", "solver.largest"),
+    ("solver.inputs", "solver.largest", "solver.interruptions"),
     ("solver.command_line",),
     ("solver.planning", "solver.comparing", "solver.fitting", "solver.explaining"),
     ("solver.console",),

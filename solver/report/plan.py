@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from profiler.errors import InputError
-from solver.report.explain import explain
+from solver.report.explain import Z90, explain
+from solver.report.goodput import Goodput
 from solver.search.search import SearchResult, search
 from solver.spec.feasibility import MAX_WORLD_SIZE
 from solver.step.problem import Problem
@@ -19,12 +21,21 @@ DAY = 86400.0
 class Training:
     """A training run on some GPUs, with the best layout: days as (5th percentile, median, 95th percentile).
 
-    Without failures, checkpoints and evaluation.
+    goodput: what failures, checkpoints and evaluation leave; None where they are left out.
     """
 
     world_size: int
     days: tuple[float, float, float]
     result: SearchResult
+    goodput: Goodput | None = None
+
+    def interrupted(self, found: Goodput) -> Training:
+        """Return the run with what interrupts it: longer on average, and less sure."""
+        low, middle, high = self.days
+        days = middle / found.share
+        std = math.hypot(math.log(high / low) / 2 / Z90, found.days_std(days) / days)
+        spread = math.exp(Z90 * std)
+        return replace(self, days=(days / spread, days, days * spread), goodput=found)
 
     @property
     def gpu_hours(self) -> float:
