@@ -120,11 +120,11 @@ def check_machine_arguments(args: argparse.Namespace) -> None:
             whole_number(name, getattr(args, name))
     if args.memory_limit_gib is not None:
         number("memory_limit_gib", args.memory_limit_gib)
-    if args.profile is not None and args.pre_profiling_data_path is not None:
+    if getattr(args, "profile", None) is not None and args.pre_profiling_data_path is not None:
         raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
-    if args.config is not None and args.model_size is not None:
+    if getattr(args, "config", None) is not None and args.model_size is not None:
         raise InputError("--config and --model_size both name a model; give one")
-    if args.framework is not None and not args.framework.strip():
+    if getattr(args, "framework", None) is not None and not args.framework.strip():
         raise InputError("--framework is empty; leave it out for the default")
     _check_outputs(args)
 

@@ -25,6 +25,7 @@ from solver.explaining import add_explain_arguments, explain_layout
 from solver.fitting import add_fit_arguments, fit
 from solver.planning import add_plan_arguments, plan
 from solver.search.fixed import LIMITED
+from solver.sweeping import add_sweep_arguments, sweep_all
 
 #: The measuring script; it is started in processes of its own, one per rank.
 MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"
@@ -36,11 +37,12 @@ _EXAMPLES = """examples:
   foretrain fit --config configs/7B_internlm2.py --world_size 64
   foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512
   foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
+  foretrain sweep out.csv --models llama3_8b,llama3_70b --world_sizes 128,256 --machines h100_sxm,h200_sxm --plot out.png
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
 """
 _QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
-    "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan,
+    "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan, "sweep": sweep_all,
 }  # fmt: skip
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 
@@ -78,6 +80,12 @@ def parser() -> argparse.ArgumentParser:
         "explain", allow_abbrev=False, help="why a layout, what is next to it, how sure that is, what measurement would tell"
     )
     add_explain_arguments(explained)
+    swept = commands.add_parser(
+        "sweep",
+        allow_abbrev=False,
+        help="models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster",
+    )
+    add_sweep_arguments(swept)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,10 +53,10 @@ class Inputs:
         return "\n".join(filter(None, found))
 
 
-def load_inputs(args: argparse.Namespace, config: RunConfig | None = None) -> Inputs:
+def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows: bool = True) -> Inputs:
     """Read what the options name. Raises InputError for what is not there, cannot be read, or contradicts the rest.
 
-    config: is used instead of the file that the options name.
+    config: is used instead of the file that the options name. shows: say in a terminal that a profile is being fitted.
     """
     config = config or load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
     cluster = load_cluster(args.cluster) if args.cluster else {}
@@ -69,7 +70,8 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None) -> In
     if args.as_device is not None and own is None:
         profile, said = as_device(profile, args.as_device)
     constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
-    with Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)"):
+    status = Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)")
+    with status if shows else nullcontext():
         problem = load_problem(
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
             memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,

@@ -28,7 +28,8 @@ LEVELS = (
     ("solver.report", "solver.api", "solver.arguments"),
     ("solver.inputs", "solver.largest", "solver.interruptions"),
     ("solver.command_line",),
-    ("solver.planning", "solver.comparing", "solver.fitting", "solver.explaining"),
+    ("solver.sweep",),
+    ("solver.sweeping", "solver.planning", "solver.comparing", "solver.fitting", "solver.explaining"),
     ("solver.console",),
 )
 LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}

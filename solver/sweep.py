@@ -1,0 +1,180 @@
+"""Many problems: models x sequence lengths x machines x frameworks x numbers of GPUs, the best layout of each."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import InputError
+from profiler.profile.profiles import derived_profiles, shipped_profiles
+from solver.inputs import load_inputs
+from solver.report.explain import explain
+from solver.report.output import layout_dict
+from solver.report.terminal import describe
+from solver.search.fixed import parse_fixed
+from solver.search.search import search
+
+
+@dataclass(frozen=True)
+class Point:
+    """One problem of a sweep. machine: a profile, or a cluster (a name or a file). framework: None for the model's own."""
+
+    model: str
+    seq_len: int | None
+    machine: str
+    framework: str | None
+    world_size: int
+    global_batch_size: int  #: tokens
+
+
+@dataclass(frozen=True)
+class Options:
+    """What all problems of a sweep share: the options of a search by the same names."""
+
+    set: str | None = None
+    fix: str | None = None
+    memory_limit_gib: float | None = None
+    approximate: bool = False
+
+
+Row = dict[str, Any]
+#: Columns of a problem whose search found a layout; where none is, ``reason`` says why.
+_FOUND = (
+    "tgs", "step_s", "interval_low_s", "interval_high_s", "mfu", "peak_memory_bytes", "memory_bound_bytes", "verdict",
+    "layouts_priced", "layout", "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero",
+    "zero_shard_size", "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
+)  # fmt: skip
+COLUMNS = (*(field.name for field in fields(Point)), *_FOUND, "reason")
+
+
+def points(**axes: Sequence[Any]) -> list[Point]:
+    """Return every combination of the values of Point's fields, the last axis varying fastest."""
+    names = [field.name for field in fields(Point)]
+    return [Point(**dict(zip(names, values, strict=True))) for values in itertools.product(*(axes[name] for name in names))]
+
+
+def price(point: Point, options: Options) -> Row:
+    """Return the row of one problem. What makes it impossible is its ``reason``; what no problem can have raises InputError."""
+    row: Row = dict.fromkeys(COLUMNS) | asdict(point)
+    try:
+        inputs = load_inputs(_arguments(point, options), shows=False)
+        problem = inputs.problem
+        sequences, rest = divmod(point.global_batch_size, problem.run.seq_len)
+        if rest:
+            raise InputError(f"{point.global_batch_size} tokens are not a whole number of sequences of {problem.run.seq_len}")
+        result = search(problem, sequences, 1, fixed=parse_fixed(options.fix or ""))
+    except InputError as error:
+        return row | {"reason": str(error)}
+    best, why = result.best, explain(result.best, 0)
+    low, high = why.interval
+    layout = layout_dict(best, 0)
+    return row | {
+        "seq_len": problem.run.seq_len, "framework": problem.run.framework, "tgs": float(best.tgs[0]), "step_s": why.seconds,
+        "interval_low_s": low, "interval_high_s": high, "mfu": float(best.mfu[0]),
+        "peak_memory_bytes": float(best.memory.device[0]), "memory_bound_bytes": float(best.memory.bound[0]),
+        "verdict": best.verdict(0), "layouts_priced": result.layouts_estimated, "layout": describe(best, 0),
+        **{name: value for name, value in layout.items() if name in _FOUND},
+    }  # fmt: skip
+
+
+def _arguments(point: Point, options: Options) -> argparse.Namespace:
+    """Return the options of a search as the command line has them."""
+    of_profile = point.machine in (*shipped_profiles(), *derived_profiles())
+    is_file = point.model.endswith((".json", ".py", ".sh"))
+    return argparse.Namespace(
+        config=Path(point.model) if is_file else None, model_size=None if is_file else point.model,
+        profile=point.machine if of_profile else None, cluster=None if of_profile else point.machine, as_device=None,
+        pre_profiling_data_path=None, framework=point.framework, seq_len=point.seq_len, world_size=point.world_size,
+        set=options.set, memory_limit_gib=options.memory_limit_gib, approximate=options.approximate,
+    )  # fmt: skip
+
+
+def sweep(
+    asked: Sequence[Point], options: Options, journal: Path, *, jobs: int = 1, scheduler: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Row]:  # fmt: skip
+    """Return the rows of all problems, in their order whatever was finished first.
+
+    Each row is appended to ``journal`` as soon as it is known, and what the journal holds is not priced again. jobs: processes.
+    scheduler: the address of a Dask scheduler whose workers do the work instead. Raises InputError for a journal of other
+    options, and for a scheduler that does not answer.
+    """
+    done = _read_journal(journal, options)
+    left = [point for point in dict.fromkeys(asked) if point not in done]
+    rows = _by_dask(left, options, scheduler) if scheduler else _by_joblib(left, options, jobs)
+    with journal.open("a", encoding="utf-8") as file:
+        if not done and file.tell() == 0:
+            _append(file, {"options": asdict(options)})
+        for number, (point, row) in enumerate(rows, len(asked) - len(left) + 1):
+            done[point] = row
+            _append(file, {"point": asdict(point), "row": row})
+            if progress:
+                progress(number, len(asked))
+    return [done[point] for point in asked]
+
+
+def _append(file: Any, line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _read_journal(path: Path, options: Options) -> dict[Point, Row]:
+    """Return what a journal holds; a last line that was cut off is removed from it."""
+    if not path.exists():
+        return {}
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        with path.open("r+", encoding="utf-8") as file:
+            file.truncate(len(whole.encode()))
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+        if lines and lines[0]["options"] != asdict(options):
+            raise InputError(
+                f"{path} was begun with other options ({_shown(lines[0]['options'])}); finish that sweep, or delete the file"
+            )
+        return {Point(**line["point"]): line["row"] for line in lines[1:]}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path} is no unfinished sweep ({error}); delete it or name another output") from None
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items() if value) or "none"
+
+
+def _priced(point: Point, options: Options) -> tuple[Point, Row]:
+    return point, price(point, options)
+
+
+def _by_joblib(left: Iterable[Point], options: Options, jobs: int) -> Iterator[tuple[Point, Row]]:
+    from joblib import Parallel, delayed  # one process does not need it
+
+    if jobs == 1:
+        return (_priced(point, options) for point in left)
+    rows: Iterator[tuple[Point, Row]] = Parallel(n_jobs=jobs, return_as="generator_unordered")(
+        delayed(_priced)(point, options) for point in left
+    )
+    return rows
+
+
+def _by_dask(left: Sequence[Point], options: Options, scheduler: str) -> Iterator[tuple[Point, Row]]:
+    """Yield rows from the workers of a Dask cluster, on which this program must be installed too."""
+    try:
+        from distributed import Client, as_completed
+    except ImportError:
+        raise InputError("--scheduler needs the package distributed: pip install 'foretrain[cluster]'") from None
+    try:
+        client = Client(scheduler, timeout=10)
+    except (OSError, ValueError) as error:
+        raise InputError(f"no Dask scheduler answers at {scheduler}: {error}") from None
+    with client:
+        futures = client.map(_priced, left, options=options, pure=False)
+        for _, found in as_completed(futures, with_results=True):
+            yield found

@@ -1,0 +1,144 @@
+"""A sweep: rows of single searches, one table by one process, by two and by a Dask cluster, killed and resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import InputError
+from solver import load_problem, search
+from solver.console import main
+from solver.report.explain import explain
+from solver.sweep import Options, Point, points, price, sweep
+
+MODELS = ["qwen3_0_6b", "llama3_8b"]
+WORDS = ["--models", ",".join(MODELS), "--world_sizes", "8,16", "--global_batch_sizes", "131072,262144,1000000"]
+PROBLEMS = 12
+
+
+def table(tmp_path: Path, name: str, *options: str) -> bytes:
+    out = tmp_path / name
+    assert main(["sweep", str(out), *WORDS, *options]) == 0
+    assert not out.with_name(name + ".partial").exists()
+    return out.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return table(tmp_path_factory.mktemp("alone"), "out.csv", "--jobs", "1")
+
+
+def test_rows_are_those_of_single_searches(alone: bytes) -> None:
+    rows = list(csv.DictReader(alone.decode().splitlines()))
+    assert len(rows) == PROBLEMS
+    for row in rows:
+        if row["global_batch_size"] == "1000000":
+            assert row["reason"] == "1000000 tokens are not a whole number of sequences of 4096" and not row["tgs"]
+            continue
+        problem = load_problem(f"configs/models/{row['model']}.json", int(row["world_size"]), profile=row["machine"])
+        best = search(problem, int(row["global_batch_size"]) // 4096, 1).best
+        low, high = explain(best, 0).interval
+        assert float(row["step_s"]) == float(best.times.seconds[0])
+        assert (float(row["interval_low_s"]), float(row["interval_high_s"])) == (low, high)
+        assert int(row["tp"]) * int(row["cp"]) * int(row["pp"]) * int(row["dp"]) == int(row["world_size"])
+        assert row["verdict"] in ("FITS", "AT RISK") and row["reason"] == ""
+
+
+def test_two_processes_write_the_same_table(alone: bytes, tmp_path: Path) -> None:
+    assert table(tmp_path, "out.csv", "--jobs", "2") == alone
+
+
+def test_a_dask_cluster_writes_the_same_table(alone: bytes, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1", scheduler_port=0
+    ) as cluster:
+        assert table(tmp_path, "out.csv", "--scheduler", cluster.scheduler_address) == alone
+
+
+def test_a_killed_sweep_goes_on(alone: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    journal = tmp_path / "out.csv.partial"
+    command = [sys.executable, "-m", "solver.console", "sweep", str(out), *WORDS, "--jobs", "1"]
+    code = f"import sys; from solver.console import main; sys.exit(main({command[3:]!r}))"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, cwd=os.getcwd())
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not journal.exists() or journal.read_text().count("\n") < 3):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    lines = journal.read_text().count("\n")
+    assert 3 <= lines < PROBLEMS + 1 and not out.exists()
+    with journal.open("a") as file:
+        file.write('{"point": {"model": "cut')  # as a line looks that was being written
+    assert table(tmp_path, "out.csv", "--jobs", "1") == alone
+
+
+def test_what_a_journal_holds_is_not_priced_again(tmp_path: Path) -> None:
+    journal, asked = tmp_path / "j", points(
+        model=["qwen3_0_6b"], seq_len=[None], machine=["h100_sxm"], framework=[None], world_size=[8], global_batch_size=[131072]
+    )  # fmt: skip
+    rows = sweep(asked, Options(), journal)
+    lines = journal.read_text().splitlines()
+    assert json.loads(lines[0]) == {"options": vars(Options())} and len(lines) == 2
+    journal.write_text(lines[0] + "\n" + json.dumps({"point": vars(asked[0]), "row": {"tgs": 1.0}}) + "\n")
+    assert sweep(asked, Options(), journal) == [{"tgs": 1.0}] != rows
+    with pytest.raises(InputError, match=r"was begun with other options \(none\); finish that sweep, or delete the file"):
+        sweep(asked, Options(fix="tp=2"), journal)
+    journal.write_text("what is this\n")
+    with pytest.raises(InputError, match="is no unfinished sweep"):
+        sweep(asked, Options(), journal)
+
+
+def test_a_cluster_and_options_are_those_of_a_search() -> None:
+    point = Point("llama3_8b", 2048, "a100_50g", "megatron-core", 16, 262144)
+    row = price(point, Options(set="precision=bf16", fix="tp=4", memory_limit_gib=60.0))
+    problem = load_problem("configs/models/llama3_8b.json", 16, cluster="a100_50g", seq_len=2048, memory_limit_gib=60,
+                           framework="megatron-core")  # fmt: skip
+    best = search(problem, 128, 1, fixed={"tp": 4}).best
+    assert (row["tp"], row["tgs"]) == (4, float(best.tgs[0])) and row["peak_memory_bytes"] < 60 * 2**30
+
+
+def test_pictures_and_parquet(alone: bytes, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    out, picture = tmp_path / "out.parquet", tmp_path / "out.png"
+    assert main(["sweep", str(out), *WORDS, "--jobs", "1", "--plot", str(picture)]) == 0
+    frame = pandas.read_parquet(out)
+    rows = list(csv.DictReader(alone.decode().splitlines()))
+    assert list(frame.columns) == list(rows[0])
+    assert [None if value != value else value for value in frame["step_s"]] == [
+        float(r["step_s"]) if r["step_s"] else None for r in rows
+    ]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["out.txt", "--models", "llama3_8b", "--world_sizes", "8"], "out.txt: a table is a .csv or a .parquet file"),
+        (["out.csv", "--models", "llama9", "--world_sizes", "8"], "no model is called 'llama9'"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,eight"], "--world_sizes 8,eight: eight is no whole number"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,8"], "--world_sizes 8,8: give names, each once"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "h900"], "no cluster is called 'h900'"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--fix", "tp=0"], "tp is 0"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--jobs", "0"], "jobs is 0"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--plot", "a.txt"], "--plot a.txt: the file must end in"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--scheduler", "nothing"], "no Dask scheduler answers at"),
+    ],
+)  # fmt: skip
+def test_wrong_options(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--scheduler" in options:
+        pytest.importorskip("distributed")
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *options]) == 2
+    assert message in capsys.readouterr().err
