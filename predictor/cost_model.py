@@ -22,6 +22,7 @@ from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import ELEMENT_BYTES, FAMILIES, HALF, LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
+from predictor.learned import Learned
 from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network_bandwidth
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
@@ -51,7 +52,7 @@ class CostModel:
     waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
     the device itself, under the load of a training run; these times already include the derating. exchanges: dispatch and
     combine of experts over ranks. host_rates: bytes/s of the link to the host and of the host's memory, by name. link_slowdown,
-    found: see with_found_network. doubt: set where nothing was measured on this device.
+    found: see with_found_network. doubt: set where nothing was measured on this device. learned: from own training runs.
     """
 
     device: Device
@@ -73,6 +74,11 @@ class CostModel:
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
     doubt: DeviceDoubt | None = None
     host_rates: Mapping[str, float] = field(default_factory=dict)
+    learned: Learned | None = None
+
+    def factor(self, name: str) -> float:
+        """Return by how much longer times of one kind are than in the profile, as learned (predictor.learned.FACTORS)."""
+        return self.learned.factor(name) if self.learned is not None else 1.0
 
     def linear(
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = 0, accumulate: Any = False, dtype: str = "bf16",
@@ -82,17 +88,19 @@ class CostModel:
 
         parts: kernels over which m is spread, which together take no less time than one.
         """
-        whole = self._derated(self.linears.predict(m, n, k, batch, layout, dtype, accumulate), dtype)
+        whole = self._learned(self._derated(self.linears.predict(m, n, k, batch, layout, dtype, accumulate), dtype), "gemm")
         if np.max(parts, initial=1) == 1:
             return whole
         part = self._derated(self.linears.predict(np.maximum(m // parts, 1), n, k, batch, layout, dtype, accumulate), dtype)
+        part = self._learned(part, "gemm")
         return whole._replace(seconds=np.maximum(whole.seconds, parts * part.seconds))
 
     def grouped_linear(
         self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = 0, accumulate: Any = False, dtype: str = "bf16"
     ) -> Estimate:
         """GEMMs of ``groups`` experts in one kernel; arguments as in predictor.kernels.grouped_linear."""
-        return self._derated(self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate), dtype)
+        alone = self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate)
+        return self._learned(self._derated(alone, dtype), "gemm")
 
     def flash_attn(
         self,
@@ -111,18 +119,18 @@ class CostModel:
         best = self._derated(self.attention.predict(*shape), of="attention")
         if self.measured is not None:
             best = self.measured.instead_of(best, *shape)
-        return best._replace(seconds=best.seconds * self.attention_scale)
+        return self._learned(best._replace(seconds=best.seconds * self.attention_scale), "attention")
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
         """A kernel that moves ``size`` bytes, read plus written; no transposes where fp8 GEMMs read operands in both orders."""
         if kind == "transpose" and not self.device.transposes_fp8:
             none = np.zeros(np.shape(size))
             return Estimate(none, none, np.full(np.shape(size), np.int8(Basis.MEASURED)))
-        return self._doubted(self.kernels.predict(kind, size), "memory_bound")
+        return self._learned(self._doubted(self.kernels.predict(kind, size), "memory_bound"), "memory_bound")
 
     def host(self, what: str, size: Any) -> Estimate:
         """Bytes over the link to the host or through its memory (``host_rates``, stated by the cluster)."""
-        seconds = np.asarray(size, dtype=float) / self.host_rates[what]
+        seconds = np.asarray(size, dtype=float) / self.host_rates[what] * self.factor("host")
         return Estimate(seconds, np.full(seconds.shape, HOST_STD), np.full(seconds.shape, np.int8(Basis.ROOFLINE)))
 
     def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:
@@ -144,7 +152,7 @@ class CostModel:
             if shared == op:
                 together = (np.asarray(strided) > 0) & (np.asarray(intra) == ranks)
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
-        return self._doubted(alone._replace(seconds=seconds), "collective")
+        return self._doubted(alone._replace(seconds=seconds * self._between(inter)), "collective")
 
     def _alone(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
         """A collective that waits for nobody, on the network as it was found."""
@@ -175,7 +183,8 @@ class CostModel:
     ) -> Estimate:
         """Dispatch or combine (``op``) of ``tokens`` per rank; arguments as in predictor.network.expert_exchange."""
         shape = (tokens, row_bytes, top_k, experts, intra, inter)
-        return self._doubted(self.exchanges.predict(op, *shape, self.network_bandwidth, dispatcher, node_limit), "collective")
+        alone = self.exchanges.predict(op, *shape, self.network_bandwidth, dispatcher, node_limit)
+        return self._doubted(alone._replace(seconds=alone.seconds * self._between(inter)), "collective")
 
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
         """Seconds by which an overlapped collective of ``seconds`` over ``inter`` nodes delays the compute.
@@ -243,6 +252,13 @@ class CostModel:
                           for key, rate in links.shared_links.items()},
             doubt=DEVICE_DOUBTS[derivation.similarity],
         )  # fmt: skip
+
+    def _learned(self, estimate: Estimate, name: str) -> Estimate:
+        return estimate if self.learned is None else estimate._replace(seconds=estimate.seconds * self.learned.factor(name))
+
+    def _between(self, inter: Any) -> Any:
+        """Return the factor of messages between nodes where there are several, else of those inside one."""
+        return 1.0 if self.learned is None else np.where(np.asarray(inter) > 1, self.factor("network"), self.factor("links"))
 
     def _doubted(self, estimate: Estimate, kind: str) -> Estimate:
         """Return an estimate with the doubt of a device that was not measured."""

@@ -21,7 +21,7 @@ _OF_A_SEARCH = ("search", "also", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
     "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", "balance",
-    "export", "trace", *_PICTURES, *_OF_A_SEARCH,
+    "export", "trace", "learned", *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--set", metavar="KEY=VALUE,...", help="constants of the run, as in precision=fp8,moe_dispatcher=deepep")
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
+    p.add_argument("--learned", type=Path, metavar="FILE", help="what foretrain learn found in own runs of this machine")
     add_approximate_argument(p)
 
 
@@ -118,7 +119,7 @@ def check_machine_arguments(args: argparse.Namespace) -> None:
     for name in ("world_size", "global_batch_size", "seq_len", "top", "jobs"):
         if getattr(args, name, None) is not None:
             whole_number(name, getattr(args, name))
-    if args.memory_limit_gib is not None:
+    if getattr(args, "memory_limit_gib", None) is not None:
         number("memory_limit_gib", args.memory_limit_gib)
     if getattr(args, "profile", None) is not None and args.pre_profiling_data_path is not None:
         raise InputError("--profile and --pre_profiling_data_path both name a profile; give one")
@@ -156,7 +157,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    files = ("config", "pre_profiling_data_path", "validate", "health", "json", "csv", "export", "trace", *_PICTURES)
+    files = ("config", "pre_profiling_data_path", "learned", "validate", "health", "json", "csv", "export", "trace", *_PICTURES)
     named = {name: getattr(args, name, None) for name in files}
     seen: dict[Path, str] = {}
     for name, path in named.items():

@@ -23,6 +23,7 @@ from solver.command_line import predict, run, validate
 from solver.comparing import add_compare_arguments, compare
 from solver.explaining import add_explain_arguments, explain_layout
 from solver.fitting import add_fit_arguments, fit
+from solver.importing import add_import_arguments, add_learn_arguments, import_log, learn_runs
 from solver.planning import add_plan_arguments, plan
 from solver.search.fixed import LIMITED
 from solver.sweeping import add_sweep_arguments, sweep_all
@@ -38,11 +39,14 @@ _EXAMPLES = """examples:
   foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512
   foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
   foretrain sweep out.csv --models llama3_8b,llama3_70b --world_sizes 128,256 --machines h100_sxm,h200_sxm --plot out.png
+  foretrain import job.log --runs runs.jsonl
+  foretrain learn runs.jsonl --output mine.json
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
 """
 _QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan, "sweep": sweep_all,
+    "import": import_log, "learn": learn_runs,
 }  # fmt: skip
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 
@@ -86,6 +90,12 @@ def parser() -> argparse.ArgumentParser:
         help="models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster",
     )
     add_sweep_arguments(swept)
+    imported = commands.add_parser(
+        "import", allow_abbrev=False, help="a job's log: beside its prediction, what its settings cost, and as a measured run"
+    )
+    add_import_arguments(imported)
+    learned = commands.add_parser("learn", allow_abbrev=False, help="from measured runs of your machine: for --learned")
+    add_learn_arguments(learned)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
     checked.add_argument(
         "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"

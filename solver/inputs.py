@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 
+from predictor.learned import conditions_of, read_learned
 from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
@@ -76,9 +77,21 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
             memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
         )  # fmt: skip
+    if getattr(args, "learned", None):
+        problem, said = _learned(args.learned, problem, said)
     network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     return Inputs(config, profile, said, problem, network, times)
+
+
+def _learned(path: Path, problem: Problem, said: str) -> tuple[Problem, str]:
+    """Return the problem with what own runs taught, and what to say of it.
+
+    Raises InputError where they were of another kind.
+    """
+    learned, cost = read_learned(path), problem.cost
+    learned.check(conditions_of(cost.device.name, problem.framework.name, problem.run.precision, cost.network_bandwidth))
+    return replace(problem, cost=replace(cost, learned=learned)), f"{said}; {learned.text()}"
 
 
 def _world_size(given: int | None, config: RunConfig) -> int:

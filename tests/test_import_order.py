@@ -17,7 +17,7 @@ LEVELS = (
     ("profiler.profile",),
     ("profiler.train", "profiler.published"),
     ("profiler.measure",),
-    ("predictor.estimate",),
+    ("predictor.estimate", "predictor.learned"),
     ("predictor.kernels", "predictor.network"),
     ("predictor.cost_model",),
     ("predictor.accuracy",),
@@ -27,9 +27,9 @@ LEVELS = (
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments"),
     ("solver.inputs", "solver.largest", "solver.interruptions"),
-    ("solver.command_line",),
+    ("solver.command_line", "solver.learning"),
     ("solver.sweep",),
-    ("solver.sweeping", "solver.planning", "solver.comparing", "solver.fitting", "solver.explaining"),
+    ("solver.sweeping", "solver.planning", "solver.comparing", "solver.fitting", "solver.explaining", "solver.importing"),
     ("solver.console",),
 )
 LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}

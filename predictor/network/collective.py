@@ -30,7 +30,7 @@ _BETWEEN_RANKS = 0.07  # error of a group size between two measured ones (log-lo
 _BEYOND_RANKS = 0.15  # error of a group size beyond the measured ones, per doubling
 _BORROWED = 0.15  # error of an op that borrows the curve of another
 _ROOFLINE = 0.35
-_NETWORK_DEFAULT = 0.4  # uncertainty of the network model with default constants
+UNSEEN_NETWORK_STD = 0.4  # uncertainty of the network model with default constants
 _PER_DOUBLING = 0.03  # for more nodes than the model was fitted on
 
 
@@ -71,7 +71,7 @@ class CollectiveModel:
             ranks=np.array([entry[1] for entry in entries], dtype=np.float64),
             basis=np.array([entry[2] for entry in entries], dtype=np.int8),
             network=NetworkParameters(),
-            network_std=np.full(len(OPS), _NETWORK_DEFAULT),
+            network_std=np.full(len(OPS), UNSEEN_NETWORK_STD),
             network_nodes=0.0,
             bandwidths=np.array([_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", rate)]),
             groups_between_nodes=MeasuredGroups.none(),
@@ -214,7 +214,7 @@ class CollectiveModel:
 
     def _network_uncertainty(self, op: str, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not self.network_nodes:
-            return np.full(len(nodes), _NETWORK_DEFAULT), np.full(len(nodes), Basis.ROOFLINE, dtype=np.int8)
+            return np.full(len(nodes), UNSEEN_NETWORK_STD), np.full(len(nodes), Basis.ROOFLINE, dtype=np.int8)
         beyond = np.maximum(np.log2(nodes / self.network_nodes), 0.0)
         std = self.network_std[OPS.index(op)] + _PER_DOUBLING * beyond
         return std, np.where(beyond > 0, Basis.EXTRAPOLATED, Basis.INTERPOLATED).astype(np.int8)
@@ -275,7 +275,7 @@ def _stated_network(stated: Any, name: str) -> Mapping[str, Any]:
 
 def _std_by_op(std: Mapping[str, float]) -> np.ndarray:
     """Standard deviations by index of OPS; an op without held-out rows gets the largest of the other ops."""
-    usual = max(std.values(), default=_NETWORK_DEFAULT)
+    usual = max(std.values(), default=UNSEEN_NETWORK_STD)
     return np.array([float(std.get(op, usual)) for op in OPS])
 
 

@@ -78,6 +78,9 @@ _OTHERS = _flags(
     "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
 )
 
+#: Every flag whose effect is known, or known to be none.
+KNOWN = NEUTRAL | _OTHERS | _COUNTS.keys() | _RUN.keys()
+
 
 def sections_of_megatron(
     arguments: Mapping[str, Any], world_size: int, assumptions: list[str]
@@ -108,8 +111,7 @@ def _refuse(flags: Mapping[str, Any]) -> None:
     for flag, what in UNMODELLED.items():
         if flag in flags:
             raise InputError(f"Megatron's --{flag}: {what} is not modelled")
-    known = NEUTRAL | _OTHERS | _COUNTS.keys() | _RUN.keys()
-    unknown = sorted(flags.keys() - known)
+    unknown = sorted(flags.keys() - KNOWN)
     if unknown:
         raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from predictor.cost_model import HOST_STD
 from predictor.estimate import Basis
+from predictor.learned import Learned
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND
 from solver.report.doubt import system_std
 from solver.spec.layer_kinds import LayerKind
@@ -46,10 +47,13 @@ class Explanation:
     lines: tuple[Line, ...]
     seconds: float
     system_std: float  #: standard deviation of log(step time) that no kernel explains (solver.report.doubt)
+    learned: Learned | None = None  #: from own runs, whose doubt then replaces that of the kernels
 
     @property
     def relative_std(self) -> float:
         """Standard deviation of log(step time): errors of ops of one kind add up, different kinds are independent."""
+        if self.learned is not None:
+            return self.learned.relative_std(self.kind_shares(), self.system_std)
         known = sum(line.seconds for line in self.lines if line.basis is not None)
         by_kind: dict[str, float] = {}
         for line in self.lines:
@@ -63,6 +67,12 @@ class Explanation:
         """90% prediction interval of the step time: (low, high) in seconds."""
         factor = float(np.exp(Z90 * self.relative_std))
         return self.seconds / factor, self.seconds * factor
+
+    def kind_shares(self) -> dict[str, float]:
+        """Share of the time whose basis is known by kind of line; adds up to 1."""
+        known = sum(line.seconds for line in self.lines if line.basis is not None) or 1.0
+        sums = self._sum(lambda line: line.kind if line.basis is not None else "")
+        return {kind: seconds / known for kind, seconds in sums.items()}
 
     def by_part(self) -> dict[str, float]:
         return self._sum(lambda line: line.part, PARTS)
@@ -127,7 +137,8 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     lines.append(Line("waiting for the slowest rank", "step", "stragglers", "stragglers", waiting, 0.5, Basis.INTERPOLATED))
     used = tuple(line for line in lines if line.seconds != 0.0)
     layout = solutions.layouts.strategy(index, solutions.problem.run)
-    return Explanation(used, float(solutions.times.seconds[index]), system_std(solutions.problem, layout))
+    seconds, learned = float(solutions.times.seconds[index]), solutions.problem.cost.learned
+    return Explanation(used, seconds, system_std(solutions.problem, layout), learned)
 
 
 @dataclass(frozen=True)

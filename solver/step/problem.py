@@ -141,7 +141,8 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     ):  # fmt: skip
         estimates = estimate_ops(program.ops, len(keys), problem.cost)
         run = problem.run
-        host = 0.0 if run.compile or run.cuda_graphs else problem.framework.kernels.launch_seconds
+        launch = problem.framework.kernels.launch_seconds * problem.cost.factor("host")
+        host = 0.0 if run.compile or run.cuda_graphs else launch
         exposed = estimates.exposed(run.launch_blocking)
         parts.append(
             Part(

@@ -1,0 +1,98 @@
+"""The arguments that Megatron-LM prints at the start of its log, as a model and a layout.
+
+Source: NVIDIA/Megatron-LM megatron/training/arguments.py (_print_args: every argument by its Python name, sorted, dots up to
+its value), as read in autumn 2025. Every argument is printed, most of them defaults; those that solver.formats.megatron_args
+does not know are left aside, for a log cannot leave them out as a script can.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.cases import case_of
+from solver.formats.config_file import RunConfig
+from solver.formats.megatron_args import KNOWN, UNMODELLED
+from solver.spec.strategy import Strategy
+
+_BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
+_LINE = re.compile(r"^[^\S\n]*(?:\[?[^\s\[\]]*\]?:\s+)?([a-z][a-z0-9_]*) \.{2,} ?(.*)$", re.MULTILINE)
+_NAMES = {  # Python name -> flag, where they differ
+    "fp8": "fp8-format", "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+}  # fmt: skip
+_INVERTED = {"add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion"}
+#: Arguments (by the beginning of the flag) that say nothing where another one is not given.
+_NEEDS = {
+    "moe-": "num-experts", "expert-": "num-experts", "num-query-groups": "group-query-attention",
+    "q-lora-rank": "multi-latent-attention", "kv-lora-rank": "multi-latent-attention", "qk-head-dim": "multi-latent-attention",
+    "qk-pos-emb-head-dim": "multi-latent-attention", "v-head-dim": "multi-latent-attention", "fp8-": "fp8-format",
+    "cross-entropy-fusion-impl": "cross-entropy-loss-fusion", "optimizer-offload-fraction": "optimizer-cpu-offload",
+    "cpu-offloading-num-layers": "cpu-offloading", "exp-avg": "use-precision-aware-optimizer",
+    "num-distributed-optimizer-instances": "use-distributed-optimizer", "recompute-": "recompute-granularity",
+    "hierarchical-": "hierarchical-context-parallel-sizes",
+}  # fmt: skip
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
+
+
+def has_arguments(text: str) -> bool:
+    """Whether a log begins with Megatron's arguments."""
+    return _BLOCK.search(text) is not None
+
+
+def config_in_log(text: str, path: Path) -> RunConfig:
+    """Return the model and the layout that a log's arguments state. Raises InputError for what is not modelled, by name."""
+    block = _BLOCK.search(text)
+    printed = dict(_LINE.findall(block[1])) if block else {}
+    if "world_size" not in printed:
+        raise InputError(f"{path}: it holds no arguments as Megatron-LM prints them, with world_size among them")
+    flags = _flags({name: _value(value.strip()) for name, value in printed.items()})
+    world = _value(printed["world_size"])
+    case = case_of({"id": path.stem, "hardware": "", "model": {}, "measured": {}, "run": {"world_size": world},
+                    "megatron_args": flags})  # fmt: skip
+    if case.skipped or case.model is None or case.strategy is None:
+        raise InputError(f"{path}: {case.skipped}")
+    layout = {f.name: getattr(case.strategy, f.name) for f in fields(Strategy)}
+    return RunConfig(path.stem, case.model.replace(name=path.stem), layout, layout["seq_len"], path)
+
+
+def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flag -> value of what is given and known, in the words that the reader of arguments takes."""
+    given = {_NAMES.get(name, name.replace("_", "-")): value for name, value in printed.items() if name not in _INVERTED}
+    given |= {flag: True for name, flag in _INVERTED.items() if printed.get(name) is False}
+    set_ = {flag: value for flag, value in given.items() if not (value is None or value is False or value in ("none", []))}
+    if "vocab-size" not in set_ and "padded-vocab-size" in set_:
+        set_ |= {"vocab-size": set_["padded-vocab-size"], "tokenizer-type": "HuggingFaceTokenizer"}
+    if "num-virtual-stages-per-pipeline-rank" in set_:  # the same, computed from it
+        set_.pop("num-layers-per-virtual-pipeline-stage", None)
+    found = {}
+    for flag, value in set_.items():
+        other = next((needed for begin, needed in _NEEDS.items() if flag.startswith(begin) and flag != needed), None)
+        if flag in (KNOWN | UNMODELLED.keys()) and (other is None or other in set_):
+            found[f"--{flag}"] = _word(flag, value)
+    return found
+
+
+def _value(text: str) -> Any:
+    """Return a printed Python value; words and what is no literal stay text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def _word(flag: str, value: Any) -> Any:
+    if flag == "moe-layer-freq" and isinstance(value, list):
+        return "(" + "+".join(f"[{kind}]" for kind in value) + ")"
+    if flag == "cp-comm-type" and isinstance(value, list):
+        return value[0]
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, str) and "." in value:  # an enumeration's member, or torch's type
+        last = value.rsplit(".", 1)[1]
+        return _DTYPES.get(last, last)
+    return value

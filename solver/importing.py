@@ -1,0 +1,170 @@
+"""The commands ``foretrain import`` (a job's log beside its prediction, and as a measured run) and ``foretrain learn``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from predictor.learned import FACTORS, write_learned
+from profiler.errors import InputError
+from profiler.files import write_text
+from profiler.profile.profile import GIB
+from profiler.profile.profiles import derived_profiles, shipped_profiles
+from solver.api import configured_strategy, estimate
+from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.command_line import CostModels, progress_bar, stated_batch
+from solver.formats.cases import read_cases
+from solver.formats.config_file import RunConfig
+from solver.formats.megatron_log import config_in_log, has_arguments
+from solver.formats.step_log import Observation, read_observation
+from solver.formats.text_file import read_text
+from solver.inputs import Inputs, load_inputs
+from solver.learning import Lesson, learn
+from solver.report.gap import gap, gap_lines, named
+from solver.report.health import health
+from solver.report.output import findings_list, layout_dict, write_json
+from solver.report.terminal import describe, show_health
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
+from solver.step.solutions import Solutions
+
+_MOST_BYTES = 256 << 20
+
+
+def add_import_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of an import."""
+    p.add_argument("log", type=Path, metavar="LOG", help="a trainer's log, or JSON such as {\"step_s\": 16.1}; a log of "
+                   "Megatron-LM that prints its arguments needs no --config")  # fmt: skip
+    add_machine_arguments(p)
+    add_world_size_argument(p)
+    p.add_argument("--runs", type=Path, metavar="FILE.jsonl", help="append the run to this file, for learn and validate")
+    p.add_argument("--id", help="name of the run in --runs (default: the log's)")
+    add_json_argument(p)
+
+
+def add_learn_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of learning."""
+    p.add_argument("runs", type=Path, nargs="+", metavar="RUNS.jsonl", help="measured runs of one machine, framework and "
+                   "precision (docs/cases.md)")  # fmt: skip
+    p.add_argument("--output", type=Path, required=True, metavar="OUT.json", help="for --learned of the other commands")
+
+
+def import_log(args: argparse.Namespace, console: Console) -> None:
+    """Print what was measured beside what is predicted, and what of the gap each setting is; append the run to ``--runs``."""
+    inputs = load_inputs(args, _config_of(args))
+    problem, config = inputs.problem, inputs.config
+    batch, rounded = stated_batch(args, problem, config)
+    layout = configured_strategy(problem, config, batch)
+    solutions = estimate(problem, [layout])
+    observed = read_observation(args.log, float(solutions.tokens[0]) / problem.run.world_size)
+    run, findings = problem.run, health(solutions, 0, observed)
+    console.print(
+        f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {problem.cost.device.name}; "
+        f"{inputs.said}\n{describe(solutions, 0)}\n{inputs.notes(rounded)}", markup=False,
+    )  # fmt: skip
+    show_health(console, findings)
+    plain: dict[str, Any] = {"layout": layout_dict(solutions, 0), "findings": findings_list(findings)}
+    if len(observed.steps):
+        found = gap(problem, layout, float(np.median(observed.steps)))
+        console.print("\n".join(["", *gap_lines(found)]), markup=False)
+        plain |= {"measured_step_s": found.measured, "predicted_step_s": found.predicted, "best_step_s": found.best,
+                  "switches": named(found.switches)}  # fmt: skip
+    if args.runs:
+        _append(args, inputs, solutions, layout, observed)
+        console.print(f"appended to {args.runs}", markup=False)
+    if args.json:
+        write_json(args.json, plain)
+        console.print(f"wrote {args.json}", markup=False)
+
+
+def _config_of(args: argparse.Namespace) -> RunConfig | None:
+    """Return the configuration that the log itself states, where no option names one."""
+    if args.config or args.model_size:
+        return None
+    text = read_text(args.log, "a log", _MOST_BYTES)
+    if not has_arguments(text):
+        raise InputError(f"{args.log} does not say what was run: give --config (or --model_size) and --world_size")
+    return config_in_log(text, args.log)
+
+
+def _append(args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layout: Strategy, observed: Observation) -> None:
+    """Append the run as a case. Raises InputError where nothing was measured, or the hardware has no name to find it by."""
+    measured: dict[str, Any] = {}
+    if len(observed.steps):
+        measured["step_s"] = float(np.median(observed.steps))
+    if observed.peak_memory:
+        measured |= {"peak_memory_gib": observed.peak_memory / GIB, "memory_kind": observed.memory_kind}
+    if not measured:
+        raise InputError(f"{args.log} has no step time and no peak of memory; there is no run to append")
+    hardware = str(args.pre_profiling_data_path) if args.pre_profiling_data_path else inputs.profile.name
+    if not args.pre_profiling_data_path and hardware not in (*shipped_profiles(), *derived_profiles()):
+        raise InputError(f"runs name a profile that others can find; {hardware} is none of them: leave out --as, or --runs")
+    case = case_line(args.id or args.log.stem, hardware, solutions, layout, measured)
+    before = args.runs.read_text(encoding="utf-8") if args.runs.exists() else ""
+    write_text(args.runs, before + ("" if before.endswith("\n") or not before else "\n") + json.dumps(case) + "\n")
+
+
+def case_line(name: str, hardware: str, solutions: Solutions, layout: Strategy, measured: dict[str, Any]) -> dict[str, Any]:
+    """Return a measured run as a case (docs/cases.md), which reads back as the same model, cluster and layout."""
+    problem = solutions.problem
+    place = problem.cluster
+    figures = {
+        "gpus_per_node": place.gpus_per_node, "nvlink_domain": place.nvlink_domain or None,
+        "inter_node_gbit_per_gpu": place.network_bandwidth * 8 / 1e9, "memory_gib": place.memory_bytes / GIB,
+        "all_reduce_busbw_gb_s": place.all_reduce_busbw and place.all_reduce_busbw / 1e9,
+        "all_reduce_busbw_in_node_gb_s": place.all_reduce_busbw_in_node and place.all_reduce_busbw_in_node / 1e9,
+        "host_link_gb_s": place.host_link / 1e9 or None, "host_memory_gb_s": place.host_memory / 1e9 or None,
+    }  # fmt: skip
+    return {
+        "id": name, "hardware": hardware, "cluster": {key: value for key, value in figures.items() if value is not None},
+        "model": _stated(problem.model), "measured": measured,
+        "run": {name: value for name, value in vars(layout).items() if value is not None},
+    }  # fmt: skip
+
+
+def _stated(model: ModelSpec) -> dict[str, Any]:
+    """Return the keys of a model that differ from their defaults."""
+    return {
+        field.name: value for field in fields(model)
+        if (value := getattr(model, field.name)) != field.default and value not in (None, (), [])
+    }  # fmt: skip
+
+
+def learn_runs(args: argparse.Namespace, console: Console) -> None:
+    """Learn from measured runs; print the factors, what they are worth on runs left out, and write ``--output``."""
+    cases = [case for path in args.runs for case in read_cases(path)]
+    with progress_bar("learning") as report:
+        lesson = learn(cases, CostModels([*shipped_profiles(), *derived_profiles()]), args.output.name, report)
+    console.print(_factors(lesson))
+    found = lesson.held_out
+    console.print(
+        f"runs left out in turn: median error {found.median_before:.1%} before, {found.median_after:.1%} after; inside the 90% "
+        f"interval {found.inside_before:.0%} before, {found.inside_after:.0%} after; its half width {found.spread_before:.0%} "
+        f"before, {found.spread_after:.0%} after", markup=False,
+    )  # fmt: skip
+    if found.median_after >= found.median_before:
+        console.print("Nothing was learned that holds for other runs: predict without it.", style="bold red")
+    for prediction in lesson.skipped:
+        console.print(f"skipped {prediction.case.id}: {prediction.skipped}", markup=False)
+    write_learned(args.output, lesson.learned, vars(found))
+    console.print(f"wrote {args.output}; use it with --learned {args.output}", markup=False)
+
+
+def _factors(lesson: Lesson) -> Table:
+    learned = lesson.learned
+    table = Table(title=f"Learned from {learned.runs} runs; every kind of time also has the factor of the step",
+                  title_justify="left")  # fmt: skip
+    for name in ("time of", "takes", "doubt"):
+        table.add_column(name, justify="left" if name == "time of" else "right")
+    for i, name in enumerate(FACTORS):
+        std = float(np.sqrt(learned.covariance[i][i]))
+        table.add_row(name.replace("_", "-"), f"x {np.exp(learned.log_factors[i]):.3f}", f"{std:.1%}")
+    table.caption = f"what stays from run to run: {learned.noise:.1%}"
+    return table
