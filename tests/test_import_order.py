@@ -29,7 +29,15 @@ LEVELS = (
     ("solver.inputs", "solver.largest", "solver.interruptions"),
     ("solver.command_line", "solver.learning"),
     ("solver.sweep",),
-    ("solver.sweeping", "solver.planning", "solver.comparing", "solver.fitting", "solver.explaining", "solver.importing"),
+    (
+        "solver.simumax",
+        "solver.sweeping",
+        "solver.planning",
+        "solver.comparing",
+        "solver.fitting",
+        "solver.explaining",
+        "solver.importing",
+    ),
     ("solver.console",),
 )
 LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}

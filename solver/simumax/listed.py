@@ -1,0 +1,81 @@
+"""Kernels at exactly the shapes that a system file lists: they take the listed time, all others that of the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from predictor.cost_model import CostModel
+from predictor.estimate import Estimate
+from predictor.kernels.grouped_linear import PASSES, GroupedLinearModel
+from predictor.kernels.linear import FAMILIES, Layout, LinearModel
+from predictor.kernels.measured_attention import LEAST_UNCERTAINTY, MeasuredAttention, call_keys
+from profiler.profile.profile import Profile, Table
+from solver.simumax.shapes import LISTED
+
+_Listed = Mapping[str, MeasuredAttention]  #: by arithmetic
+
+
+@dataclass(frozen=True)
+class ListedLinears(LinearModel):
+    """A fit of GEMMs, and listed ones."""
+
+    listed: _Listed = field(default_factory=dict)
+
+    def predict(
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16", accumulate: Any = False
+    ) -> Estimate:
+        fitted, listed = super().predict(m, n, k, batch, layout, dtype, accumulate), self.listed.get(FAMILIES.get(dtype, dtype))
+        return listed.instead_of(fitted, m, n, k, batch, layout, accumulate) if listed else fitted
+
+
+@dataclass(frozen=True)
+class ListedGrouped(GroupedLinearModel):
+    """A fit of the GEMMs of experts, and listed ones."""
+
+    listed: _Listed = field(default_factory=dict)
+
+    def predict(
+        self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = Layout.TN, dtype: str = "bf16",
+        accumulate: Any = False,
+    ) -> Estimate:  # fmt: skip
+        shape = groups, tokens_per_group, n, k, passes
+        fitted, listed = super().predict(*shape, dtype, accumulate), self.listed.get(FAMILIES.get(dtype, dtype))
+        return listed.instead_of(fitted, *shape) if listed else fitted
+
+
+def with_listed(cost: CostModel, profile: Profile) -> CostModel:
+    """Return the cost model of a system file's profile with the listed shapes as listed."""
+    linears, grouped, attention = (_listed(profile, op) for op in ("linear", "grouped_linear", "flash_attn"))
+    gemms = _by_family(linears, lambda rows: _calls(rows, ("m", "n", "k", "batch"), _layouts(rows), rows["accumulate"]))
+    experts = _by_family(grouped, lambda rows: _calls(rows, ("groups", "tokens_per_group", "n", "k"), _passes(rows)))
+    calls = _calls(attention, ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal"),
+                   (attention["pass"] == "backward").astype(np.int64))  # fmt: skip
+    one = replace(cost, linears=ListedLinears(cost.linears.parts, gemms), measured=calls if len(attention) else None)
+    return replace(one, grouped=ListedGrouped(**vars(cost.grouped), listed=experts))
+
+
+def _listed(profile: Profile, op: str) -> Table:
+    table = profile.table(op)
+    return table.where(np.char.startswith(table["source"], LISTED))
+
+
+def _by_family(table: Table, calls: Any) -> _Listed:
+    family = np.array([FAMILIES.get(str(dtype), str(dtype)) for dtype in table["dtype"]], dtype=np.str_)
+    return {str(name): calls(table.where(family == name)) for name in np.unique(family)}
+
+
+def _calls(rows: Table, sizes: tuple[str, ...], *codes: np.ndarray) -> MeasuredAttention:
+    keys, first = np.unique(call_keys(*(rows[name] for name in sizes), *codes), return_index=True)
+    return MeasuredAttention(keys, rows["seconds"][first], np.full(len(keys), LEAST_UNCERTAINTY))
+
+
+def _layouts(rows: Table) -> np.ndarray:
+    return np.array([Layout[name].value for name in rows["layout"]], dtype=np.int64)
+
+
+def _passes(rows: Table) -> np.ndarray:
+    return np.array([PASSES.index(name) for name in rows["pass"]], dtype=np.int64)
