@@ -34,6 +34,8 @@ KINDS = {
 _SIZE, _NONE, _OFF, _ON = Field("size"), Field("count", 0), Field("flag", False), Field("flag", True)
 _NET = Field("text", "auto", LISTED, ("auto",), "the links of a group follow from where its ranks are")
 
+_RELEASE = Field("text", None, LISTED, why="te_version alone decides: dummy gradients are kept since Transformer Engine 2.11")
+
 
 def _listed(kind: str, default: Any, why: str) -> Field:
     return Field(kind, default, LISTED, why=why)
@@ -121,10 +123,9 @@ STRATEGY: Mapping[str, Field] = {
     "use_fused_swiglu": Field("flag", True, LISTED, (True,), "Megatron-Core fuses the gated activation"),
     "cross_entropy_loss_fusion": _OFF,
     "overlap_grad_reduce": _OFF,
-    "te_version": _listed("text", None, "memory is that of Transformer Engine 2.11"),
-    "te_dummy_wgrad_min_version": _listed("text", None, "memory is that of Transformer Engine 2.11"),
-    "te_cp_a2a_save_pre_posta2a_min_version": _listed("text", None, "memory is that of Transformer Engine 2.11"),
-    "te_grouped_linear_dummy_wgrad_min_version": _listed("text", None, "memory is that of Transformer Engine 2.11"),
+    "te_version": Field("text"),
+    **dict.fromkeys(("te_dummy_wgrad_min_version", "te_cp_a2a_save_pre_posta2a_min_version",
+                     "te_grouped_linear_dummy_wgrad_min_version"), _RELEASE),
     **dict.fromkeys(("tp_net", "cp_net", "pp_net", "dp_net", "ep_net", "etp_net", "edp_net"), _NET),
     "dispatch_probs": _listed("flag", False, "experts' activations take in the probabilities, as since Megatron-Core 0.13"),
     "mem_factor": Field("number", 0.94),

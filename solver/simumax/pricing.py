@@ -23,6 +23,7 @@ from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
+_Key = tuple[Any, ...]
 _NOT_CONSTANTS = {*AXES, "world_size", "seq_len"}
 
 
@@ -90,28 +91,45 @@ def machine_of(given: SystemConfig | Profile | Mapping[str, Any] | str | Path | 
 
 def price(strategies: Sequence[StrategyConfig], model: ModelConfig, machine: Machine) -> list[Priced | Rejected]:
     """Return the estimate of every strategy, or why there is none, in order; those with equal constants are priced together."""
-    base: Problem | None = None
-    problems: dict[tuple[Any, ...], Problem] = {}
-    groups: dict[tuple[Any, ...], list[tuple[int, Strategy, tuple[str, ...]]]] = {}
+    problems = _Problems(model, machine, {})
+    groups: dict[_Key, list[tuple[int, Strategy, tuple[str, ...]]]] = {}
     found: dict[int, Priced | Rejected] = {}
     for number, config in enumerate(strategies):
-        try:
-            read, spec = layout_of(config, model), model_of(model, config.tp_size)
-            run = RunConfig(model.model_name, spec, read.fields, config.seq_len, Path(model.model_name))
-            constants = {name: value for name, value in read.fields.items() if name not in _NOT_CONSTANTS}
-            key = (spec, config.world_size, config.seq_len, tuple(sorted(constants.items())))
-            if key not in problems:
-                problems[key] = _problem(base, run, constants, config.world_size, machine)
-                base = base or problems[key]
-            layout = configured_strategy(problems[key], run)
-            groups.setdefault(key, []).append((number, layout, read.notes))
-        except InputError as error:
-            found[number] = Rejected(config, str(error))
+        placed = problems.place(config)
+        if isinstance(placed, Rejected):
+            found[number] = placed
+        else:
+            key, layout, notes = placed
+            groups.setdefault(key, []).append((number, layout, notes))
     for key, members in groups.items():
-        solutions = estimate(problems[key], [layout for _, layout, _ in members])
+        solutions = estimate(problems.known[key], [layout for _, layout, _ in members])
         for index, (number, _, notes) in enumerate(members):
             found[number] = Priced(strategies[number], solutions, index, notes, machine.config is None)
     return [found[number] for number in range(len(strategies))]
+
+
+@dataclass(frozen=True)
+class _Problems:
+    """Problems by their constants; the first lends its cost model to the others."""
+
+    model: ModelConfig
+    machine: Machine
+    known: dict[_Key, Problem]
+
+    def place(self, config: StrategyConfig) -> tuple[_Key, Strategy, tuple[str, ...]] | Rejected:
+        """Return (key of the problem, the layout, notes), or why a strategy cannot be priced."""
+        try:
+            read, spec = layout_of(config, self.model), model_of(self.model, config.tp_size)
+            name = self.model.model_name
+            run = RunConfig(name, spec, read.fields, config.seq_len, Path(name))
+            constants = {name: value for name, value in read.fields.items() if name not in _NOT_CONSTANTS}
+            key = (spec, config.world_size, config.seq_len, tuple(sorted(constants.items())))
+            if key not in self.known:
+                base = next(iter(self.known.values()), None)
+                self.known[key] = _problem(base, run, constants, config.world_size, self.machine)
+            return key, configured_strategy(self.known[key], run), read.notes
+        except InputError as error:
+            return Rejected(config, str(error))
 
 
 def _problem(base: Problem | None, run: RunConfig, constants: Mapping[str, Any], world: int, machine: Machine) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from solver.simumax.configs import ModelConfig, StrategyConfig
 from solver.simumax.recompute import recompute_of
 
 #: What runs the layout. ZeRO-2 and ZeRO-3 are not in Megatron-Core's distributed optimizer, but in Megatron FSDP.
-FRAMEWORK, SHARDING_FRAMEWORK = "megatron-core", "megatron-bridge-25"
+FRAMEWORK, SHARDING_FRAMEWORK = "megatron-core-0.12", "megatron-bridge-25"
 _SIZES = {
     "seq_len": "seq_len", "world_size": "world_size", "tp_size": "tp", "cp_size": "cp", "pp_size": "pp",
     "micro_batch_size": "micro_batch_size", "micro_batch_num": "num_micro_batches", "interleaving_size": "vpp",
@@ -51,7 +52,7 @@ def layout_of(config: StrategyConfig, model: ModelConfig) -> LayoutRead:
     sharded = config.zero_state > 1
     fields = {ours: getattr(config, theirs) for theirs, ours in _SIZES.items()}
     fields |= {
-        "framework": SHARDING_FRAMEWORK if sharded else FRAMEWORK,
+        "framework": f"{SHARDING_FRAMEWORK if sharded else FRAMEWORK}{_engine(config)}",
         "zero_shard_size": -1 if config.zero_state else 1,  # all ranks that hold the same parameters
         "tp_mode": "msp" if config.enable_sequence_parallel and config.tp_size > 1 else "mtp",
         "cp_comm": _CONTEXT[config.cp_comm_type],
@@ -74,6 +75,16 @@ def layout_of(config: StrategyConfig, model: ModelConfig) -> LayoutRead:
     elif config.ep_size > 1 or config.etp_size > 1:
         raise InputError(f"strategy field ep_size is {config.ep_size}, but model {model.model_name} has no experts")
     return LayoutRead(fields, notes)
+
+
+def _engine(config: StrategyConfig) -> str:
+    """Return what the name of a framework says of its release of Transformer Engine, if the file states one."""
+    if config.te_version is None:
+        return ""
+    release = re.match(r"v?(\d{1,3}\.\d{1,3})", config.te_version)
+    if not release:
+        raise InputError(f"strategy field te_version is {shown(config.te_version)}; it must be a release such as 2.11.0")
+    return f", transformer-engine {release[1]}"
 
 
 def _experts(config: StrategyConfig, model: ModelConfig) -> dict[str, Any]:
