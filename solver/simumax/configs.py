@@ -115,8 +115,13 @@ def check_value(where: str, value: Any, field: Field) -> None:
     if not good[field.kind]:
         raise InputError(f"{where} is {shown(value)}; it must be {KINDS[field.kind]}")
     if field.only and value not in field.only:
-        allowed = " or ".join(dict.fromkeys(f"{one:g}" if isinstance(one, float) else str(one) for one in field.only))
+        allowed = " or ".join(dict.fromkeys(_word(one) for one in field.only))
         raise InputError(f"{where} is {shown(value)}, which is not modelled: {field.why}; it must be {allowed}")
+
+
+def _word(value: Any) -> str:
+    """Return a value as JSON has it, a text without its quotes."""
+    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
 class ModelConfig(Config):

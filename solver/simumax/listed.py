@@ -29,7 +29,7 @@ class ListedLinears(LinearModel):
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16", accumulate: Any = False
     ) -> Estimate:
         fitted, listed = super().predict(m, n, k, batch, layout, dtype, accumulate), self.listed.get(FAMILIES.get(dtype, dtype))
-        return listed.instead_of(fitted, m, n, k, batch, layout, accumulate) if listed else fitted
+        return _instead_of(fitted, listed, m, n, k, batch, layout, accumulate) if listed else fitted
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,13 @@ class ListedGrouped(GroupedLinearModel):
     ) -> Estimate:  # fmt: skip
         shape = groups, tokens_per_group, n, k, passes
         fitted, listed = super().predict(*shape, dtype, accumulate), self.listed.get(FAMILIES.get(dtype, dtype))
-        return listed.instead_of(fitted, *shape) if listed else fitted
+        return _instead_of(fitted, listed, *shape) if listed else fitted
+
+
+def _instead_of(fitted: Estimate, listed: MeasuredAttention, *shape: Any) -> Estimate:
+    """Return the listed times where there are any; also of single numbers."""
+    found = listed.instead_of(Estimate(*(np.atleast_1d(part) for part in fitted)), *(np.atleast_1d(size) for size in shape))
+    return Estimate(*(part.reshape(fitted.seconds.shape) for part in found))
 
 
 def with_listed(cost: CostModel, profile: Profile) -> CostModel:

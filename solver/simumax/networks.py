@@ -26,7 +26,8 @@ _SIZES = (MIB / 4, 8 * MIB, 64 * MIB, 512 * MIB)  #: of messages between two nod
 _LEAST_LATENCY = 1e-9  # seconds; a law needs some
 _PER_NODE = 8  #: accelerators of a node for which SimuMax counts the latency of every step of a ring
 
-_NUMBER, _BY_RANKS = Field("number"), Field("object")
+_NUMBER = Field("number")
+_OBJECT = _BY_RANKS = Field("object")
 _BANDWIDTH = {"efficient_factor": _NUMBER, "gbps": _NUMBER, "latency_us": _NUMBER, "fixed_latency": _NUMBER,
               "fixed_latency_us_by_comm_num": _BY_RANKS}  # fmt: skip
 _OP = {"scale": _NUMBER, "offset": Field("any"), "efficient_factor": _NUMBER, "latency_us": _NUMBER,
@@ -124,6 +125,7 @@ def _network(config: SystemConfig, name: str) -> Mapping[str, Any]:
         raise InputError(f"the system file has no network {name}; with nodes of {config.num_per_node} it needs one")
     _check_keys(f"networks.{name}", network, ("processor_usage", "bandwidth", "op"))
     _check(f"networks.{name}.bandwidth", network.get("bandwidth"), _BANDWIDTH, ("gbps", "efficient_factor", "latency_us"))
+    check_value(f"system field networks.{name}.op", network.get("op"), _OBJECT)
     for op, constants in (network.get("op") or {}).items():
         if op not in (*COLLECTIVES, "p2p"):
             raise InputError(f"system network {name}: op {op!r} is not known; known are {', '.join(OPS)}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.simumax.configs import ModelConfig, StrategyConfig
+from solver.simumax.model import model_of
 from solver.simumax.pricing import Machine, Priced, Rejected, limit_of, price
 from solver.simumax.recompute import SEARCHED, SWITCHES
 from solver.simumax.results import cost_result, mem_result, parallelism, stage_peaks
+from solver.spec.bounds import WHOLE_NUMBERS
 
 RECOMPUTE_TYPES = ("no_recompute", "full_block", "selective_recompute", "layer_only")
 _USUAL_SIZES = (1, 2, 4, 8)
@@ -64,7 +68,8 @@ class Space:
         experts, layers = model.has_experts, model.layer_num
         tps = self.tp_search_list or ((1,) if experts else _USUAL_SIZES)
         eps = self.ep_search_list or (_USUAL_SIZES if experts else (1,))
-        for tp, ep, pp in ((t, e, p) for t in tps for e in eps for p in self.pp_search_list or range(1, layers + 1)):
+        pps = self.pp_search_list or range(1, min(layers, self.world_size) + 1)
+        for tp, ep, pp in product(tps, eps, pps):
             each = -(-layers // pp)
             rest = layers - each * (pp - 1)
             if self.world_size % (tp * pp * strategy.cp_size) or rest < 1:
@@ -120,6 +125,7 @@ def search_space(space: Space, strategy: StrategyConfig, model: ModelConfig, mac
     sizes divide.
     """
     limit = limit_of(machine, gmi_error)
+    model_of(model)  # what cannot be a model is told before its layers are counted
     candidates = list(space.candidates(strategy, model))
     if not candidates:
         raise InputError(
@@ -145,7 +151,7 @@ def micro_batch_candidates(strategy: StrategyConfig, global_batch_size: int) -> 
     """
     _check_size("global_batch_size", global_batch_size)
     dp, found = strategy.dp_size, []
-    for size in range(global_batch_size // dp, 0, -1):
+    for size in range(min(global_batch_size // dp, WHOLE_NUMBERS["micro_batch_size"][1]), 0, -1):
         count, rest = divmod(global_batch_size, size * dp)
         if not rest and count >= strategy.pp_size:
             found.append(strategy.changed(micro_batch_size=size, micro_batch_num=count))
@@ -222,9 +228,8 @@ def collect(rows: Sequence[Mapping[str, Any]], into: MutableMapping[str, Any] | 
 
 def files_of(folder: str | Path, model: ModelConfig, machine: Machine, best: StrategyConfig) -> tuple[Path, Path]:
     """Return the files of the best strategy and of all that fit, by SimuMax's names."""
-    stem = (
-        f"{model.model_name}_{machine.profile.name}_seqlen{best.seq_len}_worldsize{best.world_size}_gbs{best.global_batch_size}"
-    )
+    names = re.sub(r"[^\w.+-]", "_", f"{model.model_name}_{machine.profile.name}")  # a name may hold what a path may not
+    stem = f"{names}_seqlen{best.seq_len}_worldsize{best.world_size}_gbs{best.global_batch_size}"
     return Path(folder) / f"{stem}_best_strategy.csv", Path(folder) / f"{stem}_all_search_strategies.csv"
 
 

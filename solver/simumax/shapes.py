@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, printable, shown
 from profiler.profile.profile import Table
 
 Row = dict[str, Any]  #: column -> value
@@ -62,9 +62,12 @@ def _words(op: str, text: str) -> dict[str, str]:
 
 
 def _sizes(words: Mapping[str, str], names: Mapping[str, str]) -> Row:
-    missing = [theirs for theirs in names if not words.get(theirs, "").isdecimal()]
-    if missing:
-        raise InputError(f"a shape of the system file lacks {missing[0]}; it has {', '.join(words)}")
+    for theirs in names:
+        given = words.get(theirs)
+        if given is None:
+            raise InputError(f"a shape of the system file lacks {theirs}; it has {', '.join(words)}")
+        if not re.fullmatch(r"[1-9]\d{0,8}", given):
+            raise InputError(f"a shape of the system file has {theirs}={printable(given)}; it must be a size below 10^9")
     return {ours: int(words[theirs]) for theirs, ours in names.items()}
 
 

@@ -49,6 +49,8 @@ def layout_of(config: StrategyConfig, model: ModelConfig) -> LayoutRead:
             f"strategy field microbatch_group_size_per_vp_stage is {shown(group)}, which is not modelled: interleaving takes "
             f"micro batches in groups of pp_size; it must be {config.pp_size}"
         )
+    if not 0 < config.mem_factor <= 1:
+        raise InputError(f"strategy field mem_factor is {config.mem_factor:g}; it must be above 0 and at most 1")
     sharded = config.zero_state > 1
     fields = {ours: getattr(config, theirs) for theirs, ours in _SIZES.items()}
     fields |= {
@@ -88,10 +90,13 @@ def _engine(config: StrategyConfig) -> str:
 
 
 def _experts(config: StrategyConfig, model: ModelConfig) -> dict[str, Any]:
+    padded = model.moe_pad_expert_input_to_capacity
+    if padded and not model.capacity:
+        raise InputError("model field capacity is 0; it must be positive where moe_pad_expert_input_to_capacity is true")
     return {
         "ep": config.ep_size,
         "etp": config.etp_size,
         "moe_dispatcher": "alltoall",
-        "moe_capacity_factor": float(model.capacity) if model.moe_pad_expert_input_to_capacity else 0.0,
+        "moe_capacity_factor": float(model.capacity) if padded else 0.0,
         "moe_grouped_gemm": model.group_linear_mode == "parallel",
     }
