@@ -69,10 +69,22 @@ def intra_node(config: SystemConfig) -> dict[str, dict[int, dict[str, float]]]:
                 "bandwidth": link.bandwidth * full, "traffic": link.traffic(ranks),
                 "latency": max(link.start(ranks), _LEAST_LATENCY),
             }  # fmt: skip
-            crowded = _by_ranks(_op(config, name, op).get("dp_fixed_bw"), ranks)
-            if crowded is not None and name in _PCIE.values():
-                found[op][ranks]["bandwidth_all_groups"] = crowded * GIB
+            crowded = _crowded(config, op, ranks)
+            if crowded is not None:
+                found[op][ranks]["bandwidth_all_groups"] = crowded
     return found
+
+
+def _crowded(config: SystemConfig, op: str, ranks: int) -> float | None:
+    """Return bytes/s of a group whose ranks are spread over a node of PCIe, as other groups send too; None: as if alone.
+
+    SimuMax takes the network that spans the node for them, and for data parallelism that network's dp_fixed_bw.
+    """
+    widest = max((n for n in _PCIE if n <= config.num_per_node), default=0)
+    if not _by_pcie(config) or ranks >= widest:
+        return None
+    stated = _by_ranks(_op(config, _PCIE[widest], op).get("dp_fixed_bw"), ranks)
+    return stated * GIB if stated else _link(config, _PCIE[widest], op, ranks).bandwidth
 
 
 def between_nodes(config: SystemConfig) -> dict[str, list[Row]]:
@@ -107,8 +119,11 @@ def link_bandwidth(config: SystemConfig) -> float:
 
 def _network_of(config: SystemConfig, ranks: int) -> str:
     """Return the network that SimuMax takes for a group inside a node."""
-    pcie = config.intra_with_pcie or (config.networks or {}).get("intra_with_pcie", False)
-    return _PCIE[min(ranks, 8)] if pcie else _LINKS
+    return _PCIE[min(ranks, 8)] if _by_pcie(config) else _LINKS
+
+
+def _by_pcie(config: SystemConfig) -> bool:
+    return bool(config.intra_with_pcie or (config.networks or {}).get("intra_with_pcie", False))
 
 
 def _network(config: SystemConfig, name: str) -> Mapping[str, Any]:
