@@ -60,7 +60,10 @@ def with_listed(cost: CostModel, profile: Profile) -> CostModel:
     experts = _by_family(grouped, lambda rows: _calls(rows, ("groups", "tokens_per_group", "n", "k"), _passes(rows)))
     calls = _calls(attention, ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal"),
                    (attention["pass"] == "backward").astype(np.int64))  # fmt: skip
-    one = replace(cost, linears=ListedLinears(cost.linears.parts, gemms), measured=calls if len(attention) else None)
+    unknown = np.zeros(0, dtype=np.uint64)  # shapes that only a fit is made of are not known
+    parts = {name: replace(part, known=unknown) for name, part in cost.linears.parts.items()}
+    one = replace(cost, linears=ListedLinears(parts, gemms), attention=replace(cost.attention, known=unknown),
+                  measured=calls if len(attention) else None)  # fmt: skip
     return replace(one, grouped=ListedGrouped(**vars(cost.grouped), listed=experts))
 
 

@@ -15,6 +15,7 @@ from profiler.profile.profile import GIB, Profile
 from solver.report.output import write_json
 from solver.report.timeline import chrome_trace, step_timeline
 from solver.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
+from solver.simumax.missing import missing_shapes
 from solver.simumax.pricing import Machine, Priced, limit_of, machine_of, price_one
 from solver.simumax.results import Result, cost_result, mem_result, parameter_numbers, stage_peaks
 from solver.simumax.search import (
@@ -78,6 +79,11 @@ class PerfLLM:
         priced = self._estimated()
         ignored = (*self.model_config.ignored, *priced.strategy.ignored)
         return (self.system.said, *priced.notes, *(f"changes nothing here: {text}" for text in ignored))
+
+    @property
+    def miss_efficiency(self) -> dict[str, dict[str, float]]:
+        """Shapes that the system file (or the profile) does not have, by op, with the seconds taken for them: a fit's."""
+        return missing_shapes(self._estimated())
 
     def get_pp_stage_peak_mem(
         self,

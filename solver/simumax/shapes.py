@@ -18,7 +18,8 @@ from profiler.profile.profile import Table
 Row = dict[str, Any]  #: column -> value
 LISTED, FLAT = "stated by", "flat efficiency of"  #: beginnings of the sources of rows
 _SIZES = (2048, 4096, 8192, 16384)
-_PASSES = {"fwd": "forward", "bwd_grad_act": "input_grad", "bwd_grad_w": "weight_grad"}
+#: SimuMax's names of the passes of experts' GEMMs.
+STAGES = {"fwd": "forward", "bwd_grad_act": "input_grad", "bwd_grad_w": "weight_grad"}
 _BACKWARD_FLOPS = 2.5
 
 
@@ -119,10 +120,10 @@ def _usual_attention() -> list[Row]:
 def _grouped(words: Mapping[str, str]) -> Row:
     row = _sizes(words, {"ng": "groups", "M": "tokens_per_group", "N": "n", "K": "k"})
     stage = words.get("stage", "fwd")
-    if stage not in _PASSES:
-        raise InputError(f"a shape of the system file has stage {shown(stage)}; it must be one of {', '.join(_PASSES)}")
+    if stage not in STAGES:
+        raise InputError(f"a shape of the system file has stage {shown(stage)}; it must be one of {', '.join(STAGES)}")
     adds = stage == "bwd_grad_w" and words.get("accumulate") == "True" and words.get("main_grad_dtype", "fp32") == "fp32"
-    return {**row, "pass": _PASSES[stage], "accumulates": adds}
+    return {**row, "pass": STAGES[stage], "accumulates": adds}
 
 
 def _grouped_flops(row: Row) -> float:
@@ -132,7 +133,7 @@ def _grouped_flops(row: Row) -> float:
 def _usual_grouped() -> list[Row]:
     return [
         {"groups": groups, "tokens_per_group": tokens, "n": n, "k": k, "pass": name, "accumulates": name == "weight_grad"}
-        for groups, tokens, (n, k), name in product((8, 32), (1024, 4096), ((4096, 4096), (4096, 2048)), _PASSES.values())
+        for groups, tokens, (n, k), name in product((8, 32), (1024, 4096), ((4096, 4096), (4096, 2048)), STAGES.values())
     ]
 
 

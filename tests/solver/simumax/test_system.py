@@ -13,7 +13,8 @@ from predictor.cost_model import CostModel, cost_model
 from profiler.errors import InputError
 from solver.simumax import SystemConfig
 from solver.simumax.listed import with_listed
-from solver.simumax.system import profile_of
+from solver.simumax.shapes import Op, op_rows
+from solver.simumax.system import OPS, profile_of
 
 GIB = 2.0**30
 #: The network's law is scaled to the file's formula at two nodes, and follows it there between the sizes that scale it.
@@ -186,6 +187,25 @@ def test_a_changed_file_is_another_profile() -> None:
     }  # fmt: skip
     assert len(digests) == 4
     assert profile_of(SystemConfig(**copy.deepcopy(A100))).digest in digests
+
+
+@pytest.mark.parametrize("model", ["llama3_8b", "deepseek_small"])
+def test_missing_shapes_are_named_as_a_file_lists_them(configured: Any, model: str) -> None:
+    """Listed with the efficiencies that the fit takes for them, they change nothing but that none is missing."""
+    perf = configured(model, "a100_pcie", tp_size=1, ep_size=4 if model == "deepseek_small" else 1)
+    perf.run_estimate()
+    missing, seconds = perf.miss_efficiency, perf.analysis_cost()["duration_time_per_iter"]
+    assert set(missing) == {"matmul", "sdp_fwd", "sdp_bwd", "group_matmul"} if model == "deepseek_small" else {"matmul"}
+    whole = copy.deepcopy(A100)
+    for name, shapes in missing.items():
+        kind, dtype = OPS[name]
+        for shape, taken in shapes.items():
+            (row,) = op_rows(Op(name, 312e12, 1.0, {shape: 1.0}), kind, dtype, "x")
+            whole["accelerator"]["op"][name]["accurate_efficient_factor"][shape] = row["seconds"] / taken
+    perf.configure(perf.strategy, perf.model_config, whole)
+    perf.run_estimate()
+    assert perf.miss_efficiency == {}
+    assert perf.analysis_cost()["duration_time_per_iter"] == pytest.approx(seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize(
