@@ -86,6 +86,9 @@ class Config:
         check_value(f"{what} field {name}", value, fields[name])
         self.stated[name] = value
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.stated.items())})"
+
     def to_dict(self) -> dict[str, Any]:
         """Return every field with its value."""
         return {name: getattr(self, name) for name in type(self).fields}

@@ -99,6 +99,7 @@ STRATEGY: Mapping[str, Field] = {
     "enable_sequence_parallel": _ON,
     "interleaving_size": Field("size", 1),
     "microbatch_group_size_per_vp_stage": _SIZE,
+    "pp_schedule": Field("text", "1f1b", LISTED, ("1f1b",), "Megatron-Core runs 1F1B, and interleaves it"),
     "pp_comm_async": _ON,
     "enable_straggler_model": _listed("flag", True, "waiting for the slowest rank is priced by this program's own law"),
     "zero_state": Field("count", 1, only=(0, 1, 2, 3), why="ZeRO has these stages"),

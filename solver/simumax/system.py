@@ -41,8 +41,7 @@ def profile_of(config: SystemConfig) -> Profile:
     stated constants. Peak FLOP/s are those of op ``default`` (fp8: of ``fp8_matmul``); the number of multiprocessors, which the
     file does not state, is that of the known device of the closest peak. Raises InputError for an unknown or missing field.
     """
-    accelerator = config.accelerator
-    _check_accelerator(accelerator)
+    accelerator = _accelerator(config.accelerator)
     ops = {name: _op(accelerator["op"], name) for name in OPS if name in accelerator["op"] or not name.startswith("fp8")}
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, op in ops.items():
@@ -75,9 +74,18 @@ def _device(config: SystemConfig, ops: Mapping[str, Op], memory_bandwidth: float
     )  # fmt: skip
 
 
-def _check_accelerator(accelerator: Any) -> None:
-    if not isinstance(accelerator, Mapping):
+def _accelerator(given: Any) -> dict[str, Any]:
+    """Return the checked accelerator; of older files, whose bandwidth has no classes, it is the default class."""
+    if not isinstance(given, Mapping):
         raise InputError("the system file lacks accelerator, an object with mem_gbs, op, bandwidth and mode")
+    accelerator = dict(given)
+    if isinstance(given.get("bandwidth"), Mapping) and "gbps" in given["bandwidth"]:
+        accelerator["bandwidth"] = {"default": given["bandwidth"]}
+    _check_accelerator(accelerator)
+    return accelerator
+
+
+def _check_accelerator(accelerator: Mapping[str, Any]) -> None:
     unknown = [name for name in accelerator if name not in _ACCELERATOR and not name.startswith("_")]
     if unknown:
         raise InputError(f"system field accelerator.{unknown[0]} is not known{closest(unknown[0], _ACCELERATOR)}")

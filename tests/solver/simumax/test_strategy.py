@@ -226,6 +226,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_attributes(tmp_path: Path) -> None:
     config = StrategyConfig.init_from_dict({**BASE, "_remark": "kept out"})
     assert (config.dp_size, config.edp_size, config.global_batch_size, config.tp_size) == (16, 32, 128, 2)
+    assert eval(repr(config)).to_dict() == config.to_dict()
     config.tp_size = 4
     assert config.dp_size == 8
     config.tp_size = None  # null counts as not stated

@@ -243,6 +243,13 @@ def test_refused_by_name(path: str, value: Any, said: str) -> None:
         profile_of(SystemConfig(**changed(path, value)))
 
 
+def test_older_files_have_one_class_of_kernels() -> None:
+    classes = {"default": {"efficient_factor": 0.7, "gbps": 2039, "latency_us": 40}}
+    new, old = (profile_of(SystemConfig(**changed("accelerator/bandwidth", given))) for given in (classes, classes["default"]))
+    assert old.digest == new.digest
+    assert old.device.memory_bandwidth == 2039 * GIB
+
+
 def test_what_changes_nothing() -> None:
     base = profile_of(SystemConfig(**A100)).digest
     for path, value in (("accelerator/backend", "musa"), ("networks/inter_node/processor_usage", 0.3), ("_notes", "a remark"),
