@@ -38,19 +38,7 @@ def layout_of(config: StrategyConfig, model: ModelConfig) -> LayoutRead:
 
     Raises InputError for a field that is missing, and for a combination that is not modelled.
     """
-    missing = [name for name in ("seq_len", "micro_batch_size", "micro_batch_num") if getattr(config, name) is None]
-    if missing:
-        raise InputError(
-            f"strategy field {missing[0]} is missing; a strategy states seq_len, micro_batch_size, micro_batch_num"
-        )
-    group = config.microbatch_group_size_per_vp_stage
-    if config.interleaving_size > 1 and group not in (None, config.pp_size):
-        raise InputError(
-            f"strategy field microbatch_group_size_per_vp_stage is {shown(group)}, which is not modelled: interleaving takes "
-            f"micro batches in groups of pp_size; it must be {config.pp_size}"
-        )
-    if not 0 < config.mem_factor <= 1:
-        raise InputError(f"strategy field mem_factor is {config.mem_factor:g}; it must be above 0 and at most 1")
+    _check(config)
     sharded = config.zero_state > 1
     fields = {ours: getattr(config, theirs) for theirs, ours in _SIZES.items()}
     fields |= {
@@ -77,6 +65,23 @@ def layout_of(config: StrategyConfig, model: ModelConfig) -> LayoutRead:
     elif config.ep_size > 1 or config.etp_size > 1:
         raise InputError(f"strategy field ep_size is {config.ep_size}, but model {model.model_name} has no experts")
     return LayoutRead(fields, notes)
+
+
+def _check(config: StrategyConfig) -> None:
+    """Raise InputError for what is missing, and for sizes that are not modelled."""
+    missing = [name for name in ("seq_len", "micro_batch_size", "micro_batch_num") if getattr(config, name) is None]
+    if missing:
+        raise InputError(
+            f"strategy field {missing[0]} is missing; a strategy states seq_len, micro_batch_size, micro_batch_num"
+        )
+    group = config.microbatch_group_size_per_vp_stage
+    if config.interleaving_size > 1 and group not in (None, config.pp_size):
+        raise InputError(
+            f"strategy field microbatch_group_size_per_vp_stage is {shown(group)}, which is not modelled: interleaving takes "
+            f"micro batches in groups of pp_size; it must be {config.pp_size}"
+        )
+    if not 0 < config.mem_factor <= 1:
+        raise InputError(f"strategy field mem_factor is {config.mem_factor:g}; it must be above 0 and at most 1")
 
 
 def _engine(config: StrategyConfig) -> str:
