@@ -62,7 +62,7 @@ def layout_of(config: StrategyConfig, model: ModelConfig) -> LayoutRead:
         fields |= _experts(config, model)
         if not config.dispatch_probs:
             notes = (*notes, "dispatch_probs false is priced as true: probabilities are applied in the experts' activation")
-    elif config.ep_size > 1 or config.etp_size > 1:
+    elif config.ep_size > 1:  # etp_size splits nothing either, but files state it as tp_size
         raise InputError(f"strategy field ep_size is {config.ep_size}, but model {model.model_name} has no experts")
     return LayoutRead(fields, notes)
 

@@ -83,6 +83,11 @@ def test_lists_restrict(configured: Any) -> None:
     assert {1, 2, 4, 8} <= sizes(every, "pp") <= set(range(1, 33))
 
 
+def test_experts_are_not_split_where_there_are_none(configured: Any) -> None:
+    with_etp, without = (found(configured(), use_etp=use)[1] for use in (True, False))
+    assert with_etp["iter_time"] == without["iter_time"]
+
+
 def test_layers_that_do_not_divide(configured: Any) -> None:
     _, every = found(configured(), world_size=24, global_batch_size=24, tp_search_list=[2], pp_search_list=[3], gmi_error=0)
     assert sizes(every, "pp") == {3}  # 11, 11 and 10 of 32 layers

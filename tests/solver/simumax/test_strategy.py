@@ -170,6 +170,7 @@ def test_experts() -> None:
     assert {key: found[key] for key in ("ep", "etp", "moe_capacity_factor", "moe_grouped_gemm", "moe_dispatcher")} == {
         "ep": 4, "etp": 2, "moe_capacity_factor": 2.0, "moe_grouped_gemm": False, "moe_dispatcher": "alltoall",
     }  # fmt: skip
+    assert layout(etp_size=2) == layout()  # there is nothing to split
     dropless = layout({**EXPERTS, "moe_pad_expert_input_to_capacity": False}, moe_dispatcher_policy="all2all-seq")
     assert dropless["moe_capacity_factor"] == 0.0
 
