@@ -157,7 +157,19 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    files = ("config", "pre_profiling_data_path", "learned", "validate", "health", "json", "csv", "export", "trace", *_PICTURES)
+    files = (
+        "config",
+        "pre_profiling_data_path",
+        "learned",
+        "validate",
+        "health",
+        "json",
+        "csv",
+        "export",
+        "trace",
+        "report",
+        *_PICTURES,
+    )
     named = {name: getattr(args, name, None) for name in files}
     seen: dict[Path, str] = {}
     for name, path in named.items():

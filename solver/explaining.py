@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,34 +13,21 @@ from rich.table import Table
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.api import configured_strategy, estimate
+from solver.api import configured_strategy
 from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.command_line import batch_or_default, batch_sequences, progress_bar
 from solver.inputs import Inputs, load_inputs
-from solver.report.decision import MEASUREMENTS, Sensitivity, chances, kept_out, sensitivities, standing
-from solver.report.explain import Explanation, explain
+from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, kept_out, standing
+from solver.report.explain import Explanation
+from solver.report.html import write_report
 from solver.report.output import layout_dict, problem_dict, solution_dict, write_json
 from solver.report.terminal import breakdown, describe, heading, verdict_text
 from solver.report.words import seconds
 from solver.search.fixed import parse_fixed
-from solver.search.neighbours import Neighbourhood, neighbours
-from solver.search.search import search
-from solver.step.solutions import Solutions
+from solver.search.neighbours import Neighbourhood
+from solver.search.search import SearchResult, search
 
 _OPS = 15  #: ops that are listed
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A layout (index 0 of ``rivals``), the best layouts of other sizes, and what lies around it."""
-
-    rivals: Solutions
-    why: tuple[Explanation, ...]
-    around: Neighbourhood
-
-    @property
-    def rows(self) -> list[Sensitivity]:
-        return sensitivities(self.why)
 
 
 def add_explain_arguments(p: argparse.ArgumentParser) -> None:
@@ -48,15 +37,18 @@ def add_explain_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--own", action="store_true", help="explain the layout that the config states instead of the best one")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="explain the best of the layouts with these")
     p.add_argument("--jobs", type=int, default=1, help="processes that share the search (default 1)")
+    p.add_argument("--report", type=Path, metavar="OUT.html", help="write all of it as one page, with pictures")
     add_json_argument(p)
 
 
 def explain_layout(args: argparse.Namespace, console: Console) -> None:
     """Print why a layout takes what it takes, its rivals, its neighbours and what would decide; write it to ``--json``."""
+    if args.report and args.report.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--report {args.report}: the file must end in .html")
     if args.own and args.fix:
         raise InputError("--fix chooses among the layouts of a search, --own takes the config's; leave one out")
     inputs = load_inputs(args)
-    decision, rounded = _decision(args, inputs)
+    decision, rounded, result = _decision(args, inputs)
     rivals = decision.rivals
     console.print(heading(rivals, inputs.said, inputs.notes(rounded)))
     console.print(verdict_text(rivals))
@@ -68,12 +60,15 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
         console.print(line, markup=False)
     console.print(_sensitivity_table(decision))
     console.print(_what_would_decide(decision), style="bold", markup=False)
+    if args.report:
+        write_report(args.report, decision, inputs.said, inputs.notes(rounded), shlex.join(sys.argv), result)
+        console.print(f"wrote {args.report}", markup=False)
     if args.json:
         write_json(args.json, _as_dict(decision, inputs))
         console.print(f"wrote {args.json}", markup=False)
 
 
-def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str]:
+def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, SearchResult]:
     problem, config = inputs.problem, inputs.config
     if args.own:
         sequences, rounded = batch_or_default(args, problem, config)
@@ -85,11 +80,7 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str]:
     with progress_bar("estimating layouts") as report:
         result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]
-    first = own if args.own else others[0]
-    same = (first.tp, first.cp, first.pp)
-    rivals = estimate(problem, [first, *(one for one in others if args.own or (one.tp, one.cp, one.pp) != same)])
-    why = tuple(explain(rivals, i) for i in range(len(rivals)))
-    return Decision(rivals, why, neighbours(problem, first)), rounded
+    return decision_of(problem, own if args.own else others[0], others), rounded, result
 
 
 def _ops_table(why: Explanation) -> Table:

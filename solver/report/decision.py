@@ -9,9 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from profiler.profile.profile import GIB
-from solver.report.explain import LAYOUT_STD, Explanation
-from solver.search.neighbours import Neighbourhood, Step
+from solver.report.explain import LAYOUT_STD, Explanation, explain
+from solver.search.neighbours import Neighbourhood, Step, neighbours
+from solver.spec.strategy import Strategy
+from solver.step.layouts import Layouts
 from solver.step.memory import VERDICTS
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions, estimate_layouts
 
 #: Two layouts closer than this are one for any purpose.
 SAME = 0.005
@@ -49,6 +53,27 @@ class Sensitivity:
     step_change: float
     deviations: float | None
     rival: int | None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A layout (index 0 of ``rivals``), the best layouts of other sizes, and what lies around it."""
+
+    rivals: Solutions
+    why: tuple[Explanation, ...]
+    around: Neighbourhood
+
+    @property
+    def rows(self) -> list[Sensitivity]:
+        return sensitivities(self.why)
+
+
+def decision_of(problem: Problem, first: Strategy, others: Sequence[Strategy] = ()) -> Decision:
+    """Return what there is to decide about ``first``. others: layouts of other sizes (tp, cp, pp) than its own are rivals."""
+    sizes = (first.tp, first.cp, first.pp)
+    different = [one for one in others if (one.tp, one.cp, one.pp) != sizes]
+    rivals = estimate_layouts(problem, Layouts.of([first, *different]))
+    return Decision(rivals, tuple(explain(rivals, i) for i in range(len(rivals))), neighbours(problem, first))
 
 
 def chances(seconds: np.ndarray) -> np.ndarray:

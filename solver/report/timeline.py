@@ -53,8 +53,10 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         raise InputError(f"a step of {passes:,} passes is too long to draw, {MAX_PASSES:,} at most; fix fewer micro batches")
     forward, backward, weight = _chunk_seconds(solutions, index, pp, vpp, schedule)
     row = int(solutions.layouts.row[index])
-    send = float(solutions.terms.send_recv[row]) * solutions.problem.framework.pipeline.blocking_sends / 2
-    line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight)
+    overlapped = solutions.problem.run.p2p_overlap and schedule == "interleaved"
+    sends = 1.0 if overlapped else solutions.problem.framework.pipeline.blocking_sends / 2
+    send = float(solutions.terms.send_recv[row]) * sends
+    line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, blocking=not overlapped)
     part = part_of(schedule, line.stage, line.chunk, pp)
     ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
     turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))
@@ -66,7 +68,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         title,
         line,
         _critical(line),
-        np.where(quiet | (pp == 1), 0.0, send),
+        np.where(quiet | (pp == 1) | overlapped, 0.0, send),
         before,
         after,
         float(solutions.times.seconds[index]),

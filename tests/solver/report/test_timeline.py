@@ -91,3 +91,15 @@ def test_the_command_line_writes_both(tmp_path: Path, capsys: pytest.CaptureFixt
         assert path.read_bytes().startswith(start) and f"wrote {path}" in capsys.readouterr().out
     assert main([*words.split(), "--trace", "step.txt"]) == 2
     assert "--trace step.txt: the file must end in" in capsys.readouterr().err
+
+
+def test_transfers_that_overlap_delay_the_receiver_only(h100_model: CostModel) -> None:
+    """Ten chunks a stage over two nodes: many transfers; Megatron's interleaved schedule sends them beside the passes."""
+    model = load_run_config("configs/models/llama3_70b.json").model
+    problem = make_problem(model, 64, h100_model, 4096, framework="megatron-core", precision="bf16", p2p_overlap=True)
+    sizes = {"tp": 4, "pp": 8, "vpp": 10, "dp": 2, "num_micro_batches": 32, "schedule": "interleaved", "zero_shard_size": 2}
+    step = step_timeline(estimated(problem, [problem.run.replace(**sizes)]), 0)
+    assert step.seconds == pytest.approx(step.predicted, rel=2e-3) and not step.send.any()
+    blocking = make_problem(model, 64, h100_model, 4096, framework="megatron-core", precision="bf16", p2p_overlap=False)
+    waits = step_timeline(estimated(blocking, [blocking.run.replace(**sizes)]), 0)
+    assert waits.seconds > 1.02 * step.seconds and waits.send.max() > 0

@@ -1,0 +1,216 @@
+"""A report a colleague can read: one HTML file with the answer, pictures, neighbours, assumptions, doubts and the command."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from html import escape
+from pathlib import Path
+
+from profiler.errors import InputError
+from profiler.files import write_text
+from profiler.profile.profile import GIB
+from solver.formats.megatron_export import shell_command
+from solver.report.decision import MEASUREMENTS, Decision, chances, kept_out, standing
+from solver.report.doubt import doubts
+from solver.report.explain import Explanation
+from solver.report.other_settings import other_settings
+from solver.report.terminal import describe
+from solver.report.timeline import step_timeline
+from solver.report.words import PART_NAMES, seconds
+from solver.search.search import OUT_OF_MEMORY, SearchResult
+from solver.spec.model_size import parameters
+from solver.spec.strategy import Strategy
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.solutions import Solutions
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #1b1f24; }
+h1 { font-size: 1.5em; margin-bottom: .2em; } h2 { font-size: 1.15em; margin-top: 1.8em; border-bottom: 1px solid #d0d7de; }
+.answer { font-size: 1.25em; font-weight: 600; padding: .6em .8em; border-left: 6px solid; background: #f6f8fa; }
+.FITS { border-color: #1a7f37; } .AT { border-color: #bf8700; } .OUT { border-color: #cf222e; }
+table { border-collapse: collapse; margin: .6em 0; } th, td { padding: .2em .7em; text-align: left; vertical-align: top; }
+th { border-bottom: 2px solid #d0d7de; } td { border-bottom: 1px solid #eaeef2; }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.bar { display: inline-block; height: .8em; background: #54aeff; } .dim { color: #57606a; }
+pre { background: #f6f8fa; padding: .8em; overflow-x: auto; font-size: .85em; } img { max-width: 100%; }
+"""
+_CHARACTERS = 60_000  #: of a launch command that is shown
+
+
+def write_report(
+    path: Path, decision: Decision, said: str, notes: str, command: str, result: SearchResult | None = None
+) -> None:
+    """Write the report of a decision. said, notes: what the profile is, and what a reader must know. command: that made it.
+
+    result: the search that found the layout, where there was one.
+    """
+    rivals, why = decision.rivals, decision.why[0]
+    model = rivals.problem.model
+    title = f"{model.name} on {rivals.problem.run.world_size} x {rivals.problem.cost.device.name}"
+    sections = [
+        _answer(rivals, why), _pictures(rivals, result), _breakdown(why), _memory(rivals), _rivals(decision),
+        _neighbours(decision), _sensitivities(decision), _assumptions(rivals, said, notes), _launch(rivals), _searched(result),
+        f"<h2>Made by</h2><pre>{escape(command)}</pre>",
+    ]  # fmt: skip
+    page = [
+        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">', f"<title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style></head><body>", f"<h1>{escape(title)}</h1>", *sections, "</body></html>", "",
+    ]  # fmt: skip
+    write_text(path, "\n".join(page))
+
+
+def _answer(rivals: Solutions, why: Explanation) -> str:
+    problem, memory, verdict = rivals.problem, rivals.memory, rivals.verdict(0)
+    low, high = why.interval
+    facts = (
+        f"{parameters(problem.model) / 1e9:.2f} B parameters, sequences of {problem.run.seq_len:,} tokens, "
+        f"{rivals.tokens[0]:,.0f} tokens a step, {problem.run.precision}, {problem.run.framework}"
+    )
+    return (
+        f'<p class="dim">{escape(facts)}</p><p class="answer {verdict.split()[0]}">'
+        f"{rivals.tgs[0]:,.0f} tokens per GPU and second: a step takes {seconds(why.seconds)} ({seconds(low)} to "
+        f"{seconds(high)} with 90% probability), MFU {rivals.mfu[0]:.1%}."
+        f"<br>{memory.device[0] / GIB:.1f} GiB of {problem.cluster.memory_bytes / GIB:.1f} per GPU, at most "
+        f"{memory.bound[0] / GIB:.1f}: {verdict}<br>{escape(describe(rivals, 0))}</p>"
+    )
+
+
+def _pictures(rivals: Solutions, result: SearchResult | None) -> str:
+    from solver.report.pictures import draw_pareto, draw_stages, draw_timeline  # importing matplotlib takes a second
+
+    drawn = [("Time and memory of every pipeline stage", lambda path: draw_stages(rivals, 0, path))]
+    try:
+        step = step_timeline(rivals, 0)
+        drawn.append(("One step, pass by pass", lambda path: draw_timeline(step, path)))
+    except InputError:  # more passes than a picture holds
+        pass
+    if result is not None:
+        drawn.insert(0, ("Speed against memory", lambda path: draw_pareto(result, path)))
+    return "".join(f"<h2>{title}</h2>{_image(draw, title)}" for title, draw in drawn)
+
+
+def _image(draw: Callable[[Path], None], title: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "picture.png"
+        draw(path)
+        data = base64.b64encode(path.read_bytes()).decode()
+    return f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">'
+
+
+def _breakdown(why: Explanation) -> str:
+    rows = []
+    for part, value in why.by_part().items():
+        if value:
+            bar = f'<span class="bar" style="width:{300 * value / why.seconds:.0f}px"></span>'
+            rows.append([PART_NAMES[part], seconds(value), f"{value / why.seconds:.1%}", bar])
+    lines = sorted(why.lines, key=lambda line: -line.seconds)[:12]
+    ops = [[line.name, line.module, seconds(line.seconds), f"{line.relative_std:.0%}",
+            line.basis.name.lower() if line.basis is not None else ""] for line in lines]  # fmt: skip
+    shares = ", ".join(f"{share:.0%} {basis}" for basis, share in why.by_basis().items() if share >= 0.005)
+    return (
+        "<h2>Where the time goes</h2>" + _table(["part", "*time", "*share", ""], rows, raw=3)
+        + f"<p>Share of the time on numbers that are {escape(shares)}.</p>"
+        + _table(["longest ops", "module", "*time", "*doubt", "number is"], ops)
+    )  # fmt: skip
+
+
+def _memory(rivals: Solutions) -> str:
+    parts = sorted(zip(MEMORY_PARTS, rivals.memory.parts[:, 0], strict=True), key=lambda item: -item[1])
+    rows = [[name.replace("_", " "), f"{size / GIB:.1f}"] for name, size in parts if size >= 0.05 * GIB]
+    rows += [["allocated", f"{rivals.memory.allocated[0] / GIB:.1f}"], ["reserved", f"{rivals.memory.reserved[0] / GIB:.1f}"],
+             ["with CUDA context and NCCL", f"{rivals.memory.device[0] / GIB:.1f}"]]  # fmt: skip
+    return f"<h2>What fills the memory of stage {int(rivals.memory.stage[0]) + 1}, the fullest</h2>" + _table(
+        ["", "*GiB"], rows
+    )
+
+
+def _rivals(decision: Decision) -> str:
+    rivals = decision.rivals
+    if len(rivals) < 2:
+        return ""
+    times, found = rivals.times.seconds, chances(rivals.times.seconds)
+    rows = [
+        [seconds(float(times[i])), f"{times[i] / times[0] - 1:+.1%}", f"{rivals.memory.device[i] / GIB:.1f}", f"{found[i]:.0%}",
+         describe(rivals, i)]
+        for i in range(len(rivals))
+    ]  # fmt: skip
+    return "<h2>The best layouts of other sizes</h2>" + _table(["*step", "*beside", "*GiB", "*fastest with", "layout"], rows)
+
+
+def _neighbours(decision: Decision) -> str:
+    around = decision.around
+    rows = [
+        [step.axis, step.before, step.after, f"{around.change(step):+.1%}",
+         f"{around.solutions.memory.device[step.index] / GIB:.1f}", around.solutions.verdict(step.index)]
+        for step in around.steps
+    ]  # fmt: skip
+    text = "".join(f"<p>{escape(line)}</p>" for line in (standing(around), *kept_out(around)))
+    return "<h2>One step away</h2>" + text + _table(["axis", "from", "to", "*step time", "*GiB", "fits"], rows)
+
+
+def _sensitivities(decision: Decision) -> str:
+    rows = []
+    for row in decision.rows:
+        turn = ""
+        if row.deviations is not None and row.rival is not None:
+            off = f"{abs(row.deviations) * row.relative_std:.0%} {'slower' if row.deviations > 0 else 'faster'}"
+            turn = f"{off}: {describe(decision.rivals, row.rival)}"
+        name, measure = MEASUREMENTS[row.kind]
+        rows.append([name, seconds(row.seconds), f"{row.relative_std:.0%}", f"{row.step_change:+.1%}", turn, measure])
+    words = ["numbers", "*time", "*doubt", "*step, one deviation slower", "another layout wins if they are", "to know better"]
+    return "<h2>How sure, and what would tell</h2>" + _table(words, rows)
+
+
+def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
+    problem = rivals.problem
+    layout = rivals.layouts.strategy(0, problem.run)
+    usual = {field.name: field.default for field in fields(Strategy)}
+    constants = [
+        f"{name} {getattr(layout, name)}" for name in ("grad_dtype", "attention", "overlap_grad_reduce", "overlap_param_gather",
+        "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "compile", "cuda_graphs")
+        if getattr(layout, name) != usual[name] or name in ("grad_dtype", "attention")
+    ]  # fmt: skip
+    lines = [
+        said, *notes.split("\n"), f"constants of the run: {', '.join(constants)}",
+        *(f"standard deviation of {std:.0%} for {what}" for what, std in doubts(problem, layout).items()),
+        *(f"if {setting.text}: {seconds(setting.seconds)}" for setting in other_settings(rivals, 0)),
+    ]  # fmt: skip
+    return "<h2>Assumed, and left open</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines if line) + "</ul>"
+
+
+def _launch(rivals: Solutions) -> str:
+    problem = rivals.problem
+    run = rivals.layouts.strategy(0, problem.run)
+    try:
+        text = shell_command(problem.model, run, problem.cluster.gpus_per_node)
+    except InputError as error:
+        return f"<h2>To launch it</h2><p>{escape(str(error))}</p>"
+    return f"<h2>To launch it</h2><pre>{escape(text[:_CHARACTERS])}</pre>"
+
+
+def _searched(result: SearchResult | None) -> str:
+    if result is None:
+        return ""
+    rows = [[f"{count:,}", reason] for reason, count in result.rejected.most_common() if count and reason != OUT_OF_MEMORY]
+    return (
+        f"<h2>What was searched</h2><p>{result.layouts_estimated:,} layouts in {result.seconds:.2f} s; "
+        f"{result.feasible:,} fit, {result.rejected[OUT_OF_MEMORY]:,} do not.</p>"
+        + _table(["*splits", "left out because"], rows)
+    )
+
+
+def _table(words: Sequence[str], rows: Iterable[Sequence[str]], raw: int = -1) -> str:
+    """Return a table; columns whose name begins with * hold numbers. raw: a column whose cells are HTML already."""
+    kinds = [' class="n"' if word.startswith("*") else "" for word in words]
+    head = "".join(f"<th{kind}>{escape(word.lstrip('*'))}</th>" for word, kind in zip(words, kinds, strict=True))
+    body = "".join(f"<tr>{_cells(row, kinds, raw)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cells(row: Sequence[str], kinds: Sequence[str], raw: int) -> str:
+    pairs = enumerate(zip(row, kinds, strict=True))
+    return "".join(f"<td{kind}>{cell if i == raw else escape(cell)}</td>" for i, (cell, kind) in pairs)
