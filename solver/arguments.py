@@ -21,7 +21,7 @@ _OF_A_SEARCH = ("search", "also", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
     "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", "balance",
-    "export", "trace", "learned", *_PICTURES, *_OF_A_SEARCH,
+    "export", "trace", "memory_trace", "learned", *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -81,6 +81,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
                    "Megatron-LM with it (--framework megatron-core)")  # fmt: skip
     p.add_argument("--trace", type=Path, metavar="OUT", help="one step of the (best) layout pass by pass: a Chrome or Perfetto "
                    "trace (.json), or a picture of it (.png, .svg)")  # fmt: skip
+    p.add_argument("--memory_trace", type=Path, metavar="OUT", help="memory of every stage through one step of it: a picture "
+                   "(.png, .svg), or a snapshot (.pickle) for torch's memory viewer")  # fmt: skip
     p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")
     add_json_argument(p)
     p.add_argument("--csv", type=Path, metavar="OUT", help="write the best layouts as a table")
@@ -149,27 +151,16 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in ("plot", "plot_scaling"):
         if getattr(args, name) and not args.run_all_solu:
             raise InputError(f"--{name} draws layouts of a search; give --run_all_solu too")
-    for name in (*_PICTURES, "trace"):
-        path, also = getattr(args, name), (".json",) if name == "trace" else ()
+    for name in (*_PICTURES, "trace", "memory_trace"):
+        path, also = getattr(args, name), {"trace": (".json",), "memory_trace": (".pickle",)}.get(name, ())
         if path and path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", *also):
             raise InputError(f"--{name} {path}: the file must end in {', '.join(('.png', '.jpg', '.pdf', *also))} or .svg")
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    files = (
-        "config",
-        "pre_profiling_data_path",
-        "learned",
-        "validate",
-        "health",
-        "json",
-        "csv",
-        "export",
-        "trace",
-        "report",
-        *_PICTURES,
-    )
+    files = ("config", "pre_profiling_data_path", "learned", "validate", "health", "json", "csv", "export", "trace",
+             "memory_trace", "report", *_PICTURES)  # fmt: skip
     named = {name: getattr(args, name, None) for name in files}
     seen: dict[Path, str] = {}
     for name, path in named.items():

@@ -39,6 +39,7 @@ from solver.formats.megatron_export import shell_command
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
 from solver.report.health import Finding, health
+from solver.report.memory_timeline import write_memory
 from solver.report.output import (
     balanced_dict,
     findings_list,
@@ -218,6 +219,8 @@ def _write_layout(args: argparse.Namespace, solutions: Solutions, console: Conso
         run = solutions.layouts.strategy(0, problem.run)
         write_text(args.export, shell_command(problem.model, run, problem.cluster.gpus_per_node))
         console.print(f"wrote {args.export}", markup=False)
+    if args.memory_trace:
+        console.print(f"{write_memory(args.memory_trace, solutions, 0)}\nwrote {args.memory_trace}", markup=False)
     if args.trace:
         step = step_timeline(solutions, 0)
         if args.trace.suffix.lower() == ".json":

@@ -11,6 +11,7 @@ import numpy as np
 from profiler.files import replacing
 from profiler.profile.profile import GIB
 from solver.report.explain import explain
+from solver.report.memory_timeline import StageMemory
 from solver.report.terminal import describe
 from solver.report.timeline import WORDS, StepTimeline
 from solver.report.words import PART_NAMES
@@ -120,6 +121,32 @@ def draw_timeline(step: StepTimeline, path: Path) -> None:
     axes.set_xlabel("time [s]")
     axes.set_ylabel("pipeline stage")
     axes.set_title(f"{step.title}\none step, {step.seconds:.3g} s; black bars: the critical path", fontsize=9)
+    _save(figure, path)
+
+
+def draw_memory(step: StepTimeline, stages: Sequence[StageMemory], limit: float, path: Path) -> None:
+    """Draw the allocated memory of every stage through a step, each with its peak; ``limit``: bytes of a GPU."""
+    figure, axes = _canvas(1)
+    colours = iter(["C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7"] * -(-len(stages) // 8))
+    for stage, colour in zip(stages, colours, strict=False):
+        times, levels = stage.curve
+        axes.step([*times, step.seconds], [*levels / GIB, levels[-1] / GIB], where="post", lw=0.8, color=colour,
+                  label=f"stage {stage.stage}" if len(stages) <= 16 else None)  # fmt: skip
+        time, level = stage.peak
+        axes.plot([time], [level / GIB], "v", ms=5, color=colour)
+    fullest = max(stages, key=lambda stage: stage.peak[1])
+    time, level = fullest.peak
+    left = time < step.seconds / 2
+    axes.annotate(f"peak {level / GIB:.1f} GiB, stage {fullest.stage}: {fullest.at_peak()}", (time, level / GIB), fontsize=8,
+                  xytext=(6 if left else -6, 8), textcoords="offset points", ha="left" if left else "right")  # fmt: skip
+    axes.axhline(limit / GIB, color="tab:red", ls="--", label="memory per GPU")
+    axes.set_xlim(0, step.seconds)
+    axes.set_ylim(0, max(limit, level) / GIB * 1.08)
+    axes.set_xlabel("time [s]")
+    axes.set_ylabel("allocated memory [GiB]")
+    axes.set_title(f"{step.title}\nmemory through one step; triangles: the peak of each stage", fontsize=9)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=6, frameon=False)
     _save(figure, path)
 
 

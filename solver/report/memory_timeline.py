@@ -1,0 +1,150 @@
+"""Memory of every stage through one step: what each pass of the pipeline allocates and frees, and where the peak is.
+
+The parts are those of the estimate (solver.step.memory): what stays all the step; the activations of the micro batches whose
+forward pass began and whose backward pass (of a schedule that splits it: weight gradient) has not ended, the estimate's peak
+divided evenly among the chunks in flight then; and during a backward pass the buffers of the layer, or of the loss, that is
+at work. Allocated bytes, as the framework's counter shows them, without the allocator's gaps and the runtime.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profiler.files import replacing
+from profiler.profile.profile import GIB
+from solver.report.timeline import WORDS, StepTimeline, step_timeline
+from solver.step.memory import PARTS
+from solver.step.per_stage import memory_of_stages
+from solver.step.solutions import Solutions
+
+#: Parts that stay through the step; the others come and go with passes.
+_STAYING = tuple(part for part in PARTS if part not in ("activations", "backward_buffers", "loss"))
+_BUFFERS = ("backward_buffers", "loss")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Bytes that are allocated at ``start`` and freed at ``end`` [s], and what they are."""
+
+    words: str
+    start: float
+    end: float
+    size: float
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """A stage's memory: what stays (bytes by part), and the blocks that come and go."""
+
+    stage: int
+    staying: dict[str, float]
+    blocks: tuple[Block, ...]
+
+    @property
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (times [s], allocated bytes from each time on); what is freed at a moment is freed first."""
+        times = np.array([time for block in self.blocks for time in (block.start, block.end)])
+        changes = np.array([size for block in self.blocks for size in (block.size, -block.size)])
+        order = np.lexsort((changes, times))
+        times, levels = times[order], sum(self.staying.values()) + np.cumsum(changes[order])
+        last = np.append(np.diff(times) > 0, True)  # of several changes at one time
+        return np.concatenate([[0.0], times[last]]), np.concatenate([[sum(self.staying.values())], levels[last]])
+
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Return (the time of the peak [s], its bytes)."""
+        times, levels = self.curve
+        at = int(np.argmax(levels))
+        return float(times[at]), float(levels[at])
+
+    def at_peak(self) -> str:
+        """Return what runs at the peak, in words."""
+        time, _ = self.peak
+        running = [
+            block.words for block in self.blocks if block.start <= time < block.end and not block.words.startswith("act")
+        ]
+        held = sum(block.start <= time < block.end and block.words.startswith("act") for block in self.blocks)
+        return f"{held} activations held" + (f", {running[0]}" if running else "")
+
+
+def memory_through_step(solutions: Solutions, index: int) -> tuple[StepTimeline, list[StageMemory]]:
+    """Return the step and the memory of every stage. Raises InputError for a step of too many passes."""
+    step = step_timeline(solutions, index)
+    memory = memory_of_stages(solutions, index)
+    named = dict(zip(PARTS, memory.parts, strict=True))
+    stages = []
+    for stage in range(len(step.line.in_flight)):
+        staying = {part: float(named[part][stage]) for part in _STAYING if named[part][stage]}
+        buffers = sum(float(named[part][stage]) for part in _BUFFERS)
+        what = "loss" if named["loss"][stage] else "backward buffers"
+        activations = float(named["activations"][stage])
+        stages.append(StageMemory(stage, staying, tuple(_blocks(step, stage, activations, what, buffers))))
+    return step, stages
+
+
+def _blocks(step: StepTimeline, stage: int, activations: float, what: str, buffers: float) -> Iterator[Block]:
+    line, begin = step.line, sum(seconds for _, seconds in step.before)
+    mine = np.flatnonzero(line.stage == stage)
+    chunks = int(line.chunk[mine].max()) + 1
+    each = activations / (float(line.in_flight[stage]) * chunks)
+    kind = line.kind[mine]
+    split = bool((kind == "W").any())
+    ends = {
+        (int(line.micro_batch[i]), int(line.chunk[i])): float(line.end[i])
+        for i in mine if line.kind[i] in (("W", "BW") if split else ("B",))
+    }  # fmt: skip
+    for i in mine:
+        number, chunk = int(line.micro_batch[i]), int(line.chunk[i])
+        name = f"micro batch {number}" + (f", chunk {chunk}" if chunks > 1 else "")
+        start, end = begin + float(line.start[i]), begin + float(line.end[i])
+        if line.kind[i] == "F":
+            yield Block(f"activations of {name}", start, begin + ends[number, chunk], each)
+        elif buffers and line.kind[i] in ("B", "BW"):
+            yield Block(f"{what} of {name} ({WORDS[str(line.kind[i])]})", start, end, buffers)
+
+
+def write_memory(path: Path, solutions: Solutions, index: int) -> str:
+    """Write the memory through a step as a picture, or (.pickle) as a snapshot for torch's memory viewer; return the peak in
+    words.
+    """
+    step, stages = memory_through_step(solutions, index)
+    if path.suffix.lower() == ".pickle":
+        with replacing(path) as file:
+            pickle.dump(snapshot(step, stages), file)
+    else:
+        from solver.report.pictures import draw_memory  # importing matplotlib takes a second
+
+        draw_memory(step, stages, solutions.problem.cluster.memory_bytes, path)
+    fullest = max(stages, key=lambda stage: stage.peak[1])
+    time, level = fullest.peak
+    return f"stage {fullest.stage} allocates most, {level / GIB:.1f} GiB at {time:.3g} s: {fullest.at_peak()}"
+
+
+def snapshot(step: StepTimeline, stages: list[StageMemory]) -> dict[str, Any]:
+    """Return the step as torch.cuda.memory._snapshot() would record it, a device for each stage.
+
+    Source of the format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py of torch 2.13: device_traces hold
+    alloc, free_requested and free_completed events with addr, size, stream, frames and time_us; pytorch.org/memory_viz draws them.
+    """
+    traces = []
+    for stage in stages:
+        events: list[tuple[float, int, dict[str, Any]]] = []
+        address = 1 << 40
+        staying = [Block(part.replace("_", " "), 0.0, np.inf, size) for part, size in stage.staying.items()]
+        for block in (*staying, *stage.blocks):
+            size = round(block.size)
+            common = {"addr": address, "size": size, "stream": 0,
+                      "frames": [{"filename": f"stage {stage.stage}", "line": 0, "name": block.words}]}  # fmt: skip
+            address += size + 512
+            events.append((block.start, 1, {"action": "alloc", **common}))
+            if np.isfinite(block.end):
+                events += [(block.end, 0, {"action": f"free_{what}", **common}) for what in ("requested", "completed")]
+        events.sort(key=lambda event: event[:2])
+        traces.append([{**event, "time_us": round(1e6 * time)} for time, _, event in events])
+    return {"segments": [], "device_traces": traces, "allocator_settings": {}, "layout": step.title}

@@ -1,0 +1,93 @@
+"""Memory through a step: its peak is the estimate's, it ends as it began, and torch's memory viewer reads the snapshot."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import estimated, make_problem
+
+from predictor.cost_model import CostModel
+from solver.command_line import main
+from solver.formats.config_file import load_run_config
+from solver.report.memory_timeline import memory_through_step, snapshot
+from solver.step.per_stage import memory_of_stages
+from solver.step.solutions import Solutions
+
+MODEL = load_run_config("configs/models/llama3_8b.json").model
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one stage": {"dp": 8, "num_micro_batches": 3},
+    "1f1b": {"pp": 4, "dp": 2, "num_micro_batches": 12},
+    "interleaved": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "interleaved"},
+    "gpipe": {"pp": 2, "dp": 4, "num_micro_batches": 6, "schedule": "gpipe"},
+    "zb-h1": {"pp": 4, "dp": 2, "num_micro_batches": 12, "schedule": "zb-h1"},
+    "zb-v": {"pp": 4, "vpp": 2, "dp": 2, "num_micro_batches": 12, "schedule": "zb-v"},
+}
+
+
+def solved(cost: CostModel, name: str) -> Solutions:
+    problem = make_problem(MODEL, 8, cost, 4096, framework="generic", precision="bf16")
+    return estimated(problem, [problem.run.replace(zero=1, zero_shard_size=2, **LAYOUTS[name])])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_peak_is_the_estimate_s(h100_model: CostModel, name: str) -> None:
+    found = solved(h100_model, name)
+    step, stages = memory_through_step(found, 0)
+    allocated = memory_of_stages(found, 0).allocated
+    for stage in stages:
+        times, levels = stage.curve
+        stays = sum(stage.staying.values())
+        logits = name == "gpipe" and stage.stage == 1  # all micro batches' logits are kept: in the estimate beside the buffers
+        assert stage.peak[1] == pytest.approx(allocated[stage.stage], rel=0.2 if logits else 1e-9)
+        assert levels[0] == stays and levels[-1] == pytest.approx(stays) and (levels >= stays - 1).all()
+        assert (np.diff(times) >= 0).all() and times[-1] <= step.seconds
+        assert stage.at_peak()
+
+
+def test_stages_of_1f1b_hold_as_many_micro_batches_as_come_after(h100_model: CostModel) -> None:
+    _, stages = memory_through_step(solved(h100_model, "1f1b"), 0)
+    assert [stage.at_peak().split()[0] for stage in stages] == ["4", "3", "2", "1"]
+    assert all(len({block.words for block in stage.blocks}) == len(stage.blocks) == 24 for stage in stages)
+
+
+def test_torch_reads_the_snapshot(h100_model: CostModel, tmp_path: Path) -> None:
+    viewer = pytest.importorskip("torch.cuda._memory_viz")
+    step, stages = memory_through_step(solved(h100_model, "1f1b"), 0)
+    plain = pickle.loads(pickle.dumps(snapshot(step, stages)))
+    for stage, trace in zip(stages, plain["device_traces"], strict=True):
+        level, peak, alive = 0, 0, {}
+        for event in trace:
+            if event["action"] == "alloc":
+                assert event["addr"] not in alive
+                alive[event["addr"]] = event["size"]
+            elif event["action"] == "free_completed":
+                assert alive.pop(event["addr"]) == event["size"]
+            level = sum(alive.values())
+            peak = max(peak, level)
+        assert peak == pytest.approx(stage.peak[1], abs=1000) and level == pytest.approx(sum(stage.staying.values()), abs=1000)
+    page = viewer.trace_plot(plain)
+    assert "<html" in page.lower() and len(page) > 1000
+    with redirect_stdout(io.StringIO()):
+        text = viewer.trace(plain)
+    devices = text.split("Device ")[1:]
+    assert len(devices) == 4
+    for stage, device in zip(stages, devices, strict=True):
+        assert (
+            device.count("= MEM[") == 24 + len(stage.staying) and device.count("del ") == device.count("# free completed") == 24
+        )
+
+
+def test_the_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--config", "configs/7B_internlm2.py", "--world_size", "64", "--memory_trace"]
+    picture, data = tmp_path / "m.png", tmp_path / "m.pickle"
+    assert main([*words, str(picture)]) == main([*words, str(data)]) == 0
+    assert "stage 0 allocates most" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG") and len(pickle.loads(data.read_bytes())["device_traces"]) == 1
+    assert main([*words, str(tmp_path / "m.json")]) == 2
+    assert "the file must end in .png, .jpg, .pdf, .pickle or .svg" in " ".join(capsys.readouterr().err.split())
