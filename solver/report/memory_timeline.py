@@ -130,7 +130,7 @@ def snapshot(step: StepTimeline, stages: list[StageMemory]) -> dict[str, Any]:
     """Return the step as torch.cuda.memory._snapshot() would record it, a device for each stage.
 
     Source of the format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py of torch 2.13: device_traces hold
-    alloc, free_requested and free_completed events with addr, size, stream, frames and time_us; pytorch.org/memory_viz draws them.
+    alloc, free_requested and free_completed events with addr, size, stream, frames and time_us.
     """
     traces = []
     for stage in stages:
