@@ -1,11 +1,12 @@
 """Estimate every parallel layout of a model on a cluster.
 
-Public interface: load_problem, configured_strategy, search, estimate, explain; time_attention measures attention first, where
-this machine has the device.
+Public interface: best_layout, in three lines; load_problem, configured_strategy, search, estimate, explain, piece by piece;
+time_attention measures attention first, where this machine has the device.
 """
 
+from solver.answers import Answer, best_layout
 from solver.api import configured_strategy, estimate, load_problem, time_attention
 from solver.report.explain import explain
 from solver.search.search import search
 
-__all__ = ["configured_strategy", "estimate", "explain", "load_problem", "search", "time_attention"]
+__all__ = ["Answer", "best_layout", "configured_strategy", "estimate", "explain", "load_problem", "search", "time_attention"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
 from profiler.errors import InputError, printable
-from profiler.files import write_text
+from profiler.files import replacing, write_text
 from profiler.profile.profiles import (
     OWN_NAME,
     OWN_PROFILE,
@@ -39,7 +40,7 @@ from solver.formats.megatron_export import shell_command
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
 from solver.report.health import Finding, health
-from solver.report.memory_timeline import write_memory
+from solver.report.memory_timeline import memory_through_step, peak_words, snapshot
 from solver.report.output import (
     balanced_dict,
     findings_list,
@@ -51,6 +52,7 @@ from solver.report.output import (
     write_csv,
     write_json,
 )
+from solver.report.pictures import memory_figure, pareto_figure, save_figure, scaling_figure, stages_figure, timeline_figure
 from solver.report.terminal import balance_text, show_health, show_search, show_single, show_validation
 from solver.report.timeline import chrome_trace, step_timeline
 from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
@@ -147,7 +149,7 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
     if args.csv:
         write_csv(args.csv, solutions)
     if args.plot_stages:
-        _draw_stages(args.plot_stages, solutions)
+        save_figure(stages_figure(solutions, 0), args.plot_stages)
     _write_layout(args, deal.solutions if deal else solutions, console)
 
 
@@ -199,15 +201,11 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, fou
         if args.csv:
             write_csv(args.csv, result.best)
     if args.plot:
-        from solver.report.pictures import draw_pareto  # importing matplotlib takes a second
-
-        draw_pareto(result, args.plot)
+        save_figure(pareto_figure(result), args.plot)
     if args.plot_stages:
-        _draw_stages(args.plot_stages, result.best)
+        save_figure(stages_figure(result.best, 0), args.plot_stages)
     if args.plot_scaling:
-        from solver.report.pictures import draw_scaling
-
-        draw_scaling(_scaling(result), args.plot_scaling)
+        save_figure(scaling_figure(_scaling(result)), args.plot_scaling)
     for path in filter(None, (args.json, args.csv, args.plot, args.plot_stages, args.plot_scaling)):
         console.print(f"wrote {path}", markup=False)
 
@@ -220,22 +218,20 @@ def _write_layout(args: argparse.Namespace, solutions: Solutions, console: Conso
         write_text(args.export, shell_command(problem.model, run, problem.cluster.gpus_per_node))
         console.print(f"wrote {args.export}", markup=False)
     if args.memory_trace:
-        console.print(f"{write_memory(args.memory_trace, solutions, 0)}\nwrote {args.memory_trace}", markup=False)
+        passes, stages = memory_through_step(solutions, 0)
+        if args.memory_trace.suffix.lower() == ".pickle":
+            with replacing(args.memory_trace) as file:
+                pickle.dump(snapshot(passes, stages), file)
+        else:
+            save_figure(memory_figure(passes, stages, problem.cluster.memory_bytes), args.memory_trace)
+        console.print(f"{peak_words(stages)}\nwrote {args.memory_trace}", markup=False)
     if args.trace:
         step = step_timeline(solutions, 0)
         if args.trace.suffix.lower() == ".json":
             write_json(args.trace, chrome_trace(step))
         else:
-            from solver.report.pictures import draw_timeline
-
-            draw_timeline(step, args.trace)
+            save_figure(timeline_figure(step), args.trace)
         console.print(f"wrote {args.trace}", markup=False)
-
-
-def _draw_stages(path: Path, solutions: Solutions) -> None:
-    from solver.report.pictures import draw_stages
-
-    draw_stages(solutions, 0, path)
 
 
 def _scaling(result: SearchResult) -> list[SearchResult]:

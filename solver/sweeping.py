@@ -19,7 +19,8 @@ from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument
 from solver.command_line import progress_bar
 from solver.formats.config_file import find_model, load_cluster
-from solver.report.picture_sweep import check_panels, draw_sweep
+from solver.report.picture_sweep import check_panels, sweep_figure
+from solver.report.pictures import save_figure
 from solver.report.words import seconds
 from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
@@ -69,7 +70,7 @@ def sweep_all(args: argparse.Namespace, console: Console) -> None:
     failed = sum(row["reason"] is not None for row in rows)
     console.print(f"wrote {args.output}: {len(rows)} problems, {failed} without a layout", markup=False)
     if args.plot:
-        draw_sweep(rows, args.plot)
+        save_figure(sweep_figure(rows), args.plot)
         console.print(f"wrote {args.plot}", markup=False)
 
 

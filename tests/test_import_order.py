@@ -35,6 +35,7 @@ LEVELS = (
         "solver.planning",
         "solver.comparing",
         "solver.fitting",
+        "solver.answers",
         "solver.explaining",
         "solver.importing",
     ),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import io
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from profiler.errors import InputError
 from profiler.files import write_text
@@ -17,6 +18,7 @@ from solver.report.decision import MEASUREMENTS, Decision, chances, kept_out, st
 from solver.report.doubt import doubts
 from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
+from solver.report.pictures import pareto_figure, stages_figure, timeline_figure
 from solver.report.terminal import describe
 from solver.report.timeline import step_timeline
 from solver.report.words import PART_NAMES, seconds
@@ -25,6 +27,9 @@ from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.solutions import Solutions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #1b1f24; }
@@ -80,24 +85,21 @@ def _answer(rivals: Solutions, why: Explanation) -> str:
 
 
 def _pictures(rivals: Solutions, result: SearchResult | None) -> str:
-    from solver.report.pictures import draw_pareto, draw_stages, draw_timeline  # importing matplotlib takes a second
-
-    drawn = [("Time and memory of every pipeline stage", lambda path: draw_stages(rivals, 0, path))]
+    drawn = [("Time and memory of every pipeline stage", stages_figure(rivals, 0))]
     try:
         step = step_timeline(rivals, 0)
-        drawn.append(("One step, pass by pass", lambda path: draw_timeline(step, path)))
+        drawn.append(("One step, pass by pass", timeline_figure(step)))
     except InputError:  # more passes than a picture holds
         pass
     if result is not None:
-        drawn.insert(0, ("Speed against memory", lambda path: draw_pareto(result, path)))
-    return "".join(f"<h2>{title}</h2>{_image(draw, title)}" for title, draw in drawn)
+        drawn.insert(0, ("Speed against memory", pareto_figure(result)))
+    return "".join(f"<h2>{title}</h2>{_image(figure, title)}" for title, figure in drawn)
 
 
-def _image(draw: Callable[[Path], None], title: str) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "picture.png"
-        draw(path)
-        data = base64.b64encode(path.read_bytes()).decode()
+def _image(figure: Figure, title: str) -> str:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    data = base64.b64encode(picture.getvalue()).decode()
     return f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">'
 
 

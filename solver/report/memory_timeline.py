@@ -8,15 +8,12 @@ at work. Allocated bytes, as the framework's counter shows them, without the all
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from profiler.files import replacing
 from profiler.profile.profile import GIB
 from solver.report.timeline import WORDS, StepTimeline, step_timeline
 from solver.step.memory import PARTS
@@ -109,18 +106,8 @@ def _blocks(step: StepTimeline, stage: int, activations: float, what: str, buffe
             yield Block(f"{what} of {name} ({WORDS[str(line.kind[i])]})", start, end, buffers)
 
 
-def write_memory(path: Path, solutions: Solutions, index: int) -> str:
-    """Write the memory through a step as a picture, or (.pickle) as a snapshot for torch's memory viewer; return the peak in
-    words.
-    """
-    step, stages = memory_through_step(solutions, index)
-    if path.suffix.lower() == ".pickle":
-        with replacing(path) as file:
-            pickle.dump(snapshot(step, stages), file)
-    else:
-        from solver.report.pictures import draw_memory  # importing matplotlib takes a second
-
-        draw_memory(step, stages, solutions.problem.cluster.memory_bytes, path)
+def peak_words(stages: list[StageMemory]) -> str:
+    """Return which stage allocates most, when, and what it holds then."""
     fullest = max(stages, key=lambda stage: stage.peak[1])
     time, level = fullest.peak
     return f"stage {fullest.stage} allocates most, {level / GIB:.1f} GiB at {time:.3g} s: {fullest.at_peak()}"

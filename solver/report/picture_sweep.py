@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profiler.errors import InputError
-from profiler.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_PANELS = 12
 _PANEL = ("model", "seq_len", "global_batch_size")
@@ -25,12 +25,9 @@ def check_panels(panels: int) -> None:
         raise InputError(f"--plot would have {panels} panels, one for each model, sequence and batch; it holds {MOST_PANELS}")
 
 
-def draw_sweep(rows: Sequence[Row], path: Path) -> None:
+def sweep_figure(rows: Sequence[Row]) -> Figure:
     """Draw the best rate of every problem with its 90% interval. Raises InputError for more than MOST_PANELS panels."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     panels = _grouped([row for row in rows if row["tgs"] is not None], _PANEL)
     check_panels(len(panels))
@@ -38,7 +35,8 @@ def draw_sweep(rows: Sequence[Row], path: Path) -> None:
         raise InputError("no problem of this sweep has a layout that fits; there is nothing to draw")
     across = min(len(panels), 3)
     down = -(-len(panels) // across)
-    figure, grid = plt.subplots(down, across, figsize=(max(5.2 * across, 8), 4.3 * down), squeeze=False, layout="constrained")
+    figure = Figure(figsize=(max(5.2 * across, 8), 4.3 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False)
     lines = list(_grouped(rows, _LINE))
     for axes, (named, found) in zip(grid.flat, panels.items(), strict=False):
         _panel(axes, named, found, lines)
@@ -47,9 +45,7 @@ def draw_sweep(rows: Sequence[Row], path: Path) -> None:
     handles, labels = _legend(grid)
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3), fontsize=8, frameon=False)
     figure.suptitle("Best layout of each problem; bars: 90% prediction interval", fontsize=11)
-    with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:].lower(), dpi=130)
-    plt.close(figure)
+    return figure
 
 
 def _panel(axes: Axes, named: tuple[Any, ...], found: Sequence[Row], lines: Sequence[tuple[Any, ...]]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_pareto(result: SearchResult, path: Path) -> None:
+def pareto_figure(result: SearchResult) -> Figure:
     """Plot tokens/GPU/s against memory of every Pareto-optimal layout, and label up to four of them."""
     optimal, problem = result.pareto, result.problem
     memory, tgs = optimal.memory.device / GIB, optimal.tgs
@@ -51,10 +51,10 @@ def draw_pareto(result: SearchResult, path: Path) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    _save(figure, path)
+    return figure
 
 
-def draw_stages(solutions: Solutions, index: int, path: Path) -> None:
+def stages_figure(solutions: Solutions, index: int) -> Figure:
     """Draw the parts of the step time and of the peak memory of layout ``index``, stacked, one bar per pipeline stage."""
     problem = solutions.problem
     times, memory = time_of_stages(solutions, index), memory_of_stages(solutions, index)
@@ -78,14 +78,14 @@ def draw_stages(solutions: Solutions, index: int, path: Path) -> None:
         f"{problem.model.name} on {problem.run.world_size} x {problem.cost.device.name}\n{describe(solutions, index)}",
         fontsize=10,
     )
-    _save(figure, path)
+    return figure
 
 
 _COLOURS = {"F": "tab:blue", "B": "tab:orange", "W": "tab:green", "BW": "tab:red"}
 _MOST_NUMBERS = 600  #: passes that are labelled with their micro batch
 
 
-def draw_timeline(step: StepTimeline, path: Path) -> None:
+def timeline_figure(step: StepTimeline) -> Figure:
     """Draw one step pass by pass, a row for each stage; a black bar under the passes on the critical path."""
     from matplotlib.patches import Patch
 
@@ -121,10 +121,10 @@ def draw_timeline(step: StepTimeline, path: Path) -> None:
     axes.set_xlabel("time [s]")
     axes.set_ylabel("pipeline stage")
     axes.set_title(f"{step.title}\none step, {step.seconds:.3g} s; black bars: the critical path", fontsize=9)
-    _save(figure, path)
+    return figure
 
 
-def draw_memory(step: StepTimeline, stages: Sequence[StageMemory], limit: float, path: Path) -> None:
+def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: float) -> Figure:
     """Draw the allocated memory of every stage through a step, each with its peak; ``limit``: bytes of a GPU."""
     figure, axes = _canvas(1)
     colours = iter(["C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7"] * -(-len(stages) // 8))
@@ -147,7 +147,7 @@ def draw_memory(step: StepTimeline, stages: Sequence[StageMemory], limit: float,
     axes.set_title(f"{step.title}\nmemory through one step; triangles: the peak of each stage", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=6, frameon=False)
-    _save(figure, path)
+    return figure
 
 
 def _around(step: StepTimeline, begin: float) -> list[tuple[str, float, float]]:
@@ -163,7 +163,7 @@ def _around(step: StepTimeline, begin: float) -> list[tuple[str, float, float]]:
     return found
 
 
-def draw_scaling(results: Sequence[SearchResult], path: Path) -> None:
+def scaling_figure(results: Sequence[SearchResult]) -> Figure:
     """Draw tokens/GPU/s of the best layout against the number of GPUs, with its 90% interval; each point names its layout."""
     worlds = [result.problem.run.world_size for result in results]
     tgs = [float(result.best.tgs[0]) for result in results]
@@ -188,26 +188,25 @@ def draw_scaling(results: Sequence[SearchResult], path: Path) -> None:
     axes.set_title(f"{title}: {tokens:,.0f} tokens per step at every number of GPUs", fontsize=11)
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
-    _save(figure, path)
+    return figure
 
 
 def _canvas(panels: int) -> tuple[Figure, Any]:
-    import matplotlib
+    """Return an empty figure of no backend, so that scripts and notebooks keep theirs."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(1, panels, figsize=(9 if panels == 1 else 11, 5.5), layout="constrained")
+    figure = Figure(figsize=(9 if panels == 1 else 11, 5.5), layout="constrained")
+    return figure, figure.subplots(1, panels)
 
 
 def _stack(axes: Axes, rows: Any, names: Sequence[str], colors: dict[str, str]) -> None:
     """Draw bars of ``rows`` [parts][stages] on top of one another; parts that are nowhere visible are left out."""
-    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
 
     stages = range(1, len(rows[0]) + 1)
     total = sum(rows)
     bottom = 0.0 * total
-    palette = iter(plt.get_cmap("tab20").colors)  # type: ignore[attr-defined]
+    palette = iter(colormaps["tab20"].colors)  # type: ignore[attr-defined]
     for name, row in zip(names, rows, strict=True):
         if (row > 0.002 * total.max()).any():
             axes.bar(stages, row, 0.8, bottom=bottom, color=colors.get(name) or next(palette), label=name)
@@ -216,9 +215,7 @@ def _stack(axes: Axes, rows: Any, names: Sequence[str], colors: dict[str, str]) 
     axes.set_ylim(0, float(total.max()) * 1.05)
 
 
-def _save(figure: Figure, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure atomically, in the format of the path's ending."""
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=130)
-    plt.close(figure)

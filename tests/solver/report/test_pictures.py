@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from toy import make_problem, toy_cost
 
-from solver.report import pictures
+from solver.report.pictures import scaling_figure, stages_figure
 from solver.search.search import SearchResult, search
 from solver.spec.model import ModelSpec
 from solver.step.per_stage import memory_of_stages
@@ -22,17 +20,9 @@ def result(world: int, **fixed: Any) -> SearchResult:
     return search(make_problem(MODEL, world, toy_cost(), 512), 32, top=1, fixed=fixed)
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    kept: list[Any] = []
-    monkeypatch.setattr(pictures, "_save", lambda figure, path: kept.append(figure))
-    return kept
-
-
-def test_bars_of_stages_add_up_to_the_step_and_to_the_memory(figures: list[Any]) -> None:
+def test_bars_of_stages_add_up_to_the_step_and_to_the_memory() -> None:
     found = result(16, pp=4).best
-    pictures.draw_stages(found, 0, Path("unused.png"))
-    times, memory = figures[0].axes
+    times, memory = stages_figure(found, 0).axes
     step, device = found.times.seconds[0], memory_of_stages(found, 0).device / 2**30
     tops = [np.zeros(4), np.zeros(4)]
     for panel, axes in enumerate((times, memory)):
@@ -44,10 +34,9 @@ def test_bars_of_stages_add_up_to_the_step_and_to_the_memory(figures: list[Any])
     assert times.get_ylabel() == "time of a step [s]" and memory.get_ylabel() == "peak memory per GPU [GiB]"
 
 
-def test_the_scaling_curve_goes_through_the_best_layouts(figures: list[Any]) -> None:
+def test_the_scaling_curve_goes_through_the_best_layouts() -> None:
     results = [result(world) for world in (8, 16, 32)]
-    pictures.draw_scaling(results, Path("unused.png"))
-    axes = figures[0].axes[0]
+    axes = scaling_figure(results).axes[0]
     line = axes.lines[0]
     assert list(line.get_xdata()) == [8, 16, 32]
     np.testing.assert_allclose(line.get_ydata(), [float(found.best.tgs[0]) for found in results])

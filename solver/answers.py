@@ -1,0 +1,170 @@
+"""Three lines for scripts and notebooks: ask for the best layout, look at the answer, take it along.
+
+>>> from solver import best_layout
+>>> answer = best_layout("configs/7B_internlm2.py", world_size=128, global_batch_tokens=4_194_304)
+>>> answer.tgs, answer.fits, answer.layout.tp
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+
+from profiler.errors import InputError
+from profiler.files import write_text
+from profiler.profile.profile import Profile
+from profiler.profile.profiles import find_profile
+from solver.api import load_problem
+from solver.formats.config_file import RunConfig, find_model, load_cluster
+from solver.formats.megatron_export import shell_command
+from solver.report.decision import Decision, decision_of
+from solver.report.explain import Explanation, explain
+from solver.report.html import write_report
+from solver.report.memory_timeline import memory_through_step
+from solver.report.output import search_dict, solution_dict
+from solver.report.pictures import memory_figure, pareto_figure, stages_figure, timeline_figure
+from solver.report.terminal import breakdown, solutions_table, verdict_text
+from solver.report.timeline import step_timeline
+from solver.search.search import SearchResult, search
+from solver.spec.strategy import Strategy
+from solver.step.memory import VERDICTS
+from solver.step.solutions import Solutions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a search with what one does with it; seconds and bytes. It shows itself in a terminal and in a notebook."""
+
+    result: SearchResult
+    said: str  #: what the profile is
+
+    @property
+    def best(self) -> Solutions:
+        return self.result.best
+
+    @property
+    def layout(self) -> Strategy:
+        """The best layout."""
+        return self.best.layouts.strategy(0, self.best.problem.run)
+
+    @property
+    def tgs(self) -> float:
+        """Tokens per GPU and second."""
+        return float(self.best.tgs[0])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return float(self.best.times.seconds[0])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """90% prediction interval of a step [s]."""
+        return self.why().interval
+
+    @property
+    def memory_bytes(self) -> float:
+        """Peak memory of a GPU, runtime included."""
+        return float(self.best.memory.device[0])
+
+    @property
+    def fits(self) -> bool:
+        """Whether the upper bound of the memory fits too."""
+        return self.best.verdict(0) == VERDICTS[0]
+
+    def why(self, index: int = 0) -> Explanation:
+        """Return the step of the ``index``-th best layout line by line."""
+        return explain(self.best, index)
+
+    def decision(self) -> Decision:
+        """Return the rivals of the best layout, what is one step away, and what each number decides."""
+        sizes = self.result.best_of_sizes
+        return decision_of(
+            self.best.problem, self.layout, [sizes.layouts.strategy(i, sizes.problem.run) for i in range(len(sizes))]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every number, as --json writes them (docs/json.md)."""
+        return search_dict(self.result, self.said)
+
+    def to_frame(self) -> DataFrame:
+        """Return the best layouts as a pandas table, a row each. Raises InputError where pandas is missing."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise InputError("to_frame() needs pandas: pip install 'foretrain[import]'; or use to_dict()") from None
+        rows = [solution_dict(self.best, i) for i in range(len(self.best))]
+        plain = ("step_s", "tgs", "mfu", "peak_memory_bytes", "memory_bound_bytes", "verdict")
+        return DataFrame([row["layout"] | {name: row[name] for name in plain} for row in rows])
+
+    def plot(self) -> Figure:
+        """Return a picture of speed against memory."""
+        return pareto_figure(self.result)
+
+    def plot_stages(self) -> Figure:
+        """Return a picture of time and memory of every pipeline stage of the best layout."""
+        return stages_figure(self.best, 0)
+
+    def plot_step(self) -> Figure:
+        """Return a picture of one step of the best layout, pass by pass."""
+        return timeline_figure(step_timeline(self.best, 0))
+
+    def plot_memory(self) -> Figure:
+        """Return a picture of the memory of every stage through one step of the best layout."""
+        return memory_figure(*memory_through_step(self.best, 0), self.best.problem.cluster.memory_bytes)
+
+    def export(self, path: str | Path) -> None:
+        """Write the best layout as a script that launches Megatron-LM. Raises InputError where it cannot run it."""
+        problem = self.best.problem
+        write_text(Path(path), shell_command(problem.model, self.layout, problem.cluster.gpus_per_node))
+
+    def report(self, path: str | Path) -> None:
+        """Write one page a colleague can read."""
+        write_report(Path(path), self.decision(), self.said, "", "solver.best_layout(...).report(...)", self.result)
+
+    def __repr__(self) -> str:
+        return f"<Answer: {self.tgs:,.0f} tokens per GPU and second, {self.best.verdict(0)}>"
+
+    def __rich_console__(self, *_: Any) -> Iterator[RenderableType]:
+        yield verdict_text(self.best)
+        yield solutions_table("Best layouts", [(self.best, i) for i in range(len(self.best))])
+        yield breakdown(self.best, 0)
+
+    def _repr_html_(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=150, highlight=False, color_system=None).print(self)
+        return f'<pre style="line-height:1.1">{escape(text.getvalue())}</pre>'
+
+
+def best_layout(
+    model: str | Path | RunConfig, world_size: int, *, profile: str | Profile | None = None,
+    global_batch_tokens: int | None = None, global_batch_sequences: int | None = None, top: int = 10,
+    fixed: Mapping[str, Any] | None = None, jobs: int = 1, **options: Any,
+) -> Answer:  # fmt: skip
+    """Return the best layouts of a model on ``world_size`` GPUs.
+
+    model: a file as of --config, or a name as of --model_size. fixed: axes that do not vary. options: as of
+    solver.load_problem (cluster, seq_len, framework, precision, ...). Raises InputError as the command line says it.
+    """
+    config = model if isinstance(model, RunConfig) or Path(model).suffix else find_model(str(model))
+    problem = load_problem(config, world_size, profile=profile, **options)
+    result = search(problem, global_batch_sequences, top, global_batch_tokens=global_batch_tokens, fixed=fixed, jobs=jobs)
+    said = "a profile of your own" if isinstance(profile, Profile) else find_profile(profile or _of_cluster(options))[1]
+    return Answer(result, said)
+
+
+def _of_cluster(options: Mapping[str, Any]) -> str | None:
+    """Return the profile that a cluster names, as load_problem takes it."""
+    cluster = options.get("cluster")
+    described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
+    return described.get("hardware")

@@ -1,0 +1,72 @@
+"""Three lines for scripts and notebooks: the numbers of a search, tables, pictures, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from profiler.errors import InputError
+from solver import Answer, best_layout, explain, load_problem, search
+from solver.formats.config_file import load_run_config
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    return best_layout("llama3_8b", 64, framework="megatron-core", global_batch_tokens=1_048_576, top=3)
+
+
+def test_numbers_are_those_of_a_search(answer: Answer) -> None:
+    problem = load_problem("configs/models/llama3_8b.json", 64, framework="megatron-core")
+    best = search(problem, 256, 3).best
+    assert (answer.tgs, answer.seconds) == (float(best.tgs[0]), float(best.times.seconds[0]))
+    assert answer.interval == explain(best, 0).interval and answer.memory_bytes == float(best.memory.device[0])
+    assert answer.layout == best.layouts.strategy(0, problem.run) and answer.fits == (best.verdict(0) == "FITS")
+    assert answer.layout.tp * answer.layout.cp * answer.layout.pp * answer.layout.dp == 64
+
+
+def test_tables(answer: Answer) -> None:
+    pytest.importorskip("pandas")
+    frame = answer.to_frame()
+    plain = json.loads(json.dumps(answer.to_dict()))
+    assert list(frame["step_s"]) == [one["step_s"] for one in plain["best"]] and len(frame) == 3
+    assert frame["tp"][0] == answer.layout.tp and frame["verdict"][0] == plain["best"][0]["verdict"]
+    assert plain["profile"].startswith("profile: h100_sxm")
+
+
+def test_it_shows_itself(answer: Answer) -> None:
+    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(answer)
+    text = console.export_text()
+    assert f"{answer.tgs:,.0f} tokens/GPU/s" in text and "Why:" in text
+    page = answer._repr_html_()
+    assert page.startswith("<pre") and f"{answer.tgs:,.0f} tokens/GPU/s" in page and repr(answer).startswith("<Answer: ")
+
+
+def test_pictures_are_figures(answer: Answer, tmp_path: Path) -> None:
+    for number, figure in enumerate((answer.plot(), answer.plot_stages(), answer.plot_step(), answer.plot_memory())):
+        path = tmp_path / f"{number}.png"
+        figure.savefig(path)
+        assert path.read_bytes().startswith(b"\x89PNG") and figure.axes[0].get_xlabel()
+
+
+def test_files(answer: Answer, tmp_path: Path) -> None:
+    script, page = tmp_path / "run.sh", tmp_path / "out.html"
+    answer.export(script)
+    answer.report(page)
+    config = load_run_config(script)
+    assert (config.layout["tp"], config.layout["pp"]) == (answer.layout.tp, answer.layout.pp)
+    assert f"{answer.tgs:,.0f} tokens per GPU" in page.read_text()
+    rival = answer.decision().rivals
+    assert float(rival.times.seconds[0]) == pytest.approx(answer.seconds)
+
+
+def test_ways_to_ask() -> None:
+    by_file = best_layout("configs/7B_internlm2.py", 16, cluster="a100_50g", global_batch_sequences=64, fixed={"tp": 4}, top=1)
+    assert by_file.layout.tp == 4 and "a100_sxm_80gb" in by_file.said
+    with pytest.raises(InputError, match="no model is called 'llama9'"):
+        best_layout("llama9", 8, global_batch_sequences=64)
+    with pytest.raises(InputError, match="give the global batch either as"):
+        best_layout("llama3_8b", 8)
