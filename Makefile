@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy devices switches step-factors fits fuzz mutants coverage clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy devices switches learning step-factors fits fuzz mutants coverage clean
 
 setup: $(VENV)/.predict
 
@@ -49,6 +49,9 @@ devices: $(VENV)/.predict
 switches: $(VENV)/.predict
 	$(BIN)/python benchmarks/switches.py
 	$(BIN)/python benchmarks/published_layouts.py
+
+learning: $(VENV)/.predict
+	$(BIN)/python benchmarks/learning.py
 
 step-factors: $(VENV)/.predict
 	$(BIN)/python benchmarks/step_factors.py
