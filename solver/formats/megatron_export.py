@@ -37,6 +37,11 @@ def megatron_arguments(model: ModelSpec, run: Strategy) -> Flags:
     return {f"--{name}": value for name, value in flags.items() if value is not False and value is not None}
 
 
+def megatron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
+    """Return file name -> text of a launch script."""
+    return {f"{name}.sh": shell_command(model, run, gpus_per_node)}
+
+
 def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
     words = [f"{name} {shlex.quote(str(value))}" if value is not True else name

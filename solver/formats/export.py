@@ -1,0 +1,84 @@
+"""A layout as the files with which its framework runs it: which kind of file is chosen here, by name and framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiler.errors import InputError
+from profiler.files import write_text
+from solver.formats.config_file import read_source
+from solver.formats.file_run import Source
+from solver.formats.megatron_export import megatron_files
+from solver.formats.same_layout import refuse_other, stated_strategy
+from solver.formats.torchtitan_export import torchtitan_files
+from solver.spec.frameworks import known_framework
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
+
+#: Writes (model, layout, GPUs of a node, name of the file without its ending): file name -> text, the file itself first.
+Writer = Callable[[ModelSpec, Strategy, int, str], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file. what: as messages name it. frameworks: the releases that it is written for.
+
+    returns: what is read from it is the same layout field by field; Megatron's arguments state what other fields imply.
+    """
+
+    ending: str
+    what: str
+    write: Writer
+    frameworks: tuple[str, ...]
+    returns: bool = True
+
+
+KINDS = (
+    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), returns=False),
+    Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
+)
+
+
+def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) -> list[Path]:
+    """Write the files of a layout beside each other; return their paths. Raises InputError as ``exported`` does."""
+    written = []
+    for name, text in exported(path, model, run, gpus_per_node).items():
+        write_text(path.parent / name, text)
+        written.append(path.parent / name)
+    return written
+
+
+def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) -> dict[str, str]:
+    """Return the files of a layout, by their paths from the folder of ``path``, the file itself first.
+
+    Raises InputError for a framework that has no such kind of file, for what the kind cannot express, and where what it would
+    mean to a reader is another layout.
+    """
+    kind = _kind(path, run)
+    files = kind.write(model, run, gpus_per_node, path.stem)
+    texts = {path.name if name == next(iter(files)) else name: text for name, text in files.items()}
+    read = read_source(Source(path, texts[path.name], texts.get))
+    if kind.returns:
+        _refuse_other_model(model, read.model, kind.what)
+        refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
+    return texts
+
+
+def _kind(path: Path, run: Strategy) -> Kind:
+    framework = known_framework(run.framework).name
+    ending = {".yml": ".yaml"}.get(path.suffix, path.suffix)
+    own = [kind for kind in KINDS if framework in kind.frameworks]
+    found = next((kind for kind in own if kind.ending == ending), None)
+    if found:
+        return found
+    if own:
+        raise InputError(f"--export {path}: a layout of {framework} is written as {' or '.join(k.ending for k in own)}")
+    others = "; ".join(f"{kind.ending} for {', '.join(kind.frameworks)}" for kind in KINDS)
+    raise InputError(f"the layout is {run.framework}'s, for which no file is written; written are {others} (--framework)")
+
+
+def _refuse_other_model(model: ModelSpec, read: ModelSpec, what: str) -> None:
+    if read.replace(name=model.name) != model:
+        raise InputError(f"{model.name}: {what} has no place for something of it")
