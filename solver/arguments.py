@@ -76,8 +76,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
                    "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
     p.add_argument("--balance", action="store_true", help="deal the layers of the (best) layout to its stages one by one, "
                    "and recompute to match, so that none is waited for")  # fmt: skip
-    p.add_argument("--export", type=Path, metavar="OUT.sh", help="write the (best) layout as a script that launches "
-                   "Megatron-LM with it (--framework megatron-core)")  # fmt: skip
+    p.add_argument("--export", type=Path, metavar="OUT", help="write the (best) layout as its framework runs it: "
+                   "a script, .py, .toml, .yaml or .json (docs/formats.md)")  # fmt: skip
     p.add_argument("--trace", type=Path, metavar="OUT", help="one step of the (best) layout pass by pass: a Chrome or Perfetto "
                    "trace (.json), or a picture of it (.png, .svg)")  # fmt: skip
     p.add_argument("--plot_stages", type=Path, metavar="OUT", help="draw time and memory of every pipeline stage of the layout")

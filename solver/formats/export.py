@@ -10,8 +10,9 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from solver.formats.config_file import read_source
 from solver.formats.file_run import Source
+from solver.formats.internevo_export import internevo_files
 from solver.formats.megatron_export import megatron_files
-from solver.formats.same_layout import refuse_other, stated_strategy
+from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
 from solver.formats.torchtitan_export import torchtitan_files
 from solver.spec.frameworks import known_framework
 from solver.spec.model import ModelSpec
@@ -37,6 +38,7 @@ class Kind:
 
 KINDS = (
     Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), returns=False),
+    Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
 )
 
@@ -61,7 +63,7 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     texts = {path.name if name == next(iter(files)) else name: text for name, text in files.items()}
     read = read_source(Source(path, texts[path.name], texts.get))
     if kind.returns:
-        _refuse_other_model(model, read.model, kind.what)
+        refuse_other_model(model, read.model, kind.what)
         refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
     return texts
 
@@ -77,8 +79,3 @@ def _kind(path: Path, run: Strategy) -> Kind:
         raise InputError(f"--export {path}: a layout of {framework} is written as {' or '.join(k.ending for k in own)}")
     others = "; ".join(f"{kind.ending} for {', '.join(kind.frameworks)}" for kind in KINDS)
     raise InputError(f"the layout is {run.framework}'s, for which no file is written; written are {others} (--framework)")
-
-
-def _refuse_other_model(model: ModelSpec, read: ModelSpec, what: str) -> None:
-    if read.replace(name=model.name) != model:
-        raise InputError(f"{model.name}: {what} has no place for something of it")

@@ -81,6 +81,25 @@ def refuse_other(model: ModelSpec, asked: Strategy, read: Strategy, what: str) -
             raise InputError(f"{field.name} {mine}: {what} has no place for it (it would mean {other})")
 
 
+def same_model(one: ModelSpec, other: ModelSpec) -> bool:
+    """Whether two descriptions are of the same work; the longest sequence of rotary positions only limits what is asked."""
+    return _plain(one) == _plain(other)
+
+
+def refuse_other_model(asked: ModelSpec, read: ModelSpec, what: str) -> None:
+    """Raise InputError with the first field in which ``read`` is not the model that was asked for. what: the format."""
+    wanted, got = _plain(asked), _plain(read)
+    for field in fields(ModelSpec):
+        mine, other = getattr(wanted, field.name), getattr(got, field.name)
+        if mine != other:
+            raise InputError(f"{asked.name}: {what} has no place for {field.name} {mine} (it would mean {other})")
+
+
+def _plain(model: ModelSpec) -> ModelSpec:
+    learned = model.position == "learned"
+    return model.replace(name="", max_position_embeddings=model.max_position_embeddings if learned else 0)
+
+
 def interleaved(schedule: str, vpp: int) -> str:
     """Return the schedule's name in a layout of ``vpp`` chunks a stage."""
     return "interleaved" if vpp > 1 and schedule not in WAVES else schedule

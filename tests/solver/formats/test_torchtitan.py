@@ -79,7 +79,7 @@ def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path
     # the rest is what torchtitan does not run: whole activations, shards across cp, replicas beside other parallelism, shares
     # of recomputed layers that are not every n-th, and in 2024 several batches a step
     assert came > 60 and set(refused) <= {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "num_micro_batches"}
-    assert_same_estimate(model, runs[:20])
+    assert_same_estimate(model, runs[:6])
 
 
 def test_the_preset_of_2025_is_exactly_this_layout(tmp_path: Path) -> None:
