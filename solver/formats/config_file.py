@@ -17,6 +17,7 @@ from solver.formats.megatron_script import read_script
 from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
 from solver.formats.text_file import json_object, read_text
 from solver.formats.torchtitan_config import read_torchtitan
+from solver.formats.yaml_files import read_yaml_file
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -49,7 +50,9 @@ def load_run_config(path: str | Path) -> RunConfig:
     path = Path(path)
     if path.suffix not in (*_READERS, ".json"):
         endings = ", ".join((*_READERS, ".json"))
-        raise InputError(f"{path}: a configuration is a file of InternEvo, Megatron-LM, torchtitan or a model ({endings})")
+        raise InputError(
+            f"{path}: a configuration is a file of InternEvo, Megatron-LM, torchtitan, nanotron or a model ({endings})"
+        )
     text = read_text(path, WHAT, MAX_BYTES)
     source = Source(path, text, _neighbours(path))
     if path.suffix != ".json":
@@ -89,7 +92,9 @@ def _megatron(source: Source) -> FileRun:
     return FileRun(*read_script(source.text, source.path))
 
 
-_READERS: Mapping[str, Callable[[Source], FileRun]] = {".py": _internevo, ".sh": _megatron, ".toml": read_torchtitan}
+_READERS: Mapping[str, Callable[[Source], FileRun]] = {
+    ".py": _internevo, ".sh": _megatron, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
+}  # fmt: skip
 
 
 def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:

@@ -12,6 +12,7 @@ from solver.formats.config_file import read_source
 from solver.formats.file_run import Source
 from solver.formats.internevo_export import internevo_files
 from solver.formats.megatron_export import megatron_files
+from solver.formats.nanotron_export import nanotron_files
 from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
 from solver.formats.torchtitan_export import torchtitan_files
 from solver.spec.frameworks import known_framework
@@ -40,6 +41,7 @@ KINDS = (
     Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), returns=False),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
+    Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",)),
 )
 
 

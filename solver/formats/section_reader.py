@@ -20,6 +20,11 @@ class SectionReader:
     def __contains__(self, key: str) -> bool:
         return self._section.get(key) is not None
 
+    @property
+    def place(self) -> str:
+        """The file and, in it, the section."""
+        return f"{self._where}: {self._path}" if self._path else self._where
+
     def full(self, key: str) -> str:
         return f"{self._path}.{key}" if self._path else key
 
