@@ -55,7 +55,7 @@ def round_trips(model: ModelSpec, runs: list[Strategy], ending: str, folder: Pat
             config = read_source(Source(path, texts[path.name], texts.get))
         back = stated_strategy(config.layout, run.world_size)
         assert effective(model, back) == effective(model, run.replace(framework=back.framework)), texts
-        assert same_model(config.model, model)
+        assert same_model(config.model, model, run.tp)
         came += 1
     return came, refused
 

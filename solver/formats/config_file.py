@@ -50,9 +50,7 @@ def load_run_config(path: str | Path) -> RunConfig:
     path = Path(path)
     if path.suffix not in (*_READERS, ".json"):
         endings = ", ".join((*_READERS, ".json"))
-        raise InputError(
-            f"{path}: a configuration is a file of InternEvo, Megatron-LM, torchtitan, nanotron or a model ({endings})"
-        )
+        raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
     text = read_text(path, WHAT, MAX_BYTES)
     source = Source(path, text, _neighbours(path))
     if path.suffix != ".json":
@@ -88,12 +86,8 @@ def _internevo(source: Source) -> FileRun:
     return internevo_run(source.text, str(source.path), source.path.stem)
 
 
-def _megatron(source: Source) -> FileRun:
-    return FileRun(*read_script(source.text, source.path))
-
-
 _READERS: Mapping[str, Callable[[Source], FileRun]] = {
-    ".py": _internevo, ".sh": _megatron, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
+    ".py": _internevo, ".sh": read_script, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
 }  # fmt: skip
 
 

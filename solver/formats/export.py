@@ -8,6 +8,7 @@ from pathlib import Path
 
 from profiler.errors import InputError
 from profiler.files import write_text
+from solver.formats.bridge_export import bridge_files
 from solver.formats.config_file import read_source
 from solver.formats.file_run import Source
 from solver.formats.internevo_export import internevo_files
@@ -25,22 +26,19 @@ Writer = Callable[[ModelSpec, Strategy, int, str], dict[str, str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. what: as messages name it. frameworks: the releases that it is written for.
-
-    returns: what is read from it is the same layout field by field; Megatron's arguments state what other fields imply.
-    """
+    """A kind of file. what: as messages name it. frameworks: the releases that it is written for."""
 
     ending: str
     what: str
     write: Writer
     frameworks: tuple[str, ...]
-    returns: bool = True
 
 
 KINDS = (
-    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), returns=False),
+    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",)),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
+    Kind(".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26", "megatron-bridge-25")),
     Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",)),
 )
 
@@ -64,9 +62,8 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     files = kind.write(model, run, gpus_per_node, path.stem)
     texts = {path.name if name == next(iter(files)) else name: text for name, text in files.items()}
     read = read_source(Source(path, texts[path.name], texts.get))
-    if kind.returns:
-        refuse_other_model(model, read.model, kind.what)
-        refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
+    refuse_other_model(model, read.model, run.tp, kind.what)
+    refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
     return texts
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.megatron_args import FRAMEWORK
-from solver.spec.frameworks import known_framework
+from solver.spec.frameworks import framework_of, known_framework
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -21,6 +21,11 @@ from solver.spec.strategy import Strategy
 VERSION = "Megatron-Core 0.12 to 0.16"
 _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
 _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
+#: Of experts, what belongs to the run and not to the model.
+_OF_THE_RUN = (
+    "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion",
+    "overlap-moe-expert-parallel-comm", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "mock-data",
+)  # fmt: skip
 
 Flags = dict[str, Any]
 
@@ -35,6 +40,13 @@ def megatron_arguments(model: ModelSpec, run: Strategy) -> Flags:
     _refuse(model, run)
     flags = {**_model(model, run), **_layout(run), **_training(run)}
     return {f"--{name}": value for name, value in flags.items() if value is not False and value is not None}
+
+
+def model_arguments(model: ModelSpec, run: Strategy) -> Flags:
+    """Return flag (without dashes) -> value of the model alone. Raises InputError for what they do not express."""
+    _refuse(model, run)
+    flags = {name: value for name, value in _model(model, run).items() if name not in _OF_THE_RUN}
+    return {name: value for name, value in flags.items() if value is not False and value is not None}
 
 
 def megatron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
@@ -77,7 +89,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.fused_norm and not run.compile and not run.cuda_graphs, "unfused norms, torch.compile, or CUDA graphs"),
         (not run.moe_capacity_factor and run.moe_imbalance == 1, "a capacity factor or an imbalance of experts"),
         (not run.moe_shared_expert_overlap and not run.tp_comm_overlap, "overlap of shared experts or of tensor parallelism"),
-        (not run.launch_blocking and not run.dropout, "launch_blocking, or dropout"),
+        (not run.launch_blocking, "launch_blocking"),
     )  # fmt: skip
     for holds, what in rules:
         if not holds:
@@ -155,6 +167,8 @@ def _layout(run: Strategy) -> Flags:
 def _training(run: Strategy) -> Flags:
     part = run.recompute == "full" and run.recompute_layers >= 0
     quantised = run.precision in ("fp8", "mxfp8")
+    usual = run.attention == "unfused" and framework_of(run.framework).kernels.dropout
+    dropout = usual if run.dropout is None else run.dropout
     return {
         "bf16": run.precision != "fp16", "fp16": run.precision == "fp16",
         "fp8-format": "hybrid" if quantised else None,
@@ -168,7 +182,7 @@ def _training(run: Strategy) -> Flags:
         "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,
         "recompute-num-layers": run.recompute_layers if part else 1 if run.recompute == "full" else None,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
-        "attention-dropout": 0.0, "hidden-dropout": 0.0,
+        "attention-dropout": 0.1 * dropout, "hidden-dropout": 0.1 * dropout,
         "overlap-grad-reduce": run.overlap_grad_reduce,
         "overlap-param-gather": run.overlap_param_gather and run.zero == 1,
         "cross-entropy-loss-fusion": run.cross_entropy_fusion,

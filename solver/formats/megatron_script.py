@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, printable, shown
-from solver.formats.cases import case_of
-from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from solver.formats.file_run import FileRun, Source
+from solver.formats.megatron_run import run_of_arguments
 
 PROGRAM = "pretrain_gpt.py"
 _LAUNCH = ("nnodes", "nproc-per-node")  #: torchrun's, with - or _
 
 
-def read_script(text: str, path: Path) -> tuple[ModelSpec, dict[str, Any]]:
-    """Return the model and the layout (all fields of a Strategy) of a script.
+def read_script(source: Source) -> FileRun:
+    """Return the run of a script, whose layout has all fields of a Strategy.
 
     Raises InputError for a script that does not launch pretrain_gpt.py by torchrun with a number of GPUs, for arguments that a
     shell would still have to expand, and for what solver.formats.megatron_args refuses.
     """
+    path = source.path
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = shlex.split(source.text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise InputError(f"{path}: it cannot be read as a command: {error}") from None
     at = next((i for i, word in enumerate(words) if word.endswith(PROGRAM)), None)
@@ -36,11 +35,7 @@ def read_script(text: str, path: Path) -> tuple[ModelSpec, dict[str, Any]]:
     if set(launch) != set(_LAUNCH) or not all(value.isdecimal() for value in launch.values()):
         raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers")
     world = int(launch["nnodes"]) * int(launch["nproc-per-node"])
-    case = case_of({"id": path.stem, "hardware": "", "model": {}, "measured": {}, "run": {"world_size": world},
-                    "megatron_args": flags})  # fmt: skip
-    if case.skipped or case.model is None or case.strategy is None:
-        raise InputError(f"{path}: {case.skipped}")
-    return case.model.replace(name=path.stem), {f.name: getattr(case.strategy, f.name) for f in fields(Strategy)}
+    return run_of_arguments(flags, world, path)
 
 
 def _flags(words: Sequence[str], path: Path) -> dict[str, Any]:
