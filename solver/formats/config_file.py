@@ -13,8 +13,8 @@ from profiler.errors import InputError, closest
 from solver.formats.file_run import FileRun, Source
 from solver.formats.hugging_face import MARKS, unread_keys
 from solver.formats.internevo_config import internevo_run
-from solver.formats.megatron_script import read_script
 from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
+from solver.formats.script_files import read_script_file
 from solver.formats.text_file import json_object, read_text
 from solver.formats.torchtitan_config import read_torchtitan
 from solver.formats.yaml_files import read_yaml_file
@@ -87,7 +87,7 @@ def _internevo(source: Source) -> FileRun:
 
 
 _READERS: Mapping[str, Callable[[Source], FileRun]] = {
-    ".py": _internevo, ".sh": read_script, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
+    ".py": _internevo, ".sh": read_script_file, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
 }  # fmt: skip
 
 

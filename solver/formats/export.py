@@ -8,6 +8,7 @@ from pathlib import Path
 
 from profiler.errors import InputError
 from profiler.files import write_text
+from solver.formats.accelerate_export import accelerate_files
 from solver.formats.bridge_export import bridge_files
 from solver.formats.config_file import read_source
 from solver.formats.file_run import Source
@@ -39,6 +40,7 @@ KINDS = (
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
     Kind(".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26", "megatron-bridge-25")),
+    Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp")),
     Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",)),
 )
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from profiler.errors import InputError
+from solver.formats.accelerate_config import is_accelerate, read_accelerate
 from solver.formats.bridge_config import is_bridge, read_bridge
 from solver.formats.file_run import FileRun, Source
 from solver.formats.megatron_run import is_megatron_test, read_megatron_test
 from solver.formats.nanotron_config import is_nanotron, read_nanotron
 from solver.formats.yaml_text import read_yaml
 
-_KINDS = ((is_nanotron, read_nanotron), (is_megatron_test, read_megatron_test), (is_bridge, read_bridge))
+_KINDS = (
+    (is_nanotron, read_nanotron), (is_megatron_test, read_megatron_test), (is_bridge, read_bridge),
+    (is_accelerate, read_accelerate),
+)  # fmt: skip
 
 
 def read_yaml_file(source: Source) -> FileRun:
@@ -20,5 +24,5 @@ def read_yaml_file(source: Source) -> FileRun:
             return read(sections, source)
     raise InputError(
         f"{source.path}: a YAML configuration is nanotron's (sections parallelism and tokens), Megatron-Bridge's (model and "
-        "train) or one of Megatron-LM's tests (MODEL_ARGS)"
+        "train), accelerate's (distributed_type) or one of Megatron-LM's tests (MODEL_ARGS)"
     )
