@@ -215,7 +215,7 @@ def _write_layout(args: argparse.Namespace, solutions: Solutions, console: Conso
     problem = solutions.problem
     if args.export:
         run = solutions.layouts.strategy(0, problem.run)
-        for path in write_export(args.export, problem.model, run, problem.cluster.gpus_per_node):
+        for path in write_export(args.export, problem.model, run, problem.cluster.gpus_per_node, args.config):
             console.print(f"wrote {path}", markup=False)
     if args.trace:
         step = step_timeline(solutions, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, closest
+from solver.formats.deepspeed_config import is_deepspeed, read_deepspeed
 from solver.formats.file_run import FileRun, Source
 from solver.formats.hugging_face import MARKS, unread_keys
 from solver.formats.internevo_config import internevo_run
@@ -48,8 +49,8 @@ def load_run_config(path: str | Path) -> RunConfig:
     Raises InputError with one sentence for a file that cannot be read or understood.
     """
     path = Path(path)
-    if path.suffix not in (*_READERS, ".json"):
-        endings = ", ".join((*_READERS, ".json"))
+    if path.suffix not in _READERS:
+        endings = ", ".join(_READERS)
         raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
     text = read_text(path, WHAT, MAX_BYTES)
     source = Source(path, text, _neighbours(path))
@@ -58,6 +59,8 @@ def load_run_config(path: str | Path) -> RunConfig:
     plain = json_object(text, path)
     if "model" in plain:
         return _case_like(plain, path)
+    if is_deepspeed(plain):
+        return _run_config(source, read_source(source))
     model = json_model(plain, path)
     return RunConfig(model.name, model, {}, None, path, tuple(unread_keys(plain)) if MARKS & set(plain) else ())
 
@@ -88,6 +91,7 @@ def _internevo(source: Source) -> FileRun:
 
 _READERS: Mapping[str, Callable[[Source], FileRun]] = {
     ".py": _internevo, ".sh": read_script_file, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
+    ".json": read_deepspeed,
 }  # fmt: skip
 
 

@@ -11,12 +11,14 @@ from profiler.files import write_text
 from solver.formats.accelerate_export import accelerate_files
 from solver.formats.bridge_export import bridge_files
 from solver.formats.config_file import read_source
+from solver.formats.deepspeed_export import deepspeed_files
 from solver.formats.file_run import Source
 from solver.formats.internevo_export import internevo_files
 from solver.formats.megatron_export import megatron_files
 from solver.formats.nanotron_export import nanotron_files
 from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
 from solver.formats.torchtitan_export import torchtitan_files
+from solver.spec.feasibility import check_framework
 from solver.spec.frameworks import known_framework
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -41,24 +43,29 @@ KINDS = (
     Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
     Kind(".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26", "megatron-bridge-25")),
     Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp")),
+    Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",)),
     Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",)),
 )
 
 
-def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) -> list[Path]:
-    """Write the files of a layout beside each other; return their paths. Raises InputError as ``exported`` does."""
-    written = []
-    for name, text in exported(path, model, run, gpus_per_node).items():
-        write_text(path.parent / name, text)
-        written.append(path.parent / name)
-    return written
+def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int, keep: Path | None = None) -> list[Path]:
+    """Write the files of a layout beside each other; return their paths.
+
+    keep: a file that must not be one of them. Raises InputError where it is, and as ``exported`` does.
+    """
+    files = {path.parent / name: text for name, text in exported(path, model, run, gpus_per_node).items()}
+    if keep and keep.resolve() in {file.resolve() for file in files}:
+        raise InputError(f"--export {path} would overwrite {keep}, which the layout is from; give another name")
+    for file, text in files.items():
+        write_text(file, text)
+    return list(files)
 
 
 def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) -> dict[str, str]:
     """Return the files of a layout, by their paths from the folder of ``path``, the file itself first.
 
-    Raises InputError for a framework that has no such kind of file, for what the kind cannot express, and where what it would
-    mean to a reader is another layout.
+    Raises InputError for a framework that has no such kind of file, for what the kind cannot express, where what it would mean
+    to a reader is another layout, and for what the framework does not run.
     """
     kind = _kind(path, run)
     files = kind.write(model, run, gpus_per_node, path.stem)
@@ -66,6 +73,7 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     read = read_source(Source(path, texts[path.name], texts.get))
     refuse_other_model(model, read.model, run.tp, kind.what)
     refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
+    check_framework(model, run)
     return texts
 
 

@@ -33,19 +33,6 @@ NEUTRAL = _flags(
     "overlap-p2p-communication-warmup-flush te-rng-tracker tokenizer-type use-flash-attn use-mcore-models "
     "use-tp-pp-dp-mapping"
 )
-#: Flags that only arrange data, logs, checkpoints and the schedule of the learning rate: files that are run hold them.
-ARRANGEMENTS = _flags(
-    "adam-beta1 adam-beta2 adam-eps async-save auto-detect-ckpt-format ckpt-format clip-grad data-cache-path data-path "
-    "dist-ckpt-optim-fully-reshardable dist-ckpt-strictness eval-interval eval-iters exit-duration-in-mins exit-interval "
-    "init-method-std load log-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-progress "
-    "log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard lr lr-decay-iters lr-decay-samples "
-    "lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters lr-warmup-samples manual-gc manual-gc-interval "
-    "merge-file min-lr moe-aux-loss-coeff moe-z-loss-coeff no-ckpt-fully-parallel-save no-load-optim no-load-rng "
-    "no-save-optim no-save-rng norm-epsilon num-workers override-opt_param-scheduler rotary-base rotary-percent "
-    "save save-interval seed split tensorboard-dir tensorboard-log-interval timing-log-level timing-log-option "
-    "tokenizer-hf-include-special-tokens tokenizer-model train-iters train-samples use-checkpoint-args "
-    "use-persistent-ckpt-worker vocab-file wandb-exp-name wandb-project wandb-save-dir weight-decay"
-)
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
     "use-megatron-fsdp": "Megatron FSDP",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from round_trip import assert_same_estimate, model_of, round_trips
 from toy import toy_cost
 
 from profiler.errors import InputError
+from solver.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
 from solver.formats.hugging_face_export import config_of
@@ -241,10 +240,10 @@ def test_three_files_are_written(tmp_path: Path) -> None:
     assert load_run_config(written[1]).layout == load_run_config(written[0]).layout
 
 
-def test_the_command_writes_and_reads_it(tmp_path: Path) -> None:
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*words: str) -> str:
-        words = (sys.executable, "simulation_train_formulaic.py", *words)
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert main(words) == 0
+        return capsys.readouterr().out
 
     path = str(tmp_path / "best.yaml")
     searched = (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import pytest
 from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
 
 from profiler.errors import InputError
+from solver.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.formats.same_layout import same_model
@@ -195,10 +194,10 @@ def test_the_release_before_is_written_too() -> None:
     assert exported(Path("a.yml"), model_of("llama3_8b"), RUN.replace(framework="megatron-bridge-25"), 8).keys() == {"a.yml"}
 
 
-def test_the_command_writes_and_reads_it(tmp_path: Path) -> None:
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*words: str) -> str:
-        words = (sys.executable, "simulation_train_formulaic.py", *words)
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert main(words) == 0
+        return capsys.readouterr().out
 
     path, found = str(tmp_path / "best.yaml"), tmp_path / "found.json"
     searched = "--run_all_solu --model_size qwen3_30b_a3b --world_size 16 --framework megatron-bridge --top 1 --fix pp=1"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
 
 from profiler.errors import InputError
+from solver.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.formats.same_layout import stated_strategy
@@ -219,10 +218,10 @@ def test_yaml_that_is_not_read(text: str, sentence: str) -> None:
     assert sentence in str(refused.value)
 
 
-def test_the_command_writes_and_reads_it(tmp_path: Path) -> None:
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def command(*words: str) -> str:
-        words = (sys.executable, "simulation_train_formulaic.py", *words)
-        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert main(words) == 0
+        return capsys.readouterr().out
 
     path = str(tmp_path / "best.yaml")
     searched = "--run_all_solu --model_size llama3_8b --world_size 16 --framework nanotron --top 1 --fix recompute=none,zero=0"
