@@ -41,7 +41,7 @@ class StoreOnce(argparse.Action):
 def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that say what is trained, and on what."""
     p.register("action", None, StoreOnce)
-    p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
+    p.add_argument("--config", type=Path, help="a framework's file, Hugging Face config.json or model file (docs/formats.md)")
     p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
     p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
                    "batch where its own layout is estimated)")  # fmt: skip

@@ -48,9 +48,10 @@ def arguments(words: Sequence[str], path: Path) -> dict[str, Any]:
 
 def whole_argument(given: dict[str, Any], name: str, path: Path) -> int:
     """Return an argument that is a positive whole number. Raises InputError otherwise."""
-    value = given[name]
+    value = given.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{path}: {name} is {shown(value)}; it must be a positive whole number")
+        what = f"is {shown(value)}" if name in given else "is missing"
+        raise InputError(f"{path}: {name} {what}; it must be a positive whole number")
     return value
 
 
