@@ -14,7 +14,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
-VERSION = {FSDP1: "accelerate 0.24 and later (FSDP1)", FSDP2: "accelerate 1.6 and later (FSDP2)"}
+VERSION = {FSDP1: "accelerate 0.24 and later (FSDP1)", FSDP2: "accelerate 1.10 and later (FSDP2)"}
 _OF_DDP = "accelerate 0.24 and later (DDP)"
 
 
@@ -33,7 +33,7 @@ def accelerate_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     }  # fmt: skip
     if framework in VERSION:
         settings["fsdp_config"] = _fsdp(run, framework, machines)
-    if framework == FSDP2:
+    if framework == FSDP2 and run.zero_shard_size != run.dp:
         settings["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": run.dp // run.zero_shard_size,
             "parallelism_config_dp_shard_size": run.zero_shard_size,

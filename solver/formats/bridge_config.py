@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from solver.formats.bridge_names import (
+    BACKENDS,
     DEFAULTS,
     DESCRIBED,
     INVERTED,
@@ -90,6 +91,7 @@ def _model(model: SectionReader) -> Flags:
     flags: Flags = {flag: model.get(key, DEFAULTS.get(key)) for flag, key in VALUES.items()}
     flags |= {flag: model.flag(key, DEFAULTS.get(key, False)) for flag, key in SWITCHES.items()}
     flags |= {flag: not model.flag(key, True) for flag, key in INVERTED.items()}
+    flags["attention-backend"] = _backend(model)
     if flags["num-query-groups"] not in (None, flags["num-attention-heads"]):
         flags["group-query-attention"] = True
     if not model.flag("should_pad_vocab", _KEY_OF_A_MODEL not in model):
@@ -105,6 +107,18 @@ def _model(model: SectionReader) -> Flags:
     if sizes:
         flags["hierarchical-context-parallel-sizes"] = " ".join(map(str, sizes)) if isinstance(sizes, list) else str(sizes)
     return {flag: value for flag, value in flags.items() if value is not None and value is not False}
+
+
+def _backend(model: SectionReader) -> Any:
+    """Return the attention backend, which stands as a text or as a member of an enumeration, by its name or its number."""
+    given = model.get("attention_backend")
+    if not isinstance(given, Section):
+        return given
+    numbers = {str([number]): name for name, number in BACKENDS.items()}
+    name = given.get("_name_") or numbers.get(str(given.get("_args_")))
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise model.wrong("attention_backend", f"one of {', '.join(BACKENDS)}")
+    return name
 
 
 def _moe(model: SectionReader) -> Flags:

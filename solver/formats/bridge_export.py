@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.bridge_names import INVERTED, MOMENTS, STRATEGIES, SWITCHES, VALUES
+from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, STRATEGIES, SWITCHES, VALUES
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
 from solver.formats.yaml_text import write_yaml
@@ -51,7 +51,7 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
         "make_vocab_size_divisible_by": flags.get("make-vocab-size-divisible-by", 128),
         "virtual_pipeline_model_parallel_size": flags.get("num-virtual-stages-per-pipeline-rank"),
         "recompute_granularity": flags.get("recompute-granularity"),
-        "cpu_offloading": "cpu-offloading-num-layers" in flags,
+        "cpu_offloading": "cpu-offloading-num-layers" in flags, "attention_backend": _backend(flags["attention-backend"]),
     }  # fmt: skip
     if model.has_latent_attention:
         found.pop("num_query_groups")
@@ -126,6 +126,11 @@ def _overlap(run: Strategy) -> Values:
     if run.tp_comm_overlap and run.tp_mode != "msp" and run.tp > 1:
         raise InputError("tp_comm_overlap with tp_mode mtp: Megatron-Bridge turns it off without sequence parallelism")
     return found
+
+
+def _backend(name: str) -> Values:
+    """Return how its YAML writes a member of an enumeration."""
+    return {"_target_": BACKEND, "_call_": True, "_args_": [BACKENDS[name]], "_name_": name}
 
 
 def _target(name: str) -> Values:

@@ -1,7 +1,8 @@
 """Settings of Megatron-Bridge's YAML files by the arguments of Megatron-LM that they are, and what else the files may hold.
 
 Sources: NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/training/config.py (commit 003e863), models/gpt_provider.py (0254ddd),
-training/mixed_precision.py (0509780), training/comm_overlap.py (0685ff5), examples/recipes/kimi/conf/kimi_k2_pretrain_l8.yaml
+training/mixed_precision.py (0509780), training/comm_overlap.py (0685ff5), utils/yaml_utils.py
+(355cef4), examples/recipes/kimi/conf/kimi_k2_pretrain_l8.yaml
 (87107da); names of transformer_config.py as megatron_args.py read them.
 """
 
@@ -58,6 +59,10 @@ STRATEGIES: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "o
 MOMENTS: Mapping[str, str] = {
     "torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8",
 }  # fmt: skip
+
+#: Megatron-Core's enumeration of attention backends (transformer/enums.py).
+BACKEND = "megatron.core.transformer.enums.AttnBackend"
+BACKENDS: Mapping[str, int] = {"flash": 1, "fused": 2, "unfused": 3, "local": 4, "auto": 5}
 
 _BF16: Mapping[str, Any] = {"bf16": True, "grad_reduce_in_fp32": True}
 _ENDS: Mapping[str, Any] = {

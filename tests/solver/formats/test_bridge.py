@@ -118,6 +118,8 @@ def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path)
         ("apply_rope_fusion: false", "recompute_granularity: selective\n  recompute_modules: [moe_act, layernorm]",
          "recompute_modules", "layernorm+moe_act"),
         ("apply_rope_fusion: false", "moe_token_dispatcher_type: flex\n  moe_enable_deepep: true", "moe_dispatcher", "deepep"),
+        ("apply_rope_fusion: false", "attention_backend: unfused", "attention", "unfused"),
+        ("apply_rope_fusion: false", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}", "attention", "unfused"),
         ("apply_rope_fusion: false", "moe_shared_expert_overlap: true", "moe_shared_expert_overlap", True),
     ],
 )  # fmt: skip
@@ -131,6 +133,11 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
         ("tensor_model_parallel_size", "tensor_parallel_size", "line 4: model has no key 'tensor_parallel_size' (did you mean"),
         ("model_parallel_size: 2", "model_parallel_size: two", "model.tensor_model_parallel_size is 'two'; it must be a whole"),
         ("apply_rope_fusion: false", "enable_cuda_graph: true", "because the memory of CUDA graphs is not modelled"),
+        (
+            "apply_rope_fusion: false",
+            "attention_backend: {_args_: [9]}",
+            "it must be one of flash, fused, unfused, local, auto",
+        ),
         ("apply_rope_fusion: false", "recompute_modules: 7", "model.recompute_modules is 7; it must be a list of texts"),
         ("apply_rope_fusion: false", "hidden_size: 64\n  num_layers: 2", "vocab_size is missing; it must be stated, because"),
         (
