@@ -8,6 +8,7 @@ from profiler.errors import InputError
 from solver.formats.accelerate_config import DTYPES, FSDP1, FSDP2, STRATEGIES
 from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
+from solver.formats.torchrun import nodes_of
 from solver.formats.trainer_script import trainer_lines
 from solver.formats.yaml_text import write_yaml
 from solver.spec.frameworks import framework_of
@@ -22,7 +23,7 @@ def accelerate_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     """Return file name -> text of NAME.yaml, NAME.sh and the model. Raises InputError for what they do not express, by name."""
     _refuse(model, run)
     framework = framework_of(run.framework).name
-    machines = max(run.world_size // gpus_per_node, 1)
+    machines, _ = nodes_of(run, gpus_per_node)
     settings: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE", "debug": False,
         "distributed_type": "FSDP" if framework in VERSION else "MULTI_GPU" if run.world_size > 1 else "NO",

@@ -9,6 +9,7 @@ from profiler.errors import InputError
 from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, STRATEGIES, SWITCHES, VALUES
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
+from solver.formats.torchrun import torchrun
 from solver.formats.yaml_text import write_yaml
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
@@ -25,11 +26,9 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
         framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, zero=min(run.zero, 1), dropout=dropout
     )
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron).items()}
-    each = min(gpus_per_node, run.world_size)
     comments = [
         f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name.",
-        f"Over a recipe of a GPT model: torchrun --nnodes {run.world_size // each} --nproc-per-node {each} PRETRAIN.py "
-        f"--config-file {name}.yaml",
+        f"Over a recipe of a GPT model: {torchrun(run, gpus_per_node)} PRETRAIN.py --config-file {name}.yaml",
     ]
     sections = {
         "model": _model(model, run, flags), "train": {key: flags[key.replace("_", "-")] for key in

@@ -10,6 +10,7 @@ from profiler.errors import InputError
 from solver.formats.deepspeed_names import GRADIENTS, NORMS, PRECISIONS
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
+from solver.formats.torchrun import torchrun
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -84,11 +85,10 @@ def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> s
         raise InputError(f"{model.name}: Megatron-DeepSpeed has learned or rotary positions")
     words = [f"--{flag}" if value is True else f"--{flag} {shlex.quote(str(value))}"
              for flag, value in theirs.items() if value is not False]  # fmt: skip
-    each = min(gpus_per_node, run.world_size)
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set. Data and tokenizer are yours to name.",
-        f"torchrun --nnodes {run.world_size // each} --nproc-per-node {each} --node-rank ${{NODE_RANK:-0}} "
+        f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} pretrain_gpt.py \\",
     ]  # fmt: skip
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])

@@ -10,6 +10,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.same_layout import replicas
+from solver.formats.torchrun import torchrun
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -42,11 +43,9 @@ cudnn_benchmark = False
 def internevo_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text of NAME.py. Raises InputError for what InternEvo's settings do not express, by name."""
     _refuse(model, run)
-    each = min(gpus_per_node, run.world_size)
-    launch = f"torchrun --nnodes {run.world_size // each} --nproc-per-node {each}"
     head = [
         f'"""{model.name} on {run.world_size} GPUs, for {VERSION}.\n',
-        f"{launch} train.py --config {name}.py --launcher torch",
+        f"{torchrun(run, gpus_per_node)} train.py --config {name}.py --launcher torch",
         'Training data are yours to name: train_folder None trains on random tokens.\n"""\n',
         f"JOB_NAME = {name!r}\nmodel_type = {'INTERNLM' if model.output_bias else 'LLAMA2'!r}\nDO_ALERT = False\n",
     ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.megatron_args import FRAMEWORK
+from solver.formats.torchrun import torchrun
 from solver.spec.frameworks import framework_of, known_framework
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
@@ -58,13 +59,12 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
     words = [f"{name} {shlex.quote(str(value))}" if value is not True else name
              for name, value in megatron_arguments(model, run).items()]  # fmt: skip
-    nodes, each = max(run.world_size // gpus_per_node, 1), min(gpus_per_node, run.world_size)
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
         "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's).",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-        f"torchrun --nnodes {nodes} --nproc-per-node {each} --node-rank ${{NODE_RANK:-0}} "
+        f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",
     ]  # fmt: skip
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])

@@ -6,6 +6,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.nanotron_config import DTYPES, ENGINES, MODES, USUAL_PADDING
+from solver.formats.torchrun import torchrun
 from solver.formats.yaml_text import write_yaml
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -16,12 +17,10 @@ VERSION = "nanotron of winter 2024-25"
 def nanotron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text of NAME.yaml. Raises InputError for what nanotron's settings do not express, by name."""
     _refuse(model, run)
-    each = min(gpus_per_node, run.world_size)
     comments = [
         f"{model.name} on {run.world_size} GPUs, for {VERSION}.",
         "The dataset and the tokenizer are yours to name; without a dataset it trains on random tokens.",
-        f"CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes {run.world_size // each} --nproc-per-node {each} run_train.py "
-        f"--config-file {name}.yaml",
+        f"CUDA_DEVICE_MAX_CONNECTIONS=1 {torchrun(run, gpus_per_node)} run_train.py --config-file {name}.yaml",
     ]
     return {f"{name}.yaml": write_yaml(_sections(model, run, name), comments)}
 

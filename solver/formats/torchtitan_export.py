@@ -9,6 +9,7 @@ from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
 from solver.formats.model_file import shipped_model
 from solver.formats.toml_text import write_toml
+from solver.formats.torchrun import nodes_of
 from solver.formats.torchtitan_config import ROTATES, stage_starts
 from solver.formats.torchtitan_keys import R2025, RELEASES, Release
 from solver.spec.frameworks import framework_of
@@ -26,10 +27,10 @@ def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     tables["model"] = dict(zip(("name", "flavor"), flavor or _own(model), strict=True))
     for table, values in (*_ranks(run, release), *_settings(model, run, release)):
         tables.setdefault(table, {}).update(values)
-    each = min(gpus_per_node, run.world_size)
+    nodes, each = nodes_of(run, gpus_per_node)
     comments = [
         f"{model.name} on {run.world_size} GPUs, for {release.version}.",
-        f"On each of {run.world_size // each} nodes, with your data: NGPU={each} CONFIG_FILE={name}.toml ./run_train.sh",
+        f"On each of {nodes} nodes, with your data: NGPU={each} CONFIG_FILE={name}.toml ./run_train.sh",
     ]
     if flavor:
         return {f"{name}.toml": write_toml(tables, comments)}
