@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.errors import InputError
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
 from solver.formats.literal_python import Section
-from solver.formats.script_words import arguments, program_at, script_words
+from solver.formats.script_words import arguments, launched_settings, program_at, script_words
 from solver.formats.section_reader import SectionReader
 from solver.formats.trainer_script import PROGRAM, batch_of
 from solver.spec.frameworks import framework_of
@@ -124,8 +123,4 @@ def settings_of_script(source: Source) -> Source:
     """Return the YAML that a script with ``accelerate launch`` names. Raises InputError where it names none that is there."""
     words = script_words(source)
     at = next((i for i, word in enumerate(words[:-1]) if word == "--config_file"), None)
-    name = words[at + 1] if at is not None else ""
-    text = source.beside(name) if name else None
-    if text is None:
-        raise InputError(f"{source.path}: accelerate launch must name its settings, --config_file NAME.yaml, beside the script")
-    return Source(source.path.parent / name, text, source.beside)
+    return launched_settings(source, words[at + 1] if at is not None else "", "accelerate's settings, --config_file NAME.yaml")

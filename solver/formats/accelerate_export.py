@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from profiler.errors import InputError
@@ -46,7 +47,7 @@ def accelerate_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     script = [
         "#!/bin/sh", f"# {comment}", "# Run it on every node, with its --machine_rank and the first one's --main_process_ip.",
         "# DATASET and TOKENIZER are yours; the model is made anew from its config.json.",
-        f"accelerate launch --config_file {name}.yaml \\", *trainer_lines(run, name, wide),
+        f"accelerate launch --config_file {shlex.quote(f'{name}.yaml')} \\", *trainer_lines(run, name, wide),
     ]  # fmt: skip
     return {f"{name}.yaml": write_yaml(settings, [comment]), f"{name}.sh": "\n".join(script),
             model_path(name): config_json(model)}  # fmt: skip

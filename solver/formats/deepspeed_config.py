@@ -16,7 +16,7 @@ from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.megatron_run import run_of_arguments
 from solver.formats.megatron_script import PROGRAM, ranks_of_launch
-from solver.formats.script_words import arguments, program_at, script_words, whole_argument
+from solver.formats.script_words import arguments, launched_settings, program_at, script_words, whole_argument
 from solver.formats.section_reader import SectionReader
 from solver.formats.text_file import json_object
 from solver.formats.trainer_script import PROGRAM as TRAINER
@@ -55,10 +55,7 @@ def settings_of_script(source: Source) -> Source:
     words = script_words(source)
     pairs = [word.split("=", 1) for word in words if "=" in word] + [list(pair) for pair in zip(words, words[1:], strict=False)]
     name = next((value for key, value in pairs if key in _SETTINGS and value.endswith(".json")), "")
-    text = source.beside(name) if name else None
-    if text is None:
-        raise InputError(f"{source.path}: it must name DeepSpeed's settings, --deepspeed_config NAME.json, beside the script")
-    return Source(source.path.parent / name, text, source.beside)
+    return launched_settings(source, name, "DeepSpeed's settings, --deepspeed_config NAME.json")
 
 
 def _section(plain: Mapping[str, Any]) -> Section:

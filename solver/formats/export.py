@@ -70,8 +70,7 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     to a reader is another layout, and for what the framework does not run.
     """
     kind = _kind(path, run)
-    files = kind.write(model, run, gpus_per_node, path.stem)
-    texts = {path.name if name == next(iter(files)) else name: text for name, text in files.items()}
+    texts = kind.write(model, run, gpus_per_node, path.stem)
     read = read_source(Source(path, texts[path.name], texts.get))
     refuse_other_model(model, read.model, run.tp, kind.what)
     refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
@@ -81,9 +80,8 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
 
 def _kind(path: Path, run: Strategy) -> Kind:
     framework = known_framework(run.framework).name
-    ending = {".yml": ".yaml"}.get(path.suffix, path.suffix)
     own = [kind for kind in KINDS if framework in kind.frameworks]
-    found = next((kind for kind in own if kind.ending == ending), None)
+    found = next((kind for kind in own if kind.ending == path.suffix), None)
     if found:
         return found
     if own:

@@ -46,6 +46,19 @@ def arguments(words: Sequence[str], path: Path) -> dict[str, Any]:
     return {name: _value(" ".join(values)) if values else True for name, values in found.items()}
 
 
+def launched_settings(source: Source, name: str, wanted: str) -> Source:
+    """Return the settings that a script names, with the script as what stands beside them under their name.
+
+    wanted: what the script must name. Raises InputError where no such file is there.
+    """
+    text = source.beside(name) if name else None
+    if text is None:
+        raise InputError(f"{source.path}: it must name {wanted}, beside the script")
+    path = source.path.parent / name
+    own = path.with_suffix(".sh").name
+    return Source(path, text, lambda relative: source.text if relative == own else source.beside(relative))
+
+
 def whole_argument(given: dict[str, Any], name: str, path: Path) -> int:
     """Return an argument that is a positive whole number. Raises InputError otherwise."""
     value = given.get(name)

@@ -6,6 +6,7 @@ nor an FSDP plugin holds the sequence, and only arguments of the program say it.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -31,4 +32,5 @@ def trainer_lines(run: Strategy, name: str, settings: str) -> list[str]:
     """Return the lines of a script from the program on. settings: further arguments."""
     numbers = [f"  {argument} {getattr(run, field)} \\" for argument, field in BATCH.items()]
     data = "  --dataset_name DATASET --tokenizer_name TOKENIZER --do_train --output_dir output"
-    return [f"  {PROGRAM} --config_name {model_path(name).rsplit('/', 1)[0]} {settings}".rstrip() + " \\", *numbers, data, ""]
+    model = shlex.quote(model_path(name).rsplit("/", 1)[0])
+    return [f"  {PROGRAM} --config_name {model} {settings}".rstrip() + " \\", *numbers, data, ""]

@@ -114,6 +114,12 @@ def test_the_template_is_exactly_this_layout(tmp_path: Path) -> None:
     assert load(tmp_path, TEMPLATE, name="run.sh").layout == config.layout
 
 
+def test_a_script_may_have_another_name(tmp_path: Path) -> None:
+    expected = load(tmp_path, TEMPLATE).layout
+    (tmp_path / "run.sh").rename(tmp_path / "launch.sh")
+    assert load_run_config(tmp_path / "launch.sh").layout == expected
+
+
 def test_without_a_script_the_batch_is_open(tmp_path: Path) -> None:
     config = load(tmp_path, TEMPLATE, script="")
     assert config.assumed == ("micro_batch_size", "num_micro_batches", "seq_len") and config.seq_len is None
@@ -173,7 +179,7 @@ def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_pat
         ),
         (SCRIPT.replace("size 2048", "size $LENGTH"), "$LENGTH is a variable; write its value"),
         (SCRIPT.replace("--block", "--block_size 1 --block"), "--block_size is given twice"),
-        ("accelerate launch train.py", "accelerate launch must name its settings, --config_file NAME.yaml, beside the script"),
+        ("accelerate launch train.py", "it must name accelerate's settings, --config_file NAME.yaml, beside the script"),
     ],
 )
 def test_scripts_that_are_refused(script: str, sentence: str, tmp_path: Path) -> None:

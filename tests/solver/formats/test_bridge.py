@@ -198,7 +198,7 @@ def test_megatron_fsdp_shards_what_the_stage_says(zero: int, strategy: str | Non
 
 
 def test_the_release_before_is_written_too() -> None:
-    assert exported(Path("a.yml"), model_of("llama3_8b"), RUN.replace(framework="megatron-bridge-25"), 8).keys() == {"a.yml"}
+    assert exported(Path("a.yaml"), model_of("llama3_8b"), RUN.replace(framework="megatron-bridge-25"), 8).keys() == {"a.yaml"}
 
 
 def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,6 +157,12 @@ def test_scripts_that_are_refused(old: str, new: str, sentence: str, tmp_path: P
     assert sentence in str(refused.value)
 
 
+def test_a_script_may_have_another_name(tmp_path: Path) -> None:
+    expected = load(tmp_path, EXAMPLE).layout
+    (tmp_path / "run.sh").rename(tmp_path / "launch.sh")
+    assert load_run_config(tmp_path / "launch.sh").layout == expected
+
+
 def test_a_script_names_its_settings(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it must name DeepSpeed's settings, --deepspeed_config NAME.json, beside the script"):
         load(tmp_path, EXAMPLE, SCRIPT.replace("run.json", "other.json"), "run.sh")

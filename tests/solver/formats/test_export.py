@@ -10,9 +10,10 @@ from round_trip import model_of
 
 from profiler.errors import InputError
 from solver.formats import export
-from solver.formats.export import KINDS, exported, write_export
+from solver.formats.config_file import load_run_config
+from solver.formats.export import KINDS, Kind, exported, write_export
 from solver.formats.same_layout import effective, refuse_other, refuse_other_model, stated_strategy
-from solver.spec.frameworks import FRAMEWORKS
+from solver.spec.frameworks import FRAMEWORKS, framework_of
 from solver.spec.strategy import Strategy
 
 RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, fused_norm=False, grad_dtype="fp32",
@@ -26,8 +27,8 @@ def test_every_kind_is_of_a_framework_that_is_known() -> None:
 
 def test_the_kind_is_chosen_by_ending_and_framework() -> None:
     assert exported(Path("x.toml"), model_of("llama3_8b"), RUN, 8).keys() == {"x.toml"}
-    yaml = exported(Path("x.yml"), model_of("llama3_8b"), RUN.replace(grad_dtype="bf16"), 8)
-    assert yaml.keys() == {"x.yml", "x.sh", "x_model/config.json"}
+    yaml = exported(Path("x.yaml"), model_of("llama3_8b"), RUN.replace(grad_dtype="bf16"), 8)
+    assert yaml.keys() == {"x.yaml", "x.sh", "x_model/config.json"}
     with pytest.raises(InputError, match=r"a layout of torchtitan-2025-06 is written as \.toml or \.yaml"):
         exported(Path("x.ini"), model_of("llama3_8b"), RUN, 8)
 
@@ -37,6 +38,18 @@ def test_the_file_that_the_layout_is_from_is_kept(tmp_path: Path) -> None:
     write_export(tmp_path / "a.yaml", model_of("llama3_8b"), run, 8)
     with pytest.raises(InputError, match=r"would overwrite .*a\.sh, which the layout is from; give another name"):
         write_export(tmp_path / "a.yaml", model_of("llama3_8b"), run, 8, keep=tmp_path / "a.sh")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.what)
+def test_a_name_may_have_a_space(kind: Kind, tmp_path: Path) -> None:
+    flags = {key: value for key, value in framework_of(kind.frameworks[0]).flags.items() if key != "tp_comm_overlap"}
+    sharded = {"zero": 3, "zero_shard_size": 16} if kind.frameworks[0] == "fsdp" else {"zero": 0}
+    run = Strategy(**{**flags, "world_size": 16, "dp": 16, "seq_len": 4096, **sharded, "framework": kind.frameworks[0]})
+    for written in write_export(tmp_path / f"my run{kind.ending}", model_of("llama3_8b"), run, 8):
+        if written.suffix in (kind.ending, ".sh"):
+            back = stated_strategy(load_run_config(written).layout, 16)
+            same = run.replace(framework=back.framework)  # which may be called by another of its names
+            assert effective(model_of("llama3_8b"), back) == effective(model_of("llama3_8b"), same)
 
 
 def test_a_file_that_means_another_layout_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
