@@ -25,16 +25,16 @@ PUBLISHED = ROOT / "configs/cases/published.jsonl"
 OUTPUT = ROOT / "docs/learning.md"
 _HEAD = """# Learning from your own runs
 
-    foretrain import job.log --runs runs.jsonl              # a log of Megatron-LM that prints its arguments; others with --config
+    foretrain import job.log --runs runs.jsonl              # a log of Megatron-LM states its arguments; others need --config
     foretrain learn runs.jsonl --output mine.json           # from two runs on; ten or more tell much
     foretrain search --world_size 512 --learned mine.json   # later predictions use it and say so
 
-What is learned are seven factors, on the whole step and on six kinds of time (`predictor/learned.py`), as a Bayesian update of the
-doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and the laboratory leave
-open, that of a kind the doubt of its kernels, that of the network 40%, as of a network without measurements. Runs are taken to
-scatter by 3.6%, or by what stays where that is more; those far off count less. The interval of a later prediction is that of the
-posterior for its own mix of times, plus the scatter. A file of factors holds for its device, framework, precision and network
-only; elsewhere it is refused.
+What is learned are seven factors, on the whole step and on six kinds of time (`predictor/learned.py`), as a Bayesian update of
+the doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and the laboratory
+leave open, that of a kind the doubt of its kernels, that of the network 40%, as of a network without measurements. Runs are
+taken to scatter by 3.6%, or by what stays where that is more; those far off count less. The interval of a later prediction is
+that of the posterior for its own mix of times, plus the scatter. A file of factors holds for its device, framework, precision
+and network only; elsewhere it is refused.
 
 ## What it is worth
 
@@ -44,9 +44,9 @@ The first half of a collection plays your runs, the rest is predicted (`make lea
 |---|--:|--:|--:|--:|--:|--:|
 """
 _TAIL = """
-What the same learned files say of runs that are left out in turn, by number of GPUs, is printed by `foretrain learn`, which also
-says so where nothing was learned that holds for others. Where the first half scatters more than the rest (AA: its attention
-kernels differ), the interval becomes wider than before: honest of the runs that were seen.
+What a file of factors is worth on runs that are left out in turn, by number of GPUs, is printed by `foretrain learn`, which
+also says so where nothing was learned that holds for others. Where the first half scatters more than the rest (AA: its
+attention kernels differ), the interval becomes wider than before: honest of the runs that were seen.
 
 The factors that were learned:
 

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 
 from profiler.errors import InputError
-from profiler.files import write_text
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import find_profile
 from solver.api import load_problem
 from solver.formats.config_file import RunConfig, find_model, load_cluster
-from solver.formats.megatron_export import shell_command
+from solver.formats.export import write_export
 from solver.report.decision import Decision, decision_of
 from solver.report.explain import Explanation, explain
 from solver.report.html import write_report
@@ -123,10 +122,13 @@ class Answer:
         """Return a picture of the memory of every stage through one step of the best layout."""
         return memory_figure(*memory_through_step(self.best, 0), self.best.problem.cluster.memory_bytes)
 
-    def export(self, path: str | Path) -> None:
-        """Write the best layout as a script that launches Megatron-LM. Raises InputError where it cannot run it."""
+    def export(self, path: str | Path) -> list[Path]:
+        """Write the best layout as the files that launch it (docs/formats.md); return their paths.
+
+        Raises InputError where its framework has no such file, or cannot run the layout.
+        """
         problem = self.best.problem
-        write_text(Path(path), shell_command(problem.model, self.layout, problem.cluster.gpus_per_node))
+        return write_export(Path(path), problem.model, self.layout, problem.cluster.gpus_per_node)
 
     def report(self, path: str | Path) -> None:
         """Write one page a colleague can read."""

@@ -41,7 +41,7 @@ class StoreOnce(argparse.Action):
 def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments that say what is trained, and on what."""
     p.register("action", None, StoreOnce)
-    p.add_argument("--config", type=Path, help="InternEvo config, Hugging Face config.json or model file")
+    p.add_argument("--config", type=Path, help="a framework's file, Hugging Face config.json or model file (docs/formats.md)")
     p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
     p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's own "
                    "batch where its own layout is estimated)")  # fmt: skip
@@ -77,8 +77,8 @@ def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
                    "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
     p.add_argument("--balance", action="store_true", help="deal the layers of the (best) layout to its stages one by one, "
                    "and recompute to match, so that none is waited for")  # fmt: skip
-    p.add_argument("--export", type=Path, metavar="OUT.sh", help="write the (best) layout as a script that launches "
-                   "Megatron-LM with it (--framework megatron-core)")  # fmt: skip
+    p.add_argument("--export", type=Path, metavar="OUT", help="write the (best) layout as its framework runs it: "
+                   "a script, .py, .toml, .yaml or .json (docs/formats.md)")  # fmt: skip
     p.add_argument("--trace", type=Path, metavar="OUT", help="one step of the (best) layout pass by pass: a Chrome or Perfetto "
                    "trace (.json), or a picture of it (.png, .svg)")  # fmt: skip
     p.add_argument("--memory_trace", type=Path, metavar="OUT", help="memory of every stage through one step of it: a picture "

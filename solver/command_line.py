@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from predictor.cost_model import CostModel, cost_model
 from predictor.kernels.derating import step_factors
 from profiler.errors import InputError, printable
-from profiler.files import replacing, write_text
+from profiler.files import replacing
 from profiler.profile.profiles import (
     OWN_NAME,
     OWN_PROFILE,
@@ -36,7 +36,7 @@ from solver.arguments import (
 )
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
-from solver.formats.megatron_export import shell_command
+from solver.formats.export import write_export
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
 from solver.report.health import Finding, health
@@ -215,8 +215,8 @@ def _write_layout(args: argparse.Namespace, solutions: Solutions, console: Conso
     problem = solutions.problem
     if args.export:
         run = solutions.layouts.strategy(0, problem.run)
-        write_text(args.export, shell_command(problem.model, run, problem.cluster.gpus_per_node))
-        console.print(f"wrote {args.export}", markup=False)
+        for path in write_export(args.export, problem.model, run, problem.cluster.gpus_per_node, args.config):
+            console.print(f"wrote {path}", markup=False)
     if args.memory_trace:
         passes, stages = memory_through_step(solutions, 0)
         if args.memory_trace.suffix.lower() == ".pickle":

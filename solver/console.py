@@ -14,8 +14,10 @@ from profiler.errors import InputError, require_torch
 from solver.arguments import (
     add_approximate_argument,
     add_json_argument,
+    add_machine_arguments,
     add_prediction_arguments,
     add_search_arguments,
+    add_world_size_argument,
     check_arguments,
     check_machine_arguments,
 )
@@ -23,7 +25,7 @@ from solver.command_line import predict, run, validate
 from solver.comparing import add_compare_arguments, compare
 from solver.explaining import add_explain_arguments, explain_layout
 from solver.fitting import add_fit_arguments, fit
-from solver.importing import add_import_arguments, add_learn_arguments, import_log, learn_runs
+from solver.importing import add_health_arguments, add_import_arguments, add_learn_arguments, import_log, learn_runs
 from solver.planning import add_plan_arguments, plan
 from solver.search.fixed import LIMITED
 from solver.sweeping import add_sweep_arguments, sweep_all
@@ -39,6 +41,8 @@ _EXAMPLES = """examples:
   foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512
   foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
   foretrain sweep out.csv --models llama3_8b,llama3_70b --world_sizes 128,256 --machines h100_sxm,h200_sxm --plot out.png
+  foretrain export run.sh --model_size llama3_70b --framework megatron-core --world_size 512 --best
+  foretrain health job.json --config configs/7B_internlm2.py --world_size 64
   foretrain import job.log --runs runs.jsonl
   foretrain learn runs.jsonl --output mine.json
   foretrain validate configs/cases/published.jsonl
@@ -46,7 +50,7 @@ _EXAMPLES = """examples:
 """
 _QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
     "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan, "sweep": sweep_all,
-    "import": import_log, "learn": learn_runs,
+    "import": import_log, "health": import_log, "learn": learn_runs,
 }  # fmt: skip
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 
@@ -94,6 +98,12 @@ def parser() -> argparse.ArgumentParser:
         "import", allow_abbrev=False, help="a job's log: beside its prediction, what its settings cost, and as a measured run"
     )
     add_import_arguments(imported)
+    sick = commands.add_parser("health", allow_abbrev=False, help="a job's log beside its prediction: what does not fit")
+    add_health_arguments(sick)
+    written = commands.add_parser(
+        "export", allow_abbrev=False, help="the files that launch a layout: Megatron, InternEvo, torchtitan, DeepSpeed, ..."
+    )
+    add_export_arguments(written)
     learned = commands.add_parser("learn", allow_abbrev=False, help="from measured runs of your machine: for --learned")
     add_learn_arguments(learned)
     checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
@@ -104,6 +114,20 @@ def parser() -> argparse.ArgumentParser:
     add_json_argument(checked)
     commands.add_parser("measure", help=_MEASURE_HELP, add_help=False)
     return p
+
+
+def add_export_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of an export: of a prediction, or with ``--best`` of a search, that writes nothing else."""
+    p.add_argument("export", type=Path, metavar="OUT", help="the file; ending and framework say what kind (docs/formats.md)")
+    add_machine_arguments(p)
+    add_world_size_argument(p)
+    p.add_argument("--best", dest="run_all_solu", action="store_true", help="the best layout instead of the config's own")
+    p.add_argument("--fix", metavar="AXIS=VALUE,...", help="of the layouts with these the best")
+    p.add_argument("--balance", action="store_true", help="deal the layers to the stages one by one")
+    p.set_defaults(
+        validate=None, top=1, jobs=1, no_timing=False, health=None, trace=None, memory_trace=None, plot=None, plot_scaling=None,
+        plot_stages=None, json=None, csv=None, search=None, also=None, **{f"max_{name}": None for name in LIMITED},
+    )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -49,6 +49,16 @@ def add_import_arguments(p: argparse.ArgumentParser) -> None:
     add_json_argument(p)
 
 
+def add_health_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of a job's health: those of an import that keeps no run."""
+    p.add_argument("log", type=Path, metavar="LOG", help="a trainer's log, one of nccl-tests, or JSON such as "
+                   "{\"all_reduce_busbw_gb_s\": 350}")  # fmt: skip
+    add_machine_arguments(p)
+    add_world_size_argument(p)
+    add_json_argument(p)
+    p.set_defaults(runs=None, id=None)
+
+
 def add_learn_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of learning."""
     p.add_argument("runs", type=Path, nargs="+", metavar="RUNS.jsonl", help="measured runs of one machine, framework and "

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, closest
-from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
+from solver.formats.deepspeed_config import is_deepspeed, read_deepspeed
+from solver.formats.file_run import FileRun, Source
+from solver.formats.hugging_face import MARKS, unread_keys
 from solver.formats.internevo_config import internevo_run
-from solver.formats.megatron_script import read_script
-from solver.formats.text_file import read_text
-from solver.spec.model import ModelSpec, model_from_keys
+from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
+from solver.formats.script_files import read_script_file
+from solver.formats.text_file import json_object, read_text
+from solver.formats.torchtitan_config import read_torchtitan
+from solver.formats.yaml_files import read_yaml_file
+from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-_WHAT = "a configuration file"
-MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes
 
 _KINDS = {"int": "a whole number", "bool": "true or false", "str": "a text"}  #: field types, as error messages name them
 _CASE_KEYS = ("name", "model", "layout", "notes")
@@ -44,55 +44,55 @@ class RunConfig:
 
 
 def load_run_config(path: str | Path) -> RunConfig:
-    """Read an InternEvo ``.py``, a Hugging Face ``config.json``, a JSON model, ``{"model": ..., "layout": ...}``, or a ``.sh``
-    that launches Megatron-LM.
+    """Read the configuration of a framework, by its ending and content (docs/formats.md), or a model.
 
     Raises InputError with one sentence for a file that cannot be read or understood.
     """
     path = Path(path)
-    if path.suffix not in (".py", ".json", ".sh"):
-        raise InputError(f"{path}: a configuration is a .py file (InternEvo's format), a .json file, or a .sh of Megatron-LM")
-    text = read_text(path, _WHAT, MAX_BYTES)
-    if path.suffix == ".sh":
-        model, layout = read_script(text, path)
-        return RunConfig(path.stem, model, layout, layout["seq_len"], path)
-    if path.suffix == ".py":
-        run = internevo_run(text, str(path), path.stem)
-        return RunConfig(
-            path.stem, run.model, run.layout, run.layout.get("seq_len"), path, ignored=run.ignored, assumed=run.assumed
-        )
-    plain = _json_object(text, path)
+    if path.suffix not in _READERS:
+        endings = ", ".join(_READERS)
+        raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
+    text = read_text(path, WHAT, MAX_BYTES)
+    source = Source(path, text, _neighbours(path))
+    if path.suffix != ".json":
+        return _run_config(source, read_source(source))
+    plain = json_object(text, path)
     if "model" in plain:
         return _case_like(plain, path)
-    model = _json_model(plain, path)
+    if is_deepspeed(plain):
+        return _run_config(source, read_source(source))
+    model = json_model(plain, path)
     return RunConfig(model.name, model, {}, None, path, tuple(unread_keys(plain)) if MARKS & set(plain) else ())
 
 
-def _json_object(text: str, path: Path) -> dict[str, Any]:
-    try:
-        plain = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(plain, dict):
-        raise InputError(f"{path}: a JSON configuration is an object {{...}}, not a {type(plain).__name__}")
-    return plain
+def read_source(source: Source) -> FileRun:
+    """Return the run of a framework's file, whose kind its ending and content say. Raises InputError."""
+    return _READERS[source.path.suffix](source)
 
 
-def _json_name(plain: Mapping[str, Any], path: Path) -> str:
-    """Return the name in the file, else the file's own.
-
-    For ``config.json`` it is the folder's name, as Hugging Face stores models.
-    """
-    folder = path.resolve().parent.name if path.stem == "config" else ""
-    return str(plain.get("name") or folder or path.stem)
+def _run_config(source: Source, run: FileRun) -> RunConfig:
+    seq_len = run.layout.get("seq_len")
+    return RunConfig(source.path.stem, run.model, run.layout, seq_len, source.path, run.ignored, run.assumed)
 
 
-def _json_model(plain: Mapping[str, Any], path: Path) -> ModelSpec:
-    """Return the model of a JSON object: a Hugging Face config.json, or a mapping of ModelSpec's keys."""
-    read = model_of_config if MARKS & set(plain) else model_from_keys
-    return read({key: value for key, value in plain.items() if key != "notes"}, str(path), _json_name(plain, path))
+def _neighbours(path: Path) -> Callable[[str], str | None]:
+    """Return a function of a path from the file's folder: the text there, or None where no such file is."""
+
+    def beside(relative: str) -> str | None:
+        other = path.parent / relative
+        return read_text(other, WHAT, MAX_BYTES) if other.exists() else None
+
+    return beside
+
+
+def _internevo(source: Source) -> FileRun:
+    return internevo_run(source.text, str(source.path), source.path.stem)
+
+
+_READERS: Mapping[str, Callable[[Source], FileRun]] = {
+    ".py": _internevo, ".sh": read_script_file, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
+    ".json": read_deepspeed,
+}  # fmt: skip
 
 
 def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
@@ -107,7 +107,7 @@ def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:
     if isinstance(described, str):
         model = load_run_config(find_model(described)).model
     elif isinstance(described, dict):
-        model = _json_model(described, path)
+        model = json_model(described, path)
     else:
         raise InputError(f"{path}: model must be an object of model keys or a shipped model's name")
     if not isinstance(layout, dict):
@@ -172,7 +172,7 @@ def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
                 f"give a .json file or one of {', '.join(known)}"
             )
         path = CONFIGS / "clusters" / f"{path_or_name}.json"
-    return {"name": path.stem, **_json_object(read_text(path, _WHAT, MAX_BYTES), path)}
+    return {"name": path.stem, **json_object(read_text(path, WHAT, MAX_BYTES), path)}
 
 
 def find_model(model_size: str | int) -> Path:

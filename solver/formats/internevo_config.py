@@ -8,12 +8,12 @@ layers that is recomputed, ``zero1.size`` 1 turns ZeRO off and -1 means all rank
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
-from profiler.errors import InputError, closest
-from solver.formats.internevo_keys import KNOWN, Known
-from solver.formats.literal_python import Assignments, Section, read_assignments
+from solver.formats.file_run import FileRun
+from solver.formats.internevo_keys import KNOWN
+from solver.formats.known_keys import check_keys, unknown_key, unread_keys
+from solver.formats.literal_python import Assignments, read_assignments
 from solver.formats.section_reader import SectionReader
 from solver.spec.model import ModelSpec
 
@@ -26,21 +26,7 @@ _SCHEDULES = {"1f1b": "1f1b", "zbh1": "zb-h1"}
 _CONSTANT = re.compile(r"_*[A-Z][A-Z0-9_]*")  #: helper variables such as HIDDEN_SIZE are written in capitals
 
 
-@dataclass(frozen=True)
-class InternEvoRun:
-    """A run as an InternEvo file describes it.
-
-    layout: Strategy fields. assumed: fields of ``layout`` that the file leaves to InternEvo's defaults. ignored: keys of the
-    file that InternEvo knows and the prediction does not use.
-    """
-
-    model: ModelSpec
-    layout: dict[str, Any]
-    assumed: tuple[str, ...]
-    ignored: tuple[str, ...]
-
-
-def internevo_run(text: str, where: str, name: str) -> InternEvoRun:
+def internevo_run(text: str, where: str, name: str) -> FileRun:
     """Return the run that the source ``text`` of the file ``where`` describes.
 
     Raises InputError with the line, what is wrong in it and what would be valid.
@@ -51,7 +37,7 @@ def internevo_run(text: str, where: str, name: str) -> InternEvoRun:
     model_keys = file.section("model")
     model = _model(model_keys, file.section("moe"), name)
     layout, assumed = _Layout(file, model_keys, model.num_hidden_layers).values()
-    return InternEvoRun(model, layout, assumed, tuple(_unread(assigned.values, KNOWN, "", file.read)))
+    return FileRun(model, layout, assumed, tuple(unread_keys(assigned.values, KNOWN, "", file.read)))
 
 
 def _check_top_level(assigned: Assignments, where: str) -> None:
@@ -59,40 +45,9 @@ def _check_top_level(assigned: Assignments, where: str) -> None:
     known = {key: below for key, below in KNOWN.items() if key in assigned.values}
     for key in assigned.values:
         if key not in KNOWN and key not in assigned.used and not _CONSTANT.fullmatch(key):
-            _unknown(key, KNOWN, "", assigned.values, where)
+            raise unknown_key(key, KNOWN, "", assigned.values, where)
     for key, below in known.items():
-        _check_keys(assigned.values[key], below, key, where)
-
-
-def _check_keys(value: Any, known: Known | None, path: str, where: str) -> None:
-    if known is None or not isinstance(value, Section):
-        return
-    for key, below in value.items():
-        if key not in known:
-            _unknown(key, known, path, value, where)
-        _check_keys(below, known[key], f"{path}.{key}", where)
-
-
-def _unknown(key: str, known: Known, path: str, section: Section, where: str) -> None:
-    place, kind = (f"{path} has no key", "keys") if path else ("there is no section or setting", "names")
-    raise InputError(
-        f"{where}, line {section.lines.get(key, '?')}: {place} {key!r}{closest(key, known)}; "
-        f"known {kind} are {', '.join(sorted(known))}"
-    )
-
-
-def _unread(section: Section, known: Known, path: str, read: set[str]) -> list[str]:
-    """Return the dotted names of known keys that were not read; a section of which nothing was read is listed as a whole."""
-    found: list[str] = []
-    for key, value in section.items():
-        full = f"{path}.{key}" if path else key
-        if key not in known or full in read:
-            continue
-        if isinstance(value, Section) and any(name.startswith(f"{full}.") for name in read):
-            found += _unread(value, known[key] or {}, full, read)
-        else:
-            found.append(full)
-    return found
+        check_keys(assigned.values[key], below, key, where)
 
 
 def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:

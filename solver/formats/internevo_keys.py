@@ -1,33 +1,22 @@
-"""Keys that InternEvo's Python configuration files may hold, by section (from its shipped configs and launch checks).
-
-A name maps to the keys of its section, or to None where anything is allowed: a value, or a section that is never read here.
-"""
+"""Keys that InternEvo's Python configuration files may hold, by section (from its shipped configs and launch checks)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from solver.formats.known_keys import Known, keys
 
-Known = Mapping[str, Any]
-
-
-def _keys(words: str, **sections: Known) -> Known:
-    return {**dict.fromkeys(words.split()), **sections}
-
-
-_SIZED = _keys("size overlap memory_pool launch_allgather_before forward_overlap_per no_tp")
+_SIZED = keys("size overlap memory_pool launch_allgather_before forward_overlap_per no_tp")
 
 #: Top-level names and, below them, the keys of each section.
-KNOWN: Known = _keys(
+KNOWN: Known = keys(
     "JOB_NAME model_type DO_ALERT use_fp32_norm cudnn_deterministic cudnn_benchmark use_apex_adam "
     "metric_dtype enable_tb tensorboard_folder resume_tb_folder batch_count selective_checkpoint "
     "selective_checkpoint_offload cpu_offloading hf fsdp_wrap_cls pad_token_id generation",
-    ckpt=_keys(
+    ckpt=keys(
         "enable_save_ckpt save_ckpt_folder load_ckpt_folder load_ckpt_info load_model_only_folder load_optimizer "
         "auto_resume checkpoint_every async_upload async_upload_tmp_folder oss_snapshot_freq snapshot_ckpt_folder "
         "stop_file_path universal_ckpt enable_internevo2hf_ckpt need_metadata"
     ),
-    data=_keys(
+    data=keys(
         "type seq_len micro_num micro_bsz valid_micro_num valid_every pack_sample_into_one total_steps "
         "skip_batches rampup_batch_size min_length train_folder valid_folder empty_cache_and_diag_interval "
         "diag_outlier_ratio packed_length batch_size gradient_accumulation fixed_random_dataset_seqlen "
@@ -35,16 +24,16 @@ KNOWN: Known = _keys(
         "num_worker unit_schedule_size random_dataset_len train_one_epoch text_field is_multimodal "
         "dataset_weights dataset_type_ids_map break_mode"
     ),
-    grad_scaler=_keys("fp16 growth_factor backoff_factor max_scale hysteresis"),
-    hybrid_zero_optimizer=_keys(
+    grad_scaler=keys("fp16 growth_factor backoff_factor max_scale hysteresis"),
+    hybrid_zero_optimizer=keys(
         "overlap_sync_grad overlap_sync_param zero_overlap_communication reduce_bucket_size clip_grad_norm "
         "use_split_tensor_optim all_gather_size"
     ),
-    loss=_keys("label_smoothing moe_loss_coeff mtp_loss_coeff op_type"),
-    adam=_keys("lr adam_beta1 adam_beta2 adam_beta2_c adam_eps weight_decay clip_grad fused"),
-    lr_scheduler=_keys("total_steps init_steps warmup_ratio eta_min last_epoch"),
-    beta2_scheduler=_keys("init_beta2 c cur_iter"),
-    model=_keys(
+    loss=keys("label_smoothing moe_loss_coeff mtp_loss_coeff op_type"),
+    adam=keys("lr adam_beta1 adam_beta2 adam_beta2_c adam_eps weight_decay clip_grad fused"),
+    lr_scheduler=keys("total_steps init_steps warmup_ratio eta_min last_epoch"),
+    beta2_scheduler=keys("init_beta2 c cur_iter"),
+    model=keys(
         "checkpoint num_chunks num_attention_heads num_kv_attention_heads head_dim embed_split_hidden vocab_size "
         "embed_grad_scale parallel_output hidden_size num_layers no_bias qkv_bias o_bias mlp_bias mlp_ratio "
         "multiple_of apply_post_layer_norm dtype norm_type layer_norm_epsilon use_flash_attn qk_interleaved "
@@ -55,20 +44,20 @@ KNOWN: Known = _keys(
         "ffn_other_init_std out_head_init_std device norm_dtype num_experts num_shared_experts top_k moe_type "
         "moe_use_residual moe_layer_kwargs"
     ),
-    parallel=_keys(
+    parallel=keys(
         "sequence_parallel gqa",
-        fsdp=_keys("enable mode init_method"),
-        zero1=_keys("size fsdp"),
-        tensor=_keys("size mode"),
-        pipeline=_keys("size interleaved_overlap mode zero_bubble use_zeropp decouple_grad"),
+        fsdp=keys("enable mode init_method"),
+        zero1=keys("size fsdp"),
+        tensor=keys("size mode"),
+        pipeline=keys("size interleaved_overlap mode zero_bubble use_zeropp decouple_grad"),
         weight=_SIZED,
         expert=_SIZED,
         expert_weight=_SIZED,
-        expert_zero1=_keys("size"),
-        sequence_2D=_keys("enable head_size context_size window_size device_placement_strategy"),
+        expert_zero1=keys("size"),
+        sequence_2D=keys("enable head_size context_size window_size device_placement_strategy"),
     ),
-    monitor=_keys("alert tensorboard"),
-    moe=_keys(
+    monitor=keys("alert tensorboard"),
+    moe=keys(
         "top_k capacity_factor eval_capacity_factor min_capacity noisy_gate_policy drop_tokens use_rts "
         "use_fused_gating parallel_mode"
     ),

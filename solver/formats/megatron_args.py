@@ -62,6 +62,11 @@ _RUN = {  # flag -> (key of the run, default)
     "num-layers-at-start-in-bf16": ("num_layers_at_start_in_bf16", 0),
     "num-layers-at-end-in-bf16": ("num_layers_at_end_in_bf16", 0),
 }  # fmt: skip
+_MAY_BE_ZERO = _flags(
+    "decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
+    "max-position-embeddings moe-shared-expert-intermediate-size mtp-num-layers cpu-offloading-num-layers recompute-num-layers "
+    "moe-router-num-groups moe-router-group-topk q-lora-rank"
+)
 _OTHERS = _flags(
     "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
     "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
@@ -118,10 +123,18 @@ def _refuse(flags: Mapping[str, Any]) -> None:
 
 def _whole(flags: Mapping[str, Any], flag: str, default: int | None = None) -> int:
     value = flags.get(flag, default)
-    if isinstance(value, bool) or not isinstance(value, int):
+    least = int(flag not in _MAY_BE_ZERO)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         given = f"is {shown(value)}" if flag in flags else "is missing"
-        raise InputError(f"Megatron's --{flag} {given}; it must be a whole number")
+        raise InputError(f"Megatron's --{flag} {given}; it must be a whole number of at least {least}")
     return value
+
+
+def _share(flags: Mapping[str, Any], flag: str, default: float) -> float:
+    value = flags.get(flag, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"Megatron's --{flag} is {shown(value)}; it must be a number from 0 to 1")
+    return float(value)
 
 
 def _model(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,6 +147,7 @@ def _model(flags: Mapping[str, Any]) -> dict[str, Any]:
     position = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
     model = {
         "name": "megatron",
+        "num_hidden_layers": _whole(flags, "num-layers"),
         **{key: _whole(flags, flag) for flag, key in _COUNTS.items() if flag in flags},
         "intermediate_size": ffn,
         "num_key_value_heads": _whole(flags, "num-query-groups", 1) if "group-query-attention" in flags else heads,
@@ -218,7 +232,7 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "recompute": _choice(
             flags, "recompute-granularity", "none", {"none": "none", "selective": "selective", "full": "full"}
         ),
-        "dropout": any(flags.get(flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
+        "dropout": any(_share(flags, flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
         "gradient_accumulation_fusion": "no-gradient-accumulation-fusion" not in flags,
         "fused_norm": True,
         "deterministic": "deterministic-mode" in flags,
@@ -255,7 +269,7 @@ def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return where the optimizer's moments and the activations are, and how wide the moments are."""
     found: dict[str, Any] = {}
     if "optimizer-cpu-offload" in flags:
-        found["optimizer_offload_fraction"] = flags.get("optimizer-offload-fraction", 1.0)
+        found["optimizer_offload_fraction"] = _share(flags, "optimizer-offload-fraction", 1.0)
     if "cpu-offloading-num-layers" in flags:
         found["offload_layers"] = _whole(flags, "cpu-offloading-num-layers")
     widths = {str(flags.get(flag, "fp32")) for flag in ("exp-avg-dtype", "exp-avg-sq-dtype")}

@@ -12,7 +12,8 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.megatron_args import FRAMEWORK
-from solver.spec.frameworks import known_framework
+from solver.formats.torchrun import torchrun
+from solver.spec.frameworks import framework_of, known_framework
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -21,6 +22,11 @@ from solver.spec.strategy import Strategy
 VERSION = "Megatron-Core 0.12 to 0.16"
 _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
 _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
+#: Of experts, what belongs to the run and not to the model.
+_OF_THE_RUN = (
+    "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion",
+    "overlap-moe-expert-parallel-comm", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "mock-data",
+)  # fmt: skip
 
 Flags = dict[str, Any]
 
@@ -37,17 +43,28 @@ def megatron_arguments(model: ModelSpec, run: Strategy) -> Flags:
     return {f"--{name}": value for name, value in flags.items() if value is not False and value is not None}
 
 
+def model_arguments(model: ModelSpec, run: Strategy) -> Flags:
+    """Return flag (without dashes) -> value of the model alone. Raises InputError for what they do not express."""
+    _refuse(model, run)
+    flags = {name: value for name, value in _model(model, run).items() if name not in _OF_THE_RUN}
+    return {name: value for name, value in flags.items() if value is not False and value is not None}
+
+
+def megatron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
+    """Return file name -> text of a launch script."""
+    return {f"{name}.sh": shell_command(model, run, gpus_per_node)}
+
+
 def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
     words = [f"{name} {shlex.quote(str(value))}" if value is not True else name
              for name, value in megatron_arguments(model, run).items()]  # fmt: skip
-    nodes, each = max(run.world_size // gpus_per_node, 1), min(gpus_per_node, run.world_size)
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
         "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's).",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-        f"torchrun --nnodes {nodes} --nproc-per-node {each} --node-rank ${{NODE_RANK:-0}} "
+        f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",
     ]  # fmt: skip
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])
@@ -72,7 +89,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.fused_norm and not run.compile and not run.cuda_graphs, "unfused norms, torch.compile, or CUDA graphs"),
         (not run.moe_capacity_factor and run.moe_imbalance == 1, "a capacity factor or an imbalance of experts"),
         (not run.moe_shared_expert_overlap and not run.tp_comm_overlap, "overlap of shared experts or of tensor parallelism"),
-        (not run.launch_blocking and not run.dropout, "launch_blocking, or dropout"),
+        (not run.launch_blocking, "launch_blocking"),
     )  # fmt: skip
     for holds, what in rules:
         if not holds:
@@ -150,6 +167,8 @@ def _layout(run: Strategy) -> Flags:
 def _training(run: Strategy) -> Flags:
     part = run.recompute == "full" and run.recompute_layers >= 0
     quantised = run.precision in ("fp8", "mxfp8")
+    usual = run.attention == "unfused" and framework_of(run.framework).kernels.dropout
+    dropout = usual if run.dropout is None else run.dropout
     return {
         "bf16": run.precision != "fp16", "fp16": run.precision == "fp16",
         "fp8-format": "hybrid" if quantised else None,
@@ -163,7 +182,7 @@ def _training(run: Strategy) -> Flags:
         "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,
         "recompute-num-layers": run.recompute_layers if part else 1 if run.recompute == "full" else None,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
-        "attention-dropout": 0.0, "hidden-dropout": 0.0,
+        "attention-dropout": 0.1 * dropout, "hidden-dropout": 0.1 * dropout,
         "overlap-grad-reduce": run.overlap_grad_reduce,
         "overlap-param-gather": run.overlap_param_gather and run.zero == 1,
         "cross-entropy-loss-fusion": run.cross_entropy_fusion,

@@ -2,68 +2,37 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from profiler.errors import InputError, printable, shown
-from solver.formats.cases import case_of
-from solver.spec.model import ModelSpec
-from solver.spec.strategy import Strategy
+from profiler.errors import InputError
+from solver.formats.file_run import FileRun, Source
+from solver.formats.megatron_run import run_of_arguments
+from solver.formats.script_words import arguments, program_at, script_words
 
 PROGRAM = "pretrain_gpt.py"
-_LAUNCH = ("nnodes", "nproc-per-node")  #: torchrun's, with - or _
+#: torchrun's and deepspeed's, with - or _.
+_LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
 
 
-def read_script(text: str, path: Path) -> tuple[ModelSpec, dict[str, Any]]:
-    """Return the model and the layout (all fields of a Strategy) of a script.
+def read_script(source: Source) -> FileRun:
+    """Return the run of a script, whose layout has all fields of a Strategy.
 
     Raises InputError for a script that does not launch pretrain_gpt.py by torchrun with a number of GPUs, for arguments that a
     shell would still have to expand, and for what solver.formats.megatron_args refuses.
     """
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise InputError(f"{path}: it cannot be read as a command: {error}") from None
-    at = next((i for i, word in enumerate(words) if word.endswith(PROGRAM)), None)
+    path, words = source.path, script_words(source)
+    at = program_at(words, PROGRAM)
     if at is None:
         raise InputError(f"{path}: no {PROGRAM} in it, which a script of Megatron-LM launches")
-    flags = _flags(words[at + 1 :], path)
-    launch = {key: words[i + 1] for i, word in enumerate(words[:at]) for key in _LAUNCH
-              if word.lstrip("-").replace("_", "-") == key}  # fmt: skip
+    flags = arguments(words[at + 1 :], path)
+    return run_of_arguments(flags, ranks_of_launch(words[:at], path), path)
+
+
+def ranks_of_launch(words: Sequence[str], path: Path) -> int:
+    """Return the GPUs of torchrun's or deepspeed's words before the program. Raises InputError where they are no numbers."""
+    launch = {name: words[i + 1] for i, word in enumerate(words[:-1]) for name, keys in _LAUNCH.items()
+              if word.lstrip("-").replace("_", "-") in keys}  # fmt: skip
     if set(launch) != set(_LAUNCH) or not all(value.isdecimal() for value in launch.values()):
         raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers")
-    world = int(launch["nnodes"]) * int(launch["nproc-per-node"])
-    case = case_of({"id": path.stem, "hardware": "", "model": {}, "measured": {}, "run": {"world_size": world},
-                    "megatron_args": flags})  # fmt: skip
-    if case.skipped or case.model is None or case.strategy is None:
-        raise InputError(f"{path}: {case.skipped}")
-    return case.model.replace(name=path.stem), {f.name: getattr(case.strategy, f.name) for f in fields(Strategy)}
-
-
-def _flags(words: Sequence[str], path: Path) -> dict[str, Any]:
-    """Return flag -> value (a number where it is one, a list's words joined) of the words after the program."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        if "$" in word:
-            raise InputError(f"{path}: {printable(word)} is a variable; write its value, as the shell would")
-        if word.startswith("--"):
-            name, _, value = word.partition("=")
-            if name in found:
-                raise InputError(f"{path}: {name} is given twice")
-            found[name] = [value] if value else []
-        elif not name:
-            raise InputError(f"{path}: {shown(word)} belongs to no argument")
-        else:
-            found[name].append(word)
-    return {name: _value(" ".join(values)) if values else True for name, values in found.items()}
-
-
-def _value(text: str) -> Any:
-    try:
-        return int(text) if text.lstrip("-").isdecimal() else float(text)
-    except ValueError:
-        return text
+    return int(launch["nodes"]) * int(launch["each"])

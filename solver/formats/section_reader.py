@@ -20,6 +20,11 @@ class SectionReader:
     def __contains__(self, key: str) -> bool:
         return self._section.get(key) is not None
 
+    @property
+    def place(self) -> str:
+        """The file and, in it, the section."""
+        return f"{self._where}: {self._path}" if self._path else self._where
+
     def full(self, key: str) -> str:
         return f"{self._path}.{key}" if self._path else key
 
@@ -27,10 +32,11 @@ class SectionReader:
         """Return the error that ``key`` should have been ``wanted``, with its line where the file has the key."""
         if key not in self:
             return InputError(f"{self._where}: {self.full(key)} is missing; it must be {wanted}")
-        line, value = self._section.lines.get(key, "?"), self._section[key]
+        line, value = self._section.lines.get(key), self._section[key]
         # a list or section may repeat others thousands of times, so only its type is shown
         shown = f"{value!r:.60}" if isinstance(value, int | float | str) else f"a {type(value).__name__.lower()}"
-        return InputError(f"{self._where}, line {line}: {self.full(key)} is {shown}; it must be {wanted}")
+        place = f", line {line}" if line else ""
+        return InputError(f"{self._where}{place}: {self.full(key)} is {shown}; it must be {wanted}")
 
     def get(self, key: str, default: Any = None) -> Any:
         if key not in self:
@@ -82,3 +88,17 @@ class SectionReader:
         if not isinstance(value, str) or value not in allowed:
             raise self.wrong(key, f"one of {', '.join(allowed)}")
         return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a text")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """Return a list of texts, or the parts of one text between commas; none where the key is missing."""
+        value = self.get(key, [])
+        listed = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        if not isinstance(listed, list) or not all(isinstance(part, str) for part in listed):
+            raise self.wrong(key, "a list of texts")
+        return listed

@@ -1,8 +1,10 @@
-"""Reading a text file that a user named: regular, of a bounded size, UTF-8."""
+"""Reading a text file that a user named: regular, of a bounded size, UTF-8; and the JSON in it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from profiler.errors import InputError
 
@@ -27,3 +29,16 @@ def read_text(path: Path, what: str, most_bytes: int) -> str:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def json_object(text: str, path: Path) -> dict[str, Any]:
+    """Return the object of a JSON text. Raises InputError with the line for what is not JSON, or is another value."""
+    try:
+        plain = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(plain, dict):
+        raise InputError(f"{path}: a JSON configuration is an object {{...}}, not a {type(plain).__name__}")
+    return plain

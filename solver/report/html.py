@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
-from solver.formats.megatron_export import shell_command
+from solver.formats.export import launch_file
 from solver.report.decision import MEASUREMENTS, Decision, chances, kept_out, standing
 from solver.report.doubt import doubts
 from solver.report.explain import Explanation
@@ -188,10 +188,10 @@ def _launch(rivals: Solutions) -> str:
     problem = rivals.problem
     run = rivals.layouts.strategy(0, problem.run)
     try:
-        text = shell_command(problem.model, run, problem.cluster.gpus_per_node)
+        name, text = launch_file(problem.model, run, problem.cluster.gpus_per_node)
     except InputError as error:
         return f"<h2>To launch it</h2><p>{escape(str(error))}</p>"
-    return f"<h2>To launch it</h2><pre>{escape(text[:_CHARACTERS])}</pre>"
+    return f"<h2>To launch it</h2><p>{escape(name)}, as --export writes it:</p><pre>{escape(text[:_CHARACTERS])}</pre>"
 
 
 def _searched(result: SearchResult | None) -> str:

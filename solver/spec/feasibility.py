@@ -284,6 +284,14 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
             f"zero_shard_size {s.zero_shard_size} does not divide the {replicas} ranks that share parameters",
         ),
     )
-    for holds, broken in (*rules, *_framework_rules(framework_of(s.framework), model, s)):
+    for holds, broken in rules:
+        if not holds:
+            raise InputError(broken)
+    check_framework(model, s)
+
+
+def check_framework(model: ModelSpec, s: Strategy) -> None:
+    """Raise InputError with the first rule of its framework that a layout breaks."""
+    for holds, broken in _framework_rules(framework_of(s.framework), model, s):
         if not holds:
             raise InputError(broken)

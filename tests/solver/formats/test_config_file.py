@@ -406,7 +406,7 @@ def test_invalid_json_files(load, content, message):
 def test_files_that_cannot_be_read(load, tmp_path):
     for path, message in [
         (tmp_path / "none.py", "no such file; it should be a configuration file"),
-        (tmp_path / "run.yaml", "a configuration is a .py file"),
+        (tmp_path / "run.ini", "a configuration is a framework's file, or a model's"),
         (tmp_path / ("x" * 300 + ".py"), "cannot be read"), (Path("a\0b.py"), "cannot be read"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=message):

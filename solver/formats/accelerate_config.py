@@ -1,0 +1,126 @@
+"""Hugging Face accelerate's YAML for FSDP and DDP as a layout; the batch is the launch script's, the model a config.json.
+
+Sources: huggingface/accelerate src/accelerate/utils/dataclasses.py (FullyShardedDataParallelPlugin, TorchDynamoPlugin),
+utils/fsdp_utils.py, examples/config_yaml_templates and examples/torch_native_parallelism/configs. FSDP2 computes and reduces in
+the type of mixed precision, as FSDP1 does; DDP computes in it and reduces in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from solver.formats.file_run import FileRun, Source, model_beside
+from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
+from solver.formats.literal_python import Section
+from solver.formats.script_words import arguments, launched_settings, program_at, script_words
+from solver.formats.section_reader import SectionReader
+from solver.formats.trainer_script import PROGRAM, batch_of
+from solver.spec.frameworks import framework_of
+
+FSDP1, FSDP2, DDP = "fsdp", "torchtitan-2025-06", "pytorch-ddp"
+#: fsdp_sharding_strategy -> (ZeRO stage, whether it is of a node's ranks alone); FSDP1 may state its number, from 1.
+STRATEGIES = {
+    "FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD": (0, False), "HYBRID_SHARD": (3, True),
+    "HYBRID_SHARD_ZERO2": (2, True),
+}  # fmt: skip
+DTYPES = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
+
+KNOWN: Known = keys(
+    "compute_environment debug deepspeed_config distributed_type downcast_bf16 enable_cpu_affinity gpu_ids machine_rank "
+    "main_process_ip main_process_port main_training_function megatron_lm_config mixed_precision num_machines num_processes "
+    "rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu",
+    dynamo_config=keys("dynamo_backend dynamo_mode dynamo_use_dynamic dynamo_use_fullgraph dynamo_use_regional_compilation"),
+    fsdp_config=keys(
+        "fsdp_activation_checkpointing fsdp_auto_wrap_policy fsdp_backward_prefetch fsdp_backward_prefetch_policy "
+        "fsdp_cpu_ram_efficient_loading fsdp_forward_prefetch fsdp_min_num_params fsdp_offload_params "
+        "fsdp_reshard_after_forward fsdp_sharding_strategy fsdp_state_dict_type fsdp_sync_module_states "
+        "fsdp_transformer_layer_cls_to_wrap fsdp_use_orig_params fsdp_version"
+    ),
+    parallelism_config=keys(
+        "parallelism_config_dp_replicate_size parallelism_config_dp_shard_size parallelism_config_tp_size "
+        "parallelism_config_cp_size parallelism_config_cp_comm_strategy"
+    ),
+)
+_ONE = (1,)
+DESCRIBED: Described = {
+    "use_cpu": ((False,), "training on the host"),
+    "fsdp_config.fsdp_offload_params": ((False,), "parameters on the host"),
+    "fsdp_config.fsdp_auto_wrap_policy": (("TRANSFORMER_BASED_WRAP",), "another unit of FSDP than a layer"),
+    "fsdp_config.fsdp_backward_prefetch": (("BACKWARD_PRE",), "another order of all-gathers"),
+    "fsdp_config.fsdp_backward_prefetch_policy": (("BACKWARD_PRE",), "another order of all-gathers"),
+    "parallelism_config.parallelism_config_tp_size": (_ONE, "tensor parallelism of accelerate"),
+    "parallelism_config.parallelism_config_cp_size": (_ONE, "context parallelism of accelerate"),
+    "dynamo_config.dynamo_use_regional_compilation": ((False,), "compilation of parts"),
+}
+
+
+def is_accelerate(sections: Section) -> bool:
+    return "distributed_type" in sections
+
+
+def read_accelerate(sections: Section, source: Source) -> FileRun:
+    """Return the run of a file: where NAME.sh beside NAME.yaml launches it, with that script's batch and sequence.
+
+    Raises InputError for keys and values that are not known or not described, and without a config.json beside it.
+    """
+    where = str(source.path)
+    check_keys(sections, KNOWN, "", where)
+    file = SectionReader(sections, "", where, set())
+    check_described(file, DESCRIBED)
+    world, machines = file.whole("num_processes"), file.whole("num_machines", 1)
+    if world % machines:
+        raise file.wrong("num_processes", f"a multiple of num_machines {machines}")
+    kind = file.choice("distributed_type", ("FSDP", "MULTI_GPU", "NO"), "FSDP")
+    sharded, dtype = kind == "FSDP", DTYPES[file.choice("mixed_precision", DTYPES, "no")]
+    shards = _sharding(file, world, machines) if sharded else {"framework": DDP, "zero": 0, "zero_shard_size": 1}
+    again = file.section("fsdp_config").flag("fsdp_activation_checkpointing", False)
+    flags = framework_of(str(shards["framework"])).flags
+    layout: dict[str, Any] = {
+        **flags, "world_size": world, "dp": world, "tp": 1, "cp": 1, "pp": 1, "precision": dtype,
+        "grad_dtype": dtype if sharded else "fp32", "recompute": "full" if again else "none", "recompute_layers": -1,
+        "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR", **shards,
+    }  # fmt: skip
+    batch = _batch(source)
+    model = model_beside(source, "accelerate's settings hold no model")
+    ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
+    stated = {"micro_batch_size", "num_micro_batches", "seq_len"}
+    return FileRun(model, layout | batch, tuple(sorted(stated - batch.keys())), ignored)
+
+
+def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:
+    """Return framework, ZeRO stage and the ranks of a shard; in stage 2 weights stay gathered until the backward pass."""
+    fsdp, sizes = file.section("fsdp_config"), file.section("parallelism_config")
+    if fsdp.whole("fsdp_version", 1) == 1:
+        number = fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")
+        named = dict(enumerate(STRATEGIES, 1))
+        word = named.get(number, str(number)) if isinstance(number, int) else str(number).lstrip("_")
+        if word not in STRATEGIES:
+            raise fsdp.wrong("fsdp_sharding_strategy", f"one of {', '.join(STRATEGIES)}")
+        zero, of_node = STRATEGIES[word]
+        shard = 1 if not zero else world // machines if of_node else world
+        return {"framework": FSDP1, "zero": zero, "zero_shard_size": shard}
+    replicate = sizes.whole("parallelism_config_dp_replicate_size", 1)
+    shard = sizes.whole("parallelism_config_dp_shard_size", world // replicate)
+    if replicate * shard != world:
+        raise sizes.wrong("parallelism_config_dp_shard_size", f"such that it and dp_replicate_size make {world} processes")
+    again = fsdp.flag("fsdp_reshard_after_forward", True)
+    return {"framework": FSDP2, "zero": 3 if again else 2, "zero_shard_size": shard}
+
+
+def _batch(source: Source) -> dict[str, int]:
+    """Return what the script of the same name states of the batch, where there is one."""
+    name = f"{source.path.stem}.sh"
+    text = source.beside(name)
+    if text is None:
+        return {}
+    script = Source(source.path.parent / name, text, source.beside)
+    words = script_words(script)
+    at = program_at(words, PROGRAM)
+    return {} if at is None else batch_of(arguments(words[at + 1 :], script.path), script.path)
+
+
+def settings_of_script(source: Source) -> Source:
+    """Return the YAML that a script with ``accelerate launch`` names. Raises InputError where it names none that is there."""
+    words = script_words(source)
+    at = next((i for i, word in enumerate(words[:-1]) if word == "--config_file"), None)
+    return launched_settings(source, words[at + 1] if at is not None else "", "accelerate's settings, --config_file NAME.yaml")

@@ -1,0 +1,188 @@
+"""Megatron-Bridge's YAML files as a model and a layout: Megatron-LM's arguments under other names (bridge_names)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from solver.formats.bridge_names import (
+    BACKENDS,
+    DEFAULTS,
+    DESCRIBED,
+    INVERTED,
+    KNOWN,
+    MOMENTS,
+    RECIPES,
+    STRATEGIES,
+    SWITCHES,
+    VALUES,
+)
+from solver.formats.file_run import FileRun, Source, model_beside
+from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.literal_python import Section
+from solver.formats.megatron_export import model_arguments
+from solver.formats.megatron_run import TEST_GPUS, run_of_arguments
+from solver.formats.section_reader import SectionReader
+from solver.spec.frameworks import framework_of
+from solver.spec.strategy import Strategy
+
+FRAMEWORK = "megatron-bridge-26"
+_KEY_OF_A_MODEL = "hidden_size"  #: a file without it changes a recipe
+_SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+#: Layout field -> (keys that state it, its value in the recipes of models that Hugging Face has): what a file over one assumes.
+_OF_RECIPES: dict[str, tuple[tuple[str, ...], Any]] = {
+    "dropout": (("attention_dropout", "hidden_dropout"), False),
+    "moe_dispatcher": (("moe_token_dispatcher_type", "moe_enable_deepep"), framework_of(FRAMEWORK).flags["moe_dispatcher"]),
+    "moe_grouped_gemm": (("moe_grouped_gemm",), True),
+    "moe_permute_fusion": (("moe_permute_fusion",), True),
+}
+
+Flags = dict[str, Any]
+
+
+def is_bridge(sections: Section) -> bool:
+    return "model" in sections and "train" in sections
+
+
+def read_bridge(sections: Section, source: Source) -> FileRun:
+    """Return the run of a file; the model may stand beside it as config.json, as the recipe that the file changes has it.
+
+    Raises InputError for keys and values that are not known or not described.
+    """
+    where = str(source.path)
+    check_keys(sections, KNOWN, "", where)
+    file = SectionReader(sections, "", where, set())
+    check_described(file, DESCRIBED)
+    model, overlap, ddp = file.section("model"), file.section("comm_overlap"), file.section("ddp")
+    sizes = [model.whole(key, 1) for key in _SIZES]
+    flags = _model(model) | _moe(model) | _precision(file) | _training(file)
+    guessed: dict[str, Any] = {}
+    if _KEY_OF_A_MODEL not in model:  # it changes a recipe, of which only the model is known
+        length = model.whole("seq_length")
+        run = Strategy(world_size=sizes[0], tp=sizes[0], seq_len=length)
+        beside = model_beside(source, f"it states no model (model.{_KEY_OF_A_MODEL})")
+        flags = _over(model_arguments(beside, run), flags)
+        usual = _OF_RECIPES if beside.is_mixture_of_experts else {"dropout": _OF_RECIPES["dropout"]}
+        guessed = {field: value for field, (keys, value) in usual.items() if not any(key in model for key in keys)}
+    ranks = sizes[0] * sizes[1] * sizes[2]
+    dp = overlap.whole("data_parallel_size", 0, least=0)
+    assumed = () if dp else ("world_size",)
+    world = dp * ranks or -(-TEST_GPUS // ranks) * ranks
+    read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed)
+    sharded = ddp.flag("use_megatron_fsdp", False)
+    stage = STRATEGIES[ddp.choice("data_parallel_sharding_strategy", STRATEGIES, "no_shard")]
+    layout = {
+        **read.layout, **guessed, "framework": FRAMEWORK, **({"zero": stage} if sharded else {}),
+        "tp_comm_overlap": overlap.flag("tp_comm_overlap", model.flag("tp_comm_overlap", False)),
+        "p2p_overlap": overlap.flag("overlap_p2p_comm", True),
+        "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
+    }  # fmt: skip
+    ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
+    return FileRun(read.model, layout, (*assumed, *guessed), ignored)
+
+
+def _over(recipe: Flags, stated: Flags) -> Flags:
+    """Return a recipe's arguments with those that a file states; a stated vocabulary is not that of the null tokenizer."""
+    without = {"tokenizer-type"} if "vocab-size" in stated else set()
+    return {flag: value for flag, value in recipe.items() if flag not in without} | stated
+
+
+def _model(model: SectionReader) -> Flags:
+    """Return the arguments that the section model states."""
+    flags: Flags = {flag: model.get(key, DEFAULTS.get(key)) for flag, key in VALUES.items()}
+    flags |= {flag: model.flag(key, DEFAULTS.get(key, False)) for flag, key in SWITCHES.items()}
+    flags |= {flag: not model.flag(key, True) for flag, key in INVERTED.items()}
+    flags["attention-backend"] = _backend(model)
+    if flags["num-query-groups"] not in (None, flags["num-attention-heads"]):
+        flags["group-query-attention"] = True
+    if not model.flag("should_pad_vocab", _KEY_OF_A_MODEL not in model):
+        flags["make-vocab-size-divisible-by"] = 1
+    if flags["vocab-size"] is None and _KEY_OF_A_MODEL in model:
+        raise model.wrong("vocab_size", "stated, because the tokenizer is not read")
+    if not model.flag("cpu_offloading", False):
+        flags.pop("cpu-offloading-num-layers")
+    modules = model.texts("recompute_modules")
+    if modules:
+        flags["recompute-modules"] = " ".join(modules)
+    sizes = model.get("hierarchical_context_parallel_sizes")
+    if sizes:
+        flags["hierarchical-context-parallel-sizes"] = " ".join(map(str, sizes)) if isinstance(sizes, list) else str(sizes)
+    return {flag: value for flag, value in flags.items() if value is not None and value is not False}
+
+
+def _backend(model: SectionReader) -> Any:
+    """Return the attention backend, which stands as a text or as a member of an enumeration, by its name or its number."""
+    given = model.get("attention_backend")
+    if not isinstance(given, Section):
+        return given
+    numbers = {str([number]): name for name, number in BACKENDS.items()}
+    name = given.get("_name_") or numbers.get(str(given.get("_args_")))
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise model.wrong("attention_backend", f"one of {', '.join(BACKENDS)}")
+    return name
+
+
+def _moe(model: SectionReader) -> Flags:
+    freq = model.get("moe_layer_freq")
+    if isinstance(freq, list):
+        freq = "([" + "]+[".join(map(str, freq)) + "])"
+    deep = model.flag("moe_enable_deepep", False) and "moe_flex_dispatcher_backend" not in model
+    return ({} if freq is None else {"moe-layer-freq": freq}) | ({"moe-flex-dispatcher-backend": "deepep"} if deep else {})
+
+
+def _precision(file: SectionReader) -> Flags:
+    """Return the arguments of mixed precision, a named recipe or a section; it decides over what ddp says of gradients."""
+    given: Any = file.get("mixed_precision", "bf16_mixed")
+    if isinstance(given, str):
+        name = given.replace("-", "_")
+        if name not in RECIPES:
+            raise file.wrong("mixed_precision", f"a section, or one of {', '.join(RECIPES)}")
+        stated = Section()
+        stated.update(RECIPES[name])
+        mixed = SectionReader(stated, f"mixed_precision ({name})", file.place, set())
+    else:
+        mixed = file.section("mixed_precision")
+    wide = mixed.flag("grad_reduce_in_fp32", True)
+    if "mixed_precision" not in file:
+        wide = file.section("ddp").flag("grad_reduce_in_fp32", True)
+    flags: Flags = {"bf16": mixed.flag("bf16", False), "fp16": mixed.flag("fp16", False), "grad-reduce-in-bf16": not wide}
+    if mixed.get("fp8"):
+        flags |= {
+            "fp8-format": mixed.text("fp8", ""), "fp8-recipe": mixed.text("fp8_recipe", "tensorwise"),
+            "fp8-param-gather": mixed.flag("fp8_param_gather", mixed.flag("fp8_param", False)),
+        }  # fmt: skip
+        if mixed.flag("first_last_layers_bf16", False):
+            for end in ("start", "end"):
+                flags[f"num-layers-at-{end}-in-bf16"] = mixed.whole(f"num_layers_at_{end}_in_bf16", 0, least=0)
+    return {flag: value for flag, value in flags.items() if value}
+
+
+def _training(file: SectionReader) -> Flags:
+    train, ddp, optimizer, overlap = (file.section(name) for name in ("train", "ddp", "optimizer", "comm_overlap"))
+    beside = "comm_overlap" in file  # which turns both on where ranks are data-parallel
+    sharded = ddp.flag("use_megatron_fsdp", False)
+    flags: Flags = {
+        "micro-batch-size": train.whole("micro_batch_size"), "global-batch-size": train.whole("global_batch_size"),
+        "use-distributed-optimizer": ddp.flag("use_distributed_optimizer", False)
+        or optimizer.flag("use_distributed_optimizer", False) or sharded,
+        "num-distributed-optimizer-instances": ddp.whole("num_distributed_optimizer_instances", 1),
+        "overlap-grad-reduce": overlap.flag("overlap_grad_reduce", ddp.flag("overlap_grad_reduce", False) or beside),
+        "overlap-param-gather": overlap.flag("overlap_param_gather", ddp.flag("overlap_param_gather", False) or beside),
+        "overlap-moe-expert-parallel-comm": overlap.flag("overlap_moe_expert_parallel_comm", False),
+        "optimizer-cpu-offload": optimizer.flag("optimizer_cpu_offload", False),
+        "use-precision-aware-optimizer": optimizer.flag("use_precision_aware_optimizer", False),
+    }  # fmt: skip
+    if flags["optimizer-cpu-offload"]:
+        flags["optimizer-offload-fraction"] = optimizer.number("optimizer_offload_fraction", 1.0)
+    for moment in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        if moment in optimizer:
+            flags[moment.replace("_", "-")] = _dtype(optimizer, moment)
+    return {flag: value for flag, value in flags.items() if value}
+
+
+def _dtype(optimizer: SectionReader, key: str) -> str:
+    """Return a type of torch, which stands as a text or as a target that is not called."""
+    value = optimizer.get(key)
+    word = str(value.get("_target_") if isinstance(value, Section) else value)
+    if word not in MOMENTS:
+        raise optimizer.wrong(key, f"one of {', '.join(MOMENTS)}")
+    return MOMENTS[word]

@@ -1,0 +1,130 @@
+"""Settings of Megatron-Bridge's YAML files by the arguments of Megatron-LM that they are, and what else the files may hold.
+
+Sources: NVIDIA-NeMo/Megatron-Bridge src/megatron/bridge/training/config.py (commit 003e863), models/gpt_provider.py (0254ddd),
+training/mixed_precision.py (0509780), training/comm_overlap.py (0685ff5), utils/yaml_utils.py
+(355cef4), examples/recipes/kimi/conf/kimi_k2_pretrain_l8.yaml
+(87107da); names of transformer_config.py as megatron_args.py read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from solver.formats.known_keys import Described, Known, keys
+
+
+def _same(words: str) -> dict[str, str]:
+    """Return flag -> key of the section model, for those that differ by dashes alone."""
+    return {flag: flag.replace("-", "_") for flag in words.split()}
+
+
+#: Flag -> key of ``model``, with the same value.
+VALUES: Mapping[str, str] = {
+    **_same(
+        "num-layers hidden-size ffn-hidden-size num-attention-heads num-query-groups kv-channels normalization "
+        "position-embedding-type vocab-size make-vocab-size-divisible-by seq-length mtp-num-layers q-lora-rank kv-lora-rank "
+        "qk-head-dim qk-pos-emb-head-dim v-head-dim moe-router-topk moe-ffn-hidden-size moe-shared-expert-intermediate-size "
+        "moe-router-score-function moe-router-num-groups moe-router-group-topk moe-token-dispatcher-type "
+        "moe-flex-dispatcher-backend tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size "
+        "expert-model-parallel-size expert-tensor-parallel-size pipeline-model-parallel-layout cp-comm-type "
+        "recompute-granularity recompute-method recompute-num-layers attention-backend attention-dropout hidden-dropout "
+        "cross-entropy-fusion-impl cpu-offloading-num-layers transformer-impl"
+    ),
+    "num-experts": "num_moe_experts",
+    "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
+    "decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
+}
+#: Switch -> key of ``model`` that is true with it.
+SWITCHES: Mapping[str, str] = {
+    **_same(
+        "sequence-parallel multi-latent-attention qk-layernorm add-qkv-bias moe-router-enable-expert-bias moe-grouped-gemm "
+        "moe-permute-fusion overlap-moe-expert-parallel-comm account-for-embedding-in-pipeline-split "
+        "account-for-loss-in-pipeline-split cross-entropy-loss-fusion deterministic-mode"
+    ),
+    "swiglu": "gated_linear_unit",
+}
+#: Switch -> key of ``model`` that is false with it, and true unless stated.
+INVERTED: Mapping[str, str] = {
+    "disable-bias-linear": "add_bias_linear",
+    "untie-embeddings-and-output-weights": "share_embeddings_and_output_weights",
+    "no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
+}
+#: Values of GPTModelProvider that differ from the defaults of Megatron-LM's arguments.
+DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True, "expert_tensor_parallel_size": 1}
+#: ddp.data_parallel_sharding_strategy of Megatron-FSDP -> ZeRO stage.
+STRATEGIES: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+#: torch's types of Adam's moments -> Megatron's words.
+MOMENTS: Mapping[str, str] = {
+    "torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8",
+}  # fmt: skip
+
+#: Megatron-Core's enumeration of attention backends (transformer/enums.py).
+BACKEND = "megatron.core.transformer.enums.AttnBackend"
+BACKENDS: Mapping[str, int] = {"flash": 1, "fused": 2, "unfused": 3, "local": 4, "auto": 5}
+
+_BF16: Mapping[str, Any] = {"bf16": True, "grad_reduce_in_fp32": True}
+_ENDS: Mapping[str, Any] = {
+    "first_last_layers_bf16": True, "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 1,
+}  # fmt: skip
+#: Named recipes of mixed precision.
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "bf16_mixed": _BF16,
+    "fp16_mixed": {"fp16": True, "grad_reduce_in_fp32": False},
+    "bf16_with_fp8_delayed_scaling_mixed": {**_BF16, "fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "bf16_with_fp8_current_scaling_mixed": {
+        **_BF16, **_ENDS, "fp8": "hybrid", "fp8_recipe": "tensorwise", "fp8_param_gather": True,
+    },
+    "bf16_with_fp8_subchannel_scaling_mixed": {**_BF16, "fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "bf16_with_mxfp8_mixed": {**_BF16, "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+}  # fmt: skip
+
+_NEUTRAL_MODEL = (
+    "_target_ activation_func apply_rope_fusion attention_softmax_in_fp32 autocast_dtype bf16 fp16 params_dtype pipeline_dtype "
+    "bias_activation_fusion bias_dropout_fusion init_method_std layernorm_epsilon masked_softmax_fusion moe_aux_loss_coeff "
+    "moe_hybridep_num_sms moe_router_bias_update_rate moe_router_dtype moe_router_load_balancing_type moe_router_pre_softmax "
+    "moe_router_topk_scaling_factor moe_z_loss_coeff mtp_loss_scaling_factor parallel_output persist_layer_norm rotary_base "
+    "rotary_percent scatter_embedding_sequence_parallel use_te_rng_tracker"
+)
+KNOWN: Known = keys(
+    "checkpoint dataset dist ft inprocess_restart logger nvrx_straggler profiling rerun_state_machine rng scheduler straggler "
+    "tensor_inspect tokenizer validation",
+    model=keys(
+        " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL_MODEL)) + " cpu_offloading "
+        "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
+        "should_pad_vocab tp_comm_overlap cuda_graph_impl enable_cuda_graph external_cuda_graph delay_wgrad_compute"
+    ),
+    train=keys(
+        "_target_ micro_batch_size global_batch_size train_iters train_samples eval_interval eval_iters exit_interval "
+        "manual_gc manual_gc_interval rampup_batch_size"
+    ),
+    ddp=keys(
+        "_target_ use_distributed_optimizer overlap_grad_reduce overlap_param_gather grad_reduce_in_fp32 average_in_collective "
+        "check_for_nan_in_grad num_distributed_optimizer_instances use_megatron_fsdp data_parallel_sharding_strategy "
+        "align_param_gather"
+    ),
+    optimizer=keys(
+        "_target_ optimizer use_distributed_optimizer optimizer_cpu_offload optimizer_offload_fraction bf16 fp16 lr min_lr "
+        "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype weight_decay adam_beta1 adam_beta2 adam_eps clip_grad"
+    ),
+    mixed_precision=keys(
+        "_target_ bf16 fp16 params_dtype pipeline_dtype autocast_enabled grad_reduce_in_fp32 fp8 fp8_recipe "
+        "first_last_layers_bf16 fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_param fp8_param_gather "
+        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 reuse_grad_buf_for_mxfp8_param_ag loss_scale"
+    ),
+    comm_overlap=keys(
+        "_target_ tp_comm_overlap tp_comm_overlap_cfg overlap_p2p_comm batch_p2p_comm overlap_grad_reduce overlap_param_gather "
+        "overlap_moe_expert_parallel_comm delay_wgrad_compute data_parallel_size"
+    ),
+)
+_OFF = (False, None, "none")
+DESCRIBED: Described = {
+    "model.cuda_graph_impl": (_OFF, "the memory of CUDA graphs"),
+    "model.enable_cuda_graph": (_OFF, "the memory of CUDA graphs"),
+    "model.external_cuda_graph": (_OFF, "the memory of CUDA graphs"),
+    "model.delay_wgrad_compute": (_OFF, "a delay of the weight gradients"),
+    "comm_overlap.delay_wgrad_compute": (_OFF, "a delay of the weight gradients"),
+    "train.rampup_batch_size": ((None,), "a batch that grows"),
+    "optimizer.optimizer": (("adam",), "another optimizer than Adam"),
+}

@@ -1,0 +1,153 @@
+"""DeepSpeed's JSON, with the script that launches it, as a model and a layout; deepspeed_names has the sources.
+
+NAME.json holds batch, precision and ZeRO. NAME.sh beside it is Megatron-DeepSpeed's, which states model and parallel sizes, or
+launches transformers' run_clm.py, whose model is the config.json beside it; without a script only data parallelism is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.deepspeed_names import AUTO, DESCRIBED, FRAMEWORK, GRADIENTS, KNOWN, NORMS, OWN, PRECISIONS, SWITCHES
+from solver.formats.file_run import FileRun, Source, model_beside
+from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.literal_python import Section
+from solver.formats.megatron_run import run_of_arguments
+from solver.formats.megatron_script import PROGRAM, ranks_of_launch
+from solver.formats.script_words import arguments, launched_settings, program_at, script_words, whole_argument
+from solver.formats.section_reader import SectionReader
+from solver.formats.text_file import json_object
+from solver.formats.trainer_script import PROGRAM as TRAINER
+from solver.formats.trainer_script import batch_of
+from solver.spec.frameworks import framework_of
+
+_MARKS = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+_NO_MODEL = "DeepSpeed's settings hold no model"
+_SETTINGS = ("--deepspeed_config", "--deepspeed")
+
+
+def is_deepspeed(plain: Mapping[str, Any]) -> bool:
+    return any(mark in plain for mark in _MARKS)
+
+
+def read_deepspeed(source: Source) -> FileRun:
+    """Return the run of a JSON file. Raises InputError for keys and values that are not known or not described."""
+    where, sections = str(source.path), _section(json_object(source.text, source.path))
+    check_keys(sections, KNOWN, "", where)
+    file = SectionReader(sections, "", where, set())
+    check_described(file, DESCRIBED)
+    settings = _zero(file) | _precision(file)
+    launched = _launched(source)
+    stated: Mapping[str, Any] = launched.layout if launched else {"tp": 1, "pp": 1}
+    if settings["zero"]:
+        settings["zero_shard_size"] = stated.get("dp", -1)
+    model = launched.model if launched else model_beside(source, _NO_MODEL)
+    layout = {**framework_of(FRAMEWORK).flags, **stated, **settings, **_batch(file, stated)}
+    assumed = tuple(key for key in ("micro_batch_size", "num_micro_batches", "seq_len", "world_size") if key not in layout)
+    ignored = (*unread_keys(sections, KNOWN, "", file.read), *(launched.ignored if launched else ()))
+    return FileRun(model, {**layout, "framework": FRAMEWORK, "overlap_param_gather": False}, assumed, ignored)
+
+
+def settings_of_script(source: Source) -> Source:
+    """Return the JSON that a script names. Raises InputError where it names none that is there."""
+    words = script_words(source)
+    pairs = [word.split("=", 1) for word in words if "=" in word] + [list(pair) for pair in zip(words, words[1:], strict=False)]
+    name = next((value for key, value in pairs if key in _SETTINGS and value.endswith(".json")), "")
+    return launched_settings(source, name, "DeepSpeed's settings, --deepspeed_config NAME.json")
+
+
+def _section(plain: Mapping[str, Any]) -> Section:
+    section = Section()
+    section.update({key: _section(value) if isinstance(value, dict) else value for key, value in plain.items()})
+    return section
+
+
+def _zero(file: SectionReader) -> dict[str, Any]:
+    zero = file.section("zero_optimization")
+    stage = zero.whole("stage", 0, least=0)
+    if stage > 3:
+        raise zero.wrong("stage", "0, 1, 2 or 3")
+    overlaps = zero.flag("overlap_comm", stage == 3)  # DeepSpeed's own default
+    return {"zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps}
+
+
+def _precision(file: SectionReader) -> dict[str, str]:
+    on = [name for name in PRECISIONS if _enabled(file.section(name))]
+    if len(on) > 1:
+        raise file.section(PRECISIONS[1]).wrong("enabled", "False beside bf16")
+    precision = on[0] if on else "fp32"
+    stated = file.section("data_types").choice("grad_accum_dtype", (*GRADIENTS, AUTO), AUTO)
+    return {"precision": precision, "grad_dtype": precision if stated == AUTO else stated}
+
+
+def _enabled(section: SectionReader) -> bool:
+    if section.get("enabled") == AUTO:
+        raise section.wrong("enabled", "true or false, because what the trainer fills in is not read")
+    return section.flag("enabled", False)
+
+
+def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:
+    """Return the micro batches, of which DeepSpeed derives any from the others: whole = micro batch * steps * dp."""
+    keys = {"micro_batch_size": "train_micro_batch_size_per_gpu", "num_micro_batches": "gradient_accumulation_steps"}
+    found = {field: file.whole(key) for field, key in keys.items() if file.get(key, AUTO) != AUTO}
+    dp = launched.get("dp")
+    if dp and file.get("train_batch_size", AUTO) != AUTO:
+        whole = file.whole("train_batch_size")
+        if len(found) == 1:
+            (field,) = (field for field in keys if field not in found)
+            found[field] = max(whole // (dp * next(iter(found.values()))), 1)
+        if len(found) == 2 and whole != dp * found["micro_batch_size"] * found["num_micro_batches"]:
+            raise file.wrong("train_batch_size", f"the micro batch times the steps of accumulation times {dp} ranks")
+    for field in keys:
+        if field in found and launched.get(field, found[field]) != found[field]:
+            raise file.wrong(keys[field], f"{launched[field]}, as its script has it")
+    return found
+
+
+def _launched(source: Source) -> FileRun | None:
+    """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
+    path = source.path.with_suffix(".sh")
+    text = source.beside(path.name)
+    if text is None:
+        return None
+    words = script_words(Source(path, text, source.beside))
+    at, trainer = program_at(words, PROGRAM), program_at(words, TRAINER)
+    if at is not None:
+        return _megatron(arguments(words[at + 1 :], path), ranks_of_launch(words[:at], path), source)
+    if trainer is None:
+        raise InputError(f"{path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it")
+    world = ranks_of_launch(words[:trainer], path)
+    batch = batch_of(arguments(words[trainer + 1 :], path), path)
+    sizes = {"world_size": world, "dp": world, "tp": 1, "pp": 1}
+    return FileRun(model_beside(source, _NO_MODEL), sizes | batch)
+
+
+def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
+    """Return the run of Megatron-DeepSpeed's arguments, as those of Megatron-LM that mean the same."""
+    path = source.path.with_suffix(".sh")
+    flags = {name.lstrip("-"): value for name, value in given.items()}
+    stage = json_object(source.text, source.path).get("zero_optimization", {}).get("stage", 0)
+    if "zero-stage" in flags and _whole_or_none(flags["zero-stage"]) != stage:
+        raise InputError(f"{path}: --zero-stage is {flags['zero-stage']}; {source.path.name} has stage {stage}")
+    theirs: dict[str, Any] = {"attention-backend": "unfused"}
+    for name, value in flags.items():
+        if name in SWITCHES:
+            theirs |= dict([SWITCHES[name]])
+        elif name == "num-key-value-heads":
+            theirs |= {"group-query-attention": True, "num-query-groups": value}
+        elif name == "normalization":
+            theirs[name] = next((word for word, own in NORMS.items() if own == value), value)
+        elif name not in OWN:
+            theirs[name] = value
+    whole_argument(theirs, "global-batch-size", path)
+    if flags.get("tokenizer-type", "GPT2BPETokenizer") != "GPT2BPETokenizer" and "vocab-size" not in flags:
+        raise InputError(f"{path}: state --vocab-size, because the tokenizer's model is not read")
+    read = run_of_arguments({f"--{name}": value for name, value in theirs.items()}, world, path)
+    layout = {**read.layout, "gradient_accumulation_fusion": None, "p2p_overlap": False}
+    return FileRun(read.model, layout, (), read.ignored)
+
+
+def _whole_or_none(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,94 @@
+"""A layout as DeepSpeed's JSON and the script of Megatron-DeepSpeed that trains with it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.deepspeed_names import GRADIENTS, NORMS, PRECISIONS
+from solver.formats.megatron_args import FRAMEWORK
+from solver.formats.megatron_export import megatron_arguments
+from solver.formats.torchrun import torchrun
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
+
+VERSION = "DeepSpeed 0.10 and later with Megatron-DeepSpeed"
+#: Arguments of Megatron-LM of today that its fork does not have, or of which the JSON decides.
+_WITHOUT = (
+    "use-distributed-optimizer", "attention-backend", "position-embedding-type", "group-query-attention", "num-query-groups",
+    "normalization", "transformer-impl", "grad-reduce-in-bf16", "tokenizer-type", "context-parallel-size", "mock-data",
+    "recompute-num-layers",
+)  # fmt: skip
+
+
+def deepspeed_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
+    """Return file name -> text of NAME.json and NAME.sh. Raises InputError for what they do not express, by name."""
+    _refuse(model, run)
+    settings = {
+        "train_batch_size": run.global_batch_sequences, "train_micro_batch_size_per_gpu": run.micro_batch_size,
+        "gradient_accumulation_steps": run.num_micro_batches, "gradient_clipping": 1.0, "steps_per_print": 10,
+        "zero_optimization": {"stage": run.zero, "overlap_comm": run.overlap_grad_reduce, "reduce_bucket_size": 500_000_000},
+        "data_types": {"grad_accum_dtype": run.grad_dtype},
+        **({run.precision: {"enabled": True}} if run.precision in PRECISIONS else {}),
+    }  # fmt: skip
+    return {f"{name}.json": json.dumps(settings, indent=2) + "\n", f"{name}.sh": _script(model, run, gpus_per_node, name)}
+
+
+def _refuse(model: ModelSpec, run: Strategy) -> None:
+    rules = (
+        (not model.is_mixture_of_experts, f"{model.name}: mixtures of experts under DeepSpeed are not described"),
+        (model.qk_norm == "none", f"{model.name}: Megatron-DeepSpeed has no norms of q and k"),
+        (model.qkv_bias == model.output_bias, f"{model.name}: Megatron-DeepSpeed has biases in all linears or in none"),
+        (run.cp == 1, f"cp {run.cp}: context parallelism under DeepSpeed is not described"),
+        (
+            run.precision in (*PRECISIONS, "fp32"),
+            f"precision {run.precision}: DeepSpeed trains in fp32, {' and '.join(PRECISIONS)}",
+        ),
+        (run.grad_dtype in GRADIENTS, f"grad_dtype {run.grad_dtype}: DeepSpeed has {', '.join(GRADIENTS)}"),
+        (
+            not run.zero or run.zero_shard_size == run.dp,
+            f"zero_shard_size {run.zero_shard_size}: DeepSpeed's ZeRO shards over all {run.dp} data-parallel ranks",
+        ),
+        (run.pp == 1 or run.zero < 2, f"zero {run.zero}: DeepSpeed's pipeline engine runs ZeRO-0 and 1"),
+        (run.pp == 1 or run.schedule == "1f1b", f"schedule {run.schedule}: DeepSpeed's pipeline engine runs 1f1b"),
+        (
+            run.recompute != "full" or run.recompute_layers < 0 or run.recompute_layers * run.pp >= model.num_hidden_layers,
+            f"recompute_layers {run.recompute_layers}: Megatron-DeepSpeed recomputes all layers or none",
+        ),
+    )
+    for holds, broken in rules:
+        if not holds:
+            raise InputError(broken)
+
+
+def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> str:
+    """Return the launch script; as Megatron-LM's but for the names that differ."""
+    plain = run.replace(
+        framework=FRAMEWORK, zero=min(run.zero, 1), grad_dtype="fp32", overlap_param_gather=False, overlap_grad_reduce=False,
+        precision="fp16" if run.precision == "fp16" else "bf16",
+        dropout=run.attention == "unfused" if run.dropout is None else run.dropout,
+    )  # fmt: skip
+    flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, plain).items()}
+    theirs: dict[str, Any] = {flag: value for flag, value in flags.items() if flag not in _WITHOUT}
+    if run.precision == "fp32":
+        theirs.pop("bf16")
+    theirs |= {
+        "tokenizer-type": "NullTokenizer", "num-key-value-heads": model.num_key_value_heads,
+        "normalization": NORMS[flags["normalization"]], "use-rotary-position-embeddings": model.position == "rope",
+        "use-flash-attn-v2": run.attention == "flash", "no-pipeline-parallel": run.pp == 1,
+        "deepspeed-activation-checkpointing": run.recompute == "full", "deepspeed": True,
+        "deepspeed_config": f"{name}.json", "zero-stage": run.zero,
+    }  # fmt: skip
+    if model.position == "none":
+        raise InputError(f"{model.name}: Megatron-DeepSpeed has learned or rotary positions")
+    words = [f"--{flag}" if value is True else f"--{flag} {shlex.quote(str(value))}"
+             for flag, value in theirs.items() if value is not False]  # fmt: skip
+    lines = [
+        "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
+        "# Run it on every node, with NODE_RANK and MASTER_ADDR set. Data and tokenizer are yours to name.",
+        f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
+        "--master-addr ${MASTER_ADDR:-localhost} pretrain_gpt.py \\",
+    ]  # fmt: skip
+    return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])

@@ -1,0 +1,101 @@
+"""A layout as the files with which its framework runs it: which kind of file is chosen here, by name and framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from profiler.errors import InputError
+from profiler.files import write_text
+from solver.formats.accelerate_export import accelerate_files
+from solver.formats.bridge_export import bridge_files
+from solver.formats.config_file import read_source
+from solver.formats.deepspeed_export import deepspeed_files
+from solver.formats.file_run import Source
+from solver.formats.internevo_export import internevo_files
+from solver.formats.megatron_export import megatron_files
+from solver.formats.nanotron_export import nanotron_files
+from solver.formats.nemo_export import nemo_files
+from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
+from solver.formats.torchtitan_export import torchtitan_files
+from solver.spec.feasibility import check_framework
+from solver.spec.frameworks import known_framework
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
+
+#: Writes (model, layout, GPUs of a node, name of the file without its ending): file name -> text, the file itself first.
+Writer = Callable[[ModelSpec, Strategy, int, str], dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file. what: as messages name it. frameworks: the releases that it is written for."""
+
+    ending: str
+    what: str
+    write: Writer
+    frameworks: tuple[str, ...]
+
+
+KINDS = (
+    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",)),
+    Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
+    Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
+    Kind(".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26", "megatron-bridge-25")),
+    Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),
+    Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp")),
+    Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",)),
+    Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",)),
+)
+
+
+def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int, keep: Path | None = None) -> list[Path]:
+    """Write the files of a layout beside each other; return their paths.
+
+    keep: a file that must not be one of them. Raises InputError where it is, and as ``exported`` does.
+    """
+    files = {path.parent / name: text for name, text in exported(path, model, run, gpus_per_node).items()}
+    if keep and keep.resolve() in {file.resolve() for file in files}:
+        raise InputError(f"--export {path} would overwrite {keep}, which the layout is from; give another name")
+    for file, text in files.items():
+        write_text(file, text)
+    return list(files)
+
+
+def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) -> dict[str, str]:
+    """Return the files of a layout, by their paths from the folder of ``path``, the file itself first.
+
+    Raises InputError for a framework that has no such kind of file, for what the kind cannot express, where what it would mean
+    to a reader is another layout, and for what the framework does not run.
+    """
+    kind = _kind(path, run)
+    texts = kind.write(model, run, gpus_per_node, path.stem)
+    read = read_source(Source(path, texts[path.name], texts.get))
+    refuse_other_model(model, read.model, run.tp, kind.what)
+    refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
+    check_framework(model, run)
+    return texts
+
+
+def launch_file(model: ModelSpec, run: Strategy, gpus_per_node: int) -> tuple[str, str]:
+    """Return (its name, its text) of the first kind of file that is written for the layout's framework.
+
+    Raises InputError as ``exported`` does, and for a framework that no file is written for.
+    """
+    framework = known_framework(run.framework).name
+    ending = next((kind.ending for kind in KINDS if framework in kind.frameworks), ".sh")
+    files = exported(Path(f"run{ending}"), model, run, gpus_per_node)
+    return next(iter(files.items()))
+
+
+def _kind(path: Path, run: Strategy) -> Kind:
+    framework = known_framework(run.framework).name
+    own = [kind for kind in KINDS if framework in kind.frameworks]
+    found = next((kind for kind in own if kind.ending == path.suffix), None)
+    if found:
+        return found
+    if own:
+        raise InputError(f"--export {path}: a layout of {framework} is written as {' or '.join(k.ending for k in own)}")
+    others = "; ".join(f"{kind.ending} for {', '.join(kind.frameworks)}" for kind in KINDS)
+    raise InputError(f"the layout is {run.framework}'s, for which no file is written; written are {others} (--framework)")

@@ -1,0 +1,56 @@
+"""What a configuration file of a framework is read from, and what reading it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.model_file import json_model
+from solver.formats.text_file import json_object
+from solver.spec.model import ModelSpec
+
+#: Folder beside a file of settings that holds its model's config.json, after the file's name without its ending.
+MODEL_FOLDER = "_model"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file with its text. beside: the text of another file, by its path from the same folder, or None where there is none."""
+
+    path: Path
+    text: str
+    beside: Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class FileRun:
+    """A run as a framework's file describes it.
+
+    layout: Strategy fields; zero_shard_size -1 means every rank that holds the same parameters. assumed: fields of ``layout``
+    that the file leaves to its framework's defaults. ignored: keys of the file that the framework knows and the prediction does
+    not use.
+    """
+
+    model: ModelSpec
+    layout: Mapping[str, Any]
+    assumed: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+
+def model_path(name: str) -> str:
+    """Return where the model of the file called ``name`` (without its ending) is, from the file's own folder."""
+    return f"{name}{MODEL_FOLDER}/config.json"
+
+
+def model_beside(source: Source, why: str) -> ModelSpec:
+    """Return the model of the config.json beside a file. why: begins the message of the InputError where there is none."""
+    named = model_path(source.path.stem)
+    for relative in (named, "config.json"):
+        text = source.beside(relative)
+        if text is not None:
+            path = source.path.parent / relative
+            return json_model(json_object(text, path), path, source.path.stem)
+    raise InputError(f"{source.path}: {why}; put its Hugging Face config.json beside it, as {named}")

@@ -1,0 +1,37 @@
+"""Models in JSON: a Hugging Face config.json, a mapping of ModelSpec's keys, and those that are shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from solver.formats.hugging_face import MARKS, model_of_config
+from solver.formats.text_file import json_object, read_text
+from solver.spec.model import ModelSpec, model_from_keys
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes
+WHAT = "a configuration file"
+
+
+def json_name(plain: Mapping[str, Any], path: Path) -> str:
+    """Return the name in the file, else the file's own.
+
+    For ``config.json`` it is the folder's name, as Hugging Face stores models.
+    """
+    folder = path.resolve().parent.name if path.stem == "config" else ""
+    return str(plain.get("name") or folder or path.stem)
+
+
+def json_model(plain: Mapping[str, Any], path: Path, name: str = "") -> ModelSpec:
+    """Return the model of a JSON object: a Hugging Face config.json, or a mapping of ModelSpec's keys."""
+    read = model_of_config if MARKS & set(plain) else model_from_keys
+    called = str(plain.get("name") or name) or json_name(plain, path)
+    return read({key: value for key, value in plain.items() if key != "notes"}, str(path), called)
+
+
+def shipped_model(name: str) -> ModelSpec:
+    """Return the model of ``configs/models``."""
+    path = CONFIGS / "models" / f"{name}.json"
+    return json_model(json_object(read_text(path, WHAT, MAX_BYTES), path), path)

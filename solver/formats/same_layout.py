@@ -1,0 +1,133 @@
+"""Whether a file that was written means the layout that it was written for.
+
+What an export writes is read again before it is kept, so that no file can mean another layout than the one that was asked for:
+a setting that the format has no place for is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from profiler.errors import InputError
+from solver.spec.framework import Framework
+from solver.spec.frameworks import framework_of
+from solver.spec.layer_kinds import has_experts
+from solver.spec.model import ModelSpec
+from solver.spec.precision import QUANTISED
+from solver.spec.strategy import WAVES, Strategy
+
+_PIPELINE = (
+    "schedule", "vpp", "p2p_overlap", "pipeline_layout", "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+)  # fmt: skip
+_QUANTISED = ("fp8_recipe", "fp8_param_gather", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+
+
+def replicas(run: Strategy) -> int:
+    """Return the ranks that hold the same parameters."""
+    return run.dp * run.cp * run.tp // run.wp if run.tp_mode == "isp" else run.dp * run.cp
+
+
+def effective(model: ModelSpec, run: Strategy) -> Strategy:
+    """Return the layout with its default in every field that changes nothing beside the others."""
+    experts = tuple(field.name for field in fields(Strategy) if field.name.startswith("moe_"))
+    several = replicas(run) > 1
+    idle = (
+        (run.cp == 1, ("cp_comm", "cp_a2a_size")),
+        (run.tp == run.wp == 1, ("tp_mode", "tp_comm_overlap")),
+        (run.tp_mode != "isp" or run.tp == run.wp == 1, ("overlap_weight_gather",)),
+        (run.pp == 1, _PIPELINE),
+        (run.vpp == 1 or run.schedule in WAVES, ("p2p_overlap",)),
+        (not model.is_mixture_of_experts, experts),
+        (run.recompute != "full", ("recompute_layers",)),
+        (run.recompute != "selective", ("recompute_modules",)),
+        (run.precision not in QUANTISED, _QUANTISED),
+        (run.precision != "fp8", ("fp8_recipe",)),
+        (not run.cross_entropy_fusion, ("cross_entropy_fusion_impl",)),
+        (not several, ("overlap_grad_reduce", "overlap_param_gather")),
+        (not run.zero, ("overlap_param_gather",)),
+    )
+    changes: dict[str, Any] = {name: getattr(Strategy, name) for holds, names in idle if holds for name in names}
+    framework = framework_of(run.framework)
+    if run.dropout is None:
+        changes["dropout"] = framework.kernels.dropout and run.attention == "unfused"
+    if run.gradient_accumulation_fusion is None and framework.data_parallel.fused_gradient_accumulation:
+        changes["gradient_accumulation_fusion"] = True
+    if not several or not run.zero:
+        changes |= {"zero": 0, "zero_shard_size": 1}
+    if run.pp > 1 and run.schedule in ("1f1b", "interleaved"):
+        changes["schedule"] = "interleaved" if run.vpp > 1 else "1f1b"
+    if run.recompute == "full" and run.recompute_layers * run.pp >= model.num_hidden_layers:
+        changes["recompute_layers"] = -1
+    return run.replace(**changes)
+
+
+def stated_strategy(layout: Mapping[str, Any], world_size: int) -> Strategy:
+    """Return the layout of a file, whose dp fills ``world_size`` ranks where the file does not state them.
+
+    Raises InputError where the sizes do not multiply to the ranks.
+    """
+    framework = framework_of(str(layout["framework"]))
+    values = {"world_size": world_size, **framework.flags, **framework.best_practice, **layout}
+    if "dp" not in values:
+        values["dp"] = values["world_size"] // (values.get("tp", 1) * values.get("cp", 1) * values.get("pp", 1))
+    shard = values.get("zero_shard_size", -1)
+    whole = Strategy(**{**values, "zero_shard_size": max(shard, 1)})
+    return whole.replace(zero_shard_size=replicas(whole)) if shard < 1 and whole.zero else whole
+
+
+def refuse_other(model: ModelSpec, asked: Strategy, read: Strategy, what: str) -> None:
+    """Raise InputError with the first field in which ``read`` is not the layout that was asked for. what: the format."""
+    wanted, got = effective(model, asked), effective(model, read)
+    if _code(asked.framework) != _code(read.framework):
+        raise InputError(f"the layout is {asked.framework}'s, and {what} is for {read.framework}")
+    for field in fields(Strategy):
+        mine, other = getattr(wanted, field.name), getattr(got, field.name)
+        if mine != other and field.name != "framework":
+            raise InputError(f"{field.name} {mine}: {what} has no place for it (it would mean {other})")
+
+
+def _code(name: str) -> Framework:
+    """Return a release without its name and without what is only a default, which files state."""
+    return replace(framework_of(name), name="", released="", aliases=(), broad_aliases=(), flags={}, best_practice={})
+
+
+def same_model(one: ModelSpec, other: ModelSpec, tp: int = 1) -> bool:
+    """Whether two descriptions are of the same work with ``tp`` tensor-parallel ranks."""
+    return _plain(one, tp) == _plain(other, tp)
+
+
+def refuse_other_model(asked: ModelSpec, read: ModelSpec, tp: int, what: str) -> None:
+    """Raise InputError with the first field in which ``read`` is not the model that was asked for. what: the format."""
+    wanted, got = _plain(asked, tp), _plain(read, tp)
+    for field in fields(ModelSpec):
+        mine, other = getattr(wanted, field.name), getattr(got, field.name)
+        if mine != other:
+            raise InputError(f"{asked.name}: {what} has no place for {field.name} {mine} (it would mean {other})")
+
+
+def _plain(model: ModelSpec, tp: int) -> ModelSpec:
+    """Return the model with what follows from other fields written out, and what changes nothing left out.
+
+    The longest sequence of rotary positions only limits what may be asked for; the vocabulary is padded as Megatron does.
+    """
+    experts = tuple(int(has_experts(model, layer)) for layer in range(model.num_hidden_layers))
+    multiple = 128 * tp
+    changes: dict[str, Any] = {
+        "name": "", "first_k_dense_replace": 0, "moe_layer_freq": experts if any(experts) else 1,
+        "padded_vocab_size": model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple,
+        "norm_bias": model.norm == "layernorm" and model.norm_bias,
+        "max_position_embeddings": model.max_position_embeddings if model.position == "learned" else 0,
+    }  # fmt: skip
+    if model.has_latent_attention:
+        changes |= {"num_key_value_heads": model.num_attention_heads, "head_dim": 1, "qk_norm": "none"}
+    if all(experts):
+        changes["intermediate_size"] = model.moe_intermediate_size
+    return model.replace(**changes)
+
+
+def interleaved(schedule: str, vpp: int) -> str:
+    """Return the schedule's name in a layout of ``vpp`` chunks a stage."""
+    return "interleaved" if vpp > 1 and schedule not in WAVES else schedule

@@ -1,0 +1,21 @@
+"""Which framework a shell script launches, by the words in it."""
+
+from __future__ import annotations
+
+from solver.formats.accelerate_config import settings_of_script
+from solver.formats.deepspeed_config import read_deepspeed
+from solver.formats.deepspeed_config import settings_of_script as deepspeed_settings
+from solver.formats.file_run import FileRun, Source
+from solver.formats.megatron_script import read_script
+from solver.formats.script_words import program_at, script_words
+from solver.formats.yaml_files import read_yaml_file
+
+
+def read_script_file(source: Source) -> FileRun:
+    """Return the run that a script launches. Raises InputError for a script of no framework that is known here."""
+    words = script_words(source)
+    if program_at(words, "accelerate") is not None:
+        return read_yaml_file(settings_of_script(source))
+    if any(word.startswith("--deepspeed") for word in words):
+        return read_deepspeed(deepspeed_settings(source))
+    return read_script(source)

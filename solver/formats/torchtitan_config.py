@@ -1,0 +1,220 @@
+"""torchtitan's TOML files as a model and a layout; solver.formats.torchtitan_keys has the sources.
+
+A missing key has the release's own default. The model is a flavor of torchtitan's code: those of Llama are known, the
+config.json of another stands beside the file.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from solver.formats.file_run import FileRun, Source, model_beside
+from solver.formats.known_keys import check_described, check_keys, unread_keys
+from solver.formats.literal_python import Section
+from solver.formats.model_file import shipped_model
+from solver.formats.same_layout import interleaved
+from solver.formats.section_reader import SectionReader
+from solver.formats.toml_text import read_toml
+from solver.formats.torchtitan_keys import R2024, R2025, Release
+from solver.spec.frameworks import framework_of
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import WAVES
+
+ROTATES = {"allgather": "allgather", "alltoall": "ring"}  #: shards of keys go round in a ring of all-to-alls
+_DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
+_RESHARD = ("default", "always", "never")
+_RECIPES = ("tensorwise",)
+_CONVERTERS = {"float8": "fp8", "mx": "mxfp8"}
+
+
+def read_torchtitan(source: Source) -> FileRun:
+    """Return the run of a TOML file. Raises InputError for keys and values that are not known or not described."""
+    tables, where = read_toml(source.text, source.path), str(source.path)
+    release = _release(tables)
+    check_keys(tables, release.known, "", where)
+    file = SectionReader(tables, "", where, set())
+    check_described(file, release.described)
+    model = _model(file, release, source)
+    layout, assumed = _layout(file, release, model)
+    return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)))
+
+
+def stage_starts(layers: int, stages: int) -> list[int]:
+    """Return the first layer of each stage but the first, where layers are divided evenly and middle stages take the rest."""
+    share, rest = divmod(layers, stages)
+    sizes = [share] * stages
+    for stage in [*range(1, stages - 1), 0][:rest]:
+        sizes[stage] += 1
+    return [sum(sizes[:stage]) for stage in range(1, stages)]
+
+
+def _release(tables: Section) -> Release:
+    training = tables.get("training")
+    older = isinstance(training, Section) and any(key in training for key in ("batch_size", "tensor_parallel_degree"))
+    return R2024 if older and "parallelism" not in tables else R2025
+
+
+def _model(file: SectionReader, release: Release, source: Source) -> ModelSpec:
+    section = file.section("model")
+    name, flavor = section.text("name", "llama3"), section.text("flavor", "debugmodel")
+    if (name, flavor) in release.flavors:
+        return shipped_model(release.flavors[name, flavor])
+    return model_beside(source, f"flavor {flavor!r} of torchtitan's model {name!r} is not known here")
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    tp: int
+    cp: int
+    pp: int
+    replicate: int
+    shard: int  #: -1: the ranks that are left
+
+    @property
+    def dp(self) -> int:
+        return self.replicate * self.shard if self.shard > 0 else 0
+
+
+def _layout(file: SectionReader, release: Release, model: ModelSpec) -> tuple[dict[str, Any], tuple[str, ...]]:
+    ranks, pipeline = file.section(release.ranks), file.section(release.pipeline)
+    sizes = _Sizes(
+        tp=ranks.whole("tensor_parallel_degree", 1),
+        cp=pipeline.whole("context_parallel_degree", 1),
+        pp=pipeline.whole("pipeline_parallel_degree", 1),
+        replicate=ranks.whole("data_parallel_replicate_degree", 1),
+        shard=ranks.whole("data_parallel_shard_degree", -1, least=-1),
+    )
+    if sizes.shard == 0 or (sizes.shard < 0 and sizes.replicate > 1):
+        raise ranks.wrong("data_parallel_shard_degree", "a number of ranks, stated beside data_parallel_replicate_degree")
+    rotates = pipeline.choice("context_parallel_rotate_method", ROTATES, "allgather")
+    found: dict[str, Any] = {
+        **framework_of(release.framework).flags,
+        "framework": release.framework, "seq_len": file.section("training").whole("seq_len", 2048),
+        "tp": sizes.tp, "tp_mode": "msp" if sizes.tp > 1 else "mtp", "cp": sizes.cp, "cp_comm": ROTATES[rotates],
+        "tp_comm_overlap": pipeline.flag("enable_async_tensor_parallel", False),
+    }  # fmt: skip
+    if sizes.dp:
+        found |= {"dp": sizes.dp, "world_size": sizes.dp * sizes.tp * sizes.cp * sizes.pp}
+    stages, assumed = _pipeline(pipeline, release, sizes.pp, model.num_hidden_layers)
+    found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes) | _training(file, release)
+    found |= _recompute(file.section("activation_checkpoint"), model.num_hidden_layers, sizes.pp)
+    return found, assumed
+
+
+def _pipeline(pipeline: SectionReader, release: Release, pp: int, layers: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the stages; without split points torchtitan makes one a rank, or two under a schedule of several chunks."""
+    spelt = {re.sub("[^a-z0-9]", "", theirs.lower()): ours for ours, theirs in release.schedules.items()}
+    word = re.sub("[^a-z0-9]", "", pipeline.text("pipeline_parallel_schedule", "1F1B").lower())
+    if word not in spelt:
+        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {', '.join(release.schedules.values())}")
+    schedule, points = spelt[word], pipeline.texts("pipeline_parallel_split_points")
+    each = pipeline.whole("pipeline_parallel_layers_per_stage", 0, least=0)
+    if pp == 1:
+        return {"pp": 1, "vpp": 1, "schedule": "1f1b"}, ()
+    several = schedule in ("interleaved", *WAVES)
+    chunks = len(points) + 1 if points else -(-layers // each) if each else pp * (2 if several else 1)
+    vpp = chunks // pp
+    if chunks % pp or (vpp > 1) != several:
+        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {chunks} chunks in {pp} stages")
+    if points and points != [f"layers.{first}" for first in stage_starts(layers, chunks)]:
+        even = ", ".join(f"layers.{first}" for first in stage_starts(layers, chunks))
+        raise pipeline.wrong("pipeline_parallel_split_points", f"{even}, because other divisions are not modelled")
+    stated = {"pp": pp, "vpp": vpp, "schedule": interleaved(schedule, vpp)}
+    return stated, () if points else ("vpp",)
+
+
+def _zero(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, Any]:
+    """FSDP wherever ranks share parameters; weights are gathered again in the backward pass unless stages follow each other."""
+    policy = "default"
+    if release is R2025:
+        policy = file.section("parallelism").choice("fsdp_reshard_after_forward", _RESHARD, "default")
+    again = policy == "always" or (policy == "default" and sizes.pp == 1)
+    if sizes.shard < 0:
+        return {"zero": 3 if again else 2, "zero_shard_size": -1}
+    shared = sizes.shard * sizes.cp
+    if shared == 1 and sizes.replicate > 1 and sizes.tp * sizes.pp > 1:
+        raise file.section(release.ranks).wrong(
+            "data_parallel_shard_degree", "above 1 with tensor or pipeline parallelism, which torchtitan's DDP does not run"
+        )
+    return {"zero": (3 if again else 2) if shared > 1 else 0, "zero_shard_size": shared}
+
+
+def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, int]:
+    """Return the micro batches: in a pipeline those of the local batch, else the local batches of a global one."""
+    training, pipeline = file.section("training"), file.section(release.pipeline)
+    local = training.whole(release.batch, 8)
+    total = training.whole("global_batch_size", -1, least=-1) if release is R2025 else -1
+    steps = 1
+    if total > 0:
+        if not sizes.dp:
+            raise file.section(release.ranks).wrong("data_parallel_shard_degree", "a number beside training.global_batch_size")
+        steps, rest = divmod(total, local * sizes.dp)
+        if rest or steps < 1:
+            raise training.wrong("global_batch_size", f"a multiple of {release.batch} {local} * {sizes.dp} ranks")
+    if sizes.pp == 1:
+        return {"micro_batch_size": local, "num_micro_batches": steps}
+    if steps > 1:
+        raise training.wrong("global_batch_size", f"{local * sizes.dp}: several pipelines a step are not modelled")
+    if release is R2025:
+        size = pipeline.whole("pipeline_parallel_microbatch_size", 1)
+        count = local // size
+    else:
+        points = pipeline.texts("pipeline_parallel_split_points")
+        count = pipeline.whole("pipeline_parallel_microbatches", len(points) + 1 if points else sizes.pp)
+        size = local // count
+    if size * count != local:
+        raise training.wrong(release.batch, f"a multiple of its micro batches ({size or count})")
+    return {"micro_batch_size": size, "num_micro_batches": count}
+
+
+def _training(file: SectionReader, release: Release) -> dict[str, Any]:
+    training, model, compiles = file.section("training"), file.section("model"), file.section("compile")
+    components = compiles.texts("components") or ["model", "loss"]
+    if "compile" in file and file.section(release.pipeline).whole("pipeline_parallel_degree", 1) > 1:
+        raise file.section(release.pipeline).wrong(
+            "pipeline_parallel_degree", "1 in a file with a table compile: later releases divide the layers otherwise"
+        )
+    if compiles.flag("enable", False) and set(components) != {"model", "loss"}:
+        raise compiles.wrong("components", "model and loss")
+    return {
+        "precision": _precision(file, release),
+        "compile": training.flag("compile", False) or compiles.flag("enable", False),
+        "deterministic": training.flag("deterministic", False),
+        "fused_norm": release is R2024 and model.text("norm_type", "rmsnorm") == "fused_rmsnorm",
+    } | ({"fp8_recipe": "tensorwise"} if _precision(file, release) == "fp8" else {})
+
+
+def _precision(file: SectionReader, release: Release) -> str:
+    quantised, float8 = file.section("model").texts("converters"), file.section("float8")
+    if release is R2024:
+        quantised = ["float8"] if float8.flag("enable_float8_linear", False) else []
+    held = _DTYPES[file.section("training").choice("mixed_precision_param", _DTYPES, "bfloat16")]
+    if not quantised:
+        return held
+    if len(quantised) > 1 or quantised[0] not in _CONVERTERS or held != "bf16":
+        raise file.section("model").wrong("converters", f"one of {', '.join(_CONVERTERS)}, with parameters in bfloat16")
+    if quantised[0] == "float8":
+        float8.choice("recipe_name", _RECIPES, "tensorwise")
+        if float8.flag("enable_fsdp_float8_all_gather", False):
+            raise float8.wrong("enable_fsdp_float8_all_gather", "false, because gathering in fp8 is not modelled")
+    return _CONVERTERS[quantised[0]]
+
+
+def _recompute(checkpoint: SectionReader, layers: int, pp: int) -> dict[str, Any]:
+    """Return recomputation: of all layers, within layers by op, or of every n-th layer."""
+    mode = checkpoint.choice("mode", ("none", "full", "selective"), "selective")
+    option = str(checkpoint.get("selective_ac_option", "2"))
+    if mode != "selective":
+        return {"recompute": mode, "recompute_layers": -1}
+    if option == "op":
+        return {"recompute": "selective", "recompute_layers": -1}
+    if not option.isdecimal() or int(option) < 1:
+        raise checkpoint.wrong("selective_ac_option", "op, or n for every n-th layer")
+    if int(option) == 1:
+        return {"recompute": "full", "recompute_layers": -1}
+    if layers % pp:
+        raise checkpoint.wrong("selective_ac_option", f"op with {layers} layers in {pp} stages, which do not divide")
+    count = layers // pp // int(option)
+    return {"recompute": "full" if count else "none", "recompute_layers": count or -1}

@@ -1,0 +1,149 @@
+"""Keys of torchtitan's TOML files: their tables by release, what they mean here, and what is not described.
+
+Sources: pytorch/torchtitan torchtitan/config_manager.py (commit 0011fb9, late 2024) with the presets of train_configs, and
+torchtitan/config/job_config.py (000204a, mid 2025) with those of models/llama3/train_configs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from solver.formats.known_keys import Described, Known, keys
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of torchtitan: its name here, what it calls itself, and where its settings stand.
+
+    ranks, pipeline: tables of the sizes of data and tensor parallelism, and of pipeline and context parallelism. batch: key of
+    the sequences of a rank. flavors: (model, flavor) -> a model that is shipped here.
+    """
+
+    framework: str
+    version: str
+    ranks: str
+    pipeline: str
+    batch: str
+    known: Known
+    described: Described
+    flavors: Mapping[tuple[str, str], str]
+    schedules: Mapping[str, str]
+
+
+_JOB = keys("config_file dump_folder description use_for_integration_test print_args")
+_PROFILING = keys(
+    "enable_profiling save_traces_folder profile_freq enable_memory_snapshot save_memory_snapshot_folder profiler_active "
+    "profiler_warmup"
+)
+_METRICS = keys(
+    "log_freq enable_tensorboard disable_color_printing enable_color_printing save_tb_folder save_for_all_ranks rank_0_only "
+    "enable_wandb"
+)
+_CHECKPOINT = keys(
+    "enable_checkpoint enable folder initial_load_path initial_load_model_only interval interval_type last_save_model_only "
+    "model_weights_only export_dtype create_seed_checkpoint async_mode keep_latest_k load_step exclude_from_loading "
+    "enable_first_step_checkpoint last_save_in_hf"
+)
+_COMM = keys("init_timeout_seconds train_timeout_seconds trace_buf_size save_traces_folder")
+_RANKS = "data_parallel_replicate_degree data_parallel_shard_degree tensor_parallel_degree"
+_PIPELINE = (
+    "pipeline_parallel_degree pipeline_parallel_split_points pipeline_parallel_schedule enable_async_tensor_parallel "
+    "context_parallel_degree context_parallel_rotate_method enable_compiled_autograd"
+)
+_TRAINING = "dataset dataset_path seq_len max_norm steps mixed_precision_param mixed_precision_reduce compile gc_freq seed"
+_ESTIMATION = keys("enabled disable_fake_mode")
+
+#: As torch.distributed.pipelining spells them (get_schedule_class takes any case).
+_SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
+_OFF = (False,)
+_COMMON: Described = {
+    "training.mixed_precision_reduce": (("float32",), "reduction in fewer bits"),
+    "memory_estimation.enabled": (_OFF, "a run that only estimates"),
+}
+_LLAMA3 = {("llama3", "8B"): "llama3_8b", ("llama3", "70B"): "llama3_70b", ("llama3", "405B"): "llama3_405b"}
+
+R2025 = Release(
+    framework="torchtitan-2025-06",
+    version="torchtitan 0.1 (June 2025)",
+    ranks="parallelism",
+    pipeline="parallelism",
+    batch="local_batch_size",
+    known=keys(
+        "",
+        job=_JOB, profiling=_PROFILING, metrics=_METRICS, checkpoint=_CHECKPOINT, comm=_COMM, memory_estimation=_ESTIMATION,
+        model=keys("name flavor tokenizer_path hf_assets_path converters print_after_conversion"),
+        optimizer=keys("name lr beta1 beta2 eps weight_decay implementation early_step_in_backward"),
+        lr_scheduler=keys("warmup_steps decay_ratio decay_type lr_min min_lr_factor"),
+        training=keys(f"{_TRAINING} local_batch_size global_batch_size enable_cpu_offload gc_debug deterministic"),
+        parallelism=keys(
+            f"{_RANKS} {_PIPELINE} fsdp_reshard_after_forward disable_loss_parallel pipeline_parallel_layers_per_stage "
+            "pipeline_parallel_schedule_csv pipeline_parallel_microbatch_size expert_parallel_degree"
+        ),
+        activation_checkpoint=keys("mode selective_ac_option per_op_sac_force_recompute_mm_shapes_by_fqns early_stop"),
+        float8=keys(
+            "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp force_recompute_fp8_weight_in_bwd "
+            "recipe_name filter_fqns emulate moe_fqns_prototype"
+        ),
+        mx=keys("mxfp8_dim1_cast_kernel_choice recipe_name filter_fqns"),
+        compile=keys("enable components"),
+        fault_tolerance=keys(
+            "enable process_group process_group_timeout_ms replica_id group_size min_replica_size semi_sync_method sync_steps "
+            "should_quantize fragment_sync_delay fragment_update_alpha"
+        ),
+        experimental=keys("custom_import custom_args_module"),
+        validation=keys("enabled dataset dataset_path local_batch_size seq_len freq steps"),
+    ),
+    described={
+        **_COMMON,
+        "training.enable_cpu_offload": (_OFF, "parameters on the host"),
+        "parallelism.enable_compiled_autograd": (_OFF, "a compiled backward pass"),
+        "parallelism.disable_loss_parallel": (_OFF, "a loss on whole logits"),
+        "parallelism.pipeline_parallel_schedule_csv": (("",), "a schedule of one's own"),
+        "parallelism.expert_parallel_degree": ((1,), "a mixture of experts under torchtitan"),
+        "optimizer.name": (("AdamW", "Adam"), "another optimizer"),
+        "optimizer.implementation": (("fused",), "an optimizer of several kernels"),
+        "optimizer.early_step_in_backward": (_OFF, "an update within the backward pass"),
+        "mx.recipe_name": (("mxfp8",), "another recipe"),
+        "float8.emulate": (_OFF, "emulated fp8"),
+        "fault_tolerance.enable": (_OFF, "fault tolerance"),
+    },
+    flavors=_LLAMA3,
+    schedules=_SCHEDULES,
+)  # fmt: skip
+
+R2024 = Release(
+    framework="torchtitan-2024-12",
+    version="torchtitan of December 2024",
+    ranks="training",
+    pipeline="experimental",
+    batch="batch_size",
+    known=keys(
+        "",
+        job=_JOB, profiling=_PROFILING, metrics=_METRICS, checkpoint=_CHECKPOINT, comm=_COMM, memory_estimation=_ESTIMATION,
+        model=keys("name flavor norm_type tokenizer_path"),
+        optimizer=keys("name lr fused"),
+        training=keys(f"{_TRAINING} {_RANKS} batch_size warmup_steps enable_loss_parallel deterministic"),
+        experimental=keys(f"{_PIPELINE} pipeline_parallel_microbatches"),
+        activation_checkpoint=keys("mode selective_ac_option"),
+        float8=keys(
+            "enable_float8_linear enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp scaling_type_input "
+            "scaling_type_weight scaling_type_grad_output"
+        ),
+    ),
+    described={
+        **_COMMON,
+        "experimental.enable_compiled_autograd": (_OFF, "a compiled backward pass"),
+        "training.enable_loss_parallel": ((True,), "a loss on whole logits"),
+        "model.norm_type": (("rmsnorm", "fused_rmsnorm"), "another norm"),
+        "optimizer.name": (("AdamW", "Adam"), "another optimizer"),
+        "optimizer.fused": (_OFF, "a fused optimizer in this release"),
+        "float8.scaling_type_input": (("dynamic",), "delayed scaling"),
+        "float8.scaling_type_weight": (("dynamic",), "delayed scaling"),
+        "float8.scaling_type_grad_output": (("dynamic",), "delayed scaling"),
+    },
+    flavors=_LLAMA3 | {("llama2", size): f"llama2_{size.lower()}" for size in ("7B", "13B", "70B")},
+    schedules=_SCHEDULES,
+)  # fmt: skip
+
+RELEASES = (R2025, R2024)

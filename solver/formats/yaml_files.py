@@ -1,0 +1,29 @@
+"""Which framework's YAML a file is, by its sections."""
+
+from __future__ import annotations
+
+from profiler.errors import InputError
+from solver.formats.accelerate_config import is_accelerate, read_accelerate
+from solver.formats.bridge_config import is_bridge, read_bridge
+from solver.formats.file_run import FileRun, Source
+from solver.formats.megatron_run import is_megatron_test, read_megatron_test
+from solver.formats.nanotron_config import is_nanotron, read_nanotron
+from solver.formats.nemo_config import is_nemo, read_nemo
+from solver.formats.yaml_text import read_yaml
+
+_KINDS = (
+    (is_nanotron, read_nanotron), (is_megatron_test, read_megatron_test), (is_bridge, read_bridge),
+    (is_nemo, read_nemo), (is_accelerate, read_accelerate),
+)  # fmt: skip
+
+
+def read_yaml_file(source: Source) -> FileRun:
+    """Return the run of a YAML file. Raises InputError for a file of no framework that is known here."""
+    sections = read_yaml(source.text, source.path)
+    for is_it, read in _KINDS:
+        if is_it(sections):
+            return read(sections, source)
+    raise InputError(
+        f"{source.path}: a YAML configuration is nanotron's (sections parallelism and tokens), Megatron-Bridge's (model and "
+        "train), NeMo 1's (trainer and model), accelerate's (distributed_type) or one of Megatron-LM's tests (MODEL_ARGS)"
+    )

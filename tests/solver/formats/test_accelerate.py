@@ -1,0 +1,260 @@
+"""Accelerate's YAML with its launch script: what each key means, what is refused, and that layouts come back."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_trip import assert_same_estimate, model_of, round_trips
+from toy import toy_cost
+
+from profiler.errors import InputError
+from solver.command_line import main
+from solver.formats.config_file import RunConfig, load_run_config
+from solver.formats.export import exported, write_export
+from solver.formats.hugging_face_export import config_of
+from solver.formats.same_layout import same_model
+from solver.spec.cluster import cluster_of
+from solver.spec.feasibility import check_layout
+from solver.spec.frameworks import framework_of
+from solver.spec.strategy import Strategy
+
+#: As accelerate's own template of FSDP1 states it, on two nodes.
+TEMPLATE = """
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_forward_prefetch: false
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: FULL_SHARD
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_use_orig_params: true
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+rdzv_backend: static
+same_network: true
+use_cpu: false
+"""
+NEWER = """
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+  fsdp_activation_checkpointing: true
+mixed_precision: bf16
+num_processes: 16
+"""
+SCRIPT = """
+accelerate launch --config_file run.yaml run_clm.py --config_name run_model \\
+  --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --block_size 2048 --bf16
+"""
+RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, fused_norm=False, framework="fsdp")
+FRAMEWORKS: dict[str, dict[str, Any]] = {"fsdp": {}, "torchtitan-2025-06": {"grad_dtype": "bf16"}, "pytorch-ddp": {}}
+
+
+def load(folder: Path, text: str, script: str = SCRIPT, name: str = "run.yaml") -> RunConfig:
+    (folder / "run.yaml").write_text(text)
+    (folder / "config.json").write_text(Path("configs/models/llama3_8b.json").read_text())
+    if script:
+        (folder / "run.sh").write_text(script)
+    return load_run_config(folder / name)
+
+
+def layouts(framework: str) -> list[Strategy]:
+    """Return the layouts of data parallelism alone that accelerate's settings have."""
+    base = {**framework_of(framework).flags, **FRAMEWORKS[framework], "framework": framework, "seq_len": 4096}
+    stages = {"fsdp": (0, 2, 3), "torchtitan-2025-06": (2, 3), "pytorch-ddp": (0,)}[framework]
+    found = []
+    for world, size, count, zero, again, of_node, dtype in product(
+        (8, 16, 64, 512), (1, 4), (1, 16), stages, ("none", "full"), (False, True), ("bf16", "fp16")
+    ):
+        if (again == "full" and framework == "pytorch-ddp") or (of_node and not zero):
+            continue
+        found.append(Strategy(**{
+            **base, "world_size": world, "dp": world, "micro_batch_size": size, "num_micro_batches": count, "zero": zero,
+            "zero_shard_size": 8 if of_node else world if zero else 1, "recompute": again, "precision": dtype,
+            "grad_dtype": dtype if framework != "pytorch-ddp" else "fp32", "compile": of_node,
+        }))  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
+@pytest.mark.parametrize("name", ["llama3_8b", "qwen2_7b", "mistral_7b"])
+def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path) -> None:
+    model, runs = model_of(name), layouts(framework)
+    for run in runs[::7]:  # the framework runs them
+        check_layout(model, cluster_of(toy_cost().device), run)
+    came, refused = round_trips(model, runs, ".yaml", tmp_path)
+    assert came == len(runs) >= 32 and not refused
+    assert_same_estimate(model, [run for run in runs if run.precision == "bf16"][-2:])
+
+
+def test_the_template_is_exactly_this_layout(tmp_path: Path) -> None:
+    config = load(tmp_path, TEMPLATE)
+    assert config.layout == {
+        "framework": "fsdp", "world_size": 16, "dp": 16, "tp": 1, "cp": 1, "pp": 1, "zero": 3, "zero_shard_size": 16,
+        "precision": "bf16", "grad_dtype": "bf16", "recompute": "none", "recompute_layers": -1, "compile": False,
+        "fused_norm": False, "micro_batch_size": 2, "num_micro_batches": 4, "seq_len": 2048,
+    }  # fmt: skip
+    assert config.assumed == () and {"debug", "rdzv_backend", "fsdp_config.fsdp_use_orig_params"} <= set(config.ignored)
+    assert same_model(config.model, model_of("llama3_8b")) and config.seq_len == 2048
+    assert load(tmp_path, TEMPLATE, name="run.sh").layout == config.layout
+
+
+def test_a_script_may_have_another_name(tmp_path: Path) -> None:
+    expected = load(tmp_path, TEMPLATE).layout
+    (tmp_path / "run.sh").rename(tmp_path / "launch.sh")
+    assert load_run_config(tmp_path / "launch.sh").layout == expected
+
+
+def test_without_a_script_the_batch_is_open(tmp_path: Path) -> None:
+    config = load(tmp_path, TEMPLATE, script="")
+    assert config.assumed == ("micro_batch_size", "num_micro_batches", "seq_len") and config.seq_len is None
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "fields"),
+    [
+        (TEMPLATE, "FULL_SHARD", "SHARD_GRAD_OP", {"zero": 2, "zero_shard_size": 16}),
+        (TEMPLATE, "FULL_SHARD", "4", {"zero": 3, "zero_shard_size": 8}),
+        (TEMPLATE, "FULL_SHARD", "_HYBRID_SHARD_ZERO2", {"zero": 2, "zero_shard_size": 8}),
+        (TEMPLATE, "FULL_SHARD", "NO_SHARD", {"zero": 0, "zero_shard_size": 1}),
+        (TEMPLATE, "mixed_precision: bf16", "mixed_precision: 'no'", {"precision": "fp32", "grad_dtype": "fp32"}),
+        (TEMPLATE, "distributed_type: FSDP", "distributed_type: MULTI_GPU", {"framework": "pytorch-ddp", "grad_dtype": "fp32"}),
+        (TEMPLATE, "debug: false", "dynamo_config: {dynamo_backend: INDUCTOR}", {"compile": True}),
+        (NEWER, "", "", {"framework": "torchtitan-2025-06", "zero": 3, "recompute": "full", "grad_dtype": "bf16"}),
+        (NEWER, "forward: true", "forward: false", {"zero": 2}),
+        (NEWER, "num_processes: 16", "num_processes: 16\nparallelism_config: {parallelism_config_dp_replicate_size: 4}",
+         {"zero_shard_size": 4}),
+    ],
+)  # fmt: skip
+def test_what_a_key_means(text: str, old: str, new: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    assert old in text and fields.items() <= load(tmp_path, text.replace(old, new)).layout.items()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("num_machines", "num_machine", "line 19: there is no section or setting 'num_machine' (did you mean 'num_machines'?)"),
+        ("num_processes: 16", "num_processes: 15", "num_processes is 15; it must be a multiple of num_machines 2"),
+        ("FULL_SHARD", "SOME_SHARD", "fsdp_config.fsdp_sharding_strategy is 'SOME_SHARD'; it must be one of FULL_SHARD"),
+        ("offload_params: false", "offload_params: true", "it must be False, because parameters on the host is not modelled"),
+        ("BACKWARD_PRE", "NO_PREFETCH", "because another order of all-gathers is not modelled"),
+        ("mixed_precision: bf16", "mixed_precision: fp8", "mixed_precision is 'fp8'; it must be one of bf16, fp16, no"),
+        ("distributed_type: FSDP", "distributed_type: DEEPSPEED", "distributed_type is 'DEEPSPEED'; it must be one of FSDP"),
+        (
+            "debug: false",
+            "parallelism_config: {parallelism_config_tp_size: 2}",
+            "tensor parallelism of accelerate is not modelled",
+        ),
+        ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "another unit of FSDP than a layer is not modelled"),
+    ],
+)
+def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    assert old in TEMPLATE
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, TEMPLATE.replace(old, new))
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        (
+            SCRIPT.replace("batch_size 2", "batch_size two"),
+            "--per_device_train_batch_size is 'two'; it must be a positive whole",
+        ),
+        (SCRIPT.replace("size 2048", "size $LENGTH"), "$LENGTH is a variable; write its value"),
+        (SCRIPT.replace("--block", "--block_size 1 --block"), "--block_size is given twice"),
+        ("accelerate launch train.py", "it must name accelerate's settings, --config_file NAME.yaml, beside the script"),
+    ],
+)
+def test_scripts_that_are_refused(script: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, TEMPLATE, script, "run.sh")
+    assert sentence in str(refused.value)
+
+
+def test_a_model_must_stand_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "alone.yaml"
+    path.write_text(TEMPLATE)
+    with pytest.raises(InputError, match="hold no model; put its Hugging Face config.json beside it, as alone_model"):
+        load_run_config(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tp": 2, "dp": 8}, "tp 2, cp 1, pp 1: accelerate's files are for data parallelism"),
+        ({"precision": "fp8"}, "precision fp8: accelerate's mixed_precision is bf16, fp16, no"),
+        ({"grad_dtype": "fp32"}, "grad_dtype fp32: accelerate's FSDP reduces in the type of mixed precision (bf16)"),
+        ({"recompute": "selective"}, "recompute selective: accelerate's fsdp_activation_checkpointing is of whole layers"),
+        ({"recompute": "full", "recompute_layers": 4}, "recompute_layers 4: accelerate recomputes all layers or none"),
+        ({"zero_shard_size": 4}, "zero_shard_size 4: FSDP1 shards over all 16 ranks or the 8 of a node"),
+        ({"zero": 1}, "zero 1: FSDP1 has stages 0, 2 and 3"),
+        ({"framework": "torchtitan", "zero": 0, "zero_shard_size": 1}, "the layout is torchtitan's"),
+        ({"framework": "torchtitan-2025-06", "zero": 0, "zero_shard_size": 1}, "zero 0: FSDP2 shards parameters; DDP is"),
+        ({"framework": "pytorch-ddp"}, "zero 3: accelerate's DDP keeps whole copies"),
+        (
+            {"framework": "pytorch-ddp", "zero": 0, "recompute": "full"},
+            "recompute full: accelerate's DDP leaves it to the program",
+        ),
+        ({"attention": "unfused"}, "attention unfused: accelerate's YAML has no place for it"),
+    ],
+)
+def test_what_is_refused_when_writing(changes: dict[str, Any], sentence: str) -> None:
+    if changes.get("framework") == "torchtitan":  # the release of 2024, which has no FSDP2 of accelerate
+        sentence = "a layout of torchtitan-2024-12 is written as .toml"
+    with pytest.raises(InputError) as refused:
+        exported(Path("run.yaml"), model_of("llama3_8b"), RUN.replace(**changes), 8)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [("llama3_8b", "llama"), ("mistral_7b", "mistral"), ("qwen2_7b", "qwen2"), ("qwen3_8b", "qwen3"), ("gpt3_175b", "gpt2"),
+     ("internlm2_20b", "llama"), ("mistral_nemo_12b", "llama"), ("qwen3_0_6b", "qwen3")],
+)  # fmt: skip
+def test_models_as_config_json(name: str, model_type: str) -> None:
+    assert config_of(model_of(name))["model_type"] == model_type
+
+
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "deepseek_v3", "gemma2_9b"])
+def test_models_of_other_architectures_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match="no Hugging Face architecture of llama, mistral, qwen2"):
+        config_of(model_of(name))
+
+
+def test_three_files_are_written(tmp_path: Path) -> None:
+    written = write_export(tmp_path / "a.yaml", model_of("llama3_8b"), RUN, 8)
+    assert [path.relative_to(tmp_path).as_posix() for path in written] == ["a.yaml", "a.sh", "a_model/config.json"]
+    assert json.loads(written[2].read_text())["model_type"] == "llama"
+    assert "--config_name a_model --bf16" in written[1].read_text()
+    assert load_run_config(written[1]).layout == load_run_config(written[0]).layout
+
+
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> str:
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    path = str(tmp_path / "best.yaml")
+    searched = (
+        "--run_all_solu --model_size llama3_8b --world_size 16 --framework fsdp --top 1 --fix recompute=none,zero_shard_size=16"
+    )
+    out = command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
+    assert all(f"wrote {tmp_path}/{name}" in out for name in ("best.yaml", "best.sh", "best_model/config.json"))
+    assert "tokens/GPU/s" in command("--config", str(tmp_path / "best.sh"))

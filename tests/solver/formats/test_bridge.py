@@ -1,0 +1,215 @@
+"""Megatron-Bridge's YAML files: what each key means, what is refused, and that layouts come back from what is exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
+
+from profiler.errors import InputError
+from solver.command_line import main
+from solver.formats.config_file import RunConfig, load_run_config
+from solver.formats.export import exported
+from solver.formats.same_layout import same_model
+from solver.formats.yaml_text import read_yaml
+from solver.spec.strategy import Strategy
+
+CONSTANTS: dict[str, dict[str, Any]] = {
+    "llama3_8b": {"precision": "fp8", "fp8_recipe": "blockwise", "cp_comm": "a2a", "optimizer_states": "bf16",
+                  "num_layers_at_end_in_bf16": 1, "tp_comm_overlap": False},
+    "mixtral_8x7b": {"recompute_modules": "layernorm+moe_act", "grad_dtype": "fp32", "moe_shared_expert_overlap": True},
+    "deepseek_v3": {"precision": "mxfp8", "moe_dispatcher": "deepep", "recompute_modules": "mla_up_proj"},
+    "qwen3_30b_a3b": {"cp_comm": "a2a+ring", "cp_a2a_size": 2, "moe_permute_fusion": False},
+    "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "p2p_overlap": False,
+                   "tp_comm_overlap": False, "grad_dtype": "fp32"},
+}  # fmt: skip
+#: As the override file of Kimi K2 with eight layers states it, over a recipe that the config.json beside it describes.
+OVERRIDES = """
+model:
+  seq_length: 4096
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 1
+  expert_model_parallel_size: 8
+  sequence_parallel: true
+  apply_rope_fusion: false
+  pipeline_model_parallel_layout: null
+  attention_dropout: 0.0
+  hidden_dropout: 0.0
+  moe_grouped_gemm: true
+train:
+  train_iters: 100
+  global_batch_size: 16
+  micro_batch_size: 1
+optimizer:
+  lr: 0.0003
+scheduler:
+  lr_warmup_iters: 2000
+ddp:
+  use_distributed_optimizer: true
+  grad_reduce_in_fp32: false
+dist:
+  use_megatron_fsdp: false
+"""
+RUN = Strategy(world_size=64, seq_len=4096, dp=64, zero=1, zero_shard_size=64, cross_entropy_fusion=True, p2p_overlap=True,
+               fp8_recipe="tensorwise", fp8_param_gather=True, framework="megatron-bridge-26")  # fmt: skip
+
+
+def load(folder: Path, text: str, model: str = "") -> RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    if model:
+        (folder / "config.json").write_text(Path(f"configs/models/{model}.json").read_text())
+    return load_run_config(path)
+
+
+@pytest.mark.parametrize("name", sorted(CONSTANTS))
+def test_hundreds_of_layouts_of_each_model_come_back(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    runs = layouts_of(model, "megatron-bridge-26", 130, world=256, **CONSTANTS[name])
+    offloads = {"optimizer_offload_fraction": 0.5} if name == "qwen3_30b_a3b" else {}
+    came, refused = round_trips(model, [run.replace(**offloads) for run in runs], ".yaml", tmp_path)
+    assert came == 130 and not refused
+    if not model.is_mixture_of_experts:  # of which the toy machine has no kernels
+        assert_same_estimate(model, runs[:4])
+
+
+def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
+    config = load(tmp_path, OVERRIDES, "qwen3_30b_a3b")
+    expected = {
+        "framework": "megatron-bridge-26", "tp": 2, "tp_mode": "msp", "pp": 1, "ep": 8, "etp": 1, "zero": 1,
+        "zero_shard_size": 4,
+        "grad_dtype": "bf16", "precision": "bf16", "micro_batch_size": 1, "num_micro_batches": 4, "cross_entropy_fusion": True,
+        "cross_entropy_fusion_impl": "native", "overlap_grad_reduce": False, "overlap_param_gather": False,
+        "moe_dispatcher": "hybridep", "moe_grouped_gemm": True, "tp_comm_overlap": False, "dropout": False,
+        "world_size": 8, "dp": 4, "seq_len": 4096,
+    }  # fmt: skip
+    assert expected.items() <= config.layout.items()
+    assert config.assumed == ("world_size", "moe_dispatcher", "moe_permute_fusion")
+    assert same_model(config.model, model_of("qwen3_30b_a3b"), 2)
+    assert config.ignored == ("model.apply_rope_fusion", "model.pipeline_model_parallel_layout", "train.train_iters",
+                              "optimizer", "scheduler", "dist")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("comm_overlap: {data_parallel_size: 16, tp_comm_overlap: true}", "world_size", 32),
+        ("comm_overlap: {tp_comm_overlap: true}", "overlap_param_gather", True),
+        ("mixed_precision: bf16-with-fp8-current-scaling-mixed", "num_layers_at_start_in_bf16", 1),
+        ("mixed_precision: bf16_mixed", "grad_dtype", "fp32"),
+        ("mixed_precision: {bf16: true, fp8: e4m3, fp8_recipe: mxfp8}", "precision", "mxfp8"),
+        ("mixed_precision: {fp16: true}", "precision", "fp16"),
+    ],
+)
+def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path) -> None:
+    assert load(tmp_path, OVERRIDES + text, "qwen3_30b_a3b").layout[field] == value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "value"),
+    [
+        ("grad_reduce_in_fp32: false", "use_megatron_fsdp: true\n  data_parallel_sharding_strategy: optim_grads", "zero", 2),
+        ("lr: 0.0003", "use_precision_aware_optimizer: true\n  exp_avg_dtype: {_target_: torch.bfloat16, _call_: false}\n"
+         "  exp_avg_sq_dtype: torch.bfloat16", "optimizer_states", "bf16"),
+        ("lr: 0.0003", "optimizer_cpu_offload: true\n  optimizer_offload_fraction: 0.25", "optimizer_offload_fraction", 0.25),
+        ("apply_rope_fusion: false", "recompute_granularity: selective\n  recompute_modules: [moe_act, layernorm]",
+         "recompute_modules", "layernorm+moe_act"),
+        ("apply_rope_fusion: false", "moe_token_dispatcher_type: flex\n  moe_enable_deepep: true", "moe_dispatcher", "deepep"),
+        ("apply_rope_fusion: false", "attention_backend: unfused", "attention", "unfused"),
+        ("apply_rope_fusion: false", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}", "attention", "unfused"),
+        ("apply_rope_fusion: false", "moe_shared_expert_overlap: true", "moe_shared_expert_overlap", True),
+    ],
+)  # fmt: skip
+def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: Path) -> None:
+    assert old in OVERRIDES and load(tmp_path, OVERRIDES.replace(old, new), "qwen3_30b_a3b").layout[field] == value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("tensor_model_parallel_size", "tensor_parallel_size", "line 4: model has no key 'tensor_parallel_size' (did you mean"),
+        ("model_parallel_size: 2", "model_parallel_size: two", "model.tensor_model_parallel_size is 'two'; it must be a whole"),
+        ("apply_rope_fusion: false", "enable_cuda_graph: true", "because the memory of CUDA graphs is not modelled"),
+        (
+            "apply_rope_fusion: false",
+            "attention_backend: {_args_: [9]}",
+            "it must be one of flash, fused, unfused, local, auto",
+        ),
+        ("apply_rope_fusion: false", "recompute_modules: 7", "model.recompute_modules is 7; it must be a list of texts"),
+        ("apply_rope_fusion: false", "hidden_size: 64\n  num_layers: 2", "vocab_size is missing; it must be stated, because"),
+        (
+            "scheduler:",
+            "mixed_precision: int4\nscheduler:",
+            "mixed_precision is 'int4'; it must be a section, or one of bf16_mixed",
+        ),
+        ("lr: 0.0003", "exp_avg_dtype: torch.int3", "optimizer.exp_avg_dtype is 'torch.int3'; it must be one of torch.float32"),
+        (
+            "global_batch_size: 16",
+            "global_batch_size: 15",
+            "global_batch_size 15 is not a multiple of dp 4 * micro_batch_size 1",
+        ),
+        ("global_batch_size: 16", "rampup_batch_size: [1, 2]\n  global_batch_size: 16", "a batch that grows is not modelled"),
+    ],
+)
+def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    assert old in OVERRIDES
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, OVERRIDES.replace(old, new), "qwen3_30b_a3b")
+    assert sentence in str(refused.value)
+
+
+def test_overrides_of_the_model_change_it(tmp_path: Path) -> None:
+    text = OVERRIDES.replace("apply_rope_fusion: false", "num_layers: 4\n  num_moe_experts: 16\n  vocab_size: 1000")
+    model = load(tmp_path, text, "qwen3_30b_a3b").model
+    assert (model.num_hidden_layers, model.num_experts, model.vocab_size, model.padded_vocab_size) == (4, 16, 1000, 1024)
+
+
+def test_a_file_without_a_model_needs_one_beside_it(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it states no model \(model.hidden_size\); put its Hugging Face config.json beside"):
+        load(tmp_path, OVERRIDES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"tp": 2, "dp": 32, "zero_shard_size": 32, "tp_comm_overlap": True},
+            "tp_comm_overlap with tp_mode mtp: Megatron-Bridge",
+        ),
+        ({"document_lengths": "1024"}, "packed documents: not among the arguments"),
+        ({"cuda_graphs": True}, "CUDA graphs: not among the arguments"),
+        ({"precision": "nvfp4"}, "precision nvfp4: not among the arguments"),
+        ({"pp": 2, "dp": 32, "zero_shard_size": 32, "schedule": "zb-v", "vpp": 2, "num_micro_batches": 4}, "schedule zb-v"),
+    ],
+)
+def test_what_is_refused_when_writing(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        exported(Path("run.yaml"), model_of("llama3_8b"), RUN.replace(**changes), 8)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(("zero", "strategy"), [(1, None), (2, "optim_grads"), (3, "optim_grads_params")])
+def test_megatron_fsdp_shards_what_the_stage_says(zero: int, strategy: str | None) -> None:
+    (text,) = exported(Path("run.yaml"), model_of("llama3_8b"), RUN.replace(zero=zero), 8).values()
+    assert read_yaml(text, Path("run.yaml"))["ddp"].get("data_parallel_sharding_strategy") == strategy
+
+
+def test_the_release_before_is_written_too() -> None:
+    assert exported(Path("a.yaml"), model_of("llama3_8b"), RUN.replace(framework="megatron-bridge-25"), 8).keys() == {"a.yaml"}
+
+
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> str:
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    path, found = str(tmp_path / "best.yaml"), tmp_path / "found.json"
+    searched = "--run_all_solu --model_size qwen3_30b_a3b --world_size 16 --framework megatron-bridge --top 1 --fix pp=1"
+    command(*searched.split(), "--set", "tp_comm_overlap=false", "--export", path, "--json", str(found))
+    again = tmp_path / "again.json"
+    assert "tokens/GPU/s" in command("--config", path, "--json", str(again))
+    best = [json.loads(file.read_text())["best"][0] for file in (found, again)]
+    assert best[0]["step_s"] == best[1]["step_s"]

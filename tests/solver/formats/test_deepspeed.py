@@ -1,0 +1,221 @@
+"""DeepSpeed's JSON with its script: what each key means, what is refused, and that layouts come back from what is exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
+
+from profiler.errors import InputError
+from solver.command_line import main
+from solver.formats.config_file import RunConfig, load_run_config
+from solver.formats.export import exported, write_export
+from solver.formats.same_layout import same_model
+from solver.spec.strategy import Strategy
+
+#: As Megatron-DeepSpeed's example of a Llama 2 writes it, with the numbers in their places.
+EXAMPLE: dict[str, Any] = {
+    "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 1, "zero_optimization": {"stage": 1},
+    "bf16": {"enabled": True},
+}  # fmt: skip
+SCRIPT = """
+torchrun --nproc_per_node 8 --nnodes 1 --node_rank $NODE_RANK pretrain_gpt.py \\
+  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --num-layers 24 --hidden-size 2048 --ffn-hidden-size 5504 \\
+  --num-attention-heads 16 --micro-batch-size 4 --global-batch-size 32 --seq-length 2048 --max-position-embeddings 2048 \\
+  --train-iters 250000 --save ./tmp --load ./tmp --data-impl mmap \\
+  --tokenizer-type GPTSentencePieceTokenizer --vocab-size 32000 --split 949,50,1 \\
+  --distributed-backend nccl --lr 3e-4 --lr-decay-style cosine --optimizer adam --bf16 \\
+  --no-query-key-layer-scaling --attention-dropout 0 --hidden-dropout 0 --use-rotary-position-embeddings \\
+  --untie-embeddings-and-output-weights --swiglu --normalization rmsnorm --disable-bias-linear --num-key-value-heads 4 \\
+  --deepspeed-activation-checkpointing --recompute-granularity full --recompute-method uniform \\
+  --deepspeed --deepspeed_config=run.json --zero-stage=1
+"""
+TRAINER = (
+    "deepspeed --num_nodes 2 --num_gpus 8 run_clm.py --deepspeed run.json --block_size 1024 --per_device_train_batch_size 3"
+)
+RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=1, zero_shard_size=16, grad_dtype="fp16", overlap_grad_reduce=False,
+               overlap_param_gather=False, attention="unfused", framework="megatron-deepspeed")  # fmt: skip
+
+
+def load(folder: Path, settings: dict[str, Any], script: str = SCRIPT, name: str = "run.json") -> RunConfig:
+    (folder / "run.json").write_text(json.dumps(settings))
+    if script:
+        (folder / "run.sh").write_text(script)
+    return load_run_config(folder / name)
+
+
+def beside(folder: Path) -> None:
+    (folder / "config.json").write_text(Path("configs/models/llama3_8b.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "llama2_13b", "internlm2_7b"])
+@pytest.mark.parametrize("constants", [{}, {"attention": "flash", "precision": "fp16", "overlap_grad_reduce": True},
+                                       {"grad_dtype": "fp32", "precision": "fp32"}])  # fmt: skip
+def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp_path: Path) -> None:
+    model = model_of(name)
+    runs = [
+        run.replace(recompute_layers=-1, zero_shard_size=run.dp if run.zero else 1)  # DeepSpeed has no other
+        for run in layouts_of(model, "megatron-deepspeed", 130, **constants)
+    ]
+    came, refused = round_trips(model, runs, ".json", tmp_path)
+    assert came == 130 and not refused
+    if not constants:
+        assert_same_estimate(model, runs[:4])
+
+
+def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
+    config = load(tmp_path, EXAMPLE)
+    expected = {
+        "framework": "megatron-deepspeed", "world_size": 8, "tp": 2, "pp": 2, "dp": 2, "tp_mode": "mtp", "zero": 1,
+        "zero_shard_size": 2, "micro_batch_size": 4, "num_micro_batches": 4, "precision": "bf16", "grad_dtype": "bf16",
+        "attention": "unfused", "dropout": False, "recompute": "full", "overlap_grad_reduce": False, "seq_len": 2048,
+    }  # fmt: skip
+    assert expected.items() <= config.layout.items() and config.assumed == ()
+    model = config.model
+    assert (model.num_key_value_heads, model.norm, model.position, model.vocab_size) == (4, "rmsnorm", "rope", 32000)
+    assert "steps_per_print" in config.ignored and "--lr" in config.ignored
+    assert load(tmp_path, EXAMPLE, name="run.sh").layout == config.layout
+
+
+def test_a_trainer_s_script_states_sequence_and_ranks(tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 5,
+                "zero_optimization": {"stage": 3}, "fp16": {"enabled": True}}  # fmt: skip
+    config = load(tmp_path, settings, TRAINER)
+    expected = {"world_size": 16, "dp": 16, "tp": 1, "zero": 3, "zero_shard_size": 16, "micro_batch_size": 3,
+                "num_micro_batches": 5, "seq_len": 1024, "precision": "fp16", "overlap_grad_reduce": True}  # fmt: skip
+    assert expected.items() <= config.layout.items() and config.assumed == ()
+    assert same_model(config.model, model_of("llama3_8b"))
+
+
+def test_without_a_script_ranks_and_sequence_are_open(tmp_path: Path) -> None:
+    beside(tmp_path)
+    config = load(tmp_path, EXAMPLE, "")
+    assert config.assumed == ("num_micro_batches", "seq_len", "world_size") and config.layout["zero_shard_size"] == -1
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        ({"zero_optimization": {"stage": 1, "overlap_comm": True}}, {"overlap_grad_reduce": True}),
+        ({"data_types": {"grad_accum_dtype": "fp32"}}, {"grad_dtype": "fp32"}),
+        ({"bf16": {"enabled": False}}, {"precision": "fp32", "grad_dtype": "fp32"}),
+        ({"train_batch_size": 32, "gradient_accumulation_steps": 4}, {"num_micro_batches": 4}),
+    ],
+)
+def test_what_a_key_means(change: dict[str, Any], fields: dict[str, Any], tmp_path: Path) -> None:
+    assert fields.items() <= load(tmp_path, EXAMPLE | change).layout.items()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"zero_optimisation": {}}, "there is no section or setting 'zero_optimisation' (did you mean 'zero_optimization'?)"),
+        ({"zero_optimization": {"stages": 1}}, "zero_optimization has no key 'stages' (did you mean 'stage'?)"),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 4; it must be 0, 1, 2 or 3"),
+        ({"zero_optimization": {"stage": 2}}, "--zero-stage is 1; run.json has stage 2"),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 1000}}, "because another size of buckets is not modelled"),
+        (
+            {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
+            "an optimizer on the host under DeepSpeed",
+        ),
+        ({"fp16": {"enabled": True}}, "fp16.enabled is True; it must be False beside bf16"),
+        ({"bf16": {"enabled": "auto"}}, "it must be true or false, because what the trainer fills in is not read"),
+        ({"train_micro_batch_size_per_gpu": 2}, "train_micro_batch_size_per_gpu is 2; it must be 4, as its script has it"),
+        (
+            {"train_batch_size": 40, "gradient_accumulation_steps": 4},
+            "train_batch_size is 40; it must be the micro batch times",
+        ),
+    ],
+)
+def test_what_is_refused_when_reading(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, EXAMPLE | change)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("--nnodes 1", "--nnodes $N", "must say the number of GPUs, as numbers"),
+        ("pretrain_gpt.py", "train.py", "neither pretrain_gpt.py of Megatron-DeepSpeed nor run_clm.py of transformers in it"),
+        ("--num-layers 24", "--moe-layers 24", "Megatron's --moe-layers is not known here"),
+        (
+            "--global-batch-size 32",
+            "--global-batch-size many",
+            "global-batch-size is 'many'; it must be a positive whole number",
+        ),
+    ],
+)
+def test_scripts_that_are_refused(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    assert old in SCRIPT
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, EXAMPLE, SCRIPT.replace(old, new))
+    assert sentence in str(refused.value)
+
+
+def test_a_script_may_have_another_name(tmp_path: Path) -> None:
+    expected = load(tmp_path, EXAMPLE).layout
+    (tmp_path / "run.sh").rename(tmp_path / "launch.sh")
+    assert load_run_config(tmp_path / "launch.sh").layout == expected
+
+
+def test_a_script_names_its_settings(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it must name DeepSpeed's settings, --deepspeed_config NAME.json, beside the script"):
+        load(tmp_path, EXAMPLE, SCRIPT.replace("run.json", "other.json"), "run.sh")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"cp": 2, "dp": 8, "zero_shard_size": 8}, "cp 2: context parallelism under DeepSpeed is not described"),
+        ({"zero_shard_size": 8}, "zero_shard_size 8: DeepSpeed's ZeRO shards over all 16 data-parallel ranks"),
+        ({"pp": 2, "dp": 8, "zero": 2, "zero_shard_size": 8}, "zero 2: DeepSpeed's pipeline engine runs ZeRO-0 and 1"),
+        ({"pp": 2, "dp": 8, "zero_shard_size": 8, "vpp": 2, "schedule": "interleaved"}, "schedule interleaved: DeepSpeed's"),
+        ({"recompute": "full", "recompute_layers": 2}, "recompute_layers 2: Megatron-DeepSpeed recomputes all layers or none"),
+        ({"precision": "fp8"}, "precision fp8: DeepSpeed trains in fp32, bf16 and fp16"),
+        ({"compile": True}, "torch.compile, or CUDA graphs: not among the arguments"),
+        ({"overlap_param_gather": True}, "overlap_param_gather True: DeepSpeed's JSON has no place for it"),
+        ({"gradient_accumulation_fusion": True}, "gradient_accumulation_fusion True: DeepSpeed's JSON has no place for it"),
+    ],
+)
+def test_what_is_refused_when_writing(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        exported(Path("run.json"), model_of("llama3_8b"), RUN.replace(**changes), 8)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("mixtral_8x7b", "mixtures of experts under DeepSpeed are not described"),
+        ("qwen3_8b", "Megatron-DeepSpeed has no norms of q and k"),
+        ("qwen2_7b", "Megatron-DeepSpeed has biases in all linears or in none"),
+    ],
+)
+def test_models_that_megatron_deepspeed_has_not(name: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        exported(Path("run.json"), model_of(name), RUN, 8)
+
+
+def test_two_files_are_written(tmp_path: Path) -> None:
+    written = write_export(tmp_path / "a.json", model_of("llama3_8b"), RUN, 8)
+    assert [path.name for path in written] == ["a.json", "a.sh"]
+    settings = json.loads(written[0].read_text())
+    assert settings["train_batch_size"] == 16 and settings["zero_optimization"]["stage"] == 1
+    assert load_run_config(written[1]).layout == load_run_config(written[0]).layout
+
+
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> str:
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    path = str(tmp_path / "best.json")
+    searched = "--run_all_solu --model_size llama3_8b --world_size 16 --framework deepspeed --top 1 --fix recompute=none,zero=0"
+    out = command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
+    assert f"wrote {path}" in out and f"wrote {tmp_path}/best.sh" in out
+    assert "tokens/GPU/s" in command("--config", path)

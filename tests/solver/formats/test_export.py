@@ -1,0 +1,96 @@
+"""Which kind of file a layout is written as, what is kept, and that no file means another layout than it was written for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from round_trip import model_of
+
+from profiler.errors import InputError
+from solver.formats import export
+from solver.formats.config_file import load_run_config
+from solver.formats.export import KINDS, Kind, exported, write_export
+from solver.formats.same_layout import effective, refuse_other, refuse_other_model, stated_strategy
+from solver.spec.frameworks import FRAMEWORKS, framework_of
+from solver.spec.strategy import Strategy
+
+RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, fused_norm=False, grad_dtype="fp32",
+               framework="torchtitan-2025-06")  # fmt: skip
+
+
+def test_every_kind_is_of_a_framework_that_is_known() -> None:
+    named = {name for kind in KINDS for name in kind.frameworks}
+    assert named <= {framework.name for framework in FRAMEWORKS} and len(named) == 11
+
+
+def test_the_kind_is_chosen_by_ending_and_framework() -> None:
+    assert exported(Path("x.toml"), model_of("llama3_8b"), RUN, 8).keys() == {"x.toml"}
+    yaml = exported(Path("x.yaml"), model_of("llama3_8b"), RUN.replace(grad_dtype="bf16"), 8)
+    assert yaml.keys() == {"x.yaml", "x.sh", "x_model/config.json"}
+    with pytest.raises(InputError, match=r"a layout of torchtitan-2025-06 is written as \.toml or \.yaml"):
+        exported(Path("x.ini"), model_of("llama3_8b"), RUN, 8)
+
+
+def test_the_file_that_the_layout_is_from_is_kept(tmp_path: Path) -> None:
+    run = RUN.replace(grad_dtype="bf16", framework="fsdp")
+    write_export(tmp_path / "a.yaml", model_of("llama3_8b"), run, 8)
+    with pytest.raises(InputError, match=r"would overwrite .*a\.sh, which the layout is from; give another name"):
+        write_export(tmp_path / "a.yaml", model_of("llama3_8b"), run, 8, keep=tmp_path / "a.sh")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.what)
+def test_a_name_may_have_a_space(kind: Kind, tmp_path: Path) -> None:
+    flags = {key: value for key, value in framework_of(kind.frameworks[0]).flags.items() if key != "tp_comm_overlap"}
+    sharded = {"zero": 3, "zero_shard_size": 16} if kind.frameworks[0] == "fsdp" else {"zero": 0}
+    run = Strategy(**{**flags, "world_size": 16, "dp": 16, "seq_len": 4096, **sharded, "framework": kind.frameworks[0]})
+    for written in write_export(tmp_path / f"my run{kind.ending}", model_of("llama3_8b"), run, 8):
+        if written.suffix in (kind.ending, ".sh"):
+            back = stated_strategy(load_run_config(written).layout, 16)
+            same = run.replace(framework=back.framework)  # which may be called by another of its names
+            assert effective(model_of("llama3_8b"), back) == effective(model_of("llama3_8b"), same)
+
+
+def test_a_file_that_means_another_layout_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (kind,) = (kind for kind in KINDS if kind.ending == ".toml")
+    wrong = replace(kind, write=lambda model, run, node, name: kind.write(model, run.replace(seq_len=2048), node, name))
+    monkeypatch.setattr(export, "KINDS", (wrong,))
+    with pytest.raises(InputError, match=r"seq_len 4096: torchtitan's TOML has no place for it \(it would mean 2048\)"):
+        write_export(tmp_path / "a.toml", model_of("llama3_8b"), RUN, 8)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_framework_does_not_run_is_not_written() -> None:
+    run = RUN.replace(pp=2, dp=8, zero_shard_size=8)
+    with pytest.raises(InputError, match="torchtitan-2025-06 does not offer ZeRO-3 with a pipeline of 2 stages"):
+        exported(Path("x.toml"), model_of("llama3_8b"), run, 8)
+
+
+def test_another_release_is_another_layout() -> None:
+    model = model_of("llama3_8b")
+    with pytest.raises(InputError, match="the layout is torchtitan-2025-06's, and a file is for nanotron"):
+        refuse_other(model, RUN, RUN.replace(framework="nanotron"), "a file")
+    with pytest.raises(InputError, match=r"llama3_8b: a file has no place for hidden_size 4096 \(it would mean 64\)"):
+        refuse_other_model(model, model.replace(hidden_size=64), 1, "a file")
+
+
+def test_fields_that_change_nothing_are_left_out() -> None:
+    model = model_of("llama3_8b")
+    one = RUN.replace(world_size=1, dp=1, zero_shard_size=1, cp_comm="a2a", fp8_recipe="blockwise", moe_dispatcher="deepep")
+    assert effective(model, one) == effective(model, RUN.replace(world_size=1, dp=1, zero=0, zero_shard_size=1))
+    assert effective(model, RUN) != effective(model, RUN.replace(zero=2))
+
+
+def test_all_ranks_are_filled_in() -> None:
+    stated = {
+        "framework": "internevo-2024",
+        "seq_len": 4096,
+        "tp": 4,
+        "tp_mode": "isp",
+        "wp": 2,
+        "zero": 1,
+        "zero_shard_size": -1,
+    }
+    run = stated_strategy(stated, 16)
+    assert (run.dp, run.zero_shard_size) == (4, 8)  # of 16 ranks in weight groups of 2

@@ -1,0 +1,206 @@
+"""torchtitan's TOML files: what each key means, what is refused, and that layouts come back from what is exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
+
+from profiler.errors import InputError
+from solver.command_line import main
+from solver.formats.config_file import load_run_config
+from solver.formats.export import exported, write_export
+from solver.formats.same_layout import stated_strategy
+from solver.spec.strategy import Strategy
+
+#: As the 8B preset of June 2025 states a run of 64 GPUs.
+PRESET = """
+[job]
+description = "Llama 3 8B training"
+[metrics]
+log_freq = 10
+[model]
+name = "llama3"
+flavor = "8B"
+tokenizer_path = "./assets/tokenizer/original/tokenizer.model"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+compile = true
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 1
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+"""
+#: As the 70B preset of late 2024 does; 8 stages of 10 layers in 4 ranks.
+OLDER = """
+[model]
+name = "llama3"
+flavor = "70B"
+norm_type = "rmsnorm"
+[training]
+batch_size = 8
+seq_len = 4096
+data_parallel_shard_degree = 4
+tensor_parallel_degree = 4
+[experimental]
+pipeline_parallel_degree = 4
+pipeline_parallel_schedule = "interleaved_1f1b"
+pipeline_parallel_split_points = "layers.10,layers.20,layers.30,layers.40,layers.50,layers.60,layers.70"
+[activation_checkpoint]
+mode = "full"
+"""
+RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, grad_dtype="fp32", fused_norm=False,
+               framework="torchtitan-2025-06")  # fmt: skip
+
+
+def load(tmp_path: Path, text: str) -> Any:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return load_run_config(path)
+
+
+@pytest.mark.parametrize("framework", ["torchtitan-2025-06", "torchtitan-2024-12"])
+@pytest.mark.parametrize("name", ["llama3_8b", "llama2_13b", "internlm2_7b"])
+def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    runs = layouts_of(model, framework, 300, cp_comm="allgather", compile=name == "internlm2_7b")
+    came, refused = round_trips(model, runs, ".toml", tmp_path)
+    # the rest is what torchtitan does not run: whole activations, shards across cp, replicas beside other parallelism, shares
+    # of recomputed layers that are not every n-th, in 2024 several batches a step, and compiled V-shaped schedules
+    known = {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "num_micro_batches", framework}
+    assert came > 60 and set(refused) <= known
+    assert_same_estimate(model, runs[:6])
+
+
+def test_the_preset_of_2025_is_exactly_this_layout(tmp_path: Path) -> None:
+    config = load(tmp_path, PRESET)
+    expected = {"framework": "torchtitan-2025-06", "tp": 1, "cp": 1, "pp": 1, "zero": 3, "zero_shard_size": -1,
+                "micro_batch_size": 1, "num_micro_batches": 1, "seq_len": 8192, "compile": True, "recompute": "selective",
+                "precision": "bf16", "grad_dtype": "fp32", "tp_mode": "mtp", "schedule": "1f1b",
+                "fused_norm": False}  # fmt: skip
+    assert expected.items() <= config.layout.items() and not {"dp", "world_size"} & config.layout.keys()
+    assert config.model.replace(name="llama3_8b") == model_of("llama3_8b") and config.seq_len == 8192
+    assert config.ignored == ("job", "metrics", "model.tokenizer_path", "optimizer.lr", "training.steps")
+    assert config.assumed == ()
+
+
+def test_the_preset_of_2024_is_exactly_this_layout(tmp_path: Path) -> None:
+    config = load(tmp_path, OLDER)
+    back = stated_strategy(config.layout, 64)
+    assert back == Strategy(
+        world_size=64, seq_len=4096, framework="torchtitan-2024-12", tp=4, tp_mode="msp", pp=4, vpp=2, dp=4, zero=2,
+        schedule="interleaved", zero_shard_size=4, micro_batch_size=1, num_micro_batches=8, recompute="full", grad_dtype="fp32",
+        fused_norm=False, cp_comm="allgather",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "value"),
+    [
+        ('selective_ac_option = "op"', 'selective_ac_option = "4"', "recompute_layers", 8),
+        ("compile = true", 'mixed_precision_param = "float32"', "precision", "fp32"),
+        ('flavor = "8B"', 'flavor = "8B"\nconverters = ["float8"]', "precision", "fp8"),
+        ('flavor = "8B"', 'flavor = "8B"\nconverters = "mx"', "precision", "mxfp8"),
+        ("tensor_parallel_degree = 1", 'fsdp_reshard_after_forward = "never"', "zero", 2),
+        ("shard_degree = -1", "shard_degree = 8\ncontext_parallel_degree = 2", "zero_shard_size", 16),
+        ("shard_degree = -1", "shard_degree = 1", "zero", 0),
+        ("tensor_parallel_degree = 1", 'context_parallel_rotate_method = "alltoall"', "cp_comm", "ring"),
+        ("compile = true", "[parallelism]\nenable_async_tensor_parallel = true", "tp_comm_overlap", True),
+    ],
+)
+def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: Path) -> None:
+    text = PRESET.replace(old, new) if "[parallelism]" not in new else PRESET.replace("[parallelism]", new)
+    assert text != PRESET and load(tmp_path, text).layout[field] == value
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("tensor_parallel_degree", "tensor_paralel_degree", "parallelism has no key 'tensor_paralel_degree' (did you mean"),
+        ("[metrics]", "[metric]", "line 4: there is no section or setting 'metric' (did you mean 'metrics'?)"),
+        ("seq_len = 8192", 'seq_len = "long"', "line 15: training.seq_len is 'long'; it must be a whole number"),
+        ("steps = 1000", "enable_cpu_offload = true", "it must be False, because parameters on the host is not modelled"),
+        ("lr = 3e-4", 'implementation = "foreach"', "an optimizer of several kernels is not modelled"),
+        ('flavor = "8B"', 'flavor = "9B"', "flavor '9B' of torchtitan's model 'llama3' is not known here; put its"),
+        ("replicate_degree = 1", "replicate_degree = 2", "a number of ranks, stated beside data_parallel_replicate_degree"),
+        ("tensor_parallel_degree = 1", 'pipeline_parallel_schedule = "DualPipe"', "one of 1F1B, GPipe, Interleaved1F1B, ZBV"),
+        ("steps = 1000", "global_batch_size = 64", "a number beside training.global_batch_size"),
+        ('selective_ac_option = "op"', 'selective_ac_option = "some"', "op, or n for every n-th layer"),
+        ('flavor = "8B"', 'flavor = "8B"\nconverters = ["int4"]', "one of float8, mx, with parameters in bfloat16"),
+        ("[metrics]", "[metrics", "not valid TOML"),
+    ],
+)
+def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    assert old in PRESET
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, PRESET.replace(old, new))
+    assert sentence in str(refused.value)
+
+
+def test_stages_that_are_not_even_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="other divisions are not modelled"):
+        load(tmp_path, OLDER.replace("layers.10,", "layers.9,"))
+    with pytest.raises(InputError, match="one of 8 chunks in 4 stages"):
+        load(tmp_path, OLDER.replace("interleaved_1f1b", "1f1b"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"tp": 2, "dp": 8, "zero_shard_size": 8}, "tp_mode mtp: torchtitan splits activations along the sequence"),
+        ({"cp": 2, "dp": 8, "cp_comm": "a2a"}, "cp_comm a2a: torchtitan rotates keys as allgather or ring"),
+        ({"cp": 4, "dp": 4, "zero_shard_size": 2, "cp_comm": "ring"}, "shards over whole groups of cp 4 ranks"),
+        ({"pp": 2, "dp": 8, "zero": 0, "zero_shard_size": 1}, "keeps whole copies only where tp, cp and pp are 1"),
+        ({"recompute": "full", "recompute_layers": 17}, "torchtitan recomputes all layers or every n-th"),
+        ({"pp": 2, "dp": 8, "zero": 2, "zero_shard_size": 8, "schedule": "zb-h1"}, "schedule zb-h1: torchtitan has 1f1b"),
+        ({"grad_dtype": "bf16"}, "grad_dtype bf16: torchtitan's TOML has no place for it (it would mean fp32)"),
+        ({"cross_entropy_fusion": True}, "cross_entropy_fusion True: torchtitan's TOML has no place for it"),
+        ({"precision": "fp8"}, "float8.recipe_name is 'delayed'; it must be one of tensorwise"),
+        ({"optimizer_states": "8bit"}, "optimizer_states 8bit: torchtitan's TOML has no place for it"),
+    ],
+)
+def test_what_is_refused_when_writing(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError) as refused:
+        exported(Path("run.toml"), model_of("llama3_8b"), RUN.replace(**changes), 8)
+    assert sentence in str(refused.value)
+
+
+def test_a_model_that_its_llama_is_not_is_refused() -> None:
+    for name in ("qwen2_7b", "qwen3_8b"):
+        with pytest.raises(InputError, match="torchtitan's llama3 has no biases"):
+            exported(Path("run.toml"), model_of(name), RUN, 8)
+
+
+def test_the_ending_must_be_the_framework_s() -> None:
+    with pytest.raises(InputError, match=r"a layout of torchtitan-2025-06 is written as \.toml"):
+        exported(Path("run.sh"), model_of("llama3_8b"), RUN, 8)
+    with pytest.raises(InputError, match="the layout is maxtext's, for which no file is written"):
+        exported(Path("run.toml"), model_of("llama3_8b"), RUN.replace(framework="maxtext"), 8)
+
+
+def test_a_model_of_one_s_own_stands_beside_the_file(tmp_path: Path) -> None:
+    model = model_of("internlm2_7b")
+    written = write_export(tmp_path / "a.toml", model, RUN, 8)
+    assert [path.relative_to(tmp_path).as_posix() for path in written] == ["a.toml", "a_model/config.json"]
+    assert load_run_config(tmp_path / "a.toml").model.replace(name=model.name) == model
+
+
+def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> str:
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    path = str(tmp_path / "run.toml")
+    searched = "--run_all_solu --model_size llama3_8b --world_size 16 --framework torchtitan --top 1 --fix tp=1,cp=1,zero=3"
+    assert f"wrote {path}" in command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
+    assert "tokens/GPU/s" in command("--config", path)
