@@ -28,7 +28,7 @@ LEVELS = (
     ("solver.report", "solver.api", "solver.arguments"),
     ("solver.inputs", "solver.largest"),
     ("solver.command_line",),
-    ("solver.planning", "solver.comparing", "solver.fitting"),
+    ("solver.planning", "solver.comparing", "solver.fitting", "solver.simai"),
     ("solver.console",),
 )
 LEVEL = {subpackage: level for level, subpackages in enumerate(LEVELS) for subpackage in subpackages}
