@@ -24,7 +24,7 @@ KINDS = (
     COMPUTATION, EPOCH_END, "all_gather_into_tensor", "reduce_scatter_tensor",
 )  # fmt: skip
 GROUPS = (
-    "tp_group", "dp_group", "pp_group", "ep_group", "ep_dp_group", "ep_tp_group", "embedding_group", "all",
+    "tp_group", "dp_group", "pp_group", "ep_group", "ep_dp_group", "ep_tp_group", "embedding_group", "all", "all_nodes",
 )  # fmt: skip
 _KIND, _GROUP = "CommType.", "CommGroup."
 COLUMNS = (
