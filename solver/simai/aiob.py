@@ -1,7 +1,7 @@
 """AICB's kernel-time files (``aiob_outputs``): for each kernel of a layer the microseconds of one forward pass on one GPU.
 
-A finished file holds max, min and avg of each kernel; a raw one the JSON lists of samples from which AICB makes these. Source of
-the format: AICB's utils.py (Apache-2.0), as read, and a file that AICB ships.
+A finished file holds max, min and avg of each kernel; a raw one the JSON lists of samples from which AICB makes these. Source
+of the format: AICB's utils.py (Apache-2.0), as read, and a file that AICB ships.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def _finished(lines: Sequence[str], where: str) -> Iterator[Kernel]:
         elif time and name:
             found[time[1]] = _microseconds(time[2], f"{where}, line {number}: time_gpu_{time[1]}")
         else:
-            raise InputError(f"{where}, line {number}: is {shown(line)}; it must be a kernel's name or its indented time_gpu_avg: 12")
+            raise InputError(
+                f"{where}, line {number}: is {shown(line)}; it must be a kernel's name or its indented time_gpu_avg: 12"
+            )
 
 
 def _microseconds(value: Any, where: str) -> Number:
@@ -111,7 +113,11 @@ def _raw(text: str, where: str) -> Iterator[Kernel]:
     samples: dict[str, list[Number]] = {}
     for entry in _entries(text, where):
         for name, measured in entry.items():
-            values = [m["time_gpu"] for m in measured if isinstance(m, dict) and "time_gpu" in m] if isinstance(measured, list) else []
+            values = (
+                [m["time_gpu"] for m in measured if isinstance(m, dict) and "time_gpu" in m]
+                if isinstance(measured, list)
+                else []
+            )
             if not values:
                 raise InputError(f'{where}: {shown(name)} has no samples; it must be a list of {{"time_gpu": microseconds}}')
             samples.setdefault(name, []).extend(_microseconds(value, f"{where}: {name}: time_gpu") for value in values)
@@ -132,9 +138,13 @@ def _entries(text: str, where: str) -> list[dict[str, Any]]:
             value, at = decoder.raw_decode(text, at)
             found += value if isinstance(value, list) else [value]
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: is no valid JSON after its first line ({error}); it must hold lists of samples by kernel") from None
+        raise InputError(
+            f"{where}: is no valid JSON after its first line ({error}); it must hold lists of samples by kernel"
+        ) from None
     if not all(isinstance(entry, dict) for entry in found):
-        raise InputError(f"{where}: holds JSON that names no kernels; it must be objects such as {{\"Emb\": [{{\"time_gpu\": 799}}]}}")
+        raise InputError(
+            f'{where}: holds JSON that names no kernels; it must be objects such as {{"Emb": [{{"time_gpu": 799}}]}}'
+        )
     return found
 
 

@@ -1,8 +1,8 @@
 """Filling the compute columns of a workload from a kernel-time file: as AICB does it, and from what each kernel costs.
 
-AICB gives every GEMM of a block the time of the whole block, lets backward take as long as forward in each of its two parts, and
-charges the embedding with a number left over from another layer. Ours charges each kernel once: forward what was timed; the
-input gradient of a GEMM as much again, and of flash attention 2.5 times (its backward recomputes the scores: 5 products
+AICB gives every GEMM of a block the time of the whole block, lets backward take as long as forward in each of its two parts,
+and charges the embedding with a number left over from another layer. Ours charges each kernel once: forward what was timed;
+the input gradient of a GEMM as much again, and of flash attention 2.5 times (its backward recomputes the scores: 5 products
 instead of 2, Dao 2023, arXiv 2307.08691 section 3.1); the weight gradient of GEMMs as much as forward.
 """
 

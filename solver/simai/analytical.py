@@ -93,7 +93,9 @@ def sizes_of(header: Header, gpus: int | None = None) -> Sizes:
         raise InputError("the workload's first line states no all_gpus:; say with -g how many GPUs there are")
     found = Sizes(header.size(TP), header.size(EP), header.size(PP), gpus)
     if found.dp < 1:
-        raise InputError(f"{gpus} GPUs hold no copy of a model of tp {found.tp} * pp {found.pp}; give -g {found.tp * found.pp} or more")
+        raise InputError(
+            f"{gpus} GPUs hold no copy of a model of tp {found.tp} * pp {found.pp}; give -g {found.tp * found.pp} or more"
+        )
     return found
 
 
@@ -127,7 +129,11 @@ def analytical_step(
 
 def _row_time(row: Row, policy: str, machine: Machine, sizes: Sizes, overlaps: Overlaps, forward_runs: int) -> RowTime:
     raised = policy == FWD_IN_BCKWD and 0 < row.forward.size < _LEAST_FORWARD
-    forward, input_grad, weight_grad = row.forward.group(Group.TP), row.input_grad.group(Group.TP), row.weight_grad.group(Group.DP)
+    forward, input_grad, weight_grad = (
+        row.forward.group(Group.TP),
+        row.input_grad.group(Group.TP),
+        row.weight_grad.group(Group.DP),
+    )
     beside = overlaps.ep if forward is Group.EP else overlaps.tp  # also of the input gradient, whatever its group
 
     def priced(part: Pass, group: Group, ranks: int, overlap: float, runs: int = 1, size: int | None = None) -> PassTime:
@@ -142,7 +148,8 @@ def _row_time(row: Row, policy: str, machine: Machine, sizes: Sizes, overlaps: O
     size = _LEAST_FORWARD if raised else row.forward.size
     return RowTime(
         row.name, priced(row.forward, forward, inside(forward), beside, forward_runs, size),
-        priced(row.input_grad, input_grad, inside(input_grad), beside), priced(row.weight_grad, weight_grad, copies, overlaps.dp),
+        priced(row.input_grad, input_grad, inside(input_grad), beside),
+        priced(row.weight_grad, weight_grad, copies, overlaps.dp),
     )  # fmt: skip
 
 
@@ -181,7 +188,9 @@ def _pp_us(size: int, chunks: int, overlap: float) -> int:
     SimAI divides the bytes by the overlap ratio, where a bandwidth should stand; so a ratio of 1 hides all of it.
     """
     if overlap == 0:
-        raise InputError("-pp_o is 0, by which SimAI-Analytical divides (its ratio stands where a bandwidth should); give 0.01 or more")
+        raise InputError(
+            "-pp_o is 0, by which SimAI-Analytical divides (its ratio stands where a bandwidth should); give 0.01 or more"
+        )
     ratio = np.float32(overlap)
     whole = int(2 * chunks * (size / _GIB / float(ratio) * 1e9) / 1000.0)
     return int(np.float32(whole) * (np.float32(1) - ratio))
@@ -197,6 +206,6 @@ def _computed_again(header: Header, rows: int) -> range:
         return range(0)
     if not starts or not starts[0] < ends[0] < rows:
         raise InputError(
-            f"checkpoint_initiates: {ends[0]} needs a checkpoint in an earlier row, and a row of that number; there are {rows} rows"
+            f"checkpoint_initiates: {ends[0]} needs a checkpoint in an earlier row, and a row of that number; there are {rows}"
         )
     return range(starts[0], ends[0])

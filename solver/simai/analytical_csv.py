@@ -18,8 +18,8 @@ _SUMMARY = (
 )
 _RUN = "Analytical_test"
 _HEADER = (
-    f"layer_name,{_RUN},fwd compute,wg compute,ig compute,fwd exposed comm,wg exposed comm,ig exposed comm,fwd total comm,algbw,"
-    "busbw,wg total comm,algbw,busbw,ig total comm,algbw,busbw"
+    f"layer_name,{_RUN},fwd compute,wg compute,ig compute,fwd exposed comm,wg exposed comm,ig exposed comm,fwd total comm,"
+    "algbw,busbw,wg total comm,algbw,busbw,ig total comm,algbw,busbw"
 )
 _GIB = 1 << 30
 

@@ -1,8 +1,8 @@
 """The time of one collective as SimAI-Analytical computes it: placement, bus bandwidth, ratio, and a table for small messages.
 
-Source: SimAI's Layer.cc (compute_time, cal_ratio) and calbusbw.cc of release 1.6 (Apache-2.0), restated from reading them. Their
-bandwidths are called GB/s and are GiB/s. Arithmetic is done in the precisions of the original, so that printed times agree to the
-last digit.
+Source: SimAI's Layer.cc (compute_time, cal_ratio) and calbusbw.cc of release 1.6 (Apache-2.0), restated from reading them.
+Their bandwidths are called GB/s and are GiB/s. Arithmetic is done in the precisions of the original, so that printed times
+agree to the last digit.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Collective(Enum):
 
 
 class Group(Enum):
-    """Ranks of a collective: neighbours (TP), those that hold the same shard (DP), or experts (EP, and DP_EP of their copies)."""
+    """Ranks of a collective: neighbours (TP), those that hold one shard (DP), or experts (EP, and DP_EP of their copies)."""
 
     NONE = "none"
     TP = "TP"
@@ -209,18 +209,18 @@ def _row(cells: Sequence[str], where: str, customized: bool) -> Row:
     dependency = cells[1]
     if not dependency.lstrip("-").isdecimal():
         raise InputError(f"{where}: column 2 is {shown(dependency)}; it must be a whole number, -1 by custom")
-    passes = [
-        Pass(
-            _number(cells[at], where, f"column {at + 1} (compute)"), _word(cells[at + 1], where, at + 2),
-            _number(cells[at + 2], where, f"column {at + 3} (bytes)"),
-        )
-        for at in (2, 5, 8)
-    ]  # fmt: skip
+    forward, input_grad, weight_grad = (_pass(cells, at, where) for at in (2, 5, 8))
     process_time = _number(cells[11], where, "column 12 (process time)")
     policy = cells[12] if customized else ""
     if customized and policy not in POLICIES:
         raise InputError(f"{where}: column 13 is {shown(policy)}{closest(policy, POLICIES)}; it must be a policy")
-    return Row(cells[0], *passes, process_time, int(dependency), policy)
+    return Row(cells[0], forward, input_grad, weight_grad, process_time, int(dependency), policy)
+
+
+def _pass(cells: Sequence[str], at: int, where: str) -> Pass:
+    compute = _number(cells[at], where, f"column {at + 1} (compute)")
+    size = _number(cells[at + 2], where, f"column {at + 3} (bytes)")
+    return Pass(compute, _word(cells[at + 1], where, at + 2), size)
 
 
 def _word(word: str, where: str, column: int) -> str:
