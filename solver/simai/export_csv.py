@@ -61,7 +61,8 @@ def _passes(works: Sequence[Work], sizes: dict[str, int]) -> _Passes:
     forward = [item for work in works for item in _items((*work.gathered, *work.forward), "forward", sizes)]
     backward, without, weight = list[Item](), list[Item](), list[Item]()
     for work in reversed(works):
-        again = [*_items(work.gathered, "backward", sizes), *_items(work.recompute, "recompute", sizes)]
+        gathered = work.gathered if work.name == "layer" else ()  # embedding and head stay whole
+        again = [*_items(gathered, "backward", sizes), *_items(work.recompute, "recompute", sizes)]
         inputs = [piece for piece in work.backward if piece.phase != WEIGHT_GRAD]
         weights = [piece for piece in work.backward if piece.phase == WEIGHT_GRAD]
         scattered = _items(work.scattered, "backward", sizes)

@@ -72,7 +72,7 @@ def _rows(work: Work) -> Iterator[Row]:
     for name, again in reversed(tuple(zip(("attention", "mlp"), split_blocks(work.recompute, False), strict=True))):
         for segment in reversed(_segments(again)):
             yield _row(f"{name}_recompute", input_grad=_message(segment.message, segment.ns))
-    for piece in work.gathered:
+    for piece in work.gathered if work.name == "layer" else ():  # embedding and head stay whole
         yield _row(f"{work.name}_gather_backward", weight_grad=_message(piece))
     for piece in work.scattered:
         yield _row(f"{work.name}_grad_scatter", weight_grad=_message(piece))

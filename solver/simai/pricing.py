@@ -48,10 +48,9 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
         workload, machine, cost, cluster.gpus_per_domain, sizes.gpus, overlaps=overlaps_of(args), vpp=args.vpp,
         true_parameters=true_parameters(model, sizes) if model else None,
     )  # fmt: skip
-    console.print(
-        f"{path.name} on {sizes.gpus} GPUs, tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}, dp {sizes.dp}, {said}\n"
-        f"SimAI-Analytical: {machine.gpus} GPUs and {machine.nics} NICs a server, -nv {machine.nvlink:g}, -nic {machine.nic:g}", markup=False,
-    )  # fmt: skip
+    groups = f"tp {sizes.tp}, pp {sizes.pp}, ep {sizes.ep}, dp {sizes.dp}"
+    theirs = f"{machine.gpus} GPUs and {machine.nics} NICs a server, -nv {machine.nvlink:g}, -nic {machine.nic:g}"
+    console.print(f"{path.name} on {sizes.gpus} GPUs, {groups}, {said}\nSimAI-Analytical: {theirs}", markup=False)
     console.print(_table(found))
     if model is None:
         console.print(
