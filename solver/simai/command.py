@@ -64,7 +64,7 @@ def analytical(args: argparse.Namespace, console: Console) -> None:
     output = args.output or (args.result_folder or Path("results")) / f"{prefix}EndToEnd.csv"
     for text in analytical_notes(args, workload, step):
         _note(text)
-    write_analytical_csv(output, step, prefix)
+    write_analytical_csv(output, step, prefix.rsplit("/")[-1])
     parts = ", ".join(f"{name} {value:,.0f}" for name, value in step.parts.items() if value)
     console.print(f"{step.total:,.0f} us a step as SimAI-Analytical computes it: {parts} us", markup=False)
     console.print(f"wrote {output}", markup=False)
