@@ -25,6 +25,7 @@ _EXAMPLES = """examples:
 _REMOVED = {
     "busbw": "-busbw was removed from SimAI-Analytical in July 2025; give -nv (or -g_type) and -nic (or -nic_t) instead",
 }
+_NIC = "cx7"  #: where neither -nic nor -nic_t is given
 
 
 def parser() -> argparse.ArgumentParser:
@@ -115,7 +116,7 @@ def machine_of(args: argparse.Namespace, defaults: Machine | None = None) -> Mac
     nvlink = args.nvlink or (nvlink_of(args.gpu_type) if args.gpu_type else defaults.nvlink if defaults else None)
     if nvlink is None:
         raise InputError("-nv or -g_type is missing; SimAI-Analytical needs the bandwidth of NVLink or the type of the GPU")
-    nic = args.nic_busbw or (nic_of(args.nic_type) if args.nic_type or not defaults else defaults.nic)
+    nic = args.nic_busbw or (defaults.nic if defaults and not args.nic_type else nic_of(args.nic_type or _NIC))
     return Machine(gpus, nics, nvlink, nic)
 
 

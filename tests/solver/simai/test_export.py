@@ -199,10 +199,14 @@ def test_exports_are_files_of_their_formats(layout: dict[str, int | str]) -> Non
 
 def test_what_the_formats_cannot_name_is_refused_or_noted() -> None:
     strategy, solutions = priced("llama2_7b", cp=2, dp=8)
-    with pytest.raises(InputError, match="cp is 2; workloads of AICB and SimAI have no context-parallel group: export a layout"):
+    with pytest.raises(
+        InputError, match="cp is 2; workloads of AICB and SimAI have no context-parallel group: export a layout"
+    ):
         stage_work(solutions, 0)
     _, isp = priced("internlm2_7b", framework="internevo", tp=2, tp_mode="isp", dp=8)
-    with pytest.raises(InputError, match="tp_mode isp gathers weights over groups that workloads of AICB and SimAI cannot name"):
+    with pytest.raises(
+        InputError, match="tp_mode isp gathers weights over groups that workloads of AICB and SimAI cannot name"
+    ):
         stage_work(isp, 0)
     assert notes_of(strategy) == []
     experts = strategy.replace(cp=1, dp=8, tp=2, ep=2, zero=1, zero_shard_size=4, tp_comm_overlap=True)
