@@ -120,7 +120,8 @@ def fill_csv_as_aicb(workload: CsvWorkload, times: KernelTimes, recompute: bool 
         found = (ns for stage, ns in cache.items() if stage.split("_")[0] in item.stage)
         return replace(item, elapsed=next(found, item.elapsed)) if item.kind == COMPUTATION else item
 
-    return replace(workload, items=tuple(filled(item) for item in workload.items))
+    others = tuple(fill_csv_as_aicb(section, times, recompute) for section in workload.others)
+    return replace(workload, items=tuple(filled(item) for item in workload.items), others=others)
 
 
 def fill_csv(workload: CsvWorkload, times: KernelTimes) -> CsvWorkload:
@@ -137,4 +138,4 @@ def fill_csv(workload: CsvWorkload, times: KernelTimes) -> CsvWorkload:
         ns = block.forward if item.stage.startswith("forward") else block.weight_grad if second else block.input_grad
         items.append(replace(item, elapsed=ns))
         before = "" if second else item.stage
-    return replace(workload, items=tuple(items))
+    return replace(workload, items=tuple(items), others=tuple(fill_csv(section, times) for section in workload.others))

@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from profiler.errors import InputError, closest, shown
@@ -73,11 +73,17 @@ class Item:
 
 @dataclass(frozen=True)
 class CsvWorkload:
-    """A whole file. columns: as in its header line; ranks: the bracketed line before it, as in ``[rank0 ~ rank127]``."""
+    """A whole file, or one section of it.
+
+    columns: as in its header line. ranks: the bracketed line before it, as in ``[rank0 ~ rank127]``. headed: whether a header
+    line of its own follows the bracketed one. others: further sections, of the ranks that their bracketed lines name.
+    """
 
     items: tuple[Item, ...]
     columns: tuple[str, ...] = COLUMNS
     ranks: str | None = None
+    headed: bool = True
+    others: tuple[CsvWorkload, ...] = ()
 
 
 def read_workload_csv(path: Path) -> CsvWorkload:
@@ -90,14 +96,25 @@ def parse_workload_csv(text: str, where: str) -> CsvWorkload:
     lines = text.splitlines()
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
         raise InputError(f"{where}: holds a Python traceback, not {WHAT}; the program that should have written it failed")
+    starts = [0, *(i for i, line in enumerate(lines) if i and line.startswith("["))]
+    sections: list[CsvWorkload] = []
+    for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+        sections.append(_section(lines[start:end], start + 1, where, sections[0].columns if sections else None))
+    return replace(sections[0], others=tuple(sections[1:]))
+
+
+def _section(lines: Sequence[str], number: int, where: str, columns: tuple[str, ...] | None) -> CsvWorkload:
+    """Read one section. number: of its first line in the file. columns: of the first section, where there is one before."""
     ranks = lines[0] if lines and lines[0].startswith("[") else None
-    first = 2 if ranks is not None else 1
-    columns = _columns(lines[first - 1] if len(lines) >= first else "", f"{where}, line {first}")
-    items = []
-    for number, cells in enumerate(csv.reader(lines[first:]), first + 1):
-        if cells:
-            items.append(_item(columns, cells, f"{where}, line {number}"))
-    return CsvWorkload(tuple(items), columns, ranks)
+    first = 0 if ranks is None else 1
+    header = lines[first] if len(lines) > first else ""
+    headed = columns is None or header.startswith("comm_type,")
+    if columns is None or headed:
+        columns = _columns(header, f"{where}, line {number + first}")
+    begin = first + headed
+    rows = enumerate(csv.reader(lines[begin:]), number + begin)
+    items = tuple(_item(columns, cells, f"{where}, line {line}") for line, cells in rows if cells)
+    return CsvWorkload(items, columns, ranks, headed)
 
 
 def _columns(line: str, where: str) -> tuple[str, ...]:
@@ -162,12 +179,14 @@ def workload_csv(workload: CsvWorkload) -> str:
     """Return a workload as AICB writes it, in the columns that it was read with."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    if workload.ranks is not None:
-        out.write(f"{workload.ranks}\n")
-    writer.writerow(workload.columns)
-    for item in workload.items:
-        cells = dict(zip(COLUMNS, _cells(item), strict=True))
-        writer.writerow([cells[name] for name in workload.columns])
+    for section in (workload, *workload.others):
+        if section.ranks is not None:
+            out.write(f"{section.ranks}\n")
+        if section.headed:
+            writer.writerow(section.columns)
+        for item in section.items:
+            cells = dict(zip(COLUMNS, _cells(item), strict=True))
+            writer.writerow([cells[name] for name in section.columns])
     return out.getvalue()
 
 

@@ -58,6 +58,19 @@ def test_logs_of_physical_runs_and_old_columns() -> None:
     assert parse_workload_csv(commas, "x").items[0].size == Gemm(((4, 1, 5), (5, 3)))
 
 
+def test_sections_of_other_ranks() -> None:
+    whole = f"[rank0 ~ rank15]\n{HEAD}\n{LINE}\n[rank16 ~ rank31]\n{HEAD}\n{LINE}\n{LINE}\n"
+    workload = parse_workload_csv(whole, "x")
+    assert [(part.ranks, len(part.items)) for part in (workload, *workload.others)] == [
+        ("[rank0 ~ rank15]", 1), ("[rank16 ~ rank31]", 2),
+    ]  # fmt: skip
+    assert workload_csv(workload) == whole
+    bare = f"{HEAD}\n{LINE}\n[rank16 ~ rank31]\n{LINE}\n"
+    assert workload_csv(parse_workload_csv(bare, "x")) == bare
+    with pytest.raises(InputError, match="x, line 5: comm_type is 'CommType.sum'"):
+        parse_workload_csv(bare + LINE.replace("all_reduce", "sum"), "x")
+
+
 @pytest.mark.parametrize(("text", "message"), [
     ("", "x, line 1: has no column comm_type; a Workload CSV starts with comm_type,comm_group"),
     (HEAD.replace("stage", "stages"), "x, line 1: has no column stage;"),
