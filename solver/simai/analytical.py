@@ -192,8 +192,10 @@ def _pp_us(size: int, chunks: int, overlap: float) -> int:
             "-pp_o is 0, by which SimAI-Analytical divides (its ratio stands where a bandwidth should); give 0.01 or more"
         )
     ratio = np.float32(overlap)
-    whole = int(2 * chunks * (size / _GIB / float(ratio) * 1e9) / 1000.0)
-    return int(np.float32(whole) * (np.float32(1) - ratio))
+    whole = 2 * chunks * (size / _GIB / float(ratio) * 1e9) / 1000.0 if ratio else np.inf
+    if whole >= 1 << 63:
+        raise InputError(f"-pp_o {overlap:g} makes sends longer than SimAI's integers hold; give 0.01 or more")
+    return int(np.float32(int(whole)) * (np.float32(1) - ratio))
 
 
 def _computed_again(header: Header, rows: int) -> range:

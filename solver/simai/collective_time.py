@@ -162,4 +162,7 @@ def collective_ns(machine: Machine, sizes: Sizes, collective: Collective, group:
     if rate == 0:  # one GPU: infinity times (n - 1), which is zero
         return _NOT_A_NUMBER_NS
     factor = 2 if collective is Collective.ALL_REDUCE else 1
-    return int(size / _GIB / rate * 1e9 * factor * (ranks - 1) / ranks)
+    ns = size / _GIB / rate * 1e9 * factor * (ranks - 1) / ranks
+    if ns >= _NOT_A_NUMBER_NS:
+        raise InputError(f"{size} bytes at {rate:g} GB/s take longer than SimAI's integers hold; are -nv and -nic in GB/s?")
+    return int(ns)

@@ -34,7 +34,7 @@ COLUMNS = (
 #: Columns without which a file is no workload; old logs lack the size of the group, others what was not measured.
 _NEEDED = ("comm_type", "comm_group", "msg_size", "stage")
 #: A GEMM of two operands as AICB prints it, without commas: ((tokens batch k) (k n)).
-_SHAPES = re.compile(r"\(((?:\([\d ]*\) ?)+)\)")
+_SHAPES = re.compile(r"\(((?:\((?:\d{1,15} ?)+\) ?)+)\)")
 
 WHAT = "an AICB Workload CSV"
 _MOST_BYTES = 1 << 29
@@ -113,7 +113,10 @@ def _section(lines: Sequence[str], number: int, where: str, columns: tuple[str, 
         columns = _columns(header, f"{where}, line {number + first}")
     begin = first + headed
     rows = enumerate(csv.reader(lines[begin:]), number + begin)
-    items = tuple(_item(columns, cells, f"{where}, line {line}") for line, cells in rows if cells)
+    try:
+        items = tuple(_item(columns, cells, f"{where}, line {line}") for line, cells in rows if cells)
+    except csv.Error as error:
+        raise InputError(f"{where}: is no CSV after line {number + begin - 1} ({error}); it must be {WHAT}") from None
     return CsvWorkload(items, columns, ranks, headed)
 
 

@@ -7,6 +7,7 @@ Source of the format: SimAI's Workload.cc (Apache-2.0), as read, and files that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,7 @@ WHAT = "a SIMAI_workload text"
 _MOST_BYTES = 1 << 29
 _COLUMNS = 12
 _MOST_SIZE = 1 << 63  #: above it SimAI's unsigned integers are no bytes or nanoseconds
+_MOST_IN_HEADER = 1 << 31  #: at which std::stoi, with which SimAI reads the first line, throws
 
 
 class Collective(Enum):
@@ -114,7 +116,7 @@ class Header:
     def value(self, key: str) -> int | None:
         """Return the (first) number of a key, or None where the line has no such key; ``pp_comm`` also without its colon."""
         found = next((e for e in self.entries if e.key == key or (key == PP_COMM and e.key == "pp_comm")), None)
-        return None if found is None else int(float(found.values[0]))
+        return None if found is None else _whole(found.values[0])
 
     def size(self, key: str) -> int:
         """Return a number of ranks or chunks; 1 where the line (as those of old files) has no such key or states 0."""
@@ -194,10 +196,10 @@ def _entries(tokens: list[str], where: str) -> Iterator[Entry]:
         if name not in KEYS:  # SimAI skips what it does not know
             yield Entry(key, tuple(values))
             continue
-        number = _number(values[0], where, key, least=1 if name in (TP, EP, PP) else 0)
+        number = _number(values[0], where, key, least=1 if name in (TP, EP, PP) else 0, most=_MOST_IN_HEADER)
         if name in _LISTS:
             values += [tokens.pop(0) for _ in range(min(number, len(tokens)))]
-            if len(values) != number + 1 or not all(value.isdecimal() for value in values[1:]):
+            if len(values) != number + 1 or not all(re.fullmatch(r"\d{1,9}", value) for value in values[1:]):
                 raise InputError(f"{where}: {key} announces {number} rows; as many numbers of rows must follow it")
         yield Entry(key, tuple(values))
 
@@ -207,7 +209,7 @@ def _row(cells: Sequence[str], where: str, customized: bool) -> Row:
     if len(cells) != wanted:
         raise InputError(f"{where}: has {len(cells)} columns; a row has {wanted}, from a name to a process time")
     dependency = cells[1]
-    if not dependency.lstrip("-").isdecimal():
+    if not re.fullmatch(r"-?\d{1,18}", dependency):
         raise InputError(f"{where}: column 2 is {shown(dependency)}; it must be a whole number, -1 by custom")
     forward, input_grad, weight_grad = (_pass(cells, at, where) for at in (2, 5, 8))
     process_time = _number(cells[11], where, "column 12 (process time)")
@@ -229,15 +231,22 @@ def _word(word: str, where: str, column: int) -> str:
     return word
 
 
-def _number(text: str, where: str, what: str, least: int = 0) -> int:
+def _whole(text: str) -> int:
+    """Return a number that is known to be whole, or 0 for None."""
+    return 0 if text == "None" else int(text) if text.isdecimal() else int(float(text))
+
+
+def _number(text: str, where: str, what: str, least: int = 0, most: int = _MOST_SIZE) -> int:
     """Return a whole number that may be written as a float or, for sizes that AICB forgets, as None (0)."""
     try:
         value = 0.0 if text == "None" else int(text) if text.isdecimal() else float(text)
-        if value == int(value) and least <= value < _MOST_SIZE:
+        if value == int(value) and least <= value < most:
             return int(value)
     except (ValueError, OverflowError):
         pass
-    raise InputError(f"{where}: {what} is {shown(text)}; it must be a whole number, {least} or more")
+    raise InputError(
+        f"{where}: {what} is {shown(text)}; it must be a whole number, {least} or more, below 2^{most.bit_length() - 1}"
+    )
 
 
 def workload_text(workload: TextWorkload) -> str:
