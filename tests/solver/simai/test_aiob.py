@@ -51,7 +51,7 @@ def test_raw_samples_above_three_times_the_fastest_are_left_out() -> None:
     assert parse_kernel_times(listed, "x") == KernelTimes((Kernel("Emb", 5, 5, 5.0),), "train_iter:1")
     finished = kernel_times_text(parse_kernel_times(RAW, "x"))
     assert parse_kernel_times(finished, "x").kernels == parse_kernel_times(RAW, "x").kernels
-    served = "inference_term:decode\nEmb:\n    time_gpu_max: 2\n    time_gpu_min: 1\n    time_gpu_avg: 1.5\n"
+    served = "inference_term:decode\n\nEmb:\n    time_gpu_max: 2\n    time_gpu_min: 1\n    time_gpu_avg: 1.5\n"
     assert parse_kernel_times(served, "x").first == "inference_term:decode"
 
 

@@ -62,6 +62,8 @@ def test_sends_between_stages_are_divided_by_the_overlap_ratio_in_place_of_a_ban
     assert analytical_step(workload, MACHINE, overlaps=Overlaps(pp=0.25)).parts["PP"] == 72e6
     with pytest.raises(InputError, match="-pp_o is 0, by which SimAI-Analytical divides"):
         analytical_step(workload, MACHINE, overlaps=Overlaps(pp=0.0))
+    with pytest.raises(InputError, match="-pp_o 1e-30 makes sends longer than SimAI's integers hold; give 0.01 or more"):
+        analytical_step(workload, MACHINE, overlaps=Overlaps(pp=1e-30))
 
 
 def test_overlap_is_that_of_the_forward_group_also_for_the_input_gradient() -> None:

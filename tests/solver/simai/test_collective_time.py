@@ -129,6 +129,11 @@ def test_over_one_gpu_the_original_converts_what_is_no_number() -> None:
     assert collective_ns(MACHINE, Sizes(1, 1, 1, 8), AR, Group.TP, 1, GIB) == 1 << 63
 
 
+def test_times_that_no_integer_of_the_original_holds_are_refused() -> None:
+    with pytest.raises(InputError, match="1073741824 bytes at 1e-12 GB/s take longer than SimAI's integers hold; are -nv and"):
+        collective_ns(Machine(8, 8, 1e-12, 1), Sizes(8, 1, 1, 8), AR, Group.TP, 8, GIB)
+
+
 def test_types_name_bandwidths() -> None:
     assert [nvlink_of(name) for name in ("A100", "a800", "H100", "h20", "H800")] == [240, 160, 370.8, 370.8, 164.8]
     assert [nic_of(name) for name in ("cx6", "CX7", "bf3")] == [23.5, 48.5, 48.5]

@@ -151,6 +151,9 @@ def test_options_of_an_export_that_cannot_be_used(tmp_path: Path, capsys: pytest
     assert "w.json: the file must end in .txt (SIMAI_workload) or .csv (AICB Workload)" in refused(
         capsys, "--export", tmp_path / "w.json", *config
     )
+    batch = ["--global_batch_size", "4000000", "--round_batch"]
+    assert command.main(["--export", str(tmp_path / "w.txt"), *config, *batch]) == 0
+    assert capsys.readouterr().err.startswith("note: global batch rounded from 4,000,000 to 3,932,160 tokens")
     assert "--stage is 1; the layout has stages 0 to 0" in refused(
         capsys, "--export", tmp_path / "w.txt", *config, "--stage", "1"
     )

@@ -25,7 +25,8 @@ from solver.step.time import PARTS
 def priced(model: str, framework: str = "megatron-core", **layout: int | str) -> tuple[Strategy, Solutions]:
     config = load_run_config(find_model(model))
     world = int(layout.get("world_size", 16))
-    problem = load_problem(config, world, framework=framework, profile="h100_sxm")
+    constants = {name: layout.pop(name) for name in [*layout] if name.startswith("moe_")}
+    problem = load_problem(config, world, framework=framework, profile="h100_sxm", **constants)
     strategy = configured_strategy(problem, config).replace(**{"zero": 0, "zero_shard_size": 1, **layout})
     return strategy, estimate(problem, [strategy])
 
@@ -109,6 +110,14 @@ def test_data_parallel_messages_are_of_the_parameters_of_a_rank() -> None:
     assert {item.group_size for item in gathered} == {8}
 
 
+def test_waiting_for_the_host_is_compute() -> None:
+    text, table, solutions = exported("qwen3_0_6b", dp=16)  # layers so small that the host launches them no faster
+    predicted, rows = times(solutions), compute_seconds(text, table)
+    expected = predicted["compute"] + predicted["optimizer"]
+    assert rows == (pytest.approx(expected, rel=1e-2), pytest.approx(expected, rel=1e-2))
+    assert any(piece.name == "launches" for work in stage_work(solutions, 0).works for piece in work.forward)
+
+
 def test_experts_are_exchanged_in_both_directions_and_their_copies_have_their_own_group() -> None:
     layout = {"ep": 8, "dp": 16, "zero": 1, "zero_shard_size": 16, "num_micro_batches": 2}
     text, table, _ = exported("mixtral_8x7b", **layout)
@@ -123,6 +132,20 @@ def test_experts_are_exchanged_in_both_directions_and_their_copies_have_their_ow
     assert {item.group_size for item in table.items if item.group == "ep_dp_group"} == {2}
     gemms = [item for item in table.items if item.stage == "forward.experts.expert.w13"]
     assert len(gemms) == 64 and gemms[0].size == Gemm(((8192, 1, 4096), (4096, 28672)))
+
+
+def test_grouped_gemms_and_dispatchers_of_their_own() -> None:
+    _, table, _ = exported("mixtral_8x7b", ep=4, dp=16, num_micro_batches=1)
+    shapes = {item.stage: item.size for item in table.items if item.stage.endswith("experts.w13")}
+    assert shapes["forward.experts.experts.w13"] == Gemm(((2, 4096, 4096), (2, 4096, 28672)))  # two experts, half of the rows
+    exchanged = [
+        exported("mixtral_8x7b", ep=4, dp=16, num_micro_batches=1, **kernels)[0]
+        for kernels in ({}, {"moe_dispatcher": "deepep"})
+    ]
+    sizes = [sent(text, "forward", Collective.ALL_TO_ALL, Group.EP) for text in exchanged]
+    assert sizes[0] == sizes[1]  # DeepEP's kernels are written as the all-to-all that they replace
+    weights = [item.size for item in table.items if item.stage == "backward.experts.experts.w13"]
+    assert weights[:2] == [Gemm(((2, 4096, 28672), (2, 28672, 4096))), Gemm(((2, 28672, 4096), (2, 4096, 4096)))]
 
 
 def test_recomputed_layers_run_forward_again_with_their_messages() -> None:

@@ -67,7 +67,7 @@ PIECES = st.sampled_from(NUMBERS) | st.sampled_from(WORDS) | st.text(max_size=6)
 @pytest.mark.parametrize(
     ("start", "read"), [(TEXT, read_text), (TABLE, read_table), (RAW, read_times)], ids=["text", "csv", "aiob"]
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_changed_files(start: str, read: Callable[[str], None], data: st.DataObject) -> None:
     text = start

@@ -84,6 +84,7 @@ def test_sections_of_other_ranks() -> None:
     (f"{HEAD}\n{LINE.replace('1024', '-4')}", "x, line 2: msg_size is '-4'; it must be a number that is not negative, or None"),
     (f"{HEAD}\n{LINE.replace('1024', '((4 4)')}", "x, line 2: msg_size is '((4 4)'; it must be"),
     (f"{HEAD}\n{LINE.replace('1024', 'nan')}", "x, line 2: msg_size is 'nan'; it must be"),
+    (f"{HEAD}\n{LINE}\n{'x' * 200_000}", "x: is no CSV after line 1 (field larger than field limit (131072));"),
     ("Traceback (most recent call last):\n", "x: holds a Python traceback, not an AICB Workload CSV; the program that"),
 ])  # fmt: skip
 def test_wrong_files_are_refused_with_their_line(text: str, message: str) -> None:
