@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -14,20 +14,23 @@ from solver.api import configured_strategy, estimate, time_attention
 from solver.arguments import check_machine_arguments
 from solver.command_line import run, stated_batch
 from solver.inputs import load_inputs
-from solver.simai.aiob import read_kernel_times
+from solver.simai.aiob import read_kernel_times, write_kernel_times
 from solver.simai.aiob_fill import fill_csv, fill_csv_as_aicb, fill_text, fill_text_as_aicb
 from solver.simai.analytical import StepTime, analytical_step
 from solver.simai.analytical_csv import write_analytical_csv
 from solver.simai.export_csv import csv_workload
 from solver.simai.export_text import text_workload
-from solver.simai.options import check_removed, default_prefix, machine_of, overlaps_of, parser
+from solver.simai.export_times import kernel_times
+from solver.simai.given import check_output, default_prefix, machine_of, mode_of, overlaps_of
+from solver.simai.options import parser
 from solver.simai.pricing import show_prices
-from solver.simai.stage_work import notes_of, stage_work
-from solver.simai.step_work import step_work
+from solver.simai.stage_work import StageWork, notes_of, stage_work
+from solver.simai.step_work import StepWork, step_work
 from solver.simai.workload_csv import read_workload_csv, write_workload_csv
 from solver.simai.workload_text import TextWorkload, read_workload_text, write_workload_text
+from solver.spec.strategy import Strategy
 
-_TEXT, _CSV = ".txt", ".csv"
+_TEXT, _CSV, _AIOB = ".txt", ".csv", ".aiob"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,16 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
 
     def command(console: Console) -> None:
-        check_removed(args)
+        mode = mode_of(args)
         check_machine_arguments(args)
-        if args.analytical is not None:
-            analytical(args, console)
-        elif args.price:
-            show_prices(args, console)
-        elif args.export:
-            export(args, console)
-        else:
-            fill(args, console)
+        _MODES[mode](args, console)
 
     return run(command)
 
@@ -62,6 +58,7 @@ def analytical(args: argparse.Namespace, console: Console) -> None:
     step = analytical_step(workload, machine, args.gpus, overlaps_of(args))
     prefix = default_prefix(args, path, machine)
     output = args.output or (args.result_folder or Path("results")) / f"{prefix}EndToEnd.csv"
+    check_output(output, path)
     for text in analytical_notes(args, workload, step):
         _note(text)
     write_analytical_csv(output, step, prefix.rsplit("/")[-1])
@@ -96,23 +93,18 @@ def analytical_notes(args: argparse.Namespace, workload: TextWorkload, step: Ste
 def export(args: argparse.Namespace, console: Console) -> None:
     """Write the layout that the config states as a workload with predicted times."""
     kind = args.export.suffix.lower()
-    if kind not in (_TEXT, _CSV):
-        raise InputError(f"--export {args.export}: the file must end in .txt (SIMAI_workload) or .csv (AICB Workload)")
+    if kind not in (_TEXT, _CSV, _AIOB):
+        formats = ".txt (SIMAI_workload), .csv (AICB Workload) or .aiob (kernel times)"
+        raise InputError(f"--export {args.export}: the file must end in {formats}")
     inputs = load_inputs(args)
+    check_output(args.export, inputs.config.source)
     batch, rounded = stated_batch(args, inputs.problem, inputs.config)
     strategies = [configured_strategy(inputs.problem, inputs.config, batch)]
     problem, _ = time_attention(inputs.problem, inputs.profile, strategies, timing=False, folder=inputs.times)
     solutions = estimate(problem, strategies)
     layout = solutions.layouts.strategy(0, problem.run)
     stage, step = stage_work(solutions, 0, args.stage), step_work(solutions, 0)
-    if kind == _TEXT:
-        text = text_workload(layout, stage, step)
-        write_workload_text(args.export, text)
-        lines = len(text.rows)
-    else:
-        table = csv_workload(layout, stage, step)
-        write_workload_csv(args.export, table)
-        lines = len(table.items)
+    lines = _write(args.export, kind, layout, stage, step)
     for note in (*notes_of(layout), *filter(None, [rounded])):
         _note(note)
     what = f"stage {stage.stage} of {layout.pp}" if layout.pp > 1 else "the step"
@@ -121,12 +113,28 @@ def export(args: argparse.Namespace, console: Console) -> None:
     console.print(f"wrote {args.export}", markup=False)
 
 
+def _write(path: Path, kind: str, layout: Strategy, stage: StageWork, step: StepWork) -> int:
+    """Write a stage in the format of the file's name; return the number of its rows."""
+    if kind == _TEXT:
+        text = text_workload(layout, stage, step)
+        write_workload_text(path, text)
+        return len(text.rows)
+    if kind == _CSV:
+        table = csv_workload(layout, stage, step)
+        write_workload_csv(path, table)
+        return len(table.items)
+    times = kernel_times(stage, step)
+    write_kernel_times(path, times)
+    return len(times.kernels)
+
+
 def fill(args: argparse.Namespace, console: Console) -> None:
     """Write a workload with compute columns from a kernel-time file."""
     if args.kernel_times is None or args.output is None:
         raise InputError("--fill needs --kernel_times FILE, the times, and -o OUT, the file to write")
     if args.recompute_activations and not args.as_aicb:
         raise InputError("--recompute_activations belongs to --as_aicb; our times are of what the kernels' names say")
+    check_output(args.output, args.fill, args.kernel_times)
     times, again = read_kernel_times(args.kernel_times), args.recompute_activations
     if args.fill.suffix.lower() == _CSV:
         table = read_workload_csv(args.fill)
@@ -135,3 +143,8 @@ def fill(args: argparse.Namespace, console: Console) -> None:
         text = read_workload_text(args.fill)
         write_workload_text(args.output, fill_text_as_aicb(text, times, again) if args.as_aicb else fill_text(text, times))
     console.print(f"wrote {args.output}", markup=False)
+
+
+_MODES: dict[str, Callable[[argparse.Namespace, Console], None]] = {
+    "analytical": analytical, "price": show_prices, "export": export, "fill": fill,
+}  # fmt: skip

@@ -103,7 +103,7 @@ def _items(pieces: Iterable[Piece], way: str, sizes: dict[str, int]) -> list[Ite
         stage = f"{way}.{piece.module}.{piece.name}".replace(" ", "_")
         if piece.is_message:
             kind = _KINDS.get(piece.kind, piece.kind)
-            items.append(Item(kind, _GROUPS[piece.group], round(piece.size), stage, sizes[piece.group]))
+            items += [Item(kind, _GROUPS[piece.group], size, stage, sizes[piece.group]) for size in piece.sizes]
             continue
         waiting += piece.ns
         if piece.shapes:

@@ -23,6 +23,7 @@ _WORDS = {
     "broadcast": "ALLGATHER",  # each rank in turn, its share: as much as an all-gather of the whole
 }  # fmt: skip
 _SUFFIX = {"tp": "", "dp": "", "ep": "_EP", "ep_dp": "_DP_EP", "all": "", "embedding": ""}
+_NOTHING = Pass()
 _EXPERTS = ("experts", "expert_exchange", "router")
 
 
@@ -49,9 +50,9 @@ def _step_rows(step: StepWork) -> Iterator[Row]:
         ("moe_grad_norm1", step.gathered, experts), ("moe_grad_norm2", step.reduced, experts),
         ("gradient_norm", step.other, {"all"}),
     ):  # fmt: skip
-        for kind in dict.fromkeys(piece.kind for piece in messages if piece.group in groups):
-            chosen = [piece for piece in messages if piece.group in groups and piece.kind == kind]
-            yield _row(name, weight_grad=_message(replace(chosen[0], size=sum(piece.size for piece in chosen))))
+        for piece in messages:
+            for size in piece.sizes if piece.group in groups else ():
+                yield _row(name, weight_grad=_message(replace(piece, size=size)))
     if step.update:
         yield _row("grad_param_compute", input_grad=Pass(round(sum(piece.ns for piece in step.update))))
 
@@ -121,5 +122,5 @@ def _message(piece: Piece | None, ns: float = 0.0) -> Pass:
     return Pass(round(ns), f"{_WORDS[piece.kind]}{_SUFFIX[piece.group]}", round(piece.size))
 
 
-def _row(name: str, forward: Pass = Pass(), input_grad: Pass = Pass(), weight_grad: Pass = Pass()) -> Row:  # noqa: B008 frozen
+def _row(name: str, forward: Pass = _NOTHING, input_grad: Pass = _NOTHING, weight_grad: Pass = _NOTHING) -> Row:
     return Row(name, forward, input_grad, weight_grad)

@@ -33,7 +33,8 @@ class Piece:
     """One kernel or message.
 
     kind: COMPUTE, or the collective's. ns: nanoseconds of all its runs. group: of a message: tp, ep, dp, ep_dp (copies of
-    experts), embedding, or all. size: its bytes, of the whole buffer. shapes: operands of each GEMM that a kernel is.
+    experts), embedding, or all. size: its bytes, of the whole buffer; runs: the messages in which they are sent, one after the
+    other. shapes: operands of each GEMM that a kernel is.
     """
 
     name: str
@@ -43,11 +44,18 @@ class Piece:
     ns: float
     group: str = ""
     size: float = 0.0
+    runs: int = 1
     shapes: tuple[tuple[Shape, Shape], ...] = ()
 
     @property
     def is_message(self) -> bool:
         return self.kind != COMPUTE
+
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of each message; they add up to all of them."""
+        each, rest = divmod(round(self.size), self.runs)
+        return [each + (number < rest) for number in range(self.runs)]
 
 
 def piece_of(op: Op, key: int, seconds: float, keys: int, group: str = "") -> Piece:
@@ -67,7 +75,7 @@ def piece_of(op: Op, key: int, seconds: float, keys: int, group: str = "") -> Pi
     if op.kind in (DISPATCH, COMBINE):  # DeepEP's kernels, as the exchange that they replace
         return replace(base, kind="all2all", group="ep", size=at("tokens") * at("top_k") * at("row_bytes") * count)
     group = group or ("tp" if op.name.endswith(".etp") else op.stream)
-    return replace(base, kind=op.kind, group=group, size=at("bytes") * count)
+    return replace(base, kind=op.kind, group=group, size=at("bytes") * count, runs=max(round(count), 1))
 
 
 def _shapes(op: Op, dims: dict[str, int], count: int) -> tuple[tuple[Shape, Shape], ...]:

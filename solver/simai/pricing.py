@@ -15,7 +15,7 @@ from solver.api import CACHE
 from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.simai.analytical import sizes_of
 from solver.simai.collective_time import NVLINK_OF, Machine, Sizes
-from solver.simai.options import machine_of, overlaps_of
+from solver.simai.given import machine_of, overlaps_of
 from solver.simai.price import Prices, prices
 from solver.simai.workload_text import read_workload_text
 from solver.spec.cluster import Cluster, cluster_of
@@ -24,8 +24,6 @@ from solver.spec.model import ModelSpec
 from solver.spec.model_size import mlp_biases, mlp_linears, parameters
 
 _GIB = float(1 << 30)
-#: Options of a layout, which the workload states itself.
-_OF_A_LAYOUT = ("world_size", "global_batch_size", "seq_len", "framework", "set", "memory_limit_gib", "stage")
 
 
 def show_prices(args: argparse.Namespace, console: Console) -> None:
@@ -33,9 +31,6 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
 
     ``--config`` or ``--model_size`` names the model of the workload: then its parameters are counted too.
     """
-    for name in _OF_A_LAYOUT:
-        if getattr(args, name) is not None:
-            raise InputError(f"--{name} says nothing to --price: the workload states its layout; leave it out")
     if args.vpp is not None and args.vpp < 1:
         raise InputError(f"--vpp is {args.vpp}; it must be at least 1")
     path = Path(args.price)

@@ -10,7 +10,8 @@ import pytest
 from simai_files import DATA, HEADER, analytical_cases, result_of, table_of, text_of
 
 from solver.simai import command
-from solver.simai.options import default_prefix, machine_of, parser
+from solver.simai.given import default_prefix, machine_of
+from solver.simai.options import parser
 from solver.simai.workload_csv import read_workload_csv
 from solver.simai.workload_text import read_workload_text
 
@@ -134,7 +135,7 @@ def test_machines_of_a_price(workload: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--world_size", "8"], "--world_size says nothing to --price: the workload states its layout; leave it out"),
+    (["--world_size", "8"], "--world_size says nothing to --price; leave it out"),
     (["--stage", "1"], "--stage says nothing to --price"),
     (["--vpp", "0"], "--vpp is 0; it must be at least 1"),
     (["--profile", "h1000"], "h1000"),
@@ -148,8 +149,12 @@ def test_options_of_a_price_that_cannot_be_used(
 
 def test_options_of_an_export_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = ["--config", "configs/7B_internlm2.py", "--world_size", "64"]
-    assert "w.json: the file must end in .txt (SIMAI_workload) or .csv (AICB Workload)" in refused(
+    assert "w.json: the file must end in .txt (SIMAI_workload), .csv (AICB Workload) or .aiob (kernel times)" in refused(
         capsys, "--export", tmp_path / "w.json", *config
+    )
+    experts = tmp_path / "w.aiob"
+    assert "the stage has layers of several kinds, and a kernel-time file holds one" in refused(
+        capsys, "--export", experts, "--config", "configs/simai/deepseek16b_ep16.json"
     )
     batch = ["--global_batch_size", "4000000", "--round_batch"]
     assert command.main(["--export", str(tmp_path / "w.txt"), *config, *batch]) == 0
@@ -188,6 +193,36 @@ def test_options_of_filling_that_cannot_be_used(workload: Path, tmp_path: Path, 
     assert "no such file; it should be an aiob kernel-time file" in refused(
         capsys, "--fill", workload, "--kernel_times", tmp_path / "absent", "-o", tmp_path / "o.txt"
     )
+
+
+@pytest.mark.parametrize(("arguments", "option", "mode"), [
+    (["--analytical", "w.txt", *SERVER, "--profile", "h100_sxm"], "--profile", "analytical"),
+    (["--price", "w.txt", "-o", "x.csv"], "-o", "price"),
+    (["--price", "w.txt", "--approximate"], "--approximate", "price"),
+    (["--export", "w.txt", "-nv", "3"], "-nv", "export"),
+    (["--export", "w.txt", "--vpp", "3"], "--vpp", "export"),
+    (["--fill", "w.txt", "-r", "x"], "-r", "fill"),
+    (["--fill", "w.txt", "--as", "h200_sxm"], "--as", "fill"),
+])  # fmt: skip
+def test_options_of_other_modes_are_refused(
+    arguments: list[str], option: str, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused(capsys, *arguments) == f"{option} says nothing to --{mode}; leave it out"
+
+
+def test_what_is_read_is_not_overwritten(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = workload.read_text()
+    for arguments in (
+        ["--analytical", workload, *SERVER, "-o", workload],
+        ["--fill", workload, "--kernel_times", DATA / "aiob_Example.txt", "-o", workload],
+    ):
+        assert refused(capsys, *arguments).endswith("w.txt: is read too; write to another file")
+    assert workload.read_text() == before
+
+
+def test_an_option_given_twice_is_refused() -> None:
+    done = run("--analytical", "w.txt", "-g", "8", "-g", "16")
+    assert done.returncode == 2 and done.stderr.endswith("-g is given twice\n")
 
 
 def test_without_a_mode_the_usage_is_printed() -> None:

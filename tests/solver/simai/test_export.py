@@ -10,9 +10,11 @@ import pytest
 from profiler.errors import InputError
 from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import CONFIGS, find_model, load_run_config
+from solver.simai.aiob import compute_cache, kernel_times_text, parse_kernel_times
 from solver.simai.export_csv import csv_workload
 from solver.simai.export_text import text_workload
-from solver.simai.stage_work import notes_of, stage_work
+from solver.simai.export_times import kernel_times
+from solver.simai.stage_work import notes_of, split_blocks, stage_work
 from solver.simai.step_work import step_work
 from solver.simai.workload_csv import CsvWorkload, Gemm, parse_workload_csv, workload_csv
 from solver.simai.workload_text import PP_COMM, VPP, Collective, Group, TextWorkload, parse_workload_text, workload_text
@@ -104,10 +106,10 @@ def test_data_parallel_messages_are_of_the_parameters_of_a_rank() -> None:
     parameters = float(solutions.table.layer.parameters[0]) * 32
     parameters += float(solutions.table.embedding.parameters[0] + solutions.table.head.parameters[0])
     number, size = sent(text, "weight_grad", Collective.ALL_GATHER, Group.DP)
-    assert number == 1 and size == pytest.approx(2 * parameters, rel=1e-9)
+    assert size == pytest.approx(2 * parameters, rel=1e-9) and number == 84  # in buckets of 40 million (Megatron's)
     gathered = [item for item in table.items if item.kind == "all_gather" and item.group == "dp_group"]
     assert sum(int(item.size) for item in gathered if isinstance(item.size, int)) == size
-    assert {item.group_size for item in gathered} == {8}
+    assert {item.group_size for item in gathered} == {8} and len(gathered) == 84
 
 
 def test_waiting_for_the_host_is_compute() -> None:
@@ -126,7 +128,7 @@ def test_experts_are_exchanged_in_both_directions_and_their_copies_have_their_ow
         assert sent(text, part, Collective.ALL_TO_ALL, Group.EP) == (2 * 2 * 32, 2 * 2 * 32 * rows)
     expert = 3 * 4096 * 14336 * 32  # of each layer the one that the rank holds, with its gate
     number, size = sent(text, "weight_grad", Collective.ALL_GATHER, Group.DP_EP)
-    assert number == 1 and size == pytest.approx(2 * expert, rel=1e-9)
+    assert size == pytest.approx(2 * expert, rel=1e-9) and number == round(expert / 40e6)
     stages = Counter(item.stage for item in table.items if item.group == "ep_group")
     assert stages["forward.expert_exchange.dispatch"] == stages["backward.expert_exchange.dispatch"] == 2 * 32
     assert {item.group_size for item in table.items if item.group == "ep_dp_group"} == {2}
@@ -208,6 +210,22 @@ def test_zero3_gathers_each_layer_twice_and_scatters_its_gradients() -> None:
     assert names["embedding_gather_forward"] == 1 and "grad_gather" not in names
     stages = Counter((item.kind, item.stage.split(".")[0]) for item in table.items if item.group == "dp_group")
     assert stages == {("all_gather", "forward"): 33, ("all_gather", "backward"): 32, ("reduce_scatter", "backward"): 33}
+
+
+@pytest.mark.parametrize(("model", "layout"), [("llama2_7b", DENSE), ("mixtral_8x7b", {"ep": 8, "dp": 16})])
+def test_kernel_times_add_up_to_the_blocks_that_aicb_knows(model: str, layout: dict[str, int | str]) -> None:
+    _, solutions = priced(model, **layout)
+    stage, step = stage_work(solutions, 0), step_work(solutions, 0)
+    times = kernel_times(stage, step)
+    assert parse_kernel_times(kernel_times_text(times), "x") == times
+    attention, mlp = (sum(p.ns for p in block if not p.is_message) for block in split_blocks(stage.works[1].forward, False))
+    cache = compute_cache(times)
+    assert (cache["attention_forward"], cache["mlp_forward"]) == (pytest.approx(attention, abs=9), pytest.approx(mlp, abs=9))
+    ends = {name: sum(p.ns for work in stage.works if work.name == name for p in work.forward if not p.is_message)
+            for name in ("embedding", "head")}  # fmt: skip
+    assert cache["Emb"] == pytest.approx(ends["embedding"], abs=2)
+    assert cache["layernorm_post"] + cache["logit_time"] == pytest.approx(ends["head"], abs=2)
+    assert cache["grad_forward"] + cache["grad_backward"] == pytest.approx(sum(p.ns for p in step.update), abs=2)
 
 
 @pytest.mark.parametrize("layout", [

@@ -7,11 +7,15 @@ import pytest
 from simai_files import MACHINE, small, text_of
 
 from predictor.cost_model import CostModel
+from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import CONFIGS, load_run_config
 from solver.simai.analytical import Overlaps, analytical_step
 from solver.simai.collective_time import Sizes
+from solver.simai.export_text import text_workload
 from solver.simai.price import Prices, Term, chunks_of, collective_prices, prices
 from solver.simai.pricing import true_parameters
+from solver.simai.stage_work import stage_work
+from solver.simai.step_work import step_work
 from solver.simai.workload_text import Collective, Group, parse_workload_text
 from solver.spec.cluster import placement
 
@@ -111,6 +115,26 @@ def test_the_models_own_parameters_change_the_data_parallel_messages(h100_model:
     found = prices(small(row), MACHINE, h100_model, NODE, 16, true_parameters=(GIB / 2, 0.0))  # half of those stated
     change = us(h100_model, "reduce_scatter", 2 * GIB, 8, 2) - us(h100_model, "reduce_scatter", 4 * GIB, 8, 2)
     assert term(found, "parameters of the model").ours == pytest.approx(change) and change < 0
+
+
+def test_an_exported_layout_is_priced_as_it_was(h100_model: CostModel) -> None:
+    config = load_run_config(CONFIGS / "simai" / "mixtral8x7b_tp2_ep8_sp.json")
+    problem = load_problem(config, 128, profile="h100_sxm")
+    solutions = estimate(problem, [configured_strategy(problem, config)])
+    run = solutions.layouts.strategy(0, problem.run)
+    stage, step = stage_work(solutions, 0), step_work(solutions, 0)
+    found = prices(text_workload(run, stage, step), MACHINE, problem.cost, 8, 128)
+    layers = [piece for work in stage.works for piece in (*work.forward, *work.backward) if piece.is_message]
+    messages = [*layers * run.num_micro_batches, *step.reduced, *step.gathered]
+    expected = dict.fromkeys(("tp", "ep", "dp", "ep_dp"), 0.0)
+    for piece in messages:
+        if piece.size >= 1 << 20:
+            expected[piece.group] += piece.ns / 1e3
+    names = ("tensor-parallel messages", "expert-parallel exchange", "data-parallel messages", "expert copies' messages")
+    inside, exchange, copies, expert_copies = (term(found, name).ours for name in names)
+    assert inside == pytest.approx(expected["tp"], rel=1e-3) and exchange == pytest.approx(expected["ep"], rel=1e-3)
+    assert copies == pytest.approx(expected["dp"], rel=1e-2) and expert_copies == pytest.approx(expected["ep_dp"], rel=1e-2)
+    assert not [one for one in found.terms if one.name == "backward messages that are lost"]
 
 
 def test_parameters_of_a_rank() -> None:
