@@ -70,7 +70,8 @@ def _rows(work: Work) -> Iterator[Row]:
         for name, of_loss in (("final_column", False), ("cross_entropy", True)):
             ways = [[p for p in way if (p.module == "loss") == of_loss] for way in (work.forward, work.backward)]
             yield from _block((name,), *ways)
-    for name, again in reversed(tuple(zip(("attention", "mlp"), split_blocks(work.recompute, False), strict=True))):
+    blocks = zip(("attention", "mlp"), split_blocks(work.recompute, False), strict=True)
+    for name, again in reversed(list(blocks)) if work.name == "layer" else [("final", work.recompute)]:
         for segment in reversed(_segments(again)):
             yield _row(f"{name}_recompute", input_grad=_message(segment.message, segment.ns))
     for piece in work.gathered if work.name == "layer" else ():  # embedding and head stay whole

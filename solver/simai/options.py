@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     mode.add_argument("--price", metavar="WORKLOAD", help="price a SIMAI_workload on a profile")
     mode.add_argument(
-        "--export", type=Path, metavar="OUT", help="write a layout as SIMAI_workload (.txt) or AICB Workload (.csv)"
+        "--export", type=Path, metavar="OUT", help="write a layout: SIMAI_workload .txt, AICB Workload .csv, times .aiob"
     )
     mode.add_argument("--fill", type=Path, metavar="WORKLOAD", help="fill the compute columns of a .txt or .csv workload")
     p.add_argument("-o", "--output", type=Path, metavar="OUT", help="file to write")

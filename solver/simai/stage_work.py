@@ -83,30 +83,40 @@ def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> St
     stage = slowest_stage(solutions, index) if stage is None else stage
     if not 0 <= stage < pp:
         raise InputError(f"--stage is {stage}; the layout has stages 0 to {pp - 1}")
-    key = int(solutions.terms.key[int(solutions.layouts.row[index])])
-    level = Recompute[run.recompute.upper()]
-    left = int(recomputed_limit(solutions.problem, solutions.layouts)[index]) if level else 0
-    sizes, of_layer = chunks_of(solutions, index), solutions.problem.kinds.of_layer
-    starts, table = np.cumsum([0, *sizes]), solutions.table
+    row, terms, table = int(solutions.layouts.row[index]), solutions.terms, solutions.table
+    key, level = int(terms.key[row]), Recompute[run.recompute.upper()]
+    limit = int(recomputed_limit(solutions.problem, solutions.layouts)[index]) if level else 0
     sharded = sharded_messages(solutions, index)
-    layers = [_work(part, key, "layer", level, sharded.get(f"layer{kind}", ())) for kind, part in enumerate(table.layers)]
-    chunks = []
+    layers = []
+    for kind, part in enumerate(table.layers):
+        compute = float(terms.forward[kind, 0, row]), float(terms.backward[kind, 0, row])
+        layers.append(_work(part, key, "layer", level, sharded.get(f"layer{kind}", ()), compute))
+    root = sharded.get("root", ())
+    again = level if solutions.problem.framework.recomputation.includes_head and limit > 0 else Recompute.NONE
+    embedding, last = _work(table.embedding, key, "embedding", Recompute.NONE, root), pp * vpp - 1
+    head = _work(table.head, key, "head", again, () if last == 0 else root)
+    sizes, of_layer = chunks_of(solutions, index), solutions.problem.kinds.of_layer
+    starts, held, chunks = np.cumsum([0, *sizes]), 0, []
     for chunk in range(vpp):
         number = int(part_of(run.schedule, np.array(stage), np.array(chunk), pp))
-        root = sharded.get("root", ()) if number in (0, pp * vpp - 1) else ()
-        works = [_work(table.embedding, key, "embedding", Recompute.NONE, root)] if number == 0 else []
+        works = [embedding] if number == 0 else []
         for layer in range(int(starts[number]), int(starts[number + 1])):
             work = layers[int(of_layer[layer])]
-            works.append(work if left > 0 else replace(work, recompute=()))
-            left -= 1
-        if number == pp * vpp - 1:
-            again = level if solutions.problem.framework.recomputation.includes_head else Recompute.NONE
-            works.append(_work(table.head, key, "head", again, () if number == 0 else root))
-        chunks.append(tuple(works))
+            works.append(work if held < limit else replace(work, recompute=()))
+            held += 1
+        chunks.append((*works, head) if number == last else tuple(works))
     return StageWork(stage, tuple(chunks))
 
 
-def _work(part: Part, key: int, name: str, level: Recompute, sharded: tuple[Piece, ...]) -> Work:
+def _work(
+    part: Part,
+    key: int,
+    name: str,
+    level: Recompute,
+    sharded: tuple[Piece, ...],
+    compute: tuple[float, float] | None = None,
+) -> Work:
+    """Return the work of a part. compute: seconds of its two passes, waiting for the host included (default: the part's)."""
     seconds = part.estimates.seconds[:, key] * part.estimates.counts()[:, key]
     there = [i for i, op_seconds in enumerate(seconds) if op_seconds > 0]
     ops = [part.estimates.ops[i] for i in there]
@@ -115,22 +125,20 @@ def _work(part: Part, key: int, name: str, level: Recompute, sharded: tuple[Piec
     forward = [i for unit in units for i in unit if ops[i].phase == FORWARD]
     backward = [i for unit in reversed(units) for i in unit if ops[i].phase != FORWARD]
     again = tuple(pieces[i] for i in forward if level and level in ops[i].recomputed_by)
-    passes = [tuple(pieces[i] for i in way) for way in (forward, backward)]
-    waits = [
-        float(of_pass[0, key]) - sum(piece.ns for piece in way if not piece.is_message) / 1e9
-        for of_pass, way in zip((part.times.forward, part.times.backward), passes, strict=True)
-    ]  # fmt: skip
+    whole = compute or (float(part.times.forward[0, key]), float(part.times.backward[0, key]))
+    passes = [
+        _waiting(tuple(pieces[i] for i in way), of_pass, phase)
+        for way, of_pass, phase in zip((forward, backward), whole, (FORWARD, INPUT_GRAD), strict=True)
+    ]
     gathered = tuple(piece for piece in sharded if piece.kind == "all_gather")
     scattered = tuple(piece for piece in sharded if piece.kind != "all_gather")
-    forwards, backwards = _waiting(passes[0], waits[0], FORWARD), _waiting(passes[1], waits[1], INPUT_GRAD)
-    return Work(name, forwards, backwards, again, gathered, scattered)
+    return Work(name, passes[0], passes[1], again, gathered, scattered)
 
 
 def _waiting(pieces: tuple[Piece, ...], seconds: float, phase: str) -> tuple[Piece, ...]:
-    """Return the pieces, and the time in which the device waits for the host to launch them."""
-    if seconds * 1e9 < 1:
-        return pieces
-    return (*pieces, Piece("launches", "host", COMPUTE, phase, seconds * 1e9))
+    """Return the pieces of a pass, and what its ``seconds`` of compute are more: the device waits for the host's launches."""
+    waits = seconds * 1e9 - sum(piece.ns for piece in pieces if not piece.is_message)
+    return pieces if waits < 1 else (*pieces, Piece("launches", "host", COMPUTE, phase, waits))
 
 
 def _units(ops: Sequence[Op]) -> list[list[int]]:

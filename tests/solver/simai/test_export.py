@@ -120,6 +120,13 @@ def test_waiting_for_the_host_is_compute() -> None:
     assert any(piece.name == "launches" for work in stage_work(solutions, 0).works for piece in work.forward)
 
 
+def test_collectives_that_are_late_where_a_pipeline_spans_nodes_delay_compute() -> None:
+    text, table, solutions = exported("llama2_7b", framework="nanotron", tp=2, dp=2, pp=4, num_micro_batches=8)
+    predicted = times(solutions)
+    expected = predicted["compute"] + predicted["gradient_accumulation"] + predicted["optimizer"]
+    assert compute_seconds(text, table) == (pytest.approx(expected, rel=1e-2), pytest.approx(expected, rel=1e-2))
+
+
 def test_experts_are_exchanged_in_both_directions_and_their_copies_have_their_own_group() -> None:
     layout = {"ep": 8, "dp": 16, "zero": 1, "zero_shard_size": 16, "num_micro_batches": 2}
     text, table, _ = exported("mixtral_8x7b", **layout)
