@@ -170,6 +170,15 @@ def test_recomputed_layers_run_forward_again_with_their_messages() -> None:
     assert 0 < computing / 1e9 < times(solutions)["recompute"]
 
 
+def test_frameworks_that_recompute_the_head_have_a_row_for_it() -> None:
+    layout = {"framework": "aleph-alpha-scaling", "dp": 16, "recompute": "full"}
+    text, table, _ = exported("llama2_7b", **layout)
+    (row,) = (row for row in text.rows if row.name == "final_recompute")
+    forward = sum(one.forward.compute for one in text.rows if one.name in ("final_column", "cross_entropy1"))
+    assert 0 < row.input_grad.compute < forward  # the norm and the projection, not the loss
+    assert any(item.stage == "recompute.head.vocab" for item in table.items)
+
+
 def test_stages_hold_their_ends_and_chunks_and_send_to_their_neighbours() -> None:
     layout = {"pp": 4, "vpp": 2, "dp": 4, "num_micro_batches": 8}
     first, sends, _ = exported("llama2_7b", 0, **layout)
