@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from solver.simai.analytical import Overlaps, PassTime, RowTime, StepTime, analytical_step
-from solver.simai.collective_time import SMALL_NS, Machine, Sizes
+from solver.simai.collective_time import Machine, Sizes
 from solver.simai.workload_text import GA, PP_COMM, VPP, Collective, Group, TextWorkload
 from solver.spec.cluster import placement
 
@@ -186,14 +186,18 @@ def chunks_of(workload: TextWorkload) -> int:
 def _of_true_parameters(step: StepTime, seconds: Callable[[Collective, Group, int], float], true: tuple[float, float]) -> float:
     """Return the microseconds by which gradients and parameters of the model's own size change our data-parallel messages.
 
-    The stated number is that of the largest weight-gradient message over a group, 4 bytes a parameter.
+    The stated number is that of the one reduce-scatter over a group, 4 bytes a parameter, as AICB writes it; files with several
+    (buckets, as our exports have) are left as they are.
     """
     change = 0.0
     for group, parameters in zip((Group.DP, Group.DP_EP), true, strict=True):
-        rows = [time.weight_grad for time in step.rows if time.weight_grad.part.group(Group.DP) is group]
-        stated = max((part.size for part in rows if part.part.collective is Collective.REDUCE_SCATTER), default=0) / 4
-        for part in rows:
-            if stated and parameters and part.size > SMALL_NS[2]:
-                own = round(part.size * parameters / stated)
-                change += seconds(part.part.collective, group, own) - seconds(part.part.collective, group, part.size)
+        parts = [time.weight_grad for time in step.rows if time.weight_grad.part.group(Group.DP) is group]
+        scattered = [part.size for part in parts if part.part.collective is Collective.REDUCE_SCATTER and part.size]
+        if len(scattered) != 1 or not parameters:
+            continue
+        if group is Group.DP:
+            parts += [time.forward for time in step.rows if time.name == "grad_norm"]
+        for part in parts:
+            own = round(part.size * 4 * parameters / scattered[0])
+            change += seconds(part.part.collective, group, own) - seconds(part.part.collective, group, part.size)
     return change * 1e6

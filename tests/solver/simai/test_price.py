@@ -111,10 +111,13 @@ def test_aicb_writes_layers_where_chunks_belong() -> None:
 
 
 def test_the_models_own_parameters_change_the_data_parallel_messages(h100_model: CostModel) -> None:
-    row = f"grad_param_comm -1 0 NONE 0 0 NONE 0 0 REDUCESCATTER {4 * GIB} 100"
+    row = f"grad_norm -1 0 ALLGATHER {2 * GIB} 0 NONE 0 0 REDUCESCATTER {4 * GIB} 100"
     found = prices(small(row), MACHINE, h100_model, NODE, 16, true_parameters=(GIB / 2, 0.0))  # half of those stated
     change = us(h100_model, "reduce_scatter", 2 * GIB, 8, 2) - us(h100_model, "reduce_scatter", 4 * GIB, 8, 2)
+    change += us(h100_model, "all_gather", GIB, 8, 2) - us(h100_model, "all_gather", 2 * GIB, 8, 2)
     assert term(found, "parameters of the model").ours == pytest.approx(change) and change < 0
+    buckets = prices(small(row, row), MACHINE, h100_model, NODE, 16, true_parameters=(GIB / 2, 0.0))
+    assert "parameters of the model" not in {one.name for one in buckets.terms}
 
 
 def test_an_exported_layout_is_priced_as_it_was(h100_model: CostModel) -> None:
