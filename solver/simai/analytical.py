@@ -52,12 +52,13 @@ class Overlaps:
 
 @dataclass(frozen=True)
 class PassTime:
-    """One row in one direction. compute, exposed, comm: nanoseconds; size: bytes as priced; ranks: of the group."""
+    """One row in one direction. compute, exposed, comm: nanoseconds; size: bytes as priced; ranks: of its group."""
 
     compute: int
     exposed: int
     comm: int
     size: int
+    group: Group
     ranks: int
     part: Pass
 
@@ -115,9 +116,13 @@ def analytical_step(
         )
     sizes = sizes_of(header, gpus)
     again = _computed_again(header, len(workload.rows))
-    rows = [_row_time(row, header.policy, machine, sizes, overlaps, 2 if i in again else 1)
-            for i, row in enumerate(workload.rows)]  # fmt: skip
-    parts = _exposed_by_group(workload.rows, rows)
+    rows, known = list[RowTime](), dict[tuple[Row, int], RowTime]()
+    for number, row in enumerate(workload.rows):
+        priced = row, 2 if number in again else 1
+        if priced not in known:  # rows repeat for every layer of every micro batch
+            known[priced] = _row_time(row, header.policy, machine, sizes, overlaps, priced[1])
+        rows.append(known[priced])
+    parts = _exposed_by_group(rows)
     exposed = sum(_us(t.exposed) for row in rows for t in (row.forward, row.weight_grad, row.input_grad))
     parts["compute"] = sum(_us(t.compute) for row in rows for t in (row.forward, row.weight_grad, row.input_grad))
     chunks = header.size(GA) * header.size(VPP)
@@ -139,7 +144,7 @@ def _row_time(row: Row, policy: str, machine: Machine, sizes: Sizes, overlaps: O
     def priced(part: Pass, group: Group, ranks: int, overlap: float, runs: int = 1, size: int | None = None) -> PassTime:
         size = part.size if size is None else size
         comm = collective_ns(machine, sizes, part.collective, group, ranks, size)
-        return PassTime(part.compute * runs, _times(comm, overlap), comm, size, ranks, part)
+        return PassTime(part.compute * runs, _times(comm, overlap), comm, size, group, ranks, part)
 
     def inside(group: Group) -> int:
         return sizes.ep if group is Group.EP else sizes.tp
@@ -162,14 +167,12 @@ def _us(ns: int) -> float:
     return ns / 1000.0
 
 
-def _exposed_by_group(rows: Sequence[Row], times: Sequence[RowTime]) -> dict[str, float]:
+def _exposed_by_group(rows: Sequence[RowTime]) -> dict[str, float]:
     """Return the exposed microseconds of each group; both passes of a row count for the group of its forward pass."""
     parts = dict.fromkeys(("DP", "DP_EP", "TP", "EP"), 0.0)
-    for row, time in zip(rows, times, strict=True):
-        copies = "DP_EP" if row.weight_grad.group(Group.DP) is Group.DP_EP else "DP"
-        parts[copies] += _us(time.weight_grad.exposed)
-        inside = "EP" if row.forward.group(Group.TP) is Group.EP else "TP"
-        parts[inside] += _us(time.forward.exposed + time.input_grad.exposed)
+    for row in rows:
+        parts["DP_EP" if row.weight_grad.group is Group.DP_EP else "DP"] += _us(row.weight_grad.exposed)
+        parts["EP" if row.forward.group is Group.EP else "TP"] += _us(row.forward.exposed + row.input_grad.exposed)
     return parts
 
 

@@ -29,7 +29,9 @@ def analytical_csv(step: StepTime, prefix: str) -> str:
     values = [step.parts[name] for name in PARTS] + [step.exposed]
     cells = [f"{_fixed(value, 0)} ({_fixed(value / step.total * 100 if step.total else math.nan, 2)}%)" for value in values]
     summary = ", ".join([prefix, *cells, _fixed(step.total, 0)])
-    return "\n".join([_SUMMARY, summary, _HEADER, *(",".join(_line(row)) for row in step.rows), ""])
+    distinct = {id(row): row for row in step.rows}  # rows repeat for every layer of every micro batch
+    lines = {number: ",".join(_line(row)) for number, row in distinct.items()}
+    return "\n".join([_SUMMARY, summary, _HEADER, *(lines[id(row)] for row in step.rows), ""])
 
 
 def _line(row: RowTime) -> Iterator[str]:

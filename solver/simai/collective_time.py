@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -143,6 +144,7 @@ def bandwidth_ratio(
     return 1.0
 
 
+@lru_cache(maxsize=4096)
 def collective_ns(machine: Machine, sizes: Sizes, collective: Collective, group: Group, ranks: int, size: int) -> int:
     """Return the nanoseconds of a collective on a whole buffer of ``size`` bytes over a group of ``ranks``.
 

@@ -135,14 +135,13 @@ _Part = tuple[str, float, float, str]  #: key of the term, SimAI's and our micro
 
 def _row_terms(time: RowTime, seconds: Callable[[Collective, Group, int], float], overlaps: Overlaps) -> list[_Part]:
     found: list[_Part] = []
-    forward_group = time.forward.part.group(Group.TP)
-    beside = overlaps.ep if forward_group is Group.EP else overlaps.tp
-    for way, part, default, hidden in (
-        ("forward", time.forward, Group.TP, beside), ("input_grad", time.input_grad, Group.TP, beside),
-        ("weight_grad", time.weight_grad, Group.DP, overlaps.dp),
+    beside = overlaps.ep if time.forward.group is Group.EP else overlaps.tp
+    for way, part, hidden in (
+        ("forward", time.forward, beside), ("input_grad", time.input_grad, beside),
+        ("weight_grad", time.weight_grad, overlaps.dp),
     ):  # fmt: skip
         found.append(("compute", part.compute / 1e3, part.compute / 1e3, way))
-        collective, group = part.part.collective, part.part.group(default)
+        collective, group = part.part.collective, part.group
         key = _key(time.name, way, part, collective, group)
         if key == "grad_norm":
             group, hidden = Group.DP, overlaps.dp
@@ -150,7 +149,7 @@ def _row_terms(time: RowTime, seconds: Callable[[Collective, Group, int], float]
         found.append((key, part.exposed / 1e3, mine * (1 - hidden), way))
     there, back = time.forward.part, time.input_grad.part
     if time.name in _MIRRORING and there.collective in _MIRRORED and (back.collective is Collective.NONE or back.size == 0):
-        lost = seconds(_MIRRORED[there.collective], there.group(Group.TP), there.size) * 1e6
+        lost = seconds(_MIRRORED[there.collective], time.forward.group, there.size) * 1e6
         found.append(("lost", 0.0, lost * (1 - beside), "input_grad"))
     return found
 
@@ -191,7 +190,7 @@ def _of_true_parameters(step: StepTime, seconds: Callable[[Collective, Group, in
     """
     change = 0.0
     for group, parameters in zip((Group.DP, Group.DP_EP), true, strict=True):
-        parts = [time.weight_grad for time in step.rows if time.weight_grad.part.group(Group.DP) is group]
+        parts = [time.weight_grad for time in step.rows if time.weight_grad.group is group]
         scattered = [part.size for part in parts if part.part.collective is Collective.REDUCE_SCATTER and part.size]
         if len(scattered) != 1 or not parameters:
             continue

@@ -158,11 +158,15 @@ def parse_workload_text(text: str, where: str) -> TextWorkload:
         raise InputError(f"{where}: holds a Python traceback, not {WHAT}; the program that should have written it failed")
     header = _header(lines[0].split() if lines else [], f"{where}, line 1")
     count = _number((lines[1:2] or [""])[0].strip(), f"{where}, line 2", "the number of rows")
-    filled = [(number, line.split()) for number, line in enumerate(lines[2:], 3) if line.strip()]
+    filled = [(number, line) for number, line in enumerate(lines[2:], 3) if line.strip()]
     if len(filled) != count:
         raise InputError(f"{where}, line 2: states {count} rows, but {len(filled)} follow; they must agree")
-    customized = header.policy == CUSTOMIZED
-    return TextWorkload(header, tuple(_row(cells, f"{where}, line {number}", customized) for number, cells in filled))
+    customized, rows, known = header.policy == CUSTOMIZED, list[Row](), dict[str, Row]()
+    for number, line in filled:
+        if line not in known:  # rows repeat for every layer of every micro batch
+            known[line] = _row(line.split(), f"{where}, line {number}", customized)
+        rows.append(known[line])
+    return TextWorkload(header, tuple(rows))
 
 
 def _header(tokens: Sequence[str], where: str) -> Header:
