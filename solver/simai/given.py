@@ -28,7 +28,7 @@ _MACHINE = ("pre_profiling_data_path", "profile", "as_device", "cluster")
 #: Options that say something to each mode.
 _OF_MODE = {
     "analytical": {*_SERVERS, "workload", "result", "result_folder", "visual", "language", "output"},
-    "price": {*_SERVERS, *_MODEL, *_MACHINE, "vpp"},
+    "price": {*_SERVERS, *_MODEL, *_MACHINE, "vpp", "ep"},
     "export": {*_MODEL, *_MACHINE, "stage", "global_batch_size", "round_batch", "seq_len", "framework", "set",
                "memory_limit_gib", "approximate", "world_size"},
     "fill": {"kernel_times", "as_aicb", "recompute_activations", "output"},
@@ -46,6 +46,12 @@ def mode_of(args: argparse.Namespace) -> str:
     for name in sorted(given - _OF_MODE[mode]):
         raise InputError(f"{_spelt(name)} says nothing to --{mode}; leave it out")
     return mode
+
+
+def check_table_options(args: argparse.Namespace) -> None:
+    """Raise InputError for options of ``--price`` that say nothing to a CSV, which has no analytical step."""
+    for name in sorted(args.given & {*_SERVERS, *_MODEL, "vpp"}):
+        raise InputError(f"{_spelt(name)} says nothing to the price of a .csv; leave it out")
 
 
 def _spelt(name: str) -> str:

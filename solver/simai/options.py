@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     mode.add_argument(
         "--analytical", nargs="?", const="", metavar="WORKLOAD", help="price a SIMAI_workload as SimAI-Analytical does"
     )
-    mode.add_argument("--price", metavar="WORKLOAD", help="price a SIMAI_workload on a profile")
+    mode.add_argument("--price", metavar="WORKLOAD", help="price a SIMAI_workload or a Workload .csv on a profile")
     mode.add_argument(
         "--export", type=Path, metavar="OUT", help="write a layout: SIMAI_workload .txt, AICB Workload .csv, times .aiob"
     )
@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     other = p.add_argument_group("of --export and --price")
     other.add_argument("--stage", type=int, help="pipeline stage to export, from 0 (default: the slowest)")
     other.add_argument("--vpp", type=int, help="chunks of each stage (default: the file's vpp, where it is not AICB's layers)")
+    other.add_argument("--ep", type=int, help="ranks that share the experts, for a .csv, in which AICB does not state them")
     add_machine_arguments(p)
     add_world_size_argument(p)
     return p

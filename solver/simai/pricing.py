@@ -15,8 +15,10 @@ from solver.api import CACHE
 from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.simai.analytical import sizes_of
 from solver.simai.collective_time import NVLINK_OF, Machine, Sizes
-from solver.simai.given import machine_of, overlaps_of
+from solver.simai.given import check_table_options, machine_of, overlaps_of
 from solver.simai.price import Prices, prices
+from solver.simai.price_csv import group_sizes, table_prices
+from solver.simai.workload_csv import COMPUTATION, read_workload_csv
 from solver.simai.workload_text import read_workload_text
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.layer_kinds import layer_kinds
@@ -31,9 +33,15 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
 
     ``--config`` or ``--model_size`` names the model of the workload: then its parameters are counted too.
     """
-    if args.vpp is not None and args.vpp < 1:
-        raise InputError(f"--vpp is {args.vpp}; it must be at least 1")
+    for name in ("vpp", "ep"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise InputError(f"--{name} is {getattr(args, name)}; it must be at least 1")
     path = Path(args.price)
+    if path.suffix.lower() == ".csv":
+        _show_lines(args, path, console)
+        return
+    if args.ep is not None:
+        raise InputError("--ep says nothing to a SIMAI_workload, whose first line states it; leave it out")
     workload = read_workload_text(path)
     sizes = sizes_of(workload.header, args.gpus)
     cost, cluster, said = _machine(args, sizes.gpus)
@@ -52,6 +60,30 @@ def show_prices(args: argparse.Namespace, console: Console) -> None:
             "The file's parameters count as stated (AICB counts the embedding four times and no gate); --config or "
             "--model_size names the model, and its own are priced.", markup=False, style="dim",
         )  # fmt: skip
+
+
+def _show_lines(args: argparse.Namespace, path: Path, console: Console) -> None:
+    """Print the price of a CSV: by group and kind, without SimAI-Analytical, which reads no such file."""
+    check_table_options(args)
+    workload = read_workload_csv(path)
+    sizes = group_sizes(workload, args.ep)
+    world = sizes.tp * sizes.dp * sizes.pp
+    cost, cluster, said = _machine(args, world)
+    lines = table_prices(workload, cost, cluster.gpus_per_domain, args.ep)
+    table = Table()
+    for name in ("group", "kind", "items", "GB", "us"):
+        table.add_column(name, justify="left" if name in ("group", "kind") else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(line.group, line.kind, f"{line.count:,.0f}", f"{line.size / 1e9:,.3f}", f"{line.seconds * 1e6:,.0f}")
+    table.add_section()
+    table.add_row("step", "", "", "", f"{sum(line.seconds for line in lines) * 1e6:,.0f}")
+    console.print(f"{path.name} on {world} GPUs, tp {sizes.tp}, dp {sizes.dp}, pp {sizes.pp}, {said}", markup=False)
+    console.print(table)
+    untimed = sum(item.kind == COMPUTATION and not item.elapsed for item in workload.items)
+    if untimed:
+        console.print(f"{untimed:,} computations have no time; --fill gives them one", markup=False, style="dim")
+    if workload.others:
+        console.print(f"of the first section; {len(workload.others)} more are of other ranks", markup=False, style="dim")
 
 
 def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, str]:
