@@ -31,6 +31,7 @@ LEVELS = (
     ("solver.sweep",),
     (
         "solver.simumax",
+        "solver.simai",
         "solver.sweeping",
         "solver.planning",
         "solver.comparing",

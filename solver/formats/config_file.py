@@ -134,10 +134,11 @@ def _json_layout(layout: Mapping[str, Any], path: Path) -> dict[str, Any]:
         # compare names of types: a bool is an int in Python, but "tp": true is a mistake
         if known[key] in _KINDS and type(value).__name__ != known[key]:
             raise InputError(f"{path}: layout key {key} is {value!r}; it must be {_KINDS[known[key]]}")
-    ranks = math.prod(max(values.get(key, 1), 1) for key in ("tp", "cp", "pp"))
+    tp, cp, pp, ep, etp = (max(values.get(key, 1), 1) for key in ("tp", "cp", "pp", "ep", "etp"))
+    dp = ep * etp // math.gcd(ep * etp, tp * cp)
     shard = max(values.get("zero_shard_size", 1), 1)  # -1 means all ranks
     try:  # check with the smallest world_size that this layout can have
-        Strategy(**{"seq_len": 1, **values, "world_size": ranks, "dp": 1, "zero_shard_size": shard})
+        Strategy(**{"seq_len": 1, **values, "world_size": tp * cp * pp * dp, "dp": dp, "zero_shard_size": shard})
     except InputError as error:
         raise InputError(f"{path}: layout key {error}") from None
     if batch is not None:

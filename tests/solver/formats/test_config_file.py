@@ -372,6 +372,11 @@ def test_a_model_with_its_layout(load):
     assert load({"model": BARE}, "tiny.json").name == "tiny"
 
 
+def test_a_layout_may_have_more_expert_than_tensor_ranks(load):
+    layout = {"tp": 2, "etp": 2, "ep": 8, "dp": 64}
+    assert load({"model": "mixtral_8x7b", "layout": layout}, "run.json").layout == layout
+
+
 @pytest.mark.parametrize(("plain", "message"), [
     ({"model": BARE, "layout": {"tpp": 2}}, "unknown layout key 'tpp' (did you mean 'tp'?); known keys are account_for"),
     ({"model": BARE, "layout": {"tp": True}}, "layout key tp is True; it must be a whole number"),

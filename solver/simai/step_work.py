@@ -1,0 +1,100 @@
+"""What a priced layout does once per step, or per layer under ZeRO-3: gradients, parameters, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.layers.program import EXPERTS, Op
+from solver.simai.pieces import Piece, piece_of
+from solver.step.solutions import Solutions
+from solver.step.step_ops import parameter_groups
+from solver.step.terms import estimate_send_recv, estimate_synchronisation
+
+_OF_COPIES = {False: "dp", True: "ep_dp"}
+#: Ops once per step whose messages are of other groups than data parallelism.
+_GROUPS = {"gradient_norm": "all", "tied_embedding": "embedding"}
+_FIRST = "gradients.reduce_scatter"  #: the first op of each group of parameters
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """reduced: messages of gradients. gathered: those of new parameters. other: the gradient norm, tied embeddings. update:
+    kernels that add up gradients and update parameters. send: bytes of one activation that a rank sends to the next stage."""
+
+    reduced: tuple[Piece, ...]
+    gathered: tuple[Piece, ...]
+    other: tuple[Piece, ...]
+    update: tuple[Piece, ...]
+    send: int
+
+
+def step_work(solutions: Solutions, index: int) -> StepWork:
+    """Return what layout ``index`` does once per step. ZeRO-2's gradients are reduced in every micro batch."""
+    zero, problem = int(solutions.layouts.zero[index]), solutions.problem
+    split = solutions.layouts.take(np.array([index])).splits
+    m = int(split.num_micro_batches[0])
+    whole = zero == 0 or (zero == 1 and problem.framework.data_parallel.grad_collective == "all_reduce")
+    reducing = "" if zero == 3 else "gradients.all_reduce" if whole else "gradients.reduce_scatter"
+    gathering = "parameters.all_gather" if zero in (1, 2) else ""
+    updating = {"optimizer.whole" if zero == 0 else "optimizer.shard", "gradient_buffer", "weight_casts"}
+    found = dict[str, list[Piece]]()
+    for name, piece in _pieces(solutions, index):
+        runs = m if zero == 2 and name == reducing else m - 1 if name == "accumulation" else 1
+        kind = (
+            "reduced" if name == reducing else "gathered" if name == gathering else "other" if name in _GROUPS
+            else "update" if name in updating or (name == "accumulation" and zero < 2) else ""
+        )  # fmt: skip
+        kind = kind if piece.is_message or kind in ("", "update") else "update"  # copies into and out of buckets
+        found.setdefault(kind, []).extend([piece] * runs)
+    reduced, gathered, other, update = (tuple(found.get(kind, ())) for kind in ("reduced", "gathered", "other", "update"))
+    return StepWork(reduced, gathered, other, update, _send_bytes(solutions, index))
+
+
+def _send_bytes(solutions: Solutions, index: int) -> int:
+    split = solutions.layouts.take(np.array([index])).splits
+    if int(split.pp[0]) == 1:
+        return 0
+    ops = estimate_send_recv(solutions.problem, split).ops
+    return int(next(np.asarray(op.dims["bytes"])[0] for op in ops if op.kind == "p2p"))
+
+
+def sharded_messages(solutions: Solutions, index: int) -> Mapping[str, tuple[Piece, ...]]:
+    """Return ZeRO-3's messages of a layer of each kind (layer0, ...) and of embedding and head (root); nothing otherwise."""
+    if int(solutions.layouts.zero[index]) != 3:
+        return {}
+    found = dict[str, list[Piece]]()
+    for name, piece in _pieces(solutions, index):
+        owner = name.split(".")[0]
+        if piece.is_message and (owner == "root" or owner.startswith("layer")):
+            found.setdefault(owner, []).append(piece)
+    return {owner: tuple(pieces) for owner, pieces in found.items()}
+
+
+def _pieces(solutions: Solutions, index: int) -> Iterator[tuple[str, Piece]]:
+    """Yield (name, piece) of every op that some ZeRO stage runs once per step, with the group that holds its parameters."""
+    row = int(solutions.layouts.row[index])
+    split, key = solutions.layouts.splits.take(np.array([row])), solutions.terms.key[[row]]
+    estimates = estimate_synchronisation(solutions.problem, solutions.table, key, split)
+    groups = list(parameter_groups(solutions.problem, solutions.table, key, split))
+    seconds, number, owners = (estimates.seconds * estimates.counts())[:, 0], -1, set[str]()
+    for op, op_seconds in zip(estimates.ops, seconds, strict=True):
+        number += op.name == _FIRST and op.kind == "reduce_scatter"
+        experts = groups[min(max(number, 0), len(groups) - 1)] == EXPERTS
+        if op.name.startswith(("layer", "root")):
+            experts = _second_of_its_kind(op, owners)
+        group = _GROUPS.get(op.name) or _OF_COPIES[experts]
+        if op_seconds > 0:
+            yield op.name, piece_of(op, 0, float(op_seconds), 1, group)
+
+
+def _second_of_its_kind(op: Op, seen: set[str]) -> bool:
+    """Return whether a layer's messages are those of its experts, which follow those of its other parameters."""
+    owner = op.name.split(".")[0]
+    if op.name.endswith("all_gather") and op.kind != "memory_bound":
+        if owner in seen:
+            seen.add(f"{owner} experts")
+        seen.add(owner)
+    return f"{owner} experts" in seen

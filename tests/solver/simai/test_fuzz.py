@@ -1,0 +1,101 @@
+"""Whatever is read, a file of SimAI or AICB is understood or refused in one sentence, never with a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simai_files import DATA, HEADER, MACHINE, table_of, text_of
+
+from profiler.errors import InputError
+from solver.simai.aiob import compute_cache, parse_kernel_times
+from solver.simai.aiob_fill import fill_csv, fill_csv_as_aicb, fill_text, fill_text_as_aicb
+from solver.simai.analytical import Overlaps, analytical_step
+from solver.simai.analytical_csv import analytical_csv
+from solver.simai.workload_csv import parse_workload_csv, workload_csv
+from solver.simai.workload_text import parse_workload_text, workload_text
+
+TIMES = parse_kernel_times((DATA / "aiob_Example.txt").read_text(), "aiob")
+TEXT = "\n".join([*text_of("mixtral8x7b_tp2_ep8_ws128_gbs128_seq2048_sp_aiobExample").splitlines()[:14], ""]).replace(
+    "\n465\n", "\n12\n"
+)
+TABLE = "\n".join(table_of("gpt13b_tp4_pp1_ws4_gbs2_seq4096_comp").splitlines()[:16])
+RAW = 'train_iter:2\n{"Emb": [{"time_gpu": 3}, {"time_gpu": 40}], "param_time": [{"time_gpu": 7.5}]}'
+
+
+def read_text(text: str) -> None:
+    workload = parse_workload_text(text, "x")
+    assert parse_workload_text(workload_text(workload), "x").rows == workload.rows
+    fill_text(workload, TIMES), fill_text_as_aicb(workload, TIMES)
+    analytical_csv(analytical_step(workload, MACHINE, 64, Overlaps(tp=0.5, pp=0.5)), "x-")
+
+
+def read_table(text: str) -> None:
+    workload = parse_workload_csv(text, "x")
+    assert parse_workload_csv(workload_csv(workload), "x") == workload
+    fill_csv(workload, TIMES), fill_csv_as_aicb(workload, TIMES)
+
+
+def read_times(text: str) -> None:
+    compute_cache(parse_kernel_times(text, "x"))
+
+
+NUMBERS = ["None", "-1", "--1", "1e400", "nan", "0", "0.5", "9" * 30, "9" * 5000, "((1 2) (3))", "\u0663"]
+WORDS = [
+    "pp_comm",
+    "ep:",
+    "checkpoints: 2",
+    "ALLREDUCE_EP",
+    "ALLTOALL",
+    "[",
+    "{",
+    "}",
+    "(",
+    ":",
+    '"',
+    "\0",
+    "\t",
+    "\n",
+    "\u2028",
+]
+PIECES = st.sampled_from(NUMBERS) | st.sampled_from(WORDS) | st.text(max_size=6)
+
+
+@pytest.mark.parametrize(
+    ("start", "read"), [(TEXT, read_text), (TABLE, read_table), (RAW, read_times)], ids=["text", "csv", "aiob"]
+)
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_changed_files(start: str, read: Callable[[str], None], data: st.DataObject) -> None:
+    text = start
+    for _ in range(data.draw(st.integers(1, 3))):
+        at, length = data.draw(st.integers(0, len(text))), data.draw(st.sampled_from([0, 1, 1, 4]))
+        text = text[:at] + data.draw(PIECES) + text[at + length :]
+    with suppress(InputError):
+        read(text)
+
+
+def test_the_starts_are_understood() -> None:
+    read_text(TEXT), read_table(TABLE), read_times(RAW)
+
+
+@pytest.mark.parametrize("text", [
+    f"{HEADER} 2 ga: None vpp: None all_gpus: 8\n1\na -1 1 NONE 0 1 NONE 0 1 NONE 0 1",
+    f"{HEADER} 2 all_gpus: 8 mode: None x: ?\n0",
+])  # fmt: skip
+def test_none_counts_as_nothing(text: str) -> None:
+    read_text(text)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (f"{HEADER} 2 ga: 2147483648\n0", "ga: is '2147483648'; it must be a whole number, 0 or more, below 2^31"),
+    (f"{HEADER} 2\n1\na --1 1 NONE 0 1 NONE 0 1 NONE 0 1", "column 2 is '--1'; it must be a whole number, -1 by custom"),
+    (f"{HEADER} 2 checkpoints: 1 {'9' * 30}\n0", "checkpoints: announces 1 rows; as many numbers of rows must follow it"),
+])  # fmt: skip
+def test_numbers_that_no_program_holds(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_workload_text(text, "x")
+    assert message in str(error.value)
