@@ -45,14 +45,29 @@ def choices(router: Router, pattern: Pattern) -> Choices:
     inner = (links.source >= gpus) & (links.target >= gpus)
     load = _load(router, links.target[first], way[lane], first, links.rate)
     into = np.bincount(links.target[~links.nvlink], weights=links.rate[~links.nvlink], minlength=router.topology.nodes)
-    pairs = np.unique(np.stack([links.target[first], way[lane], target[outer][lane]]), axis=1)
-    if pairs.shape[1] < _MOST:
+    pairs = distinct(links.target[first], way[lane], target[outer][lane])
+    if len(pairs[0]) < _MOST:
         load = np.minimum(load, _load(router, pairs[0], pairs[1], pairs[2], into))
     harmless = inner & (load <= links.rate * (1 + 1e-9))
     varies[outer] = _varying(router, harmless, source[outer], way)
-    if varies.any() and len(outer) < _MOST // 10:
+    planes = np.bincount(lane, minlength=len(outer)) > 1
+    if len(outer) < _MOST // 10 and not (varies[outer] & ~planes).any() and planes.any():
         alone[outer] = _alone(router, harmless, source[outer], target[outer], way) & varies[outer]
     return Choices(harmless, varies, alone)
+
+
+def distinct(*columns: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the different rows of columns of non-negative numbers, in order."""
+    sizes = [int(column.max(initial=0)) + 1 for column in columns]
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column, size in zip(columns, sizes, strict=True):
+        key = key * size + column
+    key = np.unique(key)
+    found = []
+    for size in reversed(sizes):
+        found.append(key % size)
+        key = key // size
+    return tuple(reversed(found))
 
 
 def _options(router: Router, node: np.ndarray, way: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -74,15 +89,14 @@ def _spread(router: Router, node: np.ndarray, way: np.ndarray, tag: np.ndarray) 
         row, link = _options(router, node, way)
         tags.append(tag[row])
         taken.append(link)
-        node, way, tag = np.unique(np.stack([router.links.target[link], way[row], tag[row]]), axis=1)
+        node, way, tag = distinct(router.links.target[link], way[row], tag[row])
     return np.concatenate(tags), np.concatenate(taken), np.concatenate(end_tags), np.concatenate(ends)
 
 
 def _load(router: Router, node: np.ndarray, way: np.ndarray, tag: np.ndarray, limit: np.ndarray) -> np.ndarray:
     """Return for every link the sum of ``limit`` over the different tags of the rows that may use it."""
-    node, way, tag = np.unique(np.stack([node, way, tag]), axis=1)
-    tags, taken, _, _ = _spread(router, node, way, tag)
-    pairs = np.unique(np.stack([tags, taken]), axis=1)
+    tags, taken, _, _ = _spread(router, *distinct(node, way, tag))
+    pairs = distinct(tags, taken)
     total: np.ndarray = np.bincount(pairs[1], weights=limit[pairs[0]], minlength=len(router.links.rate))
     return total
 
@@ -91,22 +105,23 @@ def _varying(router: Router, harmless: np.ndarray, source: np.ndarray, way: np.n
     """Return for rows (source GPU, way) whether different choices take different links that may be bottlenecks."""
     lane, first = _options(router, source, way)
     start = router.links.target[first]
-    keys, inverse = np.unique(np.stack([start, way[lane]]), axis=1, return_inverse=True)
-    tag = np.arange(keys.shape[1])
+    keys = distinct(start, way[lane])
+    tag = np.arange(len(keys[0]))
+    inverse = np.searchsorted(keys[0] * len(router.hops.count) + keys[1], start * len(router.hops.count) + way[lane])
     tags, taken, end_tags, ends = _spread(router, keys[0], keys[1], tag)
-    pairs = np.unique(np.stack([tags, taken]), axis=1)
+    pairs = distinct(tags, taken)
     several = np.bincount(tags, minlength=len(tag)) > _depth(router, keys)
     limits = np.bincount(pairs[0][~harmless[pairs[1]]], minlength=len(tag)) > 0
-    last = np.unique(np.stack([end_tags, ends]), axis=1)
+    last = distinct(end_tags, ends)
     key_varies = (several & limits) | (np.bincount(last[0], minlength=len(tag)) > 1)
     found = np.bincount(lane, minlength=len(source)) > 1
-    found[lane[key_varies[np.ravel(inverse)]]] = True
+    found[lane[key_varies[inverse]]] = True
     return found
 
 
-def _depth(router: Router, keys: np.ndarray) -> np.ndarray:
+def _depth(router: Router, keys: tuple[np.ndarray, ...]) -> np.ndarray:
     """Return the hops that any one route from (switch, way) takes before its last switch."""
-    node, depth = keys[0].copy(), np.zeros(keys.shape[1], dtype=np.int64)
+    node, depth = keys[0].copy(), np.zeros(len(keys[0]), dtype=np.int64)
     while (more := router.hops.count[keys[1], node] > 0).any():
         node[more] = router.links.target[router.hops.links[router.hops.first[keys[1][more], node[more]]]]
         depth += more
@@ -118,7 +133,7 @@ def _alone(router: Router, harmless: np.ndarray, source: np.ndarray, target: np.
     tags, taken, end_tags, ends = _spread(router, source, way, np.arange(len(source)))
     tags = np.concatenate([tags, end_tags])
     taken = np.concatenate([taken, router.link(ends, target[end_tags])])
-    pairs = np.unique(np.stack([tags, taken])[:, ~harmless[taken]], axis=1)
+    pairs = distinct(tags[~harmless[taken]], taken[~harmless[taken]])
     users = np.bincount(pairs[1], minlength=len(harmless))
     rate = router.links.rate[pairs[1]]
     low, high = np.full(len(source), np.inf), np.zeros(len(source))

@@ -33,4 +33,11 @@ def flow_hash(source: np.ndarray, target: np.ndarray, count: np.ndarray, node: n
     has its own seed, and ``seed`` draws another network of the same kind.
     """
     ports = (np.uint32(_FIRST_PORT) + count.astype(np.uint32)) | np.uint32(_TARGET_PORT << 16)
-    return murmur((source, target, ports), node.astype(np.uint32) ^ np.uint32((seed * 0x9E3779B1) % 2**32))
+    return murmur((_address(source), _address(target), ports), node.astype(np.uint32) ^ np.uint32((seed * 0x9E3779B1) % 2**32))
+
+
+def _address(node: np.ndarray) -> np.ndarray:
+    """Return IPv4 addresses of nodes: 11.0.0.1, 11.0.1.1, ... 11.0.255.1, 11.1.0.1 and so on."""
+    number = node.astype(np.uint32)
+    address: np.ndarray = np.uint32(0x0B000001) + (number // np.uint32(256) << np.uint32(16)) + (number % np.uint32(256) << np.uint32(8))
+    return address

@@ -42,6 +42,9 @@ class Plan:
 def make_bundles(rows: np.ndarray, rate: np.ndarray) -> tuple[Bundles, np.ndarray]:
     """Return the bundles of routes [flows, hops] (-1: no link) and the bundle of each row."""
     ordered = np.sort(rows, axis=1)
-    unique, inverse = np.unique(ordered, axis=0, return_inverse=True)
-    links = tuple(tuple(link for link in row if link >= 0) for row in unique.tolist())
-    return Bundles(links, tuple((1.0,) * len(row) for row in links), rate), np.ravel(inverse)
+    number = np.zeros(len(rows), dtype=np.int64)
+    for column in ordered.T:
+        number = np.unique(number * (len(rate) + 1) + column + 1, return_inverse=True)[1]
+    _, first = np.unique(number, return_index=True)
+    links = tuple(tuple(link for link in row if link >= 0) for row in ordered[first].tolist())
+    return Bundles(links, tuple((1.0,) * len(row) for row in links), rate), number

@@ -19,7 +19,7 @@ from profiler.errors import InputError
 
 #: Seconds between the decision to send and the first byte, of NCCL with GPU-driven RDMA in order of magnitude.
 LATENCY = 2e-6
-DRAWS = 3
+DRAWS = 5
 
 
 @dataclass(frozen=True)
