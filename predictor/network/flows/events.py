@@ -15,18 +15,22 @@ from predictor.network.flows.lanes import Plan
 from predictor.network.flows.max_min import fair_rates
 
 _TOGETHER = 1e-12  # seconds; events that are this close are one
+_SHARED = 4  # times the work of a flow that shares links with others
 
 
 @dataclass(frozen=True)
 class Ends:
-    """end: seconds when the last flow of each lane is received. most: flows of each bundle that were under way together."""
+    """received: seconds when each flow is received, lane by lane, step by step. most: flows of each bundle that were under way
+    together. work: rates that were set, those of flows
+    that share links counted several times."""
 
-    end: np.ndarray
+    received: np.ndarray
     most: np.ndarray
+    work: int
 
 
-def run(plan: Plan) -> Ends:
-    """Simulate ``plan`` from its first to its last event."""
+def run(plan: Plan, most_work: int | None = None) -> Ends | None:
+    """Simulate ``plan`` from its first to its last event; return None if that would need more than ``most_work`` new rates."""
     flows = _Flows(plan)
     traffic = _Traffic(plan)
     events: list[Any] = [(plan.start, flow) for flow in flows.first()]
@@ -48,7 +52,9 @@ def run(plan: Plan) -> Ends:
                     flows.done(flow, now, events)
                 touched[~what] = None
         traffic.share(touched, now, events)
-    return Ends(np.array(flows.end), np.array(traffic.most))
+        if most_work is not None and traffic.work > most_work:
+            return None
+    return Ends(np.array(flows.received), np.array(traffic.most), traffic.work)
 
 
 class _Flows:
@@ -64,7 +70,7 @@ class _Flows:
         self.size = pattern.size.tolist()
         self.tail = plan.tail.tolist()
         self.start = plan.start
-        self.end = [0.0] * len(pattern)
+        self.received = [0.0] * len(self.lane)
         self.limit = (np.cumsum(pattern.steps)).tolist()
         self.ready = [0.0] * len(self.lane)
         at_once = np.bincount(pattern.child[pattern.lag == 0], minlength=len(pattern)).tolist()
@@ -91,8 +97,7 @@ class _Flows:
         """Note that a flow has left its source, and add to ``events`` the start of those that waited for it alone."""
         lane = self.lane[flow]
         received = now + self.tail[lane]
-        if received > self.end[lane]:
-            self.end[lane] = received
+        self.received[flow] = received
         for shift, limit, sent in self.waiting[lane]:
             other = flow + shift
             if other < limit:
@@ -128,6 +133,7 @@ class _Traffic:
         self.rate = [0.0] * count
         self.version = [0] * count
         self.ends: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+        self.work = 0
 
     def add(self, bundle: int, flow: int, size: float, now: float) -> None:
         """Start a flow of ``size`` bytes."""
@@ -177,11 +183,13 @@ class _Traffic:
             if len(self.on[link]) > 1:
                 break
         else:
+            self.work += 1
             settled.add(bundle)
             self._schedule(bundle, self.alone[bundle] / self.flows[bundle], now, events)
             return
         sharing = self._connected(bundle)
         settled.update(sharing)
+        self.work += _SHARED * len(sharing)
         rates = fair_rates(sharing, self.flows, self.links, self.weights, self.capacity)
         for other, rate in zip(sharing, rates, strict=True):
             if other in touched or abs(rate - self.rate[other]) > 1e-9 * rate:

@@ -9,6 +9,7 @@ of lanes that it carries as weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -38,6 +39,11 @@ def merged(pattern: Pattern, rows: np.ndarray, rate: np.ndarray, start: float, t
     link_rate[link_color] = rate
     bundles = Bundles(tuple(k[0] for k in keys), tuple(k[1] for k in keys), link_rate)
     return Plan(_representatives(pattern, color, first), bundles, bundle, start, tail[first]), color
+
+
+def recolored(plan: Plan) -> Callable[[Pattern], Plan]:
+    """Return a function to the plan of the same lanes with fewer steps."""
+    return lambda pattern: replace(plan, pattern=pattern)
 
 
 def _representatives(pattern: Pattern, color: np.ndarray, first: np.ndarray) -> Pattern:

@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from predictor.network.flows.bottlenecks import choices
 from predictor.network.flows.collective import Collective, pattern
-from predictor.network.flows.events import Ends, run
+from predictor.network.flows.extent import MOST_WORK, Extent, run_within
 from predictor.network.flows.lanes import Plan, make_bundles
-from predictor.network.flows.merge import merged
+from predictor.network.flows.merge import merged, recolored
 from predictor.network.flows.pattern import Pattern, together
-from predictor.network.flows.routes import HEADER, PACKET, Router, router
+from predictor.network.flows.routes import PACKET, Router, router
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError
 
-#: Seconds between the decision to send and the first byte, of NCCL with GPU-driven RDMA in order of magnitude.
+#: Seconds from the decision to send to the first byte: the order of magnitude of a kernel that posts an RDMA write.
 LATENCY = 2e-6
 DRAWS = 5
 
 
 @dataclass(frozen=True)
 class FlowResult:
-    """seconds: median over draws of hashes of the time until all is received. spread: half the range of the draws [s], 0 where
-    hashes do not matter. groups: median for every group, those of the first collective first. flows: that were simulated as one
-    draw."""
+    """Times of groups in seconds, float64 [draws, groups], those of the first collective first; one draw where hashes do not
+    matter. flows: of one draw. share: part of them that was simulated, below 1 where that would take too long."""
 
-    seconds: float
-    spread: float
-    groups: tuple[float, ...]
+    times: np.ndarray
     flows: int
+    share: float
+
+    @property
+    def seconds(self) -> float:
+        """Median over draws of the time until all groups have ended."""
+        return float(np.median(self.times.max(axis=1)))
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of that time over draws."""
+        return float(self.times.max(axis=1).std())
+
+    @property
+    def group_seconds(self) -> float:
+        """Time of one group: the mean over groups, of which some have worse luck with hashes, and the median over draws."""
+        return float(np.median(self.times.mean(axis=1)))
+
+    @property
+    def group_spread(self) -> float:
+        """Standard deviation of the time of a group over groups and draws."""
+        return float(self.times.std())
 
 
 def simulate(
@@ -40,10 +58,11 @@ def simulate(
     """Return the time of one collective, or of several that start together.
 
     latency: seconds from the moment that a flow may start to its first byte. draws: how many networks that differ in their
-    hashes are simulated, where hashes matter, from ``seed`` on. Raises InputError for what the topology cannot carry.
+    hashes are simulated, where hashes matter, from ``seed`` on; fewer where one takes long. Raises InputError for what the
+    topology cannot carry.
     """
-    if not 0 <= latency < 1 or draws < 1:
-        raise InputError(f"latency {latency} s, {draws} draws; the latency must be below a second, and draws at least 1")
+    if not 0 <= latency < 1 or draws < 1 or seed < 0:
+        raise InputError(f"latency {latency} s, {draws} draws from seed {seed}; they must be 0 to 1 s, 1 or more, 0 or more")
     each = [what] if isinstance(what, Collective) else list(what)
     if not each:
         raise InputError("no collective to simulate; give at least one")
@@ -51,37 +70,27 @@ def simulate(
     first = np.cumsum([0, *(len(one.groups) for one in each)])
     whole = together(parts, [0] * len(parts))
     groups = np.concatenate([part.group + offset for part, offset in zip(parts, first, strict=False)])
-    ends = _ends(topology, whole, latency, range(seed, seed + draws))
-    of_groups = np.zeros((len(ends), int(first[-1])))
-    for row, end in zip(of_groups, ends, strict=True):
-        np.maximum.at(row, groups, end)
-    total = of_groups.max(axis=1)
-    return FlowResult(
-        float(np.median(total)), float(np.ptp(total) / 2), tuple(np.median(of_groups, axis=0).tolist()), whole.flows
-    )
+    found = _draw_all(topology, whole, groups, latency, seed, draws)
+    return FlowResult(np.array([one.groups for one in found]), whole.flows, min(one.share for one in found))
 
 
-def _ends(topology: Topology, whole: Pattern, latency: float, seeds: Sequence[int]) -> list[np.ndarray]:
-    """Return the end of every lane [s], for every draw, or once where hashes do not matter."""
+def _draw_all(topology: Topology, whole: Pattern, groups: np.ndarray, latency: float, seed: int, draws: int) -> list[Extent]:
+    """Return the outcome of every draw, or one where hashes do not matter."""
     way = router(topology, whole.target)
     free = choices(way, whole)
-    rows, tail = _fixed_routes(way, whole, seeds[0])
+    rows = way.routes(whole.source, whole.target, np.zeros(len(whole), dtype=np.int64), seed)
+    tail = tails(way, rows, whole.size)
     if not (free.varies & ~free.alone).any():
         plan, color = merged(whole, np.where(free.harmless[rows], -1, rows), way.links.rate, latency, tail)
-        ends = run(plan)
-        if not _met(plan, ends, free.alone, color):
-            return [ends.end[color]]
-    return [run(_hashed(way, whole, free.harmless, latency, seed)).end for seed in seeds]
-
-
-def _met(plan: Plan, ends: Ends, alone: np.ndarray, color: np.ndarray) -> bool:
-    """Return whether two flows of a lane that may take several links were under way together."""
-    return bool((ends.most[plan.bundle[np.unique(color[alone])]] > 1).any())
-
-
-def _fixed_routes(way: Router, whole: Pattern, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = way.routes(whole.source, whole.target, np.zeros(len(whole), dtype=np.int64), seed)
-    return rows, tails(way, rows, whole.size)
+        one = run_within(plan.pattern, recolored(plan), color, groups)
+        alone = plan.bundle[np.unique(color[free.alone])]
+        if not (len(one.most) and (one.most[alone] > 1).any()):  # no two flows of a lane that had the choice were under way together
+            return [one]
+    found: list[Extent] = []
+    while len(found) < draws and (not found or (len(found) + 1) * found[0].work < 2 * MOST_WORK):
+        make = _hashed(way, free.harmless, latency, tail, seed + len(found))
+        found.append(run_within(whole, make, np.arange(len(whole)), groups))
+    return found
 
 
 def tails(way: Router, rows: np.ndarray, size: np.ndarray) -> np.ndarray:
@@ -98,15 +107,16 @@ def tails(way: Router, rows: np.ndarray, size: np.ndarray) -> np.ndarray:
     return back
 
 
-def _hashed(way: Router, whole: Pattern, harmless: np.ndarray, latency: float, seed: int) -> Plan:
-    """Return the plan of one draw: every flow takes the route that its own hash chooses."""
-    lane = np.repeat(np.arange(len(whole)), whole.steps)
-    count = _earlier(whole, lane)
-    rows = way.routes(whole.source[lane], whole.target[lane], count, seed)
-    first = np.cumsum(whole.steps) - whole.steps
-    tail = tails(way, rows[first], whole.size)
-    bundles, bundle = make_bundles(np.where((rows >= 0) & ~harmless[rows], rows, -1), way.links.rate)
-    return Plan(whole, bundles, bundle, latency, tail)
+def _hashed(way: Router, harmless: np.ndarray, latency: float, tail: np.ndarray, seed: int) -> Callable[[Pattern], Plan]:
+    """Return a function to the plan of one draw: every flow takes the route that its own hash chooses."""
+
+    def make(whole: Pattern) -> Plan:
+        lane = np.repeat(np.arange(len(whole)), whole.steps)
+        rows = way.routes(whole.source[lane], whole.target[lane], _earlier(whole, lane), seed)
+        bundles, bundle = make_bundles(np.where((rows >= 0) & ~harmless[rows], rows, -1), way.links.rate)
+        return Plan(whole, bundles, bundle, latency, tail)
+
+    return make
 
 
 def _earlier(whole: Pattern, lane: np.ndarray) -> np.ndarray:
