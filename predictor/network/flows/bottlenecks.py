@@ -62,7 +62,8 @@ def distinct(*columns: np.ndarray) -> tuple[np.ndarray, ...]:
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column, size in zip(columns, sizes, strict=True):
         key = key * size + column
-    key = np.unique(key)
+    key.sort()  # faster than np.unique, which hashes
+    key = key[np.concatenate([[True], np.diff(key) != 0])] if len(key) else key
     found = []
     for size in reversed(sizes):
         found.append(key % size)

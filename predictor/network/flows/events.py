@@ -167,26 +167,26 @@ class _Traffic:
     def share(self, touched: dict[int, None], now: float, events: list[Any]) -> None:
         """Give new rates to the touched bundles and to all that share links with them, directly or through others."""
         settled: set[int] = set()
+        on = self.on
         for bundle in touched:
             if bundle in settled:
                 continue
-            if not self.flows[bundle]:
+            count = self.flows[bundle]
+            if not count:
                 for link in self.links[bundle]:
-                    for other in list(self.on[link]):
+                    for other in list(on[link]):
                         if other not in settled:
                             self._settle(other, touched, settled, now, events)
+                continue
+            for link in self.links[bundle]:
+                if len(on[link]) > 1:
+                    self._settle(bundle, touched, settled, now, events)
+                    break
             else:
-                self._settle(bundle, touched, settled, now, events)
+                self.work += 1
+                self._schedule(bundle, self.alone[bundle] / count, now, events)
 
     def _settle(self, bundle: int, touched: dict[int, None], settled: set[int], now: float, events: list[Any]) -> None:
-        for link in self.links[bundle]:
-            if len(self.on[link]) > 1:
-                break
-        else:
-            self.work += 1
-            settled.add(bundle)
-            self._schedule(bundle, self.alone[bundle] / self.flows[bundle], now, events)
-            return
         sharing = self._connected(bundle)
         settled.update(sharing)
         self.work += _SHARED * len(sharing)
@@ -214,5 +214,6 @@ class _Traffic:
         self.clock[bundle] = clock
         self.seen[bundle] = now
         self.rate[bundle] = rate
-        self.version[bundle] += 1
-        heappush(events, (now + (self.ends[bundle][0][0] - clock) / rate, ~bundle, self.version[bundle]))
+        version = self.version[bundle] + 1
+        self.version[bundle] = version
+        heappush(events, (now + (self.ends[bundle][0][0] - clock) / rate, ~bundle, version))

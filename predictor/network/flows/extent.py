@@ -16,9 +16,11 @@ from predictor.network.flows.lanes import Plan
 from predictor.network.flows.pattern import Pattern
 from profiler.errors import InputError
 
-#: Work that one simulation may take, as Ends counts it: about one second.
-MOST_WORK = 300_000
-_PROBE = 2  # steps that show how much work a step is
+#: Work that one simulation may take, as Ends counts it: about two seconds.
+MOST_WORK = 500_000
+_MOST_FLOWS = 150_000  # of a pattern that is simulated whole
+_PART_FLOWS = 60_000  # of the first steps of a larger one
+_LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,18 @@ def run_within(pattern: Pattern, make: Callable[[Pattern], Plan], lane: np.ndarr
     ``group`` is given. Raises InputError where even two steps are too much, unless there is only one: then all flows are under
     way at once, and the answer is the time that the busiest link needs, a lower bound.
     """
-    if pattern.flows < MOST_WORK // 2:
+    if pattern.flows <= _MOST_FLOWS:
         whole = run(make(pattern), MOST_WORK)
         if whole:
             return Extent(_ends(whole, pattern.steps, pattern.steps, lane, group), 1.0, whole.work, whole.most)
     steps = int(pattern.steps.max())
-    probe = run(make(_first_steps(pattern, _PROBE)), MOST_WORK) if steps > _PROBE else None
-    if probe is None:
-        return _busiest(make(pattern), lane, group)
-    count = int(_PROBE * MOST_WORK / max(probe.work, 1)) // 2 * 2
-    part = None
-    while part is None and count >= 2 * _PROBE:
-        part = run(make(_first_steps(pattern, count)), 2 * MOST_WORK)
-        count = count if part else count // 4 * 2
-    if part is None:
-        part, count = probe, _PROBE
-    return _continued(pattern, count, part, lane, group)
+    count = min(max(_PART_FLOWS // len(pattern) // 2 * 2, _LEAST_STEPS), (steps - 1) // 2 * 2)
+    while count >= 2 and count * len(pattern) <= _MOST_FLOWS:
+        part = run(make(_first_steps(pattern, count)), MOST_WORK)
+        if part:
+            return _continued(pattern, count, part, lane, group)
+        count = count // 4 * 2
+    return _busiest(make(pattern), lane, group)
 
 
 def _first_steps(pattern: Pattern, count: int) -> Pattern:

@@ -28,6 +28,9 @@ def fair_rates(
     """
     if len(bundles) > _MANY:
         return _fill_arrays(bundles, flows, links, weights, capacity)
+    if len(bundles) == 1:
+        alone = bundles[0]
+        return [min(capacity[link] / (flows[alone] * weight) for link, weight in zip(links[alone], weights[alone], strict=True))]
     load: dict[int, float] = {}
     users: dict[int, list[int]] = {}
     for index, bundle in enumerate(bundles):

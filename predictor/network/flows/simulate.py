@@ -19,7 +19,7 @@ from profiler.errors import InputError
 
 #: Seconds from the decision to send to the first byte: the order of magnitude of a kernel that posts an RDMA write.
 LATENCY = 2e-6
-DRAWS = 5
+DRAWS = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _draw_all(topology: Topology, whole: Pattern, groups: np.ndarray, latency: f
         if not (len(one.most) and (one.most[alone] > 1).any()):  # no two flows of a lane that had the choice were under way together
             return [one]
     found: list[Extent] = []
-    while len(found) < draws and (not found or (len(found) + 1) * found[0].work < 2 * MOST_WORK):
+    while len(found) < draws and (not found or (len(found) + 1) * found[0].work < (MOST_WORK if found[0].share == 1 else MOST_WORK / 2)):
         make = _hashed(way, free.harmless, latency, tail, seed + len(found))
         found.append(run_within(whole, make, np.arange(len(whole)), groups))
     return found
