@@ -79,7 +79,9 @@ def _options(router: Router, node: np.ndarray, way: np.ndarray) -> tuple[np.ndar
     return row, router.hops.links[router.hops.first[way, node][row] + place]
 
 
-def _spread(router: Router, node: np.ndarray, way: np.ndarray, tag: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _spread(
+    router: Router, node: np.ndarray, way: np.ndarray, tag: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Follow all choices from the rows; return (tag, link) of all links that may be taken, and (tag, last switch)."""
     tags, taken, end_tags, ends = [], [], [], []
     while len(node):

@@ -49,7 +49,9 @@ def collective(
         raise InputError(f"no collective is called {shown(op)}{closest(op, ALGORITHMS)}; they are {', '.join(ALGORITHMS)}")
     chosen = ALGORITHMS[op][0] if algorithm is None else algorithm
     if chosen not in ALGORITHMS[op]:
-        raise InputError(f"{op} has no algorithm {shown(chosen)}{closest(chosen, ALGORITHMS[op])}; it has {', '.join(ALGORITHMS[op])}")
+        raise InputError(
+            f"{op} has no algorithm {shown(chosen)}{closest(chosen, ALGORITHMS[op])}; it has {', '.join(ALGORITHMS[op])}"
+        )
     if not 0 < size < 1e18:
         raise InputError(f"{op} of {shown(size)} bytes; the size must be positive")
     if pxn and chosen != "ring":

@@ -82,7 +82,7 @@ def _busiest(plan: Plan, lane: np.ndarray, group: np.ndarray) -> Extent:
     pattern, bundles = plan.pattern, plan.bundles
     if len(pattern.parent) or int(pattern.steps.max()) > 1:
         raise InputError(
-            f"{len(pattern)} pairs of nodes share links in ways that differ too much to simulate; take fewer groups or GPUs, or a ring"
+            f"{len(pattern)} pairs of nodes share links in ways that differ too much to simulate; take fewer GPUs, or a ring"
         )
     count = [len(links) for links in bundles.links]
     link = np.array([one for links in bundles.links for one in links])

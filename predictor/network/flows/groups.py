@@ -1,7 +1,7 @@
 """Groups of ranks that communicate at once when all GPUs train one model, in Megatron's order: tensor, expert, data.
 
 Tensor ranks are neighbours. Expert groups take ranks of the same place in consecutive tensor groups and are carved out of data
-parallelism, so that world = tensor x data, data = expert x expert_data. Every function returns ranks as int64 [groups, members].
+parallelism, so that world = tensor x data, data = expert x expert_data. All functions return ranks as int64 [groups, members].
 """
 
 from __future__ import annotations

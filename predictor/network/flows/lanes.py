@@ -15,8 +15,10 @@ from predictor.network.flows.pattern import Pattern
 
 @dataclass(frozen=True)
 class Bundles:
-    """links: link numbers of each bundle. weights: how many flows like that of the bundle each link carries for one of it, above
-    1 where equal lanes are merged. rate: of every link [bytes/s]."""
+    """links: link numbers of each bundle. rate: of every link [bytes/s].
+
+    weights: how many flows like that of the bundle each link carries for one of it, above 1 where equal lanes are merged.
+    """
 
     links: tuple[tuple[int, ...], ...]
     weights: tuple[tuple[float, ...], ...]

@@ -1,7 +1,7 @@
 """Max-min fair rates of bundles of flows on links (progressive filling).
 
-All rates rise together until a link is full; the flows on it keep their rate and the others rise on. A flow then has a link that
-is full and on which no other flow is faster, and there is only one such set of rates.
+All rates rise together until a link is full; the flows on it keep their rate and the others rise on. A flow then has a link
+that is full and on which no other flow is faster, and there is only one such set of rates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def fair_rates(
         return _fill_arrays(bundles, flows, links, weights, capacity)
     if len(bundles) == 1:
         alone = bundles[0]
-        return [min(capacity[link] / (flows[alone] * weight) for link, weight in zip(links[alone], weights[alone], strict=True))]
+        return [
+            min(capacity[link] / (flows[alone] * weight) for link, weight in zip(links[alone], weights[alone], strict=True))
+        ]
     load: dict[int, float] = {}
     users: dict[int, list[int]] = {}
     for index, bundle in enumerate(bundles):
@@ -91,7 +93,7 @@ def _flat(parts: Iterable[Sequence[int]]) -> np.ndarray:
 def _rounds(
     rates: np.ndarray, row: np.ndarray, link: np.ndarray, use: np.ndarray, left: np.ndarray, first: np.ndarray
 ) -> np.ndarray:
-    """Fill ``rates``; row, link, use: one entry for every link of every bundle, by bundle, ``first`` being where each begins."""
+    """Fill ``rates``; row, link, use: an entry for every link of every bundle, by bundle, from ``first`` on."""
     free = np.ones(len(rates), dtype=bool)
     use = use.copy()
     while free.any():

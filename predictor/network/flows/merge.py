@@ -2,7 +2,7 @@
 
 Lanes get a colour, and links too, such that lanes of one colour have the same size, steps and latency, take links of the same
 colours, and wait for lanes of the same colours; and links of one colour have the same rate and carry equally many lanes of each
-colour (an equitable partition, found by colour refinement). Then, by induction over the events, all flows of one colour and step
+colour (an equitable partition, found by colour refinement). Then, by induction over the events, all flows of a colour and step
 start together, have the same max-min fair rate, and end together: one lane stands for its colour, and one link, with the number
 of lanes that it carries as weights.
 """
@@ -63,7 +63,9 @@ def _refine(pattern: Pattern, rows: np.ndarray, rate: np.ndarray, tail: np.ndarr
     while counts != (counts := (int(color.max()), int(link_color.max()))):
         link_color = _number(link_color, _sums(link, _mix(color[lane]), len(rate)))
         wait = _mix(color[pattern.parent] * 4 + pattern.lag * 2 + pattern.sent)
-        color = _number(color, _sums(lane, _mix(link_color[link] + (1 << 40)), len(color)), _sums(pattern.child, wait, len(color)))
+        color = _number(
+            color, _sums(lane, _mix(link_color[link] + (1 << 40)), len(color)), _sums(pattern.child, wait, len(color))
+        )
         if single is not None:
             color = _along_chains(color, single)
     return color, link_color

@@ -62,12 +62,13 @@ def together(patterns: Sequence[Pattern], groups: Sequence[int] | None = None) -
     """Return patterns that run at the same time as one; ``groups`` numbers them, by default in order."""
     offsets = np.concatenate([[0], np.cumsum([len(p) for p in patterns])]).astype(np.int64)
     numbers = range(len(patterns)) if groups is None else groups
+
+    def joined(name: str, shift: np.ndarray | None = None) -> np.ndarray:
+        parts = [getattr(p, name) for p in patterns]
+        return np.concatenate(parts if shift is None else [part + s for part, s in zip(parts, shift, strict=False)])
+
+    group = np.concatenate([np.full(len(p), number, dtype=np.int64) for p, number in zip(patterns, numbers, strict=True)])
     return Pattern(
-        *(np.concatenate([getattr(p, name) for p in patterns]) for name in ("source", "target", "size", "steps")),
-        np.concatenate([np.full(len(p), number, dtype=np.int64) for p, number in zip(patterns, numbers, strict=True)]),
-        *(
-            np.concatenate([getattr(p, name) + offset for p, offset in zip(patterns, offsets, strict=False)])
-            for name in ("parent", "child")
-        ),
-        *(np.concatenate([getattr(p, name) for p in patterns]) for name in ("lag", "sent")),
-    )
+        joined("source"), joined("target"), joined("size"), joined("steps"), group,
+        joined("parent", offsets), joined("child", offsets), joined("lag"), joined("sent"),
+    )  # fmt: skip

@@ -22,8 +22,7 @@ _FAR = np.iinfo(np.int32).max
 
 @dataclass(frozen=True)
 class Links:
-    """Directed links, arrays of one length: from node, to node, rate for payload [bytes/s], delay [s], and whether one end is an
-    NVSwitch."""
+    """Directed links, arrays of one length: from node, to node, rate for payload [bytes/s], delay [s], NVLink or not."""
 
     source: np.ndarray
     target: np.ndarray
@@ -73,12 +72,12 @@ def next_hops(topology: Topology, links: Links, targets: np.ndarray) -> NextHops
     first, count, chosen, total = [], [], [], 0
     among_switches = (source >= topology.gpus) & (target >= topology.gpus)
     for switches in plugged:
-        far = _distances(topology, source[among_switches], target[among_switches], switches)
-        closer = (target >= topology.gpus) & (far[target] < _FAR)
-        own = np.where(closer, far[target], _FAR)
+        away = _distances(topology, source[among_switches], target[among_switches], switches)
+        closer = (target >= topology.gpus) & (away[target] < _FAR)
+        own = np.where(closer, away[target], _FAR)
         gpu_links = source < topology.gpus
-        np.minimum.at(far, source[gpu_links], np.where(own[gpu_links] < _FAR, own[gpu_links] + 1, _FAR))
-        good = closer & (far[source] == far[target] + 1)
+        np.minimum.at(away, source[gpu_links], np.where(own[gpu_links] < _FAR, own[gpu_links] + 1, _FAR))
+        good = closer & (away[source] == away[target] + 1)
         chosen.append(order[good])
         edges = np.searchsorted(source[good], np.arange(topology.nodes + 1))
         first.append(total + edges[:-1])
@@ -132,7 +131,10 @@ class Router:
         return same
 
     def routes(self, source: np.ndarray, target: np.ndarray, count: np.ndarray, seed: int) -> np.ndarray:
-        """Return the links of flows [flows, hops], padded with -1; ``count``: earlier flows of each pair. No route: InputError."""
+        """Return the links of flows [flows, hops], padded with -1; raise InputError where no links lead there.
+
+        count: how many flows each pair of nodes had before.
+        """
         rows = np.full((len(source), 2), -1, dtype=np.int64)
         inside = self.inside(source, target)
         rows[inside] = self._inside_routes(source[inside], target[inside], count[inside], seed)
@@ -158,8 +160,8 @@ class Router:
         rows[direct >= 0] = np.stack([direct[direct >= 0], np.full((direct >= 0).sum(), -1)], axis=1)
         broken = (rows[:, 0] < 0) | ((rows[:, 1] < 0) & (direct < 0))
         if broken.any():
-            at = int(np.flatnonzero(broken)[0])
-            raise InputError(f"{self.topology.name}: nodes {source[at]} and {target[at]} are joined by no NVSwitch")
+            bad = int(np.flatnonzero(broken)[0])
+            raise InputError(f"{self.topology.name}: nodes {source[bad]} and {target[bad]} are joined by no NVSwitch")
         return rows
 
     def _outside_routes(self, source: np.ndarray, target: np.ndarray, count: np.ndarray, seed: int) -> np.ndarray:
@@ -174,10 +176,10 @@ class Router:
             options = self.hops.count[way, node]
             walking &= options > 0  # a switch that the destination is plugged into has no next hop
             chosen = np.full(len(source), -1, dtype=np.int64)
-            at = np.flatnonzero(walking)
-            pick = flow_hash(source[at], target[at], count[at], node[at], seed) % options[at].astype(np.uint32)
-            chosen[at] = self.hops.links[self.hops.first[way[at], node[at]] + pick]
-            node[at] = self.links.target[chosen[at]]
+            on = np.flatnonzero(walking)
+            pick = flow_hash(source[on], target[on], count[on], node[on], seed) % options[on].astype(np.uint32)
+            chosen[on] = self.hops.links[self.hops.first[way[on], node[on]] + pick.astype(np.int64)]
+            node[on] = self.links.target[chosen[on]]
             columns.append(chosen)
         last = self.link(node, target)
         rows = np.stack([*columns[:-1], np.full(len(source), -1)], axis=1)

@@ -84,10 +84,14 @@ def _draw_all(topology: Topology, whole: Pattern, groups: np.ndarray, latency: f
         plan, color = merged(whole, np.where(free.harmless[rows], -1, rows), way.links.rate, latency, tail)
         one = run_within(plan.pattern, recolored(plan), color, groups)
         alone = plan.bundle[np.unique(color[free.alone])]
-        if not (len(one.most) and (one.most[alone] > 1).any()):  # no two flows of a lane that had the choice were under way together
+        if not (
+            len(one.most) and (one.most[alone] > 1).any()
+        ):  # no two flows of a lane that had the choice were under way together
             return [one]
     found: list[Extent] = []
-    while len(found) < draws and (not found or (len(found) + 1) * found[0].work < (MOST_WORK if found[0].share == 1 else MOST_WORK / 2)):
+    while len(found) < draws and (
+        not found or (len(found) + 1) * found[0].work < (MOST_WORK if found[0].share == 1 else MOST_WORK / 2)
+    ):
         make = _hashed(way, free.harmless, latency, tail, seed + len(found))
         found.append(run_within(whole, make, np.arange(len(whole)), groups))
     return found

@@ -1,4 +1,4 @@
-"""all_reduce along NCCL's double binary tree: trees over the servers, chains inside them, one half of the data for each tree."""
+"""all_reduce along NCCL's double binary tree: trees over servers, chains inside them, half of the data for each tree."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def parse_topology(text: str, name: str) -> Topology:
     if len(lines) - 2 != links:
         raise InputError(f"line {len(lines)}: the file has {len(lines) - 2} links; line 1 states {links}")
     source, target, kind, kinds = _links(lines[2:], nodes)
-    topology = Topology(name, gpus, per_server, gpu_type, switches[:nvswitches], switches[nvswitches:], source, target, kind, kinds)
+    topology = Topology(
+        name, gpus, per_server, gpu_type, switches[:nvswitches], switches[nvswitches:], source, target, kind, kinds
+    )
     _check_graph(topology)
     return topology
 
@@ -98,7 +100,9 @@ def _switches(line: str, nodes: int, nvswitches: int, others: int) -> np.ndarray
     for word in words:
         number = _whole(word)
         if number is None or not gpus <= number < nodes:
-            raise InputError(f"line 2: {shown(word)} is not the number of a switch; they are {gpus} to {nodes - 1}, after the GPUs")
+            raise InputError(
+                f"line 2: {shown(word)} is not the number of a switch; they are {gpus} to {nodes - 1}, after the GPUs"
+            )
         numbers.append(number)
     if len(set(numbers)) < len(numbers):
         twice = next(number for i, number in enumerate(numbers) if number in numbers[:i])
@@ -114,10 +118,7 @@ def _links(lines: list[str], nodes: int) -> tuple[np.ndarray, np.ndarray, np.nda
         words = line.split()
         if len(words) != 5:
             raise InputError(f"line {number}: {len(words)} words; a link is source, target, bandwidth, latency, error rate")
-        ends = [_whole(word) for word in words[:2]]
-        for word, end in zip(words, ends, strict=False):
-            if end is None or end >= nodes:
-                raise InputError(f"line {number}: no node is called {shown(word)}; nodes are 0 to {nodes - 1}")
+        ends = [_node(word, nodes, number) for word in words[:2]]
         if ends[0] == ends[1]:
             raise InputError(f"line {number}: node {ends[0]} is linked to itself; a link joins two nodes")
         key = (words[2], words[3], words[4])
@@ -129,6 +130,13 @@ def _links(lines: list[str], nodes: int) -> tuple[np.ndarray, np.ndarray, np.nda
             kinds[key] = len(kinds)
         rows[number - 3] = ends[0], ends[1], kinds[key]
     return rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy(), tuple(found)
+
+
+def _node(word: str, nodes: int, line: int) -> int:
+    node = _whole(word)
+    if node is None or node >= nodes:
+        raise InputError(f"line {line}: no node is called {shown(word)}; nodes are 0 to {nodes - 1}")
+    return node
 
 
 def _check_graph(topology: Topology) -> None:

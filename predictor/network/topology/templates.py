@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from profiler.errors import InputError, closest, shown
 from predictor.network.topology.types import LinkKind
+from profiler.errors import InputError, closest, shown
 
 #: Sizes of an NVL rack: NVL36 and NVL72.
 NVL_RACKS = (36, 72)
@@ -82,8 +82,11 @@ class Template:
 
 _HPN = {"gpus": 15360, "bandwidth": "200Gbps", "gpus_per_asw": 128, "psws": 120, "asws_per_pod": 240}
 _DCN = {"gpus": 512, "asws_per_pod": 8, "psws": 8}
-#: Templates by (name, the variant that --dp or --dt chooses). NVL: 1.8 TB/s of NVLink in both directions together, eight racks of
-#: 72, a 400 Gbit/s NIC per GPU; the four GPUs of a tray are four rails, whose switches have 72 ports down and 72 up.
+_NVL = {
+    "gpus": 576, "gpus_per_server": 72, "gpu_type": "GB200", "nvlink_bandwidth": "7200Gbps", "gpus_per_asw": 72, "psws": 72,
+}  # fmt: skip
+#: Templates by (name, the variant that --dp or --dt chooses). NVL: 1.8 TB/s of NVLink in both directions together, eight
+#: racks of 72, a 400 Gbit/s NIC per GPU; the four GPUs of a tray are four rails, whose switches have 72 ports down and 72 up.
 TEMPLATES: Mapping[tuple[str, bool], Template] = {
     ("Spectrum-X", False): Template((True, False, False), {"gpus": 4096}),
     ("AlibabaHPN", False): Template((True, True, False), _HPN),
@@ -92,7 +95,14 @@ TEMPLATES: Mapping[tuple[str, bool], Template] = {
     ("DCN+", True): Template((False, True, False), {**_DCN, "bandwidth": "200Gbps", "gpus_per_asw": 128}),
     ("NVL", False): Template(
         (True, False, False),
-        {"gpus": 576, "gpus_per_server": 72, "gpu_type": "GB200", "nvlink_bandwidth": "7200Gbps", "gpus_per_asw": 72, "psws": 72},
+        {
+            "gpus": 576,
+            "gpus_per_server": 72,
+            "gpu_type": "GB200",
+            "nvlink_bandwidth": "7200Gbps",
+            "gpus_per_asw": 72,
+            "psws": 72,
+        },
     ),
 }
 NAMES = tuple(dict.fromkeys(name for name, _ in TEMPLATES))
@@ -119,9 +129,7 @@ def make_options(stated: Mapping[str, Any]) -> tuple[Options, list[str]]:
             raise InputError(f"no topology is called {shown(name)}{closest(name, NAMES)}; the templates are {', '.join(NAMES)}")
         template = TEMPLATES[name, bool(given.get(_VARIANT.get(name, ""), False))]
         forced = dict(zip(_SHAPE, template.shape, strict=True))
-        warnings = [
-            f"{_FLAGS[part]} is ignored: {name} is never so" for part in _SHAPE if given.get(part) and not forced[part]
-        ]
+        warnings = [f"{_FLAGS[part]} is ignored: {name} is never so" for part in _SHAPE if given.get(part) and not forced[part]]
         options = Options(**{**template.defaults, **given, **forced})
     _check(options)
     if options.asws is not None and options.asws != options.total_asws:
@@ -142,7 +150,9 @@ def _check(options: Options) -> None:
     if options.topology == "NVL" and options.gpus_per_server not in NVL_RACKS:
         raise InputError(f"an NVL rack has 36 or 72 GPUs, not {options.gpus_per_server}; give -gps 36 or -gps 72")
     if options.gpus % options.gpus_per_server:
-        raise InputError(f"{options.gpus} GPUs do not fill servers of {options.gpus_per_server}; choose -g as a multiple of -gps")
+        raise InputError(
+            f"{options.gpus} GPUs do not fill servers of {options.gpus_per_server}; choose -g as a multiple of -gps"
+        )
     if options.dual_plane and not (options.rail_optimized and options.dual_tor):
         raise InputError("--dp needs a rail-optimised network with two ToRs: add --ro and --dt, or take -topo AlibabaHPN")
     _check_capacity(options)
