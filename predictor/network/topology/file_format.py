@@ -76,7 +76,7 @@ def _header(line: str) -> tuple[int, int, int, int, int, str]:
     numbers = []
     for word, least in zip(words, (1, 1, 0, 0, 0), strict=False):
         number = _whole(word)
-        if number is None or not least <= number <= _MOST_NODES * 10:
+        if number is None or not least <= number:
             raise InputError(f"line 1: {shown(word)} is not a whole number from {least} up; the line holds {_HEADER}")
         numbers.append(number)
     if numbers[0] > _MOST_NODES:

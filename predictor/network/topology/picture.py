@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MOST_SINGLE = 8  # nodes of a tier that are drawn one by one
-_MOST_BOXES = 12  # of a tier; more are put together with their neighbours
+_MOST_BOXES = 16  # of a tier; more are put together with their neighbours
 _MOST_LABELS = 24
 _COLORS = ("tab:green", "tab:blue", "tab:orange", "tab:red", "tab:purple", "tab:brown")
 
@@ -98,12 +98,7 @@ def _levels(topology: Topology) -> np.ndarray:
 def _servers(topology: Topology, server: np.ndarray) -> Tier:
     keys = _neighbours(topology, server, topology.servers)
     parts = _parts(keys)
-    boxes = []
-    for part in parts:
-        first, last, count = int(part[0]), int(part[-1]), len(part)
-        name = f"server {first}" if count == 1 else f"{count} servers\n{first} to {last}"
-        per = len(topology.nvswitches) / max(topology.servers, 1)
-        boxes.append(Box(part, f"{name}\n{topology.gpus_per_server} GPUs, {per:g} NVSwitch{'es' if per != 1 else ''} each"))
+    boxes = [Box(part, f"server {part[0]}" if len(part) == 1 else f"{len(part)} servers\n{_span(part)}") for part in parts]
     box_of_server = _place(parts, topology.servers)
     return Tier(tuple(boxes), np.where(server >= 0, box_of_server[np.maximum(server, 0)], -1))
 
@@ -116,10 +111,19 @@ def _switches(topology: Topology, nodes: np.ndarray, server: np.ndarray, word: s
     )
     boxes = []
     for part in parts:
-        first, last = int(nodes[part[0]]), int(nodes[part[-1]])
-        boxes.append(Box(nodes[part], f"{word} {first}" if len(part) == 1 else f"{len(part)} {word}s\n{first} to {last}"))
+        name_of = f"{word} {nodes[part[0]]}" if len(part) == 1 else f"{len(part)} {word}s\n{_span(nodes[part])}"
+        boxes.append(Box(nodes[part], name_of))
     place = _place(parts, len(nodes))
     return Tier(tuple(boxes), np.where(index >= 0, place[np.maximum(index, 0)], -1))
+
+
+def _span(numbers: np.ndarray) -> str:
+    """Return a range of numbers as a label, two ranges as two."""
+    gaps = np.flatnonzero(np.diff(numbers) > 1)
+    if len(gaps) > 1:
+        return f"{numbers[0]} ... {numbers[-1]}"
+    ranges = np.split(numbers, gaps + 1)
+    return "\n".join(f"{part[0]} to {part[-1]}" if len(part) > 1 else str(part[0]) for part in ranges)
 
 
 def _neighbours(topology: Topology, index: np.ndarray, count: int, name: np.ndarray | None = None) -> list[bytes]:
@@ -162,11 +166,11 @@ def _draw(axes: Axes, topology: Topology) -> None:
         for high in range(low + 1, len(levels)):
             drawn += _links(topology, levels, low, high, inside)
     for label, (low, high, one, other, kind, count) in enumerate(drawn):
-        start, end = (centers[low][one], low + 0.16), (centers[high][other], high - 0.16)
+        start, end = (centers[low][one], low), (centers[high][other], high)
         rate = topology.kinds[kind].bandwidth
         axes.plot(*zip(start, end, strict=True), color=color[rate], lw=0.7 + 0.5 * np.log10(count), alpha=0.7, zorder=1)
-        if len(drawn) <= _MOST_LABELS:
-            at = 0.3 + 0.4 * (label % 5) / 4  # labels of neighbouring lines at different heights
+        if count > 1 and len(drawn) <= _MOST_LABELS:
+            at = 0.35 + 0.3 * (label % 5) / 4  # labels of neighbouring lines at different heights
             x, y = (start[i] + at * (end[i] - start[i]) for i in (0, 1))
             white = {"fc": "white", "ec": "none", "pad": 0.6, "alpha": 0.85}
             axes.text(x, y, f"{count} x", fontsize=7, ha="center", va="center", color=color[rate], bbox=white)
@@ -186,8 +190,10 @@ def _draw(axes: Axes, topology: Topology) -> None:
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.35, len(levels) - 0.65)
     axes.axis("off")
-    lines = "lines show how many links they stand for" if len(drawn) <= _MOST_LABELS else "one line stands for many links"
-    axes.set_title(f"{topology.name}\n{topology.gpus} {topology.gpu_type} GPUs, {topology.links} links; {lines}", fontsize=11)
+    most = max((row[-1] for row in drawn), default=1)
+    lines = "a line is one link" if most == 1 else f"a line stands for up to {most} links"
+    servers = f"{topology.servers} x {topology.server_text()}"
+    axes.set_title(f"{topology.name}\n{servers}, {topology.links} links; {lines}", fontsize=11)
 
 
 def _links(

@@ -133,8 +133,9 @@ class Topology:
 
     def summary(self) -> str:
         """Return one line that says how large the network is."""
-        per_server = len(self.nvswitches) / max(self.servers, 1)
-        return (
-            f"{self.name}: {self.gpus} {self.gpu_type} in {self.servers} servers of {self.gpus_per_server}, "
-            f"{per_server:g} NVSwitches each, {len(self.switches)} other switches, {self.links} links"
-        )
+        return f"{self.name}: {self.servers} x {self.server_text()}, {len(self.switches)} other switches, {self.links} links"
+
+    def server_text(self) -> str:
+        """Return what a server holds, in words."""
+        each = len(self.nvswitches) / max(self.servers, 1)
+        return f"({self.gpus_per_server} {self.gpu_type} and {each:g} NVSwitch{'' if each == 1 else 'es'})"
