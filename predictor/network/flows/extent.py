@@ -93,4 +93,4 @@ def _busiest(plan: Plan, lane: np.ndarray, group: np.ndarray) -> Extent:
     ends = plan.start + slowest[plan.bundle] + plan.tail
     found = np.zeros(int(group.max()) + 1)
     np.maximum.at(found, group, ends[lane])
-    return Extent(found, 0.0, MOST_WORK, np.zeros(0))
+    return Extent(found, 0.0, pattern.flows, np.zeros(0))

@@ -33,7 +33,11 @@ def test_groups_of_a_training_run() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "tensor", "expert", "words"),
-    [("tensor", 5, 1, "tensor groups of 5"), ("expert", 4, 5, "tensor x expert groups of 20"), ("tp", 4, 1, "no group is called 'tp'")],
+    [
+        ("tensor", 5, 1, "tensor groups of 5"),
+        ("expert", 4, 5, "tensor x expert groups of 20"),
+        ("tp", 4, 1, "no group is called 'tp'"),
+    ],
 )
 def test_groups_that_do_not_exist(kind: str, tensor: int, expert: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
@@ -119,7 +123,9 @@ def test_broadcast_starts_at_its_first_rank() -> None:
         ("p2p", [[0, 1, 2]], 1, None, False, "one sender and one receiver"),
     ],
 )
-def test_collectives_that_are_refused(op: str, groups: list[list[int]], size: float, algorithm: str | None, pxn: bool, words: str) -> None:
+def test_collectives_that_are_refused(
+    op: str, groups: list[list[int]], size: float, algorithm: str | None, pxn: bool, words: str
+) -> None:
     with pytest.raises(InputError, match=words):
         collective(op, groups, size, algorithm, pxn)
 

@@ -81,7 +81,9 @@ def test_gpus_that_nothing_joins() -> None:
     assert nodes_of(way, 0, 8) == [0, 18, 8]
     with pytest.raises(InputError, match="no switches lead from GPU 0 to GPU 9"):
         nodes_of(way, 0, 9)
-    alone = parse_topology("4 1 0 1 1 H100\n3\n0 3 1Gbps 1us 0\n".replace(" 1 1 H100", " 1 3 H100") + "1 3 1Gbps 1us 0\n2 3 1Gbps 1us 0\n", "x")
+    alone = parse_topology(
+        "4 1 0 1 1 H100\n3\n0 3 1Gbps 1us 0\n".replace(" 1 1 H100", " 1 3 H100") + "1 3 1Gbps 1us 0\n2 3 1Gbps 1us 0\n", "x"
+    )
     assert nodes_of(router(alone, np.arange(3)), 0, 2) == [0, 3, 2]
 
 

@@ -43,7 +43,9 @@ def test_values_of_a_small_file() -> None:
 
 
 def test_blank_lines_at_the_end_and_tabs_are_accepted() -> None:
-    assert topology_text(parse_topology(SMALL.replace(" ", "\t") + "\n\n", "small")) == topology_text(parse_topology(SMALL, "small"))
+    assert topology_text(parse_topology(SMALL.replace(" ", "\t") + "\n\n", "small")) == topology_text(
+        parse_topology(SMALL, "small")
+    )
 
 
 def changed(old: str, new: str) -> str:

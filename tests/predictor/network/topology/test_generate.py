@@ -56,8 +56,8 @@ def test_the_worked_example() -> None:
 
 def test_long_flags_and_every_option_of_a_link() -> None:
     topology, _ = made(
-        "--topology DCN+ --dt --gpu 16 --gpu_per_server 4 --gpu_type H20 --nv_switch_per_server 2 --nvlink_bw 1Tbps --nv_latency 1us "
-        "--latency 2us --bandwidth 50Gbps --nics_per_aswitch 8 --psw_switch_num 3 --ap_bandwidth 100Gbps --asw_per_psw 9 "
+        "--topology DCN+ --dt --gpu 16 --gpu_per_server 4 --gpu_type H20 --nv_switch_per_server 2 --nvlink_bw 1Tbps "
+        "--nv_latency 1us --latency 2us --bandwidth 50Gbps --nics_per_aswitch 8 --psw_switch_num 3 --ap_bandwidth 100Gbps --asw_per_psw 9 "
         "--error_rate 0.01"
     )
     lines = topology_text(topology).splitlines()
@@ -70,7 +70,7 @@ def test_long_flags_and_every_option_of_a_link() -> None:
 def test_odd_psws_of_two_planes() -> None:
     topology, _ = made("--ro --dt --dp -g 8 -psn 3")
     spines = topology.switches[-3:]
-    links = [int(((topology.target == spine)).sum()) for spine in spines]
+    links = [int((topology.target == spine).sum()) for spine in spines]
     assert links == [8, 8, 8]  # the first two carry plane 1, the third plane 2
     assert topology.links == 8 + 16 + 24
 
