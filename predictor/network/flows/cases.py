@@ -63,12 +63,16 @@ class Case:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """comm_us: time of one group; spread_us: its standard deviation over groups and hashes; wall_s: of the simulation."""
+    """comm_us: time of one group; spread_us: its standard deviation over groups and hashes; wall_s: of the simulation.
+
+    share: part of the flows that was simulated.
+    """
 
     name: str
     comm_us: float
     spread_us: float
     wall_s: float
+    share: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         numbers = {"comm_us": round(self.comm_us, 3), "spread_us": round(self.spread_us, 3), "wall_s": round(self.wall_s, 4)}
@@ -143,7 +147,8 @@ def run_case(case: Case, seed: int = 0, draws: int = DRAWS) -> CaseResult:
     algorithm = "nvls" if _uses_nvls(case, topology, groups) else None
     pxn = case.pxn and algorithm is None and case.op in ("all_reduce", "reduce_scatter")  # SimAI's all_gather has none
     result = simulate(topology, collective(case.op, groups, case.bytes, algorithm, pxn), case.latency, seed, draws)
-    return CaseResult(case.name, result.group_seconds * 1e6, result.group_spread * 1e6, time.perf_counter() - begin)
+    wall = time.perf_counter() - begin
+    return CaseResult(case.name, result.group_seconds * 1e6, result.group_spread * 1e6, wall, result.share)
 
 
 def _uses_nvls(case: Case, topology: Topology, groups: np.ndarray) -> bool:

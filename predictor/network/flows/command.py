@@ -33,6 +33,14 @@ def run_flows(args: argparse.Namespace) -> None:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     results = [_run(case, args.seed, args.draws) for case in cases]
+    for result in results:
+        if result.share < 1:
+            how = (
+                f"its first {result.share:.2%} are simulated, the rest is taken to go on like them"
+                if result.share
+                else ("the time is what the busiest link needs, a lower bound")
+            )
+            print(f"warning: {result.name}: too large to simulate all flows: {how}", file=sys.stderr)
     print(table(cases, results))
     if args.json:
         rows = [json.dumps(result.to_dict()) for result in results]

@@ -5,32 +5,24 @@ A lane starts its flows in order, as a connection of NCCL does: one that is read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 
-from predictor.network.flows.lanes import Plan
+from predictor.network.flows.at_once import run_at_once
+from predictor.network.flows.lanes import Ends, Plan
 from predictor.network.flows.max_min import fair_rates
 
 _TOGETHER = 1e-12  # seconds; events that are this close are one
+_MANY = 200  # flows that start together
 _SHARED = 4  # times the work of a flow that shares links with others
-
-
-@dataclass(frozen=True)
-class Ends:
-    """received: seconds when each flow is received, lane by lane, step by step. most: flows of each bundle that were under way
-    together. work: rates that were set, those of flows
-    that share links counted several times."""
-
-    received: np.ndarray
-    most: np.ndarray
-    work: int
 
 
 def run(plan: Plan, most_work: int | None = None) -> Ends | None:
     """Simulate ``plan`` from its first to its last event; return None if that would need more than ``most_work`` new rates."""
+    if _all_at_once(plan):
+        return run_at_once(plan)
     flows = _Flows(plan)
     traffic = _Traffic(plan)
     events: list[Any] = [(plan.start, flow) for flow in flows.first()]
@@ -55,6 +47,11 @@ def run(plan: Plan, most_work: int | None = None) -> Ends | None:
         if most_work is not None and traffic.work > most_work:
             return None
     return Ends(np.array(flows.received), np.array(traffic.most), traffic.work)
+
+
+def _all_at_once(plan: Plan) -> bool:
+    """Return whether all flows start together and are so many that arrays are faster."""
+    return not len(plan.pattern.parent) and plan.pattern.flows == len(plan.pattern) > _MANY
 
 
 class _Flows:
@@ -118,12 +115,10 @@ class _Traffic:
 
     def __init__(self, plan: Plan) -> None:
         bundles = plan.bundles
-        self.links, self.weights = bundles.links, bundles.weights
+        self.uses = bundles.uses
+        self.links = [tuple(link for link, _ in uses) for uses in self.uses]
         self.capacity = bundles.rate.tolist()
-        self.alone = [
-            min(self.capacity[link] / weight for link, weight in zip(links, weights, strict=True))
-            for links, weights in zip(self.links, self.weights, strict=True)
-        ]
+        self.alone = [min(self.capacity[link] / weight for link, weight in uses) for uses in self.uses]
         count = len(self.links)
         self.on: list[dict[int, None]] = [{} for _ in self.capacity]
         self.flows = [0] * count
@@ -190,7 +185,7 @@ class _Traffic:
         sharing = self._connected(bundle)
         settled.update(sharing)
         self.work += _SHARED * len(sharing)
-        rates = fair_rates(sharing, self.flows, self.links, self.weights, self.capacity)
+        rates = fair_rates(sharing, self.flows, self.uses, self.capacity)
         for other, rate in zip(sharing, rates, strict=True):
             if other in touched or abs(rate - self.rate[other]) > 1e-9 * rate:
                 self._schedule(other, rate, now, events)

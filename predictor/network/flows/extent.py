@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from predictor.network.flows.events import Ends, run
-from predictor.network.flows.lanes import Plan
+from predictor.network.flows.events import run
+from predictor.network.flows.lanes import Ends, Plan
 from predictor.network.flows.pattern import Pattern
 from profiler.errors import InputError
 
@@ -84,9 +84,9 @@ def _busiest(plan: Plan, lane: np.ndarray, group: np.ndarray) -> Extent:
         raise InputError(
             f"{len(pattern)} pairs of nodes share links in ways that differ too much to simulate; take fewer GPUs, or a ring"
         )
-    count = [len(links) for links in bundles.links]
-    link = np.array([one for links in bundles.links for one in links])
-    weight = np.array([one for weights in bundles.weights for one in weights])
+    count = [len(uses) for uses in bundles.uses]
+    link = np.array([one for uses in bundles.uses for one, _ in uses])
+    weight = np.array([one for uses in bundles.uses for _, one in uses])
     size = np.bincount(plan.bundle, weights=pattern.size, minlength=len(count))
     busy = np.bincount(link, weights=np.repeat(size, count) * weight, minlength=len(bundles.rate)) / bundles.rate
     slowest = np.maximum.reduceat(busy[link], np.concatenate([[0], np.cumsum(count)[:-1]]))

@@ -15,13 +15,13 @@ from predictor.network.flows.pattern import Pattern
 
 @dataclass(frozen=True)
 class Bundles:
-    """links: link numbers of each bundle. rate: of every link [bytes/s].
+    """uses: (link, weight) of each bundle; rate: of every link [bytes/s].
 
-    weights: how many flows like that of the bundle each link carries for one of it, above 1 where equal lanes are merged.
+    A weight is the number of flows like that of the bundle which the link carries for one of it, above 1 where equal lanes are
+    merged.
     """
 
-    links: tuple[tuple[int, ...], ...]
-    weights: tuple[tuple[float, ...], ...]
+    uses: tuple[tuple[tuple[int, float], ...], ...]
     rate: np.ndarray
 
 
@@ -41,6 +41,17 @@ class Plan:
     tail: np.ndarray
 
 
+@dataclass(frozen=True)
+class Ends:
+    """received: seconds when each flow is received, lane by lane, step by step. most: flows of each bundle that were under way
+    together. work: rates that were set, those of flows
+    that share links counted several times."""
+
+    received: np.ndarray
+    most: np.ndarray
+    work: int
+
+
 def make_bundles(rows: np.ndarray, rate: np.ndarray) -> tuple[Bundles, np.ndarray]:
     """Return the bundles of routes [flows, hops] (-1: no link) and the bundle of each row."""
     ordered = np.sort(rows, axis=1)
@@ -48,5 +59,5 @@ def make_bundles(rows: np.ndarray, rate: np.ndarray) -> tuple[Bundles, np.ndarra
     for column in ordered.T:
         number = np.unique(number * (len(rate) + 1) + column + 1, return_inverse=True)[1]
     _, first = np.unique(number, return_index=True)
-    links = tuple(tuple(link for link in row if link >= 0) for row in ordered[first].tolist())
-    return Bundles(links, tuple((1.0,) * len(row) for row in links), rate), number
+    uses = tuple(tuple((link, 1.0) for link in row if link >= 0) for row in ordered[first].tolist())
+    return Bundles(uses, rate), number

@@ -6,108 +6,87 @@ that is full and on which no other flow is faster, and there is only one such se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+
+#: Links that a flow of a bundle takes, and how many such flows each carries for one of it.
+Uses = Sequence[tuple[int, float]]
 
 #: Above this many bundles, arrays are faster than dictionaries.
 _MANY = 40
 _NONE = 1e-9  # flows on a link that count as none, after sums and differences of weights
 
 
-def fair_rates(
-    bundles: Sequence[int],
-    flows: Sequence[int],
-    links: Sequence[Sequence[int]],
-    weights: Sequence[Sequence[float]],
-    capacity: Sequence[float],
-) -> list[float]:
+def fair_rates(bundles: Sequence[int], flows: Sequence[int], uses: Sequence[Uses], capacity: Sequence[float]) -> list[float]:
     """Return the rate of one flow of each of ``bundles`` [bytes/s].
 
-    flows: number of flows of every bundle; links, weights: of every bundle, as in Bundles; capacity: of every link [bytes/s].
+    flows: number of flows of every bundle; uses: of every bundle; capacity: of every link [bytes/s].
     """
-    if len(bundles) > _MANY:
-        return _fill_arrays(bundles, flows, links, weights, capacity)
     if len(bundles) == 1:
         alone = bundles[0]
-        return [
-            min(capacity[link] / (flows[alone] * weight) for link, weight in zip(links[alone], weights[alone], strict=True))
-        ]
+        return [min(capacity[link] / (flows[alone] * weight) for link, weight in uses[alone])]
+    if len(bundles) > _MANY:
+        return _fill_arrays(bundles, flows, uses, capacity)
     load: dict[int, float] = {}
     users: dict[int, list[int]] = {}
     for index, bundle in enumerate(bundles):
-        for link, weight in zip(links[bundle], weights[bundle], strict=True):
-            load[link] = load.get(link, 0.0) + flows[bundle] * weight
-            users.setdefault(link, []).append(index)
+        count = flows[bundle]
+        for link, weight in uses[bundle]:
+            if link in load:
+                load[link] += count * weight
+                users[link].append(index)
+            else:
+                load[link] = count * weight
+                users[link] = [index]
     left = {link: capacity[link] for link in load}
-    rates = [0.0] * len(bundles)
-    frozen = [False] * len(bundles)
+    rates = [-1.0] * len(bundles)
     while load:
-        link, share = _tightest(load, left)
-        for index in users[link]:
-            if frozen[index]:
+        share, full = min([(left[link] / flow, link) for link, flow in load.items()])
+        for index in users[full]:
+            if rates[index] >= 0:
                 continue
-            frozen[index] = True
-            rates[index] = share
-            bundle = bundles[index]
-            for other, weight in zip(links[bundle], weights[bundle], strict=True):
-                used = flows[bundle] * weight
-                load[other] -= used
-                left[other] -= used * share
-        for done in [link for link, flow in load.items() if flow <= _NONE]:
-            del load[done]
+            rates[index] = share = max(share, 0.0)
+            count = flows[bundles[index]]
+            for link, weight in uses[bundles[index]]:
+                rest = load[link] - count * weight
+                if rest > _NONE:
+                    load[link] = rest
+                    left[link] -= count * weight * share
+                else:
+                    del load[link]
     return rates
 
 
-def _tightest(load: Mapping[int, float], left: Mapping[int, float]) -> tuple[int, float]:
-    best, least = -1, float("inf")
-    for link, flow in load.items():
-        share = left[link] / flow
-        if share < least:
-            best, least = link, share
-    return best, max(least, 0.0)
-
-
-def _fill_arrays(
-    bundles: Sequence[int],
-    flows: Sequence[int],
-    links: Sequence[Sequence[int]],
-    weights: Sequence[Sequence[float]],
-    capacity: Sequence[float],
-) -> list[float]:
-    """Fill with arrays; every round settles all links that are the tightest of each of their flows."""
-    count = [len(links[b]) for b in bundles]
-    row = np.repeat(np.arange(len(bundles)), count)
-    names, link = np.unique(_flat(links[b] for b in bundles), return_inverse=True)
-    use = np.array([w * flows[b] for b in bundles for w in weights[b]])
+def _fill_arrays(bundles: Sequence[int], flows: Sequence[int], uses: Sequence[Uses], capacity: Sequence[float]) -> list[float]:
+    count = [len(uses[b]) for b in bundles]
+    link = np.array([one for b in bundles for one, _ in uses[b]], dtype=np.int64)
+    use = np.array([weight * flows[b] for b in bundles for _, weight in uses[b]])
+    names, link = np.unique(link, return_inverse=True)
     left = np.array([capacity[name] for name in names.tolist()])
-    rates = np.zeros(len(bundles))
-    first = np.concatenate([[0], np.cumsum(count)[:-1]])
-    return _rounds(rates, row, link, use, left, first).tolist()
+    return fill(np.repeat(np.arange(len(bundles)), count), link, use, left).tolist()
 
 
-def _flat(parts: Iterable[Sequence[int]]) -> np.ndarray:
-    return np.array([link for part in parts for link in part], dtype=np.int64)
+def fill(row: np.ndarray, link: np.ndarray, use: np.ndarray, capacity: np.ndarray) -> np.ndarray:
+    """Return the rate of a flow of each row [bytes/s]; a round settles all links that are the tightest of each of their flows.
 
-
-def _rounds(
-    rates: np.ndarray, row: np.ndarray, link: np.ndarray, use: np.ndarray, left: np.ndarray, first: np.ndarray
-) -> np.ndarray:
-    """Fill ``rates``; row, link, use: an entry for every link of every bundle, by bundle, from ``first`` on."""
-    free = np.ones(len(rates), dtype=bool)
-    use = use.copy()
-    while free.any():
+    row, link, use: one entry for every link that a row takes, sorted by row, whose numbers are 0 up; use: flows that the link
+    carries. capacity: of every link [bytes/s].
+    """
+    rates = np.zeros(int(row[-1]) + 1)
+    left = capacity
+    while len(row):
+        first = np.flatnonzero(np.concatenate([[True], row[1:] != row[:-1]]))
+        count = np.diff(np.append(first, len(row)))
         load = np.bincount(link, weights=use, minlength=len(left))
         share = np.where(load > _NONE, np.maximum(left, 0.0) / np.maximum(load, _NONE), np.inf)
         least = np.minimum.reduceat(share[link], first)
-        least[~free] = np.inf
+        each = np.repeat(least, count)
         lowest = np.full(len(left), np.inf)
-        np.minimum.at(lowest, link, least[row])
-        settled = (share <= lowest * (1 + 1e-12)) & (load > _NONE)
-        now = np.logical_or.reduceat(settled[link], first) & free
-        rates[now] = least[now]
-        taken = now[row]
-        left = left - np.bincount(link[taken], weights=(use * rates[row])[taken], minlength=len(left))
-        use[taken] = 0.0
-        free &= ~now
+        np.minimum.at(lowest, link, each)
+        now = np.logical_or.reduceat((share <= lowest * (1 + 1e-12))[link], first)
+        rates[row[first[now]]] = least[now]
+        taken = np.repeat(now, count)
+        left = left - np.bincount(link[taken], weights=use[taken] * each[taken], minlength=len(left))
+        row, link, use = row[~taken], link[~taken], use[~taken]
     return rates

@@ -28,17 +28,15 @@ def merged(pattern: Pattern, rows: np.ndarray, rate: np.ndarray, start: float, t
     lane, link = _uses(rows)
     pairs, count = np.unique(np.stack([color[lane], link]), axis=1, return_counts=True)
     weight = {(c, n): float(k) for c, n, k in zip(*pairs.tolist(), count.tolist(), strict=True)}
-    links, weights = [], []
+    uses = []
     for index, representative in enumerate(first.tolist()):
         chosen = {int(link_color[n]): weight[index, n] for n in rows[representative].tolist() if n >= 0}
-        links.append(tuple(chosen))
-        weights.append(tuple(chosen.values()))
-    keys = {key: i for i, key in enumerate(dict.fromkeys(zip(links, weights, strict=True)))}
-    bundle = np.array([keys[key] for key in zip(links, weights, strict=True)], dtype=np.int64)
+        uses.append(tuple(chosen.items()))
+    keys = {key: i for i, key in enumerate(dict.fromkeys(uses))}
+    bundle = np.array([keys[key] for key in uses], dtype=np.int64)
     link_rate = np.zeros(int(link_color.max()) + 1)
     link_rate[link_color] = rate
-    bundles = Bundles(tuple(k[0] for k in keys), tuple(k[1] for k in keys), link_rate)
-    return Plan(_representatives(pattern, color, first), bundles, bundle, start, tail[first]), color
+    return Plan(_representatives(pattern, color, first), Bundles(tuple(keys), link_rate), bundle, start, tail[first]), color
 
 
 def recolored(plan: Plan) -> Callable[[Pattern], Plan]:

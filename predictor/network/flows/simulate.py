@@ -89,12 +89,16 @@ def _draw_all(topology: Topology, whole: Pattern, groups: np.ndarray, latency: f
         ):  # no two flows of a lane that had the choice were under way together
             return [one]
     found: list[Extent] = []
-    while len(found) < draws and (
-        not found or (len(found) + 1) * found[0].work < (MOST_WORK if found[0].share == 1 else MOST_WORK / 2)
-    ):
+    while len(found) < draws and (not found or _affordable(found)):
         make = _hashed(way, free.harmless, latency, tail, seed + len(found))
         found.append(run_within(whole, make, np.arange(len(whole)), groups))
     return found
+
+
+def _affordable(found: Sequence[Extent]) -> bool:
+    """Return whether another draw, as much work as the first, keeps all within a few seconds."""
+    most = MOST_WORK if found[0].share == 1 else MOST_WORK // 3
+    return (len(found) + 1) * found[0].work < most
 
 
 def tails(way: Router, rows: np.ndarray, size: np.ndarray) -> np.ndarray:

@@ -96,18 +96,21 @@ def _switches(line: str, nodes: int, nvswitches: int, others: int) -> np.ndarray
             f"{nvswitches + others} together"
         )
     gpus = nodes - len(words)
-    numbers = []
-    for word in words:
-        number = _whole(word)
-        if number is None or not gpus <= number < nodes:
-            raise InputError(
-                f"line 2: {shown(word)} is not the number of a switch; they are {gpus} to {nodes - 1}, after the GPUs"
-            )
-        numbers.append(number)
+    numbers = [_switch(word, gpus, nodes) for word in words]
     if len(set(numbers)) < len(numbers):
         twice = next(number for i, number in enumerate(numbers) if number in numbers[:i])
         raise InputError(f"line 2: switch {twice} is named twice")
     return np.array(numbers, dtype=np.int64)
+
+
+def _switch(word: str, gpus: int, nodes: int) -> int:
+    number = _whole(word)
+    if number is None or not gpus <= number < nodes:
+        raise InputError(
+            f"line 2: {shown(word)} is not the number of a switch; with the {nodes} nodes of line 1, switches are "
+            f"{gpus} to {nodes - 1}, after the GPUs"
+        )
+    return number
 
 
 def _links(lines: list[str], nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[LinkKind, ...]]:

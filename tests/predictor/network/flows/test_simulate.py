@@ -192,7 +192,7 @@ def test_two_tors_of_a_lane_alone_are_as_one() -> None:
 def test_a_lane_starts_its_flows_in_order() -> None:
     """The second flow of lane 2 waits for nothing that is late, and still starts after the first."""
     flows = lanes(np.arange(3), np.arange(3), 1.0, 2, [(np.array([0]), np.array([2]), 0, False)])
-    bundles = Bundles(((0,), (1,), (2,)), ((1.0,),) * 3, np.array([0.5, 1.0, 1.0]))
+    bundles = Bundles((((0, 1.0),), ((1, 1.0),), ((2, 1.0),)), np.array([0.5, 1.0, 1.0]))
     ends = run(Plan(flows, bundles, np.arange(3), 0.0, np.zeros(3)))
     assert ends
     assert ends.received.tolist() == [4.0, 4.0, 2.0, 2.0, 6.0, 6.0]

@@ -57,8 +57,8 @@ def test_the_worked_example() -> None:
 def test_long_flags_and_every_option_of_a_link() -> None:
     topology, _ = made(
         "--topology DCN+ --dt --gpu 16 --gpu_per_server 4 --gpu_type H20 --nv_switch_per_server 2 --nvlink_bw 1Tbps "
-        "--nv_latency 1us --latency 2us --bandwidth 50Gbps --nics_per_aswitch 8 --psw_switch_num 3 --ap_bandwidth 100Gbps --asw_per_psw 9 "
-        "--error_rate 0.01"
+        "--nv_latency 1us --latency 2us --bandwidth 50Gbps --nics_per_aswitch 8 --psw_switch_num 3 --ap_bandwidth 100Gbps "
+        "--asw_per_psw 9 --error_rate 0.01"
     )
     lines = topology_text(topology).splitlines()
     assert lines[0] == "31 4 8 7 76 H20"
