@@ -1,6 +1,6 @@
 """Event simulation: flows start when what they wait for is done, share links fairly while they last, and let others start.
 
-A lane starts its flows in order, as a connection of NCCL does: one that is ready early waits until the one before has started.
+A lane may have several flows under way: each is a connection of its own, as in SimAI's simulation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def run(plan: Plan, most_work: int | None = None) -> Ends | None:
             if what >= 0:
                 bundle = flows.bundle[what]
                 traffic.add(bundle, what, flows.size[flows.lane[what]], now)
-                flows.begun(what, now, events)
                 touched[bundle] = None
             elif event[2] == traffic.version[~what]:
                 for flow in traffic.take(~what, now):
@@ -68,13 +67,12 @@ class _Flows:
         self.tail = plan.tail.tolist()
         self.start = plan.start
         self.received = [0.0] * len(self.lane)
-        self.limit = (np.cumsum(pattern.steps)).tolist()
         self.ready = [0.0] * len(self.lane)
         at_once = np.bincount(pattern.child[pattern.lag == 0], minlength=len(pattern)).tolist()
         later = np.bincount(pattern.child, minlength=len(pattern)).tolist()
         self.missing: list[int] = []
         for count, first, then in zip(steps, at_once, later, strict=True):
-            self.missing += [first] + [then + 1] * (count - 1)  # a later flow also waits for the one before
+            self.missing += [first] + [then] * (count - 1)
         self.waiting: list[list[tuple[int, int, bool]]] = [[] for _ in steps]
         rows = zip(*(getattr(pattern, name).tolist() for name in ("parent", "child", "lag", "sent")), strict=True)
         for parent, child, lag, sent in rows:  # (its flow is that of the parent plus the first number, below the second, sent)
@@ -85,11 +83,6 @@ class _Flows:
         """Return the flows that wait for nothing."""
         return [flow for flow, missing in enumerate(self.missing) if not missing]
 
-    def begun(self, flow: int, now: float, events: list[Any]) -> None:
-        """Note that a flow has started, so that the next of its lane may."""
-        if flow + 1 < self.limit[self.lane[flow]]:
-            self._met(flow + 1, now - self.start, events)
-
     def done(self, flow: int, now: float, events: list[Any]) -> None:
         """Note that a flow has left its source, and add to ``events`` the start of those that waited for it alone."""
         lane = self.lane[flow]
@@ -98,15 +91,12 @@ class _Flows:
         for shift, limit, sent in self.waiting[lane]:
             other = flow + shift
             if other < limit:
-                self._met(other, now if sent else received, events)
-
-    def _met(self, flow: int, time: float, events: list[Any]) -> None:
-        """Note that something that a flow waits for happened at ``time``; if it was the last, the flow starts."""
-        if time > self.ready[flow]:
-            self.ready[flow] = time
-        self.missing[flow] -= 1
-        if not self.missing[flow]:
-            heappush(events, (self.ready[flow] + self.start, flow))
+                time = now if sent else received
+                if time > self.ready[other]:
+                    self.ready[other] = time
+                self.missing[other] -= 1
+                if not self.missing[other]:
+                    heappush(events, (self.ready[other] + self.start, other))
 
 
 class _Traffic:

@@ -189,13 +189,15 @@ def test_two_tors_of_a_lane_alone_are_as_one() -> None:
     assert simulate(topology, what, 2e-6).seconds == pytest.approx(drawn.received.max(), rel=1e-9)
 
 
-def test_a_lane_starts_its_flows_in_order() -> None:
-    """The second flow of lane 2 waits for nothing that is late, and still starts after the first."""
-    flows = lanes(np.arange(3), np.arange(3), 1.0, 2, [(np.array([0]), np.array([2]), 0, False)])
-    bundles = Bundles((((0, 1.0),), ((1, 1.0),), ((2, 1.0),)), np.array([0.5, 1.0, 1.0]))
-    ends = run(Plan(flows, bundles, np.arange(3), 0.0, np.zeros(3)))
+def test_flows_of_a_lane_share_its_links() -> None:
+    """Two flows of a slow lane become ready one after the other, by what a fast lane receives, and slow each other."""
+    fast, slow = np.array([0]), np.array([1])
+    flows = lanes(np.arange(2), np.arange(2), 1.0, 2, [(fast, fast, 1, False), (fast, slow, 0, False)])
+    bundles = Bundles((((0, 1.0),), ((1, 1.0),)), np.array([1.0, 0.5]))
+    ends = run(Plan(flows, bundles, np.arange(2), 0.0, np.zeros(2)))
     assert ends
-    assert ends.received.tolist() == [4.0, 4.0, 2.0, 2.0, 6.0, 6.0]
+    assert ends.received.tolist() == [1.0, 2.0, 4.0, 5.0]  # alone for a second, then both at a quarter, then alone
+    assert ends.most.tolist() == [1, 2]
 
 
 def test_hashes_are_drawn_from_the_seed() -> None:

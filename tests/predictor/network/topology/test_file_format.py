@@ -62,7 +62,7 @@ def changed(old: str, new: str) -> str:
         (changed("7 2 2 1 8 H100", "7 two 2 1 8 H100"), "line 1: 'two' is not a whole number"),
         (changed("7 2 2 1 8 H100", "7 0 2 1 8 H100"), "line 1: '0' is not a whole number from 1 up"),
         (changed("7 2 2 1 8 H100", "99999999 2 2 1 8 H100"), "line 1: 99999999 nodes; at most 5000000"),
-        (changed("7 2 2 1 8 H100", "9 2 2 1 8 H100"), "line 2: '4' is not the number of a switch; with the 9 nodes of line 1, switches are"),
+        (changed("7 2 2 1 8 H100", "9 2 2 1 8 H100"), "line 2: '4' is not the number of a switch; with the 9 nodes"),
         (changed("7 2 2 1 8 H100", "7 3 2 1 8 H100"), "line 1: 7 nodes less the switches are 4 GPUs"),
         (changed("7 2 2 1 8 H100", "3 2 2 1 8 H100"), "line 2: '4' is not the number of a switch"),
         (changed("7 2 2 1 8 H100", "7 2 2 1 9 H100"), "line 10: the file has 8 links; line 1 states 9"),
