@@ -77,8 +77,8 @@ def simulate(
 def _draw_all(topology: Topology, whole: Pattern, groups: np.ndarray, latency: float, seed: int, draws: int) -> list[Extent]:
     """Return the outcome of every draw, or one where hashes do not matter."""
     way = router(topology, whole.target)
+    rows = way.routes(whole.source, whole.target, np.zeros(len(whole), dtype=np.int64), seed)  # raises where there are none
     free = choices(way, whole)
-    rows = way.routes(whole.source, whole.target, np.zeros(len(whole), dtype=np.int64), seed)
     tail = tails(way, rows, whole.size)
     if not (free.varies & ~free.alone).any():
         plan, color = merged(whole, np.where(free.harmless[rows], -1, rows), way.links.rate, latency, tail)

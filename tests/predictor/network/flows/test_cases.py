@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from predictor.network.flows.cases import parse_case, read_flow_cases, run_case
 from profiler.errors import InputError
@@ -106,3 +108,19 @@ def test_parallelism_that_does_not_fit() -> None:
         time_of(tp=5)
     with pytest.raises(InputError, match="size must be positive"):
         time_of(bytes=0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(CASE)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 10**20), st.floats(), st.text(max_size=5), st.just([]), st.just({"a": {}})
+    ),
+)
+def test_any_value_is_understood_or_refused(key: str, value: object) -> None:
+    try:
+        case, _ = parse_case({**CASE, key: value})
+    except InputError as error:
+        assert "\n" not in str(error)
+        return
+    assert case.gpus >= 0 and 0 <= case.latency < 1

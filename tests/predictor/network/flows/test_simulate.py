@@ -292,6 +292,20 @@ def test_numbers_that_are_refused(latency: float, draws: int, seed: int, words: 
         simulate(SMALL, ALIKE[0], latency, seed, draws)
 
 
+def test_where_nothing_leads() -> None:
+    with pytest.raises(InputError, match="no switches lead from GPU 0 to GPU 5"):
+        simulate(network(rail_optimized=True, gpus=8, gpus_per_server=4, psws=0), collective("p2p", [[0, 5]], 1))
+
+
+def test_two_collectives_on_the_same_links_wait_for_each_other() -> None:
+    topology = network(**RAIL, gpus=32)
+    one, two = (collective(op, data_groups(32, 8), 2**24) for op in ("all_gather", "reduce_scatter"))
+    alone = simulate(topology, one, 0.0).seconds
+    both = simulate(topology, [one, two], 0.0)
+    assert 1.9 * alone < both.seconds < 2 * alone
+    assert both.times.shape == (1, 16)
+
+
 def test_nothing_to_simulate() -> None:
     with pytest.raises(InputError, match="no collective"):
         simulate(SMALL, [])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from predictor.network.topology.file_format import parse_topology, read_topology, topology_text, write_topology
 from profiler.errors import InputError
@@ -103,3 +105,20 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write there"):
         write_topology(parse_topology(SMALL, "small"), tmp_path / "file" / "small")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_damage_is_an_input_error_or_another_topology(data: st.DataObject) -> None:
+    words = SMALL.replace("\n", " \n ").split(" ")
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(words) - 1))
+        words[at] = data.draw(
+            st.sampled_from(["", "0", "-1", "7", "99", "1e9", "x", "\n", "٣", "900Gbps", "0.5", "inf", words[at - 1]])
+        )
+    try:
+        topology = parse_topology(" ".join(words), "damaged")
+    except InputError as error:
+        assert str(error).startswith("line ") and "\n" not in str(error)
+        return
+    assert topology_text(parse_topology(topology_text(topology), "again")) == topology_text(topology)
