@@ -1,4 +1,4 @@
-"""``python -m predictor.network HARDWARE_DIR --output prof_data/network_fits.json``: fit the constants of published networks.
+"""``python -m predictor.network.fit_published HARDWARE_DIR --output FITS.json``: fit the constants of published networks.
 
 HARDWARE_DIR holds ``<device>_nccl.parquet`` files: op, gpus_per_node, nodes, bytes (whole buffer), us, dtype, env, source.
 Some of the logs may be used but not redistributed, so the repository ships the fitted parameters without the measurements.
@@ -183,7 +183,8 @@ def fit_all(folder: Path) -> dict[str, Any]:
             entry |= {key: networks[network.prior][key] for key in ("most_nodes", "relative_std")}
         networks[network.name] = {**entry, "device": network.device, "sources": sources}
     return {
-        "about": "Constants of predictor/network/physics.py fitted by python -m predictor.network; seconds, bytes/s, shares",
+        "about": "Constants of predictor/network/physics.py fitted by python -m predictor.network.fit_published; "
+        "seconds, bytes/s, shares",
         "networks": networks,
         "devices": DEFAULTS,
         "default": INFINIBAND,
@@ -192,7 +193,7 @@ def fit_all(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m predictor.network", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m predictor.network.fit_published", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of <device>_nccl.parquet files")
     parser.add_argument("--output", type=Path, default=Path("prof_data/network_fits.json"))
     arguments = parser.parse_args()
@@ -204,3 +205,7 @@ def main() -> None:
     arguments.output.write_text(json.dumps(fit, indent=1) + "\n", encoding="utf-8")
     for name, entry in fit["networks"].items():
         print(f"{name}: {entry['rows']} measurements; left-out scales {entry['left_out_scale_error']}")
+
+
+if __name__ == "__main__":
+    main()
