@@ -28,6 +28,7 @@ from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.overlap import contention
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES, rank_skew_seconds
+from predictor.network.simulated import SimulatedNetwork
 from profiler.errors import InputError, printable
 from profiler.files import replacing
 from profiler.profile.profile import Derivation, Device, Profile
@@ -60,7 +61,7 @@ class CostModel:
     grouped: GroupedLinearModel
     attention: FlashAttnModel
     kernels: MemoryBoundModel
-    collectives: CollectiveModel
+    collectives: CollectiveModel | SimulatedNetwork
     network_bandwidth: float
     contention: float
     rank_skew: float = 0.0
@@ -75,6 +76,11 @@ class CostModel:
     doubt: DeviceDoubt | None = None
     host_rates: Mapping[str, float] = field(default_factory=dict)
     learned: Learned | None = None
+
+    @property
+    def measured_collectives(self) -> CollectiveModel:
+        """The collectives of the profile, without a simulated network."""
+        return self.collectives.inside if isinstance(self.collectives, SimulatedNetwork) else self.collectives
 
     def factor(self, name: str) -> float:
         """Return by how much longer times of one kind are than in the profile, as learned (predictor.learned.FACTORS)."""
@@ -244,7 +250,7 @@ class CostModel:
         return replace(
             links, device=device, linears=linears, grouped=replace(self.grouped, linear=linears),
             attention=self.attention.on(device), kernels=replace(self.kernels, bandwidth=device.memory_bandwidth),
-            collectives=links.collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
+            collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
             network_bandwidth=device.network_bandwidth, contention=self.contention,
             derating=max(derating * factor, 1.0) * scale.get("bf16", 1.0),
             quantised_derating=Derating(max(quantised.factor * factor, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),

@@ -15,6 +15,7 @@ class Basis(IntEnum):
     INTERPOLATED = 1  #: inside the range of the measurements
     EXTRAPOLATED = 2  #: outside that range, from the fit
     ROOFLINE = 3  #: no measurement of this op: datasheet peak and bandwidth, with a stated efficiency
+    SIMULATED = 4  #: messages on a network that nobody measured, flow by flow
 
 
 class Estimate(NamedTuple):

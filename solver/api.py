@@ -12,12 +12,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from predictor.cost_model import cost_model
+from predictor.cost_model import CostModel, cost_model
+from predictor.network.flows.calibrate import read_calibration
+from predictor.network.simulated import SimulatedNetwork, cache_file
+from predictor.network.topology.types import Topology
 from profiler.errors import InputError, shown
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
+from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
@@ -64,8 +68,11 @@ def load_problem(
     if of_experts and not run_config.model.is_mixture_of_experts:
         raise InputError(f"{of_experts[0]} changes nothing: {run_config.model.name} has no experts; leave it out")
     found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
+    topology = described.pop(TOPOLOGY, None)
     place = _limited(cluster_of(found.device, described), memory_limit_gib)
     cost = cost_model(found, place.network_bandwidth, CACHE)
+    if topology is not None:
+        cost = _on_topology(cost, topology, place, world_size)
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
     own = str(given.get("framework", DEFAULT_FRAMEWORK))
     framework = release_for_search(str(constants.get("framework") or own))
@@ -77,6 +84,21 @@ def load_problem(
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(run_config.model, run, place, cost, approximate)
+
+
+def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int) -> CostModel:
+    """Return a cost model whose collectives between servers are simulated on the topology."""
+    per = place.for_world(world).gpus_per_domain
+    if -(-world // per) > topology.servers:
+        raise InputError(
+            f"{world} GPUs do not fit on {topology.name}, of which a job like this uses {topology.servers} x {per}"
+        )
+    found, device = read_calibration(), cost.device
+    measured = max(device.gpus_per_node, device.nvlink_domain)
+    network = SimulatedNetwork(
+        topology, cost.measured_collectives, world, per, measured, found, cache_file(CACHE, topology, found)
+    )
+    return replace(cost, collectives=network)
 
 
 def _limited(cluster: Cluster, memory_limit_gib: float | None) -> Cluster:

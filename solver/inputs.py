@@ -11,6 +11,7 @@ from rich.console import Console
 
 from predictor.learned import conditions_of, read_learned
 from predictor.network.measured_groups import describe_network
+from predictor.network.simulated import SimulatedNetwork
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import Profile
@@ -18,6 +19,7 @@ from profiler.profile.profiles import PROF_DATA, as_device, derived_profiles, fi
 from solver.api import load_problem
 from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
+from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import parse_constants
 from solver.step.problem import Problem
 
@@ -61,7 +63,7 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
     """
     config = config or load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
     cluster = load_cluster(args.cluster) if args.cluster else {}
-    if args.profile and cluster.get("hardware") not in (None, args.profile):
+    if args.profile and TOPOLOGY not in cluster and cluster.get("hardware") not in (None, args.profile):
         raise InputError(
             f"--profile is {args.profile}, but --cluster {args.cluster} is of {cluster['hardware']}; leave one out"
         )
@@ -80,8 +82,18 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
     if getattr(args, "learned", None):
         problem, said = _learned(args.learned, problem, said)
     network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""
+    if isinstance(problem.cost.collectives, SimulatedNetwork):
+        network = problem.cost.collectives.text()
+        problem = replace(problem, cost=replace(problem.cost, collectives=replace(problem.cost.collectives, notice=_tell)))
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     return Inputs(config, profile, said, problem, network, times)
+
+
+def _tell(text: str) -> None:
+    """Say in a terminal what takes its time."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(text, style="dim", markup=False)
 
 
 def _learned(path: Path, problem: Problem, said: str) -> tuple[Problem, str]:

@@ -121,7 +121,7 @@ def draw(accuracy: Accuracy, folder: Path, cache_dir: Path | None = None) -> lis
     fits = {"linears": model.linears, "attention": model.attention, "kernels": model.kernels}
     try:
         kernels = pictures_kernels.draw(accuracy.profile, fits, folder / "cal", accuracy.scores)
-        drawn = kernels + pictures_comm.draw(accuracy.profile, model.collectives, folder)
+        drawn = kernels + pictures_comm.draw(accuracy.profile, model.measured_collectives, folder)
         exchange = draw_exchange(accuracy.profile, model.exchanges, accuracy.scores, folder / "comm" / "expert_exchange.jpg")
         return drawn + ([exchange] if exchange else [])
     except OSError as error:

@@ -17,6 +17,7 @@ from solver.formats.internevo_config import internevo_run
 from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
 from solver.formats.script_files import read_script_file
 from solver.formats.text_file import json_object, read_text
+from solver.formats.topology_cluster import is_topology, topology_cluster
 from solver.formats.torchtitan_config import read_torchtitan
 from solver.formats.yaml_files import read_yaml_file
 from solver.spec.model import ModelSpec
@@ -159,18 +160,21 @@ def _micro_batches(batch: Any, layout: Mapping[str, Any], path: Path) -> int:
 
 
 def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
-    """Return a cluster description: a JSON file, or the name of one under ``configs/clusters``.
+    """Return a cluster description: a JSON file, the name of one under ``configs/clusters``, or a topology
+    (solver.formats.topology_cluster).
 
     Keys as in ``solver.spec.cluster.cluster_of``: name, hardware (a profile), the figures, notes. Raises
     InputError for a name or file that does not exist, and for a file that does not hold an object.
     """
+    if is_topology(str(path_or_name)):
+        return topology_cluster(str(path_or_name))
     path = Path(path_or_name)
     if path.suffix != ".json":
         known = _stems(CONFIGS / "clusters")
         if str(path_or_name) not in known:
             raise InputError(
                 f"no cluster is called {str(path_or_name)!r}{closest(str(path_or_name), known)}; "
-                f"give a .json file or one of {', '.join(known)}"
+                f"give a .json or .topo file, a template such as 'Spectrum-X -g 512', or one of {', '.join(known)}"
             )
         path = CONFIGS / "clusters" / f"{path_or_name}.json"
     return {"name": path.stem, **json_object(read_text(path, WHAT, MAX_BYTES), path)}

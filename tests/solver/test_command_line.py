@@ -82,7 +82,7 @@ def check_solution(found: dict[str, Any], world: int, tokens: int) -> None:
     assert sum(found["breakdown_s"].values()) == pytest.approx(step, rel=1e-9)
     assert sum(op["seconds"] for op in found["ops"]) == pytest.approx(step, rel=1e-9)
     assert sum(found["basis"].values()) == pytest.approx(1, rel=1e-9)
-    assert set(found["basis"]) == {"measured", "interpolated", "extrapolated", "roofline"}
+    assert set(found["basis"]) == {"measured", "interpolated", "extrapolated", "roofline", "simulated"}
     assert found["tgs"] * step * world == pytest.approx(tokens, rel=1e-9)
     assert layout["global_batch_sequences"] * layout["seq_len"] == tokens
     assert layout["tp"] * layout["cp"] * layout["dp"] * layout["pp"] == layout["world_size"] == world
