@@ -39,7 +39,7 @@ _EXAMPLES = """examples:
   foretrain compare --config configs/7B_internlm2.py --world_size 64 . tp=2 profile=h200_sxm,tp=2
   foretrain fit --config configs/7B_internlm2.py --world_size 64
   foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512
-  foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --price 2.5
+  foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --least 1024 --most 4096
   foretrain sweep out.csv --models llama3_8b,llama3_70b --world_sizes 128,256 --machines h100_sxm,h200_sxm --plot out.png
   foretrain export run.sh --model_size llama3_70b --framework megatron-core --world_size 512 --best
   foretrain health job.json --config configs/7B_internlm2.py --world_size 64

@@ -11,7 +11,7 @@ import pytest
 
 from profiler.errors import InputError
 from solver import load_problem
-from solver.api import estimate
+from solver.api import configured_strategy, estimate
 from solver.console import main
 from solver.formats.cases import case_of
 from solver.formats.config_file import load_run_config
@@ -64,24 +64,33 @@ def printed(problem: Problem, layout: Strategy, steps: list[float]) -> str:
 
 @pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize(("model", "world", "tp", "pp"), JOBS)
-def test_a_log_with_one_switch_off_names_it(
-    switch: str, model: str, world: int, tp: int, pp: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_with_one_switch_off_names_it(switch: str, model: str, world: int, tp: int, pp: int) -> None:
     problem, layout = job(model, world, tp, pp, **SWITCHES[switch])
     taken = float(estimate(problem, [layout]).times.seconds[0])
     noise = np.random.default_rng(7).normal(1.0, 0.01, 30)
-    log, out = tmp_path / "job.log", tmp_path / "out.json"
-    log.write_text(printed(problem, layout, [float(step) for step in taken * noise]))
-    assert main(["import", str(log), "--json", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert found["predicted_step_s"] == pytest.approx(taken, rel=1e-6)
-    shown = capsys.readouterr().out
-    settings = [row["setting"] for row in found["switches"]]
+    config = config_in_log(printed(problem, layout, [float(step) for step in taken * noise]), Path("job.log"))
+    logged = load_problem(config, world, profile="h100_sxm")
+    found = gap(logged, configured_strategy(logged, config), float(np.median(taken * noise)))
+    assert found.predicted == pytest.approx(taken, rel=1e-6)
+    shown = "\n".join(gap_lines(found))
+    settings = [row.field for row in found.switches]
     assert switch in settings, (settings, shown)
     caused = {switch} | SWITCHES[switch].keys()
     always = {"tp_comm_overlap"}  # never on in these jobs
     assert set(settings) - always <= caused
     assert ("the distributed optimizer is off" if switch == "zero" else f"{switch} is off") in shown
+
+
+def test_the_command_reads_a_log_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    problem, layout = job("llama3_8b", 64, 2, 2, overlap_param_gather=False)
+    taken = float(estimate(problem, [layout]).times.seconds[0])
+    log, out = tmp_path / "job.log", tmp_path / "out.json"
+    log.write_text(printed(problem, layout, [taken] * 30))
+    assert main(["import", str(log), "--json", str(out)]) == main(["health", str(log)]) == 0
+    found = json.loads(out.read_text())
+    assert found["predicted_step_s"] == pytest.approx(taken, rel=1e-6)
+    assert "overlap_param_gather" in {row["setting"] for row in found["switches"]}
+    assert "overlap_param_gather is off" in capsys.readouterr().out
 
 
 def test_a_switch_costs_what_it_costs() -> None:
