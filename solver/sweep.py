@@ -7,9 +7,10 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from profiler.errors import InputError
 from profiler.profile.profiles import derived_profiles, shipped_profiles
@@ -108,7 +109,7 @@ def sweep(
     done = _read_journal(journal, options)
     left = [point for point in dict.fromkeys(asked) if point not in done]
     rows = _by_dask(left, options, scheduler) if scheduler else _by_joblib(left, options, jobs)
-    with journal.open("a", encoding="utf-8") as file:
+    with _opened(journal) as file:
         if not done and file.tell() == 0:
             _append(file, {"options": asdict(options)})
         for number, (point, row) in enumerate(rows, len(asked) - len(left) + 1):
@@ -119,7 +120,19 @@ def sweep(
     return [done[point] for point in asked]
 
 
-def _append(file: Any, line: Mapping[str, Any]) -> None:
+@contextmanager
+def _opened(journal: Path) -> Iterator[TextIO]:
+    """Yield the journal, to append to. Raises InputError where it cannot be written."""
+    try:
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        file = journal.open("a", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{journal}: cannot write there: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def _append(file: TextIO, line: Mapping[str, Any]) -> None:
     file.write(json.dumps(line) + "\n")
     file.flush()
     os.fsync(file.fileno())
@@ -127,9 +140,12 @@ def _append(file: Any, line: Mapping[str, Any]) -> None:
 
 def _read_journal(path: Path, options: Options) -> dict[Point, Row]:
     """Return what a journal holds; a last line that was cut off is removed from it."""
-    if not path.exists():
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
         return {}
-    text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot read an unfinished sweep: {error}") from None
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         with path.open("r+", encoding="utf-8") as file:

@@ -124,6 +124,7 @@ def test_pictures_and_parquet(alone: bytes, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["out.txt", "--models", "llama3_8b", "--world_sizes", "8"], "out.txt: a table is a .csv or a .parquet file"),
+        (["/dev/null/a/out.csv", "--models", "llama3_8b", "--world_sizes", "8"], "Not a directory"),
         (["out.csv", "--models", "llama9", "--world_sizes", "8"], "no model is called 'llama9'"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,eight"], "--world_sizes 8,eight: eight is no whole number"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,8"], "--world_sizes 8,8: give names, each once"),
