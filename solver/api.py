@@ -12,7 +12,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
+from predictor.fitted import cost_model
 from predictor.network.flows.calibrate import read_calibration
 from predictor.network.simulated import SimulatedNetwork, cache_file
 from predictor.network.topology.types import Topology

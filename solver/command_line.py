@@ -15,7 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
+from predictor.fitted import cost_model
 from predictor.kernels.derating import step_factors
 from profiler.errors import InputError, printable
 from profiler.files import replacing

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
+from predictor.fitted import cost_model
 from profiler.profile.profiles import PROF_DATA, find_profile
 
 

@@ -20,6 +20,7 @@ LEVELS = (
     ("predictor.estimate", "predictor.learned"),
     ("predictor.kernels", "predictor.network"),
     ("predictor.cost_model",),
+    ("predictor.fitted",),
     ("predictor.accuracy",),
     ("solver.spec",),
     ("solver.formats", "solver.schedule", "solver.layers"),

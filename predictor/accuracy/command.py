@@ -38,7 +38,7 @@ from predictor.accuracy.crossval_exchange import exchange_scores
 from predictor.accuracy.left_out_devices import CHIPS, device_scores
 from predictor.accuracy.pictures_exchange import draw_exchange
 from predictor.accuracy.score import Score
-from predictor.cost_model import cost_model
+from predictor.fitted import cost_model
 from predictor.kernels.flash_attn import main_rows
 from profiler.errors import InputError
 from profiler.files import write_text

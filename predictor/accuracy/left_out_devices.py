@@ -9,8 +9,9 @@ import numpy as np
 
 from predictor.accuracy.crossval import linear_rows, quantised_linear_rows
 from predictor.accuracy.score import Score, score
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
+from predictor.fitted import cost_model
 from predictor.kernels.flash_attn import is_serving, main_rows, shape_of
 from predictor.network.collective_points import group_points
 from profiler.profile.derived import derived_profile

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
+from predictor.fitted import cost_model
 from profiler.errors import InputError
 from profiler.profile.profiles import as_device, find_profile
 from solver.api import CACHE

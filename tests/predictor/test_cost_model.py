@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from toy import BYTE, DEVICE, FLOP, LINK, NETWORK, toy_cost
 
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
+from predictor.fitted import cost_model
 from predictor.kernels.derating import Derating
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Profile, Table

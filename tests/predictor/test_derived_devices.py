@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from predictor.accuracy.left_out_devices import device_scores
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
+from predictor.fitted import cost_model
 from predictor.kernels.device_doubt import DEVICE_DOUBTS
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS, Datasheet

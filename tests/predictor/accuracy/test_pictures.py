@@ -15,8 +15,8 @@ from predictor.accuracy.crossval import formats
 from predictor.accuracy.pictures_axes import flops_axis, new_figure, rate_unit, said_of
 from predictor.accuracy.pictures_scatter import band_over, draw_all_rows
 from predictor.accuracy.score import Score
-from predictor.cost_model import fit_all
 from predictor.estimate import Estimate
+from predictor.fitted import fit_all
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.network.collective import CollectiveModel
 from profiler.profile.profile import Device, Profile, Table

@@ -12,8 +12,8 @@ from toy import DEVICE, toy_cost
 
 from predictor.accuracy.crossval_exchange import exchange_scores
 from predictor.accuracy.pictures_exchange import draw_exchange
-from predictor.cost_model import cost_model
 from predictor.estimate import Basis
+from predictor.fitted import cost_model
 from predictor.network.exchange_law import FAR_SHARE, PRIORS, ExchangeLaw
 from predictor.network.expert_exchange import DISPATCHERS, OPS, ExpertExchangeModel
 from profiler.errors import InputError

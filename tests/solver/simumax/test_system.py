@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from predictor.cost_model import CostModel, cost_model
+from predictor.cost_model import CostModel
+from predictor.fitted import cost_model
 from profiler.errors import InputError
 from solver.simumax import SystemConfig
 from solver.simumax.listed import with_listed

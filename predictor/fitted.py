@@ -1,0 +1,153 @@
+"""A profile becomes a cost model: every model is fitted to its tables, and the fits are kept for later starts."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from predictor.cost_model import CostModel
+from predictor.kernels.derating import Derating, derating_of, quantised_derating_of
+from predictor.kernels.flash_attn import FlashAttnModel
+from predictor.kernels.grouped_linear import GroupedLinearModel
+from predictor.kernels.linear import LinearModel
+from predictor.kernels.memory_bound import MemoryBoundModel
+from predictor.network.collective import CollectiveModel
+from predictor.network.expert_exchange import ExpertExchangeModel
+from predictor.network.overlap import contention
+from predictor.network.rank_skew import rank_skew_seconds
+from profiler.errors import InputError, printable
+from profiler.files import replacing
+from profiler.profile.profile import Profile
+
+_MODELS: dict[str, Any] = {
+    "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,
+    "collectives": CollectiveModel, "exchanges": ExpertExchangeModel,
+}  # fmt: skip
+
+
+_MOST_OVER_PEAK = 3.0  #: boost clocks, and formats whose peak is not stated, exceed a peak by less
+
+
+def fit_all(profile: Profile) -> dict[str, Any]:
+    """Fit every model to the profile's tables (takes seconds)."""
+    linears = LinearModel.fit(profile.table("linear"), profile.device)
+    return {
+        "linears": linears,
+        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), linears, linears.lab_scale(profile)),
+        "attention": FlashAttnModel.fit(profile.table("flash_attn"), profile.device),
+        "kernels": MemoryBoundModel.fit(
+            profile.table("memory_bound"), profile.device, _meta_constants(profile).get("memory_bound")
+        ),
+        "collectives": CollectiveModel.fit(profile),
+        "exchanges": ExpertExchangeModel.fit(profile.table("expert_exchange"), profile.device),
+    }
+
+
+def _checked_fit(profile: Profile) -> dict[str, Any]:
+    """``fit_all``; raise InputError for a profile that cannot be what was measured."""
+    gemms = profile.table("linear")
+    peak = max(profile.device.peak_flops.values())
+    flops = 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
+    if (flops > _MOST_OVER_PEAK * peak * gemms["seconds"]).any():
+        raise InputError(
+            f"profile {printable(profile.name)}: GEMMs run at more than {_MOST_OVER_PEAK:g} times the device's peak of "
+            f"{peak / 1e12:.3g} TFLOP/s; its peaks or its times are wrong"
+        )
+    try:
+        return fit_all(profile)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"profile {printable(profile.name)}: its measurements or constants cannot be fitted "
+            f"({type(error).__name__}: {printable(str(error))})"
+        ) from error
+
+
+def _meta_constants(profile: Profile) -> Mapping[str, Any]:
+    stated: Mapping[str, Any] = profile.meta.get("laws") or {}
+    return stated
+
+
+def cost_model(
+    profile: Profile,
+    network_bandwidth: float | None = None,
+    cache_dir: Path | None = None,
+    derating: float | None = None,
+) -> CostModel:
+    """The cost model of a profile; fits are read from ``cache_dir`` if they are there, and written to it otherwise.
+
+    derating: overrides the profile's own. That of a device that was not measured is derived (CostModel.on).
+    """
+    if profile.derivation is not None:
+        from_, of_links = profile.derivation.kernels, profile.derivation.links
+        kernels = cost_model(from_, None, cache_dir, derating)
+        links = kernels if of_links is from_ else cost_model(of_links, None, cache_dir)
+        return kernels.on(profile.device, profile.derivation, links).with_network(network_bandwidth)
+    fits = _read_cache(profile, cache_dir) if cache_dir else None
+    if fits is None:
+        fits = _checked_fit(profile)
+        if cache_dir:
+            _write_cache(profile, fits, cache_dir)
+    return CostModel(
+        device=profile.device,
+        network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
+        contention=contention(profile.device, profile.table("overlap")),
+        rank_skew=rank_skew_seconds(profile),
+        derating=derating or derating_of(profile, fits["linears"]),
+        quantised_derating=Derating(derating, 0.0) if derating else quantised_derating_of(profile, fits["linears"]),
+        shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
+        **fits,
+    )
+
+
+def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]:
+    """Buffer bytes/s of strided groups, from the profile's ``bandwidth_all_groups`` (bytes sent per second)."""
+    return {
+        (op, int(ranks)): float(fit["bandwidth_all_groups"]) / float(fit["traffic"])
+        for op, by_ranks in intra_node.items()
+        for ranks, fit in by_ranks.items()
+        if "bandwidth_all_groups" in fit and "traffic" in fit
+    }
+
+
+def _code_version() -> str:
+    """Hash of the sources that determine a fit: this package and the profile's readers."""
+    digest = hashlib.sha256()
+    here = Path(__file__).resolve().parent
+    for folder in (here, here.parent / "profiler"):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _cache_path(profile: Profile, cache_dir: Path) -> Path:
+    return cache_dir / f"{profile.digest}-{_code_version()}.npz"  # never profile.name: it comes from the file
+
+
+def _read_cache(profile: Profile, cache_dir: Path) -> dict[str, Any] | None:
+    try:
+        with np.load(_cache_path(profile, cache_dir), allow_pickle=False) as arrays:
+            split: dict[str, dict[str, np.ndarray]] = {fit: {} for fit in _MODELS}
+            for name in arrays.files:
+                fit, _, key = name.partition("/")
+                split[fit][key] = arrays[name]
+            return {fit: kind.from_arrays(split[fit]) for fit, kind in _MODELS.items()}
+    except Exception:  # missing or damaged, which can fail anywhere in zipfile, zlib or numpy
+        return None  # the caller fits again and rewrites it
+
+
+def _write_cache(profile: Profile, fits: Mapping[str, Any], cache_dir: Path) -> None:
+    """Write the cache atomically; a read-only folder does not fail the job, the next start only fits again."""
+    arrays = {f"{fit}/{key}": array for fit, fitted in fits.items() for key, array in fitted.to_arrays().items()}
+    try:
+        with replacing(_cache_path(profile, cache_dir)) as file:
+            np.savez(file, **arrays)
+    except InputError:
+        return
+    for old in set(cache_dir.glob(f"{profile.digest}-*.npz")) - {_cache_path(profile, cache_dir)}:
+        old.unlink(missing_ok=True)
