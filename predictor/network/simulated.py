@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.network.collective import CollectiveModel
+from predictor.network.collective import UNSEEN_NETWORK_STD, CollectiveModel
 from predictor.network.flows.calibrate import Calibration, as_reached
 from predictor.network.flows.collective import collective
 from predictor.network.flows.simulate import FlowResult, simulate
@@ -40,7 +40,7 @@ _DRAWS = 3
 _OPERATIONS = {"all_gather": "all_gather", "reduce_scatter": "all_gather", "all_reduce": "all_reduce", "broadcast": "broadcast",
                "all2all": "all_to_all", "p2p": "p2p"}  # fmt: skip
 
-#: Seconds at SIZES of each algorithm, and the relative standard deviation.
+#: Seconds at SIZES of each algorithm, none where it is too large to simulate, and the relative standard deviation.
 Curve = tuple[tuple[tuple[float, ...], ...], float]
 
 
@@ -63,7 +63,10 @@ class SimulatedNetwork:
     _curves: dict[str, Curve] = field(default_factory=dict, compare=False, repr=False)
 
     def predict(self, op: str, bytes: Any, intra: Any, inter: Any, network_bandwidth: Any = None) -> Estimate:
-        """Estimate as CollectiveModel.predict does; network_bandwidth is the topology's, whatever is given."""
+        """Estimate as CollectiveModel.predict does.
+
+        network_bandwidth: of the topology, for groups that are too large to simulate: these have the law of measured networks.
+        """
         size, k, nodes = (np.asarray(a, dtype=np.float64) for a in np.broadcast_arrays(bytes, intra, inter))
         flat = [np.ravel(a) for a in (size, k, nodes)]
         near = (flat[2] <= 1) & (flat[1] <= self.measured_ranks)
@@ -72,6 +75,11 @@ class SimulatedNetwork:
         for ranks, servers in sorted(set(zip(flat[1][~near].tolist(), flat[2][~near].tolist(), strict=True))):
             at = ~near & (flat[1] == ranks) & (flat[2] == servers) & (flat[0] > 0)
             times, doubt = self._curve(_OPERATIONS[op], int(ranks), int(servers))
+            if not times:  # too large for the simulation
+                law = self.inside.predict(op, flat[0][at], ranks, servers, network_bandwidth)
+                seconds[at], std[at] = law.seconds, np.maximum(law.relative_std, UNSEEN_NETWORK_STD)
+                basis[at] = np.int8(Basis.EXTRAPOLATED)
+                continue
             seconds[at] = np.min([_linear(flat[0][at], each) for each in times], axis=0)
             std[at], basis[at] = doubt, np.int8(Basis.SIMULATED)
         return Estimate(seconds.reshape(size.shape), std.reshape(size.shape), basis.reshape(size.shape))
@@ -98,7 +106,10 @@ class SimulatedNetwork:
 
     def _simulated(self, operation: str, intra: int, servers: int) -> Curve:
         groups = self.groups(operation, intra, servers)
-        first = self._results(operation, groups, intra)
+        try:
+            first = self._results(operation, groups, intra)
+        except InputError:  # GPUs and links are there (solver.api checks): there are too many flows that differ
+            return (), 0.0
         times = [tuple(result.seconds for result in first)]
         if operation == "all_reduce":
             with suppress(InputError):  # a group that is too large for the simulation of a tree

@@ -86,6 +86,20 @@ def test_the_calibration_reproduces_what_was_measured() -> None:
     assert simulated(row, as_reached(network(10), found), found.latency) == pytest.approx(by_hand, rel=0.01)
 
 
+def test_what_is_too_large_to_simulate_has_the_law_of_measured_networks(
+    rails: SimulatedNetwork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise InputError("too many")
+
+    monkeypatch.setattr("predictor.network.simulated.simulate", refused)
+    cache = tmp_path / "c.json"
+    network = SimulatedNetwork(rails.topology, rails.inside, 64, 8, 8, rails.calibration, cache)
+    found, law = network.predict("all_gather", 1e8, 2, 4, 50e9), rails.inside.predict("all_gather", 1e8, 2, 4, 50e9)
+    assert found.seconds == law.seconds and found.relative_std >= 0.4 and found.basis == Basis.EXTRAPOLATED
+    assert cache.exists() and network.predict("all_gather", 1e8, 2, 4, 50e9).seconds == law.seconds
+
+
 def test_what_was_simulated_is_kept(rails: SimulatedNetwork, tmp_path: Path) -> None:
     told: list[str] = []
     cache = cache_file(tmp_path, rails.topology, rails.calibration)
