@@ -94,8 +94,7 @@ def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int
         raise InputError(
             f"{world} GPUs do not fit on {topology.name}, of which a job like this uses {topology.servers} x {per}"
         )
-    found, device = read_calibration(), cost.device
-    measured = max(device.gpus_per_node, device.nvlink_domain)
+    found = read_calibration()
     network = SimulatedNetwork(
         topology, cost.measured_collectives, world, per, measured, found, cache_file(CACHE, topology, found)
     )

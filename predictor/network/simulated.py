@@ -1,6 +1,6 @@
 """Collectives between nodes from a simulation of their flows on a topology, where no such network was measured.
 
-What stays inside a node that the profile measured is the profile's. For everything else the groups of a training run are
+What stays inside a server, or an NVLink domain, is the profile's. For everything else the groups of a training run are
 simulated together (predictor.network.flows): every group of so many GPUs in each of so many consecutive servers, up to
 MOST_GPUS of them, with link rates and latency as calibrated on a measured network (predictor.network.flows.calibrate). Four
 sizes are simulated for each operation, group and algorithm; between them and beyond the time is linear in the size, as a sum of
@@ -37,6 +37,8 @@ _MOST_FLOWS = 40_000
 #: Sizes that are simulated, from bound by latency to bound by rates; of the last one several draws of hashes, if they matter.
 SIZES = (float(1 << 16), float(1 << 22), float(1 << 26), float(1 << 30))
 _DRAWS = 3
+#: Flows of one step of a ring: a channel for each GPU of a server, through all GPUs of the group. More are not simulated.
+_MOST_OF_A_STEP = 10_000
 _OPERATIONS = {"all_gather": "all_gather", "reduce_scatter": "all_gather", "all_reduce": "all_reduce", "broadcast": "broadcast",
                "all2all": "all_to_all", "p2p": "p2p"}  # fmt: skip
 
@@ -48,15 +50,14 @@ Curve = tuple[tuple[tuple[float, ...], ...], float]
 class SimulatedNetwork:
     """The collectives of a job on a topology.
 
-    inside: the profile's, for groups in a server of up to ``measured_ranks`` GPUs. world: GPUs of the job, ``per_domain`` of
-    each server. cache: file of what was simulated before, None to keep nothing.
+    inside: the profile's, for groups in a server or NVLink domain. world: GPUs of the job, ``per_domain`` of each server. cache:
+    file of what was simulated before, None to keep nothing.
     """
 
     topology: Topology
     inside: CollectiveModel
     world: int
     per_domain: int
-    measured_ranks: int
     calibration: Calibration
     cache: Path | None = None
     notice: Callable[[str], None] | None = None  #: is told what is being simulated
@@ -69,7 +70,7 @@ class SimulatedNetwork:
         """
         size, k, nodes = (np.asarray(a, dtype=np.float64) for a in np.broadcast_arrays(bytes, intra, inter))
         flat = [np.ravel(a) for a in (size, k, nodes)]
-        near = (flat[2] <= 1) & (flat[1] <= self.measured_ranks)
+        near = flat[2] <= 1
         inside = self.inside.predict(op, flat[0], np.where(near, flat[1], 1), 1)
         seconds, std, basis = inside.seconds.copy(), inside.relative_std.copy(), inside.basis.copy()
         for ranks, servers in sorted(set(zip(flat[1][~near].tolist(), flat[2][~near].tolist(), strict=True))):
@@ -106,6 +107,8 @@ class SimulatedNetwork:
 
     def _simulated(self, operation: str, intra: int, servers: int) -> Curve:
         groups = self.groups(operation, intra, servers)
+        if intra * intra * servers > _MOST_OF_A_STEP:
+            return (), 0.0
         try:
             first = self._results(operation, groups, intra)
         except InputError:  # GPUs and links are there (solver.api checks): there are too many flows that differ

@@ -29,7 +29,7 @@ def topology(name: str, gpus: int, **stated: object) -> Topology:
 
 @pytest.fixture(scope="module")
 def rails(h100_model: CostModel) -> SimulatedNetwork:
-    return SimulatedNetwork(topology("Spectrum-X", 64), h100_model.measured_collectives, 64, 8, 8, read_calibration())
+    return SimulatedNetwork(topology("Spectrum-X", 64), h100_model.measured_collectives, 64, 8, read_calibration())
 
 
 def test_a_reduce_scatter_takes_as_long_as_an_all_gather(rails: SimulatedNetwork) -> None:
@@ -68,7 +68,7 @@ def test_laws(rails: SimulatedNetwork) -> None:
     sizes = np.geomspace(1e3, 1e10, 30)
     for op in ("all_reduce", "all_gather", "reduce_scatter", "all2all", "p2p", "broadcast"):
         assert (np.diff(rails.predict(op, sizes, 1, 2).seconds) >= 0).all(), op
-    slow = SimulatedNetwork(topology("Spectrum-X", 64, bandwidth="100Gbps"), rails.inside, 64, 8, 8, rails.calibration)
+    slow = SimulatedNetwork(topology("Spectrum-X", 64, bandwidth="100Gbps"), rails.inside, 64, 8, rails.calibration)
     ratio = slow.predict("all_gather", 1e9, 1, 8).seconds / rails.predict("all_gather", 1e9, 1, 8).seconds
     assert ratio == pytest.approx(4.0, rel=0.02)  # a quarter of the rate
     assert tuple(sorted(SIZES)) == SIZES
@@ -94,7 +94,7 @@ def test_what_is_too_large_to_simulate_has_the_law_of_measured_networks(
 
     monkeypatch.setattr("predictor.network.simulated.simulate", refused)
     cache = tmp_path / "c.json"
-    network = SimulatedNetwork(rails.topology, rails.inside, 64, 8, 8, rails.calibration, cache)
+    network = SimulatedNetwork(rails.topology, rails.inside, 64, 8, rails.calibration, cache)
     found, law = network.predict("all_gather", 1e8, 2, 4, 50e9), rails.inside.predict("all_gather", 1e8, 2, 4, 50e9)
     assert found.seconds == law.seconds and found.relative_std >= 0.4 and found.basis == Basis.EXTRAPOLATED
     assert cache.exists() and network.predict("all_gather", 1e8, 2, 4, 50e9).seconds == law.seconds
@@ -103,7 +103,7 @@ def test_what_is_too_large_to_simulate_has_the_law_of_measured_networks(
 def test_what_was_simulated_is_kept(rails: SimulatedNetwork, tmp_path: Path) -> None:
     told: list[str] = []
     cache = cache_file(tmp_path, rails.topology, rails.calibration)
-    args = (rails.topology, rails.inside, 64, 8, 8, rails.calibration, cache, told.append)
+    args = (rails.topology, rails.inside, 64, 8, rails.calibration, cache, told.append)
     first = SimulatedNetwork(*args).predict("all_gather", 1e7, 1, 4).seconds
     again = SimulatedNetwork(*args).predict("all_gather", 1e7, 1, 4).seconds
     assert first == again and told == ["simulating all_gather of 1 GPUs in each of 4 servers"]
