@@ -95,9 +95,7 @@ def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int
             f"{world} GPUs do not fit on {topology.name}, of which a job like this uses {topology.servers} x {per}"
         )
     found = read_calibration()
-    network = SimulatedNetwork(
-        topology, cost.measured_collectives, world, per, measured, found, cache_file(CACHE, topology, found)
-    )
+    network = SimulatedNetwork(topology, cost.measured_collectives, world, per, found, cache_file(CACHE, topology, found))
     return replace(cost, collectives=network)
 
 

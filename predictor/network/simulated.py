@@ -50,7 +50,7 @@ Curve = tuple[tuple[tuple[float, ...], ...], float]
 class SimulatedNetwork:
     """The collectives of a job on a topology.
 
-    inside: the profile's, for groups in a server or NVLink domain. world: GPUs of the job, ``per_domain`` of each server. cache:
+    inside: the profile's, for groups in a server or NVLink domain. world: GPUs of the job, ``per_domain`` a server. cache:
     file of what was simulated before, None to keep nothing.
     """
 
