@@ -30,7 +30,7 @@ predict: $(VENV)/.predict
 	$(BIN)/python simulation_train_formulaic.py --run_all_solu --world_size 128
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --durations=5
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=5
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,19 +1,16 @@
-"""Write docs/networks.md: Llama 3 70B on 1,024 H100 on networks that were simulated, beside the measured one."""
+"""Print the table of docs/networks.md: Llama 3 70B on 1,024 H100 on networks that were simulated, beside the measured one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from accuracy_tables import table
 
-from profiler.files import write_text
 from solver.api import load_problem
 from solver.report.explain import explain
 from solver.report.terminal import describe
 from solver.search.search import SearchResult, search
 
-ROOT = Path(__file__).resolve().parents[1]
 WORLD, SEQUENCES, MODEL = 1024, 1024, "configs/models/llama3_70b.json"
 #: What stands in the table -> --cluster.
 NETWORKS = {
@@ -51,9 +48,7 @@ def main() -> None:
         rows.append(
             [one.name, f"{best.tgs[0]:,.0f}", f"{best.tgs[0] / first - 1:+.1%}", f"{one.exposed():.1%}", describe(best, 0)]
         )
-    text = table(["network", "TGS", "beside the first", "exposed communication", "best layout"], rows)
-    print(text)
-    write_text(ROOT / "docs/networks.md.rows", text)
+    print(table(["network", "TGS", "beside the first", "exposed communication", "best layout"], rows))
 
 
 if __name__ == "__main__":
