@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES
-from predictor.network.simulated import SimulatedNetwork
 from profiler.profile.profile import Derivation, Device
+
+if TYPE_CHECKING:
+    from predictor.network.simulated import SimulatedNetwork
 
 #: Generation of FlashAttention -> speed of the next generation relative to it, on hardware that runs both, for long sequences:
 #: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
@@ -75,7 +77,7 @@ class CostModel:
     @property
     def measured_collectives(self) -> CollectiveModel:
         """The collectives of the profile, without a simulated network."""
-        return self.collectives.inside if isinstance(self.collectives, SimulatedNetwork) else self.collectives
+        return self.collectives.measured
 
     def factor(self, name: str) -> float:
         """Return by how much longer times of one kind are than in the profile, as learned (predictor.learned.FACTORS)."""
@@ -202,6 +204,10 @@ class CostModel:
             inside = self.collective(op, np.broadcast_to(size, passing.shape)[far], ranks, 1)
             passing[far] = np.minimum(passing[far], inside.seconds)
         return self.contention * passing
+
+    def for_world(self, world: int, per_domain: int) -> CostModel:
+        """The same device for a job of ``world`` GPUs, ``per_domain`` in a node or NVLink domain: simulations ask for it."""
+        return replace(self, collectives=self.collectives.for_world(world, per_domain))
 
     def with_network(self, network_bandwidth: float | None) -> CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's default)."""

@@ -14,8 +14,6 @@ from typing import Any
 
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
-from predictor.network.flows.calibrate import read_calibration
-from predictor.network.simulated import SimulatedNetwork, cache_file
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, shown
 from profiler.profile.attention_times import FOLDER
@@ -89,12 +87,11 @@ def load_problem(
 
 def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int) -> CostModel:
     """Return a cost model whose collectives between servers are simulated on the topology."""
-    per = place.for_world(world).gpus_per_domain
-    if -(-world // per) > topology.servers:
-        raise InputError(
-            f"{world} GPUs do not fit on {topology.name}, of which a job like this uses {topology.servers} x {per}"
-        )
-    found = read_calibration()
+    # what simulates takes as long to import as all the rest
+    from predictor.network.flows.calibrate import read_calibration
+    from predictor.network.simulated import SimulatedNetwork, cache_file
+
+    per, found = place.for_world(world).gpus_per_domain, read_calibration()
     network = SimulatedNetwork(topology, cost.measured_collectives, world, per, found, cache_file(CACHE, topology, found))
     return replace(cost, collectives=network)
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,9 +244,8 @@ def _scaling(result: SearchResult) -> list[SearchResult]:
         if world == run.world_size:
             found.append(result)
         elif world >= 1:
-            problem = replace(result.problem, run=run.replace(world_size=world, dp=world))
             with suppress(InputError):
-                found.append(search(problem, sequences, 1, fixed=result.fixed, most=result.most))
+                found.append(search(result.problem.for_world(world), sequences, 1, fixed=result.fixed, most=result.most))
     return found
 
 

@@ -6,12 +6,12 @@ import argparse
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from predictor.learned import conditions_of, read_learned
 from predictor.network.measured_groups import describe_network
-from predictor.network.simulated import SimulatedNetwork
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import Profile
@@ -82,9 +82,10 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
     if getattr(args, "learned", None):
         problem, said = _learned(args.learned, problem, said)
     network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""
-    if isinstance(problem.cost.collectives, SimulatedNetwork):
-        network = problem.cost.collectives.text()
-        problem = replace(problem, cost=replace(problem.cost, collectives=replace(problem.cost.collectives, notice=_tell)))
+    if TOPOLOGY in cluster:
+        simulated: Any = problem.cost.collectives
+        network = simulated.text()
+        problem = replace(problem, cost=replace(problem.cost, collectives=replace(simulated, notice=_tell)))
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
     return Inputs(config, profile, said, problem, network, times)
 

@@ -88,8 +88,7 @@ def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
     tried = []
     for world in (own.world_size // own.dp * dp for dp in range(own.dp, 0, -1)):
         with suppress(InputError):
-            run = problem.run.replace(world_size=world, dp=world)
-            smaller = replace(problem, run=run, cluster=problem.cluster.for_world(world))
+            smaller = problem.for_world(world)
             tried.append(
                 Tried(world, estimate(smaller, [configured_strategy(smaller, replace(config, layout=free), sequences)]))
             )

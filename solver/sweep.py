@@ -170,10 +170,10 @@ def _priced(point: Point, options: Options) -> tuple[Point, Row]:
 
 
 def _by_joblib(left: Iterable[Point], options: Options, jobs: int) -> Iterator[tuple[Point, Row]]:
-    from joblib import Parallel, delayed  # one process does not need it
-
     if jobs == 1:
         return (_priced(point, options) for point in left)
+    from joblib import Parallel, delayed  # one process does not need it
+
     rows: Iterator[tuple[Point, Row]] = Parallel(n_jobs=jobs, return_as="generator_unordered")(
         delayed(_priced)(point, options) for point in left
     )

@@ -118,6 +118,15 @@ class CollectiveModel:
             groups_between_nodes=MeasuredGroups.none(),
         )  # fmt: skip
 
+    @property
+    def measured(self) -> CollectiveModel:
+        """What of it is from a profile: all."""
+        return self
+
+    def for_world(self, world: int, per_domain: int) -> CollectiveModel:
+        """The same for a job of any size."""
+        return self
+
     def predict(
         self,
         op: str,

@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from predictor.estimate import Basis, Estimate
 from predictor.network.collective import UNSEEN_NETWORK_STD, CollectiveModel
 from predictor.network.flows.calibrate import Calibration, as_reached
 from predictor.network.flows.collective import collective
+from predictor.network.flows.groups import strided_group
 from predictor.network.flows.simulate import FlowResult, simulate
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError
@@ -62,6 +63,22 @@ class SimulatedNetwork:
     cache: Path | None = None
     notice: Callable[[str], None] | None = None  #: is told what is being simulated
     _curves: dict[str, Curve] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if -(-self.world // self.per_domain) > self.topology.servers:
+            raise InputError(
+                f"{self.world} GPUs do not fit on {self.topology.name}, of which a job like this uses "
+                f"{self.topology.servers} x {self.per_domain}"
+            )
+
+    @property
+    def measured(self) -> CollectiveModel:
+        """What of it is from a profile."""
+        return self.inside
+
+    def for_world(self, world: int, per_domain: int) -> SimulatedNetwork:
+        """The same for a job of another size. Raises InputError where it does not fit on the topology."""
+        return replace(self, world=world, per_domain=per_domain)
 
     def predict(self, op: str, bytes: Any, intra: Any, inter: Any, network_bandwidth: Any = None) -> Estimate:
         """Estimate as CollectiveModel.predict does.
@@ -148,10 +165,8 @@ class SimulatedNetwork:
             return [[a * per + place, b * per + (place if half else place + 1)] for a, b in pairs
                     for place in range(self.per_domain if half else 1)]  # fmt: skip
         sets = max(min(used, most) // servers, 1)
-        found = [
-            [node * per + place + i * apart for node in range(first * servers, (first + 1) * servers) for i in range(intra)]
-            for first in range(sets) for place in range(apart)
-        ]  # fmt: skip
+        one = np.array(strided_group(servers, intra, per, self.per_domain))
+        found = [(first * servers * per + place + one).tolist() for first in range(sets) for place in range(apart)]
         ranks = intra * servers
         return found[: max(_MOST_FLOWS // (ranks * (ranks - 1)), 1)] if operation == "all_to_all" else found
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
-from scipy.stats import norm
 
 from profiler.profile.profile import GIB
+from solver.report.doubt import normal_cdf
 from solver.report.explain import LAYOUT_STD, Explanation, explain
 from solver.report.output import problem_dict, solution_dict
 from solver.report.terminal import describe
@@ -62,7 +62,7 @@ def probability_faster(side: Side, other: Side) -> float:
     ratio = float(np.log(side.tgs / other.tgs))
     alike = _run_of(side) == _run_of(other)
     std = np.sqrt(2) * LAYOUT_STD if alike else np.hypot(side.why.relative_std, other.why.relative_std)
-    return float(norm.cdf(ratio / std))
+    return float(normal_cdf(ratio / std))
 
 
 def _run_of(side: Side) -> tuple[Any, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from profiler.profile.profile import GIB
+from solver.report.doubt import normal_cdf
 from solver.report.explain import LAYOUT_STD, Explanation, explain
 from solver.search.neighbours import Neighbourhood, Step, neighbours
 from solver.spec.strategy import Strategy
@@ -63,7 +64,7 @@ class Decision:
     why: tuple[Explanation, ...]
     around: Neighbourhood
 
-    @property
+    @cached_property
     def rows(self) -> list[Sensitivity]:
         return sensitivities(self.why)
 
@@ -84,18 +85,11 @@ def chances(seconds: np.ndarray) -> np.ndarray:
     """
     z = np.log(np.asarray(seconds, dtype=float)) / LAYOUT_STD
     x = np.linspace(-8.0, 8.0, 801)
-    slower = _normal_cdf(z[None, :, None] - z[:, None, None] + x)  # [i, j, x]: j is slower than i
+    slower = normal_cdf(z[None, :, None] - z[:, None, None] + x)  # [i, j, x]: j is slower than i
     slower[np.arange(len(z)), np.arange(len(z))] = 1.0
     values = np.exp(-(x**2) / 2) * slower.prod(axis=1)
     found: np.ndarray = ((values[:, 1:] + values[:, :-1]) * np.diff(x)).sum(axis=1)
     return found / found.sum()
-
-
-def _normal_cdf(x: np.ndarray) -> np.ndarray:
-    """Return the distribution function of the standard normal; without scipy, which a prediction does not need."""
-    erf = np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))
-    result: np.ndarray = (1 + erf) / 2
-    return result
 
 
 def sensitivities(found: Sequence[Explanation]) -> list[Sensitivity]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
@@ -36,3 +38,10 @@ def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
 def system_std(problem: Problem, layout: Strategy) -> float:
     """Return the standard deviation of log(step time) beside that of the kernels."""
     return math.hypot(*doubts(problem, layout).values())
+
+
+def normal_cdf(x: np.ndarray | float) -> np.ndarray:
+    """Return the distribution function of the standard normal; without scipy, which a prediction does not need."""
+    erf = np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))
+    result: np.ndarray = (1 + erf) / 2
+    return result

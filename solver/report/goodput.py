@@ -15,8 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.optimize import minimize_scalar
-
 from profiler.errors import InputError
 
 HOUR = 3600.0
@@ -151,6 +149,8 @@ def _elapsed(interval: float, mean: float, restart: float, saved: Checkpoints) -
 
 def _best_interval(mean: float, restart: float, saved: Checkpoints) -> float:
     """Return the seconds of training between checkpoints that lose least; none begins before the last one is written."""
+    from scipy.optimize import minimize_scalar  # importing it takes half as long as a prediction
+
     least = max(saved.write - saved.stall, 1.0)
     young = max(math.sqrt(2 * saved.stall * mean), least)
     found = minimize_scalar(

@@ -64,10 +64,8 @@ def trainings(
     """
     found, reason = [], ""
     for number, world in enumerate(worlds, 1):
-        run = problem.run.replace(world_size=world, dp=world)
-        cluster = replace(problem.cluster, nvlink_domain=domain).for_world(world)
         try:
-            result = search(replace(problem, run=run, cluster=cluster), sequences, 1, fixed=fixed, jobs=jobs)
+            result = search(problem.for_world(world, domain), sequences, 1, fixed=fixed, jobs=jobs)
         except InputError as error:
             reason = str(error)
         else:

@@ -74,6 +74,16 @@ class Problem:
     def framework(self) -> Framework:
         return framework_of(self.run.framework)
 
+    def for_world(self, world: int, domain: int | None = None) -> Problem:
+        """Return the problem on another number of GPUs.
+
+        domain: GPUs of a whole NVLink domain, of which a job gets the part that divides it; None: the part of this problem.
+        """
+        whole = self.cluster if domain is None else replace(self.cluster, nvlink_domain=domain)
+        cluster = whole.for_world(world)
+        run = self.run.replace(world_size=world, dp=world)
+        return replace(self, run=run, cluster=cluster, cost=self.cost.for_world(world, cluster.gpus_per_domain))
+
 
 def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel, approximate: bool = False) -> Problem:
     """Return a Problem whose cost model runs the attention kernels of the run's framework.

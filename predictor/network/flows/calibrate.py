@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from predictor.network.flows.collective import collective
+from predictor.network.flows.groups import strided_group
 from predictor.network.flows.simulate import simulate
 from predictor.network.topology.generate import generate
 from predictor.network.topology.templates import make_options
@@ -83,12 +84,6 @@ def as_reached(topology: Topology, calibration: Calibration) -> Topology:
     return replace(topology, kind=kind, kinds=tuple(kinds))
 
 
-def strided_group(nodes: int, intra: int, per_node: int, place: int = 0) -> list[int]:
-    """Return the GPUs of a group: ``intra`` of each node, as far apart as they can be, from local GPU ``place`` on."""
-    apart = per_node // intra
-    return [node * per_node + place + i * apart for node in range(nodes) for i in range(intra)]
-
-
 def measured_rows(per_group: int = 5) -> Iterator[Row]:
     """Yield rows of the profile between nodes: of each op and group about ``per_group`` sizes, the median of each."""
     profile, _ = find_profile(PROFILE)
@@ -111,7 +106,7 @@ def network(nodes: int) -> Topology:
 
 def simulated(row: Row, topology: Topology, latency: float) -> float:
     """Return the simulated seconds of a measured collective; rings between nodes keep to their rails, as NCCL's do."""
-    group = strided_group(row.nodes, row.intra, topology.gpus_per_server)
+    group = strided_group(row.nodes, row.intra, topology.gpus_per_server, topology.gpus_per_server)
     ring = OPERATIONS[row.op] != "all_to_all" and row.intra > 1
     return simulate(topology, collective(OPERATIONS[row.op], [group], row.bytes, pxn=ring), latency).seconds
 

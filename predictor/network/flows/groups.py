@@ -34,6 +34,12 @@ def expert_data_groups(world: int, tensor: int, expert: int) -> np.ndarray:
     return np.arange(world).reshape(-1, expert * tensor).T.copy()
 
 
+def strided_group(servers: int, intra: int, per_server: int, used: int) -> list[int]:
+    """Return the first group of ``intra`` GPUs, as far apart as they can be, of the ``used`` ones in each of some servers."""
+    apart = max(used // intra, 1)
+    return [server * per_server + i * apart for server in range(servers) for i in range(intra)]
+
+
 def training_groups(kind: str, world: int, tensor: int, expert: int = 1) -> np.ndarray:
     """Return the groups of ``kind``: tensor, data, expert or expert_data."""
     made = {

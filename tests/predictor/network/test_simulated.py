@@ -21,6 +21,7 @@ from solver import load_problem
 from solver.api import estimate
 from solver.console import main
 from solver.formats.config_file import load_cluster
+from solver.report.plan import trainings
 
 
 def topology(name: str, gpus: int, **stated: object) -> Topology:
@@ -139,3 +140,16 @@ def test_a_cluster_by_its_topology(tmp_path: Path, capsys: pytest.CaptureFixture
     ):
         assert main([*words, wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_other_numbers_of_gpus_are_simulated_as_such() -> None:
+    """A plan asks for many: each is the problem of that size, and what does not fit on the topology is left out."""
+    problem = load_problem("configs/models/llama3_8b.json", 16, cluster="Spectrum-X -g 32", framework="megatron-core")
+    larger = load_problem("configs/models/llama3_8b.json", 32, cluster="Spectrum-X -g 32", framework="megatron-core")
+    other = problem.for_world(32)
+    assert (other.run, other.cluster) == (larger.run, larger.cluster)
+    theirs = larger.cost.collective("all_gather", 1e8, 1, 4).seconds  # over more nodes than the smaller job has
+    assert other.cost.collective("all_gather", 1e8, 1, 4).seconds == theirs > 0
+    assert [one.world_size for one in trainings(problem, 64, 1e9, [16, 32, 64])] == [16, 32]
+    with pytest.raises(InputError, match="64 GPUs do not fit on Spectrum-X_32g"):
+        problem.for_world(64)
