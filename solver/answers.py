@@ -159,14 +159,12 @@ def best_layout(
     solver.load_problem (cluster, seq_len, framework, precision, ...). Raises InputError as the command line says it.
     """
     config = model if isinstance(model, RunConfig) or Path(model).suffix else find_model(str(model))
-    problem = load_problem(config, world_size, profile=profile, **options)
+    cluster = options.pop("cluster", None) or {}
+    described = load_cluster(cluster) if isinstance(cluster, str | Path) else cluster
+    if isinstance(profile, Profile):
+        found, said = profile, "a profile of your own"
+    else:
+        found, said = find_profile(profile or described.get("hardware"))
+    problem = load_problem(config, world_size, profile=found, cluster=described, **options)
     result = search(problem, global_batch_sequences, top, global_batch_tokens=global_batch_tokens, fixed=fixed, jobs=jobs)
-    said = "a profile of your own" if isinstance(profile, Profile) else find_profile(profile or _of_cluster(options))[1]
     return Answer(result, said)
-
-
-def _of_cluster(options: Mapping[str, Any]) -> str | None:
-    """Return the profile that a cluster names, as load_problem takes it."""
-    cluster = options.get("cluster")
-    described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
-    return described.get("hardware")

@@ -48,10 +48,6 @@ _EXAMPLES = """examples:
   foretrain validate configs/cases/published.jsonl
   foretrain measure --nproc-per-node 8 --budget 30
 """
-_QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
-    "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan, "sweep": sweep_all,
-    "import": import_log, "health": import_log, "learn": learn_runs,
-}  # fmt: skip
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 
 
@@ -72,46 +68,8 @@ def parser() -> argparse.ArgumentParser:
     single.set_defaults(run_all_solu=False, validate=None, top=1, jobs=1, plot=None, plot_scaling=None, fix=None, search=None)
     single.set_defaults(also=None, **{f"max_{name}": None for name in LIMITED})
     add_prediction_arguments(single)
-    planned = commands.add_parser(
-        "plan", allow_abbrev=False, help="tokens and a deadline: GPUs, days, GPU-hours, money, energy"
-    )
-    add_plan_arguments(planned)
-    sides = commands.add_parser(
-        "compare", allow_abbrev=False, help="layouts, devices, clusters or configs side by side, part by part"
-    )
-    add_compare_arguments(sides)
-    largest = commands.add_parser(
-        "fit", allow_abbrev=False, help="largest micro batch and sequence of the config's layout, fewest GPUs, what breaks next"
-    )
-    add_fit_arguments(largest)
-    explained = commands.add_parser(
-        "explain", allow_abbrev=False, help="why a layout, what is next to it, how sure that is, what measurement would tell"
-    )
-    add_explain_arguments(explained)
-    swept = commands.add_parser(
-        "sweep",
-        allow_abbrev=False,
-        help="models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster",
-    )
-    add_sweep_arguments(swept)
-    imported = commands.add_parser(
-        "import", allow_abbrev=False, help="a job's log: beside its prediction, what its settings cost, and as a measured run"
-    )
-    add_import_arguments(imported)
-    sick = commands.add_parser("health", allow_abbrev=False, help="a job's log beside its prediction: what does not fit")
-    add_health_arguments(sick)
-    written = commands.add_parser(
-        "export", allow_abbrev=False, help="the files that launch a layout: Megatron, InternEvo, torchtitan, DeepSpeed, ..."
-    )
-    add_export_arguments(written)
-    learned = commands.add_parser("learn", allow_abbrev=False, help="from measured runs of your machine: for --learned")
-    add_learn_arguments(learned)
-    checked = commands.add_parser("validate", allow_abbrev=False, help="predict measured runs and print the errors")
-    checked.add_argument(
-        "file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)"
-    )
-    add_approximate_argument(checked)
-    add_json_argument(checked)
+    for name, (about, add_arguments) in _COMMANDS.items():
+        add_arguments(commands.add_parser(name, allow_abbrev=False, help=about))
     commands.add_parser("measure", help=_MEASURE_HELP, add_help=False)
     return p
 
@@ -128,6 +86,36 @@ def add_export_arguments(p: argparse.ArgumentParser) -> None:
         validate=None, top=1, jobs=1, no_timing=False, health=None, trace=None, memory_trace=None, plot=None, plot_scaling=None,
         plot_stages=None, json=None, csv=None, search=None, also=None, **{f"max_{name}": None for name in LIMITED},
     )  # fmt: skip
+
+
+def add_validate_arguments(p: argparse.ArgumentParser) -> None:
+    """Add the arguments of a validation."""
+    p.add_argument("file", type=Path, metavar="FILE.jsonl", help="measured runs, one JSON object per line (docs/cases.md)")
+    add_approximate_argument(p)
+    add_json_argument(p)
+
+
+_QUESTIONS: dict[str, Callable[[argparse.Namespace, Console], None]] = {
+    "compare": compare, "explain": explain_layout, "fit": fit, "plan": plan, "sweep": sweep_all, "import": import_log,
+    "health": import_log, "learn": learn_runs,
+}  # fmt: skip
+#: Commands with arguments of their own: what they do, and what adds their arguments.
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "plan": ("tokens and a deadline: GPUs, days, GPU-hours, money, energy", add_plan_arguments),
+    "compare": ("layouts, devices, clusters or configs side by side, part by part", add_compare_arguments),
+    "fit": (
+        "largest micro batch and sequence of the config's layout, fewest GPUs, what breaks next", add_fit_arguments,
+    ),
+    "explain": ("why a layout, what is next to it, how sure that is, what measurement would tell", add_explain_arguments),
+    "sweep": (
+        "models x sequences x machines x GPUs: the best layout of each, on all cores or a cluster", add_sweep_arguments,
+    ),
+    "import": ("a job's log: beside its prediction, what its settings cost, and as a measured run", add_import_arguments),
+    "health": ("a job's log beside its prediction: what does not fit", add_health_arguments),
+    "export": ("the files that launch a layout: Megatron, InternEvo, torchtitan, DeepSpeed, ...", add_export_arguments),
+    "learn": ("from measured runs of your machine: for --learned", add_learn_arguments),
+    "validate": ("predict measured runs and print the errors", add_validate_arguments),
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,8 +14,8 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
-from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.command_line import batch_or_default, batch_sequences, progress_bar
+from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.command_line import batch_or_default, progress_bar, searched_batch
 from solver.inputs import Inputs, load_inputs
 from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, kept_out, standing
 from solver.report.explain import Explanation
@@ -75,8 +75,7 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, 
         own = configured_strategy(problem, config, sequences)
         batch = own.global_batch_sequences
     else:
-        tokens, group = args.global_batch_size or DEFAULT_TOKENS, problem.run.world_size
-        batch, rounded = batch_sequences(tokens, problem.run.seq_len, args.round_batch, group)
+        batch, rounded = searched_batch(args, problem)
     with progress_bar("estimating layouts") as report:
         result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]

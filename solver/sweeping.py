@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument
 from solver.command_line import progress_bar
 from solver.formats.config_file import find_model, load_cluster
+from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
 from solver.report.words import seconds
@@ -130,11 +129,7 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
         with replacing(path) as file:
             _pandas().DataFrame(rows, columns=list(COLUMNS)).to_parquet(file, index=False)
         return
-    table = io.StringIO()
-    writer = csv.DictWriter(table, fieldnames=COLUMNS)
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, table.getvalue())
+    write_text(path, csv_text([{name: row[name] for name in COLUMNS} for row in rows]))
 
 
 def _pandas() -> Any:

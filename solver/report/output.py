@@ -200,10 +200,11 @@ def write_csv(path: Path, solutions: Solutions) -> None:
             | {"mfu": float(solutions.mfu[index]), "peak_memory_bytes": float(solutions.memory.device[index])}
             | {f"{part}_s": seconds for part, seconds in why.by_part().items()}
         )
-    write_text(path, _csv(rows))
+    write_text(path, csv_text(rows))
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same keys, at least one, as CSV with a header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()

@@ -17,6 +17,7 @@ from pathlib import Path
 from profiler.errors import InputError, closest, shown
 from profiler.files import write_text
 from solver.formats.text_file import read_text
+from solver.simai.workload_text import lines_of
 
 COMPUTATION, EPOCH_END = "computation", "epoch_end"
 KINDS = (
@@ -93,9 +94,7 @@ def read_workload_csv(path: Path) -> CsvWorkload:
 
 def parse_workload_csv(text: str, where: str) -> CsvWorkload:
     """Read the text of a file. where: its name in messages."""
-    lines = text.splitlines()
-    if any(line.startswith("Traceback (most recent call last)") for line in lines):
-        raise InputError(f"{where}: holds a Python traceback, not {WHAT}; the program that should have written it failed")
+    lines = lines_of(text, where, WHAT)
     starts = [0, *(i for i, line in enumerate(lines) if i and line.startswith("["))]
     sections: list[CsvWorkload] = []
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):

@@ -151,11 +151,17 @@ def read_workload_text(path: Path) -> TextWorkload:
     return parse_workload_text(read_text(path, WHAT, _MOST_BYTES), str(path))
 
 
-def parse_workload_text(text: str, where: str) -> TextWorkload:
-    """Read the text of a file. where: its name in messages."""
+def lines_of(text: str, where: str, what: str) -> list[str]:
+    """Return the lines of a file. Raises InputError where the program that should have written it failed."""
     lines = text.splitlines()
     if any(line.startswith("Traceback (most recent call last)") for line in lines):
-        raise InputError(f"{where}: holds a Python traceback, not {WHAT}; the program that should have written it failed")
+        raise InputError(f"{where}: holds a Python traceback, not {what}; the program that should have written it failed")
+    return lines
+
+
+def parse_workload_text(text: str, where: str) -> TextWorkload:
+    """Read the text of a file. where: its name in messages."""
+    lines = lines_of(text, where, WHAT)
     header = _header(lines[0].split() if lines else [], f"{where}, line 1")
     count = _number((lines[1:2] or [""])[0].strip(), f"{where}, line 2", "the number of rows")
     filled = [(number, line) for number, line in enumerate(lines[2:], 3) if line.strip()]

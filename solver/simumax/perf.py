@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from profiler.files import write_text
 from profiler.profile.profile import GIB, Profile
-from solver.report.output import write_json
+from solver.report.output import csv_text, write_json
 from solver.report.timeline import chrome_trace, step_timeline
 from solver.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
 from solver.simumax.missing import missing_shapes
@@ -173,7 +171,7 @@ class PerfLLM:
             for path, content in zip(
                 files_of(dump_path, self.model_config, self.system, best.strategy), (rows[:1], rows), strict=True
             ):
-                write_text(path, _csv(content))
+                write_text(path, csv_text(content))
             self._save(best, Path(dump_path) / "best_strategy_costs")
         return rows[0] if rows else {}
 
@@ -204,11 +202,3 @@ class PerfLLM:
 def _say(verbose: bool, text: str) -> None:
     if verbose:
         print(text)
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
