@@ -53,7 +53,10 @@ class OpEstimates:
 
     def counts(self) -> np.ndarray:
         """Return the number of times each op runs, shape [ops, keys]."""
-        return np.array([np.broadcast_to(np.asarray(op.count, dtype=float), self.seconds.shape[1]) for op in self.ops])
+        found = np.empty(self.seconds.shape)
+        for row, op in zip(found, self.ops, strict=True):
+            row[:] = op.count
+        return found
 
     def row(self, name: str) -> np.ndarray:
         """Return the seconds of all runs of the ops called ``name``, shape [keys]."""
@@ -101,13 +104,19 @@ def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
     targets: tuple[np.ndarray, ...] = (seconds, std, basis, contention)
     for signature, rows in _by_signature(ops).items():
         names = _DIMS.get(signature[0], _MESSAGE)
-        columns = [
-            np.concatenate([np.broadcast_to(np.asarray(ops[i].dims.get(name, 1), dtype=np.int64), keys) for i in rows])
-            for name in names
-        ]
+        columns = _dims([ops[i] for i in rows], names, keys)
         for target, values in zip(targets, _distinct_answers(cost, signature, names, columns), strict=False):
             target[rows] = values.reshape(len(rows), keys)
     return OpEstimates(tuple(ops), seconds, std, basis, contention)
+
+
+def _dims(ops: Sequence[Op], names: Sequence[str], keys: int) -> list[np.ndarray]:
+    """Return the dims of ``ops``, one after the other: for each name an int64 array of shape [ops * keys]."""
+    columns = np.empty((len(names), len(ops), keys), dtype=np.int64)
+    for column, name in zip(columns, names, strict=True):
+        for row, op in zip(column, ops, strict=True):
+            row[:] = op.dims.get(name, 1)
+    return list(columns.reshape(len(names), -1))
 
 
 def _distinct_answers(

@@ -30,13 +30,17 @@ def percent(cell: str) -> float:
     return float(cell.rstrip("%")) / 100
 
 
-@pytest.fixture(scope="module")
-def predictions(fitted: Callable[[str], CostModel]) -> list[Prediction]:
+def test_the_page_states_what_is_predicted(fitted: Callable[[str], CostModel]) -> None:
+    """One test, so that one process predicts them: the runs take longer than all that is checked of them."""
     cases = read_cases(ROOT / "configs" / "cases" / "published.jsonl")
-    return predict_held_out(cases, lambda hardware, network: fitted(hardware).with_network(network))
+    predictions = predict_held_out(cases, lambda hardware, network: fitted(hardware).with_network(network))
+    _step_times_of_every_group(predictions)
+    _peak_memory_of_every_group(predictions)
+    _fits_and_out_of_memory(predictions)
+    _the_error_between_two_layouts_is_that_of_the_families(predictions)
 
 
-def test_step_times_of_every_group(predictions: list[Prediction]) -> None:
+def _step_times_of_every_group(predictions: list[Prediction]) -> None:
     page, scores, regrets = table("Step time"), time_scores(predictions), regret(predictions)
     assert set(page) == {*scores, "mean of groups"} and scores["all"].n == 965
     medians = [score.median for group, score in scores.items() if group != "all"]
@@ -53,7 +57,7 @@ def test_step_times_of_every_group(predictions: list[Prediction]) -> None:
             assert regrets[group].mean == pytest.approx(percent(mean_regret), abs=0.01), group
 
 
-def test_peak_memory_of_every_group(predictions: list[Prediction]) -> None:
+def _peak_memory_of_every_group(predictions: list[Prediction]) -> None:
     page, scores = table("Peak memory"), memory_scores(predictions)
     assert set(scores) <= set(page)
     for group, score in scores.items():
@@ -62,7 +66,7 @@ def test_peak_memory_of_every_group(predictions: list[Prediction]) -> None:
         assert (score.p90, score.bias) == pytest.approx((percent(p90), percent(bias)), abs=0.001), group
 
 
-def test_fits_and_out_of_memory(predictions: list[Prediction]) -> None:
+def _fits_and_out_of_memory(predictions: list[Prediction]) -> None:
     page, counts = table("Peak memory"), confusion(predictions)
     assert sum(counts.values()) == 1572
     for measured, row in (("fit", page["fitted"]), ("OOM", page["OOM"])):
@@ -70,7 +74,7 @@ def test_fits_and_out_of_memory(predictions: list[Prediction]) -> None:
         assert found == [pytest.approx(int(cell), abs=1) for cell in row]
 
 
-def test_the_error_between_two_layouts_is_that_of_the_families(predictions: list[Prediction]) -> None:
+def _the_error_between_two_layouts_is_that_of_the_families(predictions: list[Prediction]) -> None:
     """Runs of one model, cluster and batch that differ in layout: the standard deviation of log(predicted / measured)."""
     families: dict[object, list[float]] = {}
     for p in predictions:

@@ -65,15 +65,16 @@ def rows(profile: Profile) -> int:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Measure a profile with two gloo ranks; return its file."""
-    output = tmp_path_factory.mktemp("two")
-    process = start(2, output, "--budget", "0.3")  # minutes; half as many suffice on an idle machine
+    """Measure a profile with four gloo ranks that stand for two nodes; return its file."""
+    output = tmp_path_factory.mktemp("four")
+    nodes = {"FORETRAIN_RANKS_PER_NODE": "2"}
+    process = start(4, output, "--budget", "0.32", environment=nodes)  # minutes; half as many suffice on an idle machine
     printed = finish(process)
     assert process.returncode == 0, printed
     return output / "data.pt"
 
 
-def test_a_run_of_two_ranks_fills_every_table(measured: Path) -> None:
+def test_a_run_of_four_ranks_fills_every_table(measured: Path) -> None:
     profile = read_profile(measured)
     for op in (*KERNELS, *COLLECTIVES, "p2p"):
         table = profile.table(op)
@@ -90,24 +91,15 @@ def test_a_run_of_two_ranks_fills_every_table(measured: Path) -> None:
     assert (overlap["gemm_slowdown"] > 0).all() and (overlap["collective_slowdown"] > 0).all()
     assert set(profile.table("flash_attn")["pass"]) == {"forward", "backward"}
     assert profile.device.gpus_per_node == 2 and profile.device.peak_flops["bf16"] > 1e9
-    assert set(profile.table("all_reduce")["intra"]) == {2} and set(profile.table("all_reduce")["inter"]) == {1}
+    shapes = set(zip(profile.table("all_reduce")["intra"], profile.table("all_reduce")["inter"], strict=True))
+    assert shapes >= {(2, 2), (2, 1), (1, 2)}
+    p2p = profile.table("p2p")
+    assert set(zip(p2p["intra"], p2p["inter"], strict=True)) == {(2, 1), (1, 2)}
 
 
 def test_the_file_holds_plain_values_and_states_how_it_was_made(measured: Path) -> None:
     plain = torch.load(measured, weights_only=True)
     assert plain["meta"]["backend"] == "gloo" and "--quick" in plain["meta"]["command"] and plain["meta"]["date"]
-
-
-def test_four_ranks_can_represent_two_nodes(tmp_path: Path) -> None:
-    process = start(4, tmp_path, "--budget", "0.28", environment={"FORETRAIN_RANKS_PER_NODE": "2"})
-    printed = finish(process)
-    assert process.returncode == 0, printed
-    profile = read_profile(tmp_path / "data.pt")
-    shapes = set(zip(profile.table("all_reduce")["intra"], profile.table("all_reduce")["inter"], strict=True))
-    assert shapes >= {(2, 2), (2, 1), (1, 2)}
-    p2p = profile.table("p2p")
-    assert set(zip(p2p["intra"], p2p["inter"], strict=True)) == {(2, 1), (1, 2)}
-    assert profile.device.gpus_per_node == 2
 
 
 def test_a_killed_rank_is_reported_and_measurements_are_kept_and_resumed(tmp_path: Path) -> None:
