@@ -27,12 +27,15 @@ KIND_SHARE = {"norm": 0.40, "gated_act": 0.55, "rope": 0.48, "residual": 0.90, "
 #: scale 8 and 16, mean 8, square 20, the sum of both paths 12 = 88, fused 6. Kernels that reduce a row or broadcast along it
 #: (16 of the 36, 44 of the 88) run at the rate of norms.
 #: cross_entropy: fp32 copy, max, subtract, exp, sum, divide = 38 per logit, backward 16; fused 4 each.
+#: expert_bias: product with the probabilities in fp32 4, sum 10, join 8, to 16 bits 6 = 28 per value, fused 4; backward: to
+#: fp32 6, to 16 bits 6, split 4, and for bias and probabilities a product 8 and its sum 4 each = 40, fused 2.
 #: softmax: the mask in place 4, to fp32 6, softmax 8, to 16 bits 6 = 24 per score, fused 4 (the scale is in the GEMM); the
 #: gradients of each 28, fused 6.
 EAGER_BYTES = {
     "rope_eager": {"residual": 20 / 4}, "rope_eager_grad": {"residual": 24 / 4},
     "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 16 / 10},
     "norm_eager": {"residual": 20 / 4, "norm": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "norm": 44 / 6},
+    "expert_bias_eager": {"residual": 24 / 4, "norm": 4 / 4}, "expert_bias_eager_grad": {"residual": 16 / 2, "norm": 24 / 2},
     "cross_entropy_eager": {"residual": 38 / 4}, "cross_entropy_eager_grad": {"residual": 16 / 4},
     "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
 }  # fmt: skip

@@ -22,6 +22,9 @@ OPS = ("dispatch", "combine")
 DISPATCHERS = ("deepep", "hybridep")
 #: Multiprocessors of the kernels whose rows are fitted: the defaults of DeepEP's Buffer and of Megatron-Core.
 DEFAULT_SMS = {"deepep": 20, "hybridep": 16}
+#: Ranks in a node beyond which Hybrid-EP's fp8 rows are not fitted: with 24 to 36 ranks of GB200 and 16 multiprocessors they
+#: take as long as bf16 rows, twice as wide, so that neither bytes nor rows limit them. Training sends bf16 rows.
+FP8_RANKS = 16
 _KEYS = tuple((dispatcher, op) for dispatcher in DISPATCHERS for op in OPS)
 
 
@@ -94,9 +97,10 @@ class ExpertExchangeModel:
 
 
 def fitted_rows(table: Table, dispatcher: str, op: str) -> Table:
-    """The rows of a dispatcher and op with the usual number of multiprocessors, or an unknown one."""
+    """The rows of a dispatcher and op with the usual number of multiprocessors, or an unknown one; see FP8_RANKS."""
     usual = (table["sms"] == DEFAULT_SMS[dispatcher]) | (table["sms"] == 0)
-    return table.where((table["dispatcher"] == dispatcher) & (table["op"] == op) & usual)
+    odd = (table["dispatcher"] == "hybridep") & (table["dtype"] == "fp8") & (table["intra"] > FP8_RANKS)
+    return table.where((table["dispatcher"] == dispatcher) & (table["op"] == op) & usual & ~odd)
 
 
 def _shapes(index: int, columns: list[np.ndarray]) -> np.ndarray:

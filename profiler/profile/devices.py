@@ -15,7 +15,8 @@ from profiler.profile.profile import GIB, Device
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
 _WORDS = ("name", "architecture", "source")
-_OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale")
+_HOST = ("host_link_gb_s", "host_memory_gb_s")
+_OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale", *_HOST)
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room.
 _BALANCE = (5e-4, 5e-2)
@@ -78,6 +79,7 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         figures["network_gbit"] * 1e9 / 8, str(values.get("link_kind", "")),
         _whole("flash_version", values.get("flash_version", 2)),
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
+        *(_positive(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST),
     )  # fmt: skip
     _check(device)
     derived_from, links_from = (str(values.get(key, "")) for key in ("derived_from", "links_from"))

@@ -148,6 +148,8 @@ class Device:
     link_kind: str = ""
     flash_version: int = 2  #: newest generation of FlashAttention that its attention measurements represent
     nvlink_domain: int = 0  #: GPUs that share its fastest links, where that is more than a node; 0: those of a node
+    host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
+    host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
 
     @property
     def transposes_fp8(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
+from solver.formats.published_recipes import with_facts, with_recipe
 from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
 from solver.formats.unstated import alternatives
@@ -112,6 +113,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
         check_model(model, _count(sections["run"], "seq_len"), approximate=True)
         run = normalized_run(sections["run"], str(plain["hardware"]), assumptions)
+        run = with_recipe(run, model, str(plain["hardware"]), assumptions)
         strategy = _strategy(run, model, assumptions)
         others = alternatives(run, model, framework_of(strategy.framework), strategy)
         _check_figures(sections["cluster"], sections["measured"])
@@ -168,7 +170,8 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
     unread = unread_keys(config) if foreign else unknown_keys(config, but_misspelt=True)
     assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
     read = model_of_config if foreign else model_from_keys
-    return read({key: value for key, value in config.items() if key not in unread}, "model")
+    found = read({key: value for key, value in config.items() if key not in unread}, "model")
+    return with_facts(found, config, assumptions)
 
 
 def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:

@@ -100,11 +100,11 @@ def read_qwen3_experts(config: Mapping[str, Any], values: Values, read: set[str]
 
 
 def read_gpt_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    """Read GPT-OSS: every second layer sees all tokens, the others a window; everything has a bias."""
+    """Read GPT-OSS: every second layer sees all tokens, the others a window; everything has a bias; YaRN, clamped gates."""
     _read_expert_width(config, values, read)
     read_window({"sliding_window": 128, **config}, values, read, every=2)
     attention = bool(config.get("attention_bias", True))
-    values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": True}
+    values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": True, "clamped_gate": True, "scaled_rope": True}
     values.setdefault("head_dim", 64)
     read |= {"attention_bias", "initial_context_length"}
 

@@ -42,7 +42,8 @@ def _rope(shapes: Shapes) -> list[Op]:
     if shapes.model.position != "rope" or not shapes.kind.rope:
         return []
     twice = 2 * shapes.element
-    return memory_bound("rope", MODULE, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_rope)
+    scales = shapes.framework.kernels.scaled_rope_fused or not shapes.model.scaled_rope
+    return memory_bound("rope", MODULE, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_rope and scales)
 
 
 def _projections(shapes: Shapes) -> dict[str, Array]:

@@ -57,16 +57,47 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
     """Up (and gate) projection, activation and down projection of the experts that this rank holds, or holds a part of."""
     hidden, width = shapes.model.hidden_size, _width(shapes)
     rows, columns = expert_rows(shapes), _ups(shapes) * width
+    between = [] if shapes.run.moe_fused_experts else [
+        *gradient_casts(shapes, "experts.w13", MODULE, rows, columns),
+        *_clamps(shapes, rows * width),
+        *activation_ops(shapes, "experts.activation", MODULE, rows * width),
+        *input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False),
+    ]  # fmt: skip
     return [
         *input_casts(shapes, "experts.w13", MODULE, rows, hidden, False, normed=False),
         *_grouped(shapes, "w13", columns, hidden),
-        *gradient_casts(shapes, "experts.w13", MODULE, rows, columns),
-        *activation_ops(shapes, "experts.activation", MODULE, rows * width),
-        *input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False),
+        *between,
         *_grouped(shapes, "w2", hidden, width),
+        *_biases(shapes, rows * hidden),
         *gradient_casts(shapes, "experts.w2", MODULE, rows, hidden),
         *weight_casts(shapes, "experts", MODULE, (columns + width) * hidden * (shapes.model.num_experts // shapes.keys.ep)),
     ]
+
+
+def _clamps(shapes: Shapes, elements: Array) -> list[Op]:
+    """Kernels that clamp ``elements`` outputs of the gate, and of the up projection, where the activation does not do so.
+
+    Bytes of each pair in 16 bits: clamp one (4) and the other (4), join both (8); backward compares (3), selects (5); compares
+    twice, joins the comparisons and selects (14); joins both (8).
+    """
+    if not (shapes.model.clamped_gate and shapes.framework.kernels.clamps_apart):
+        return []
+    return memory_bound("experts.activation.clamp", MODULE, "residual", elements, 16, 30)
+
+
+def _biases(shapes: Shapes, elements: Array) -> list[Op]:
+    """Kernels that add the bias of the experts' output to ``elements`` values, one expert after the other.
+
+    Launches for each expert: product and sum; backward the cast of the sum's gradient, and for bias and probabilities a product
+    and its sum each.
+    """
+    by_expert = shapes.framework.kernels.bias_by_expert and not shapes.run.moe_fused_experts and not shapes.run.compile
+    if not (shapes.model.mlp_bias and by_expert):
+        return []
+    experts = shapes.model.num_experts // shapes.keys.ep
+    kernels = {FORWARD: 2.0, INPUT_GRAD: 5.0}
+    ops = memory_bound("experts.bias", MODULE, "expert_bias", elements / experts, 4.0, 2.0, fused=False)
+    return [replace(op, count=1.0 * experts, launches=kernels[op.phase] * experts) for op in ops]
 
 
 def _width(shapes: Shapes) -> Array:
@@ -123,6 +154,8 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
         Saved("expert_act_output", rows * width * shapes.input_element),
         Saved("probabilities", rows * FP32),
     ]
+    if model.clamped_gate and shapes.framework.kernels.clamps_apart and not shapes.run.moe_fused_experts:
+        saved.append(Saved("expert_clamped", rows * width * e * _ups(shapes)))
     if shapes.framework.kernels.probabilities_in_activation and not model.gated_mlp:
         saved.append(Saved("expert_act_weighted", rows * width * e))
     if not shapes.framework.kernels.probabilities_in_activation:

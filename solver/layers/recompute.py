@@ -35,11 +35,11 @@ DISCARDED = {
     "layernorm": Discarded(("norm1_output", "norm2_output"), ops=("norm1", "norm2")),
     "mla_up_proj": Discarded(("qkv",), ops=("q_up", "kv_up", "rope", "assembly")),
     "mlp": Discarded(("act_input", "act_output"), ops=("w1", "w3", "w13", "activation", "w2")),
-    "moe_act": Discarded(("expert_act_output", "expert_act_weighted"), ops=("experts.activation",)),
+    "moe_act": Discarded(("expert_act_output", "expert_act_weighted", "expert_clamped"), ops=("experts.activation",)),
     "shared_experts": Discarded(_SHARED, modules=("shared_experts",)),
     "moe": Discarded(
-        ("router_scores", "expert_input", "expert_act_input", "expert_act_output", "expert_act_weighted", "expert_output",
-         "probabilities", *_SHARED),
+        ("router_scores", "expert_input", "expert_act_input", "expert_act_output", "expert_act_weighted", "expert_clamped",
+         "expert_output", "probabilities", *_SHARED),
         modules=("router", "expert_exchange", "experts", "shared_experts"),
     ),
 }  # fmt: skip

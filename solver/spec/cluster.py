@@ -79,7 +79,8 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
-        **{key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
+        **{"host_link": device.host_link, "host_memory": device.host_memory}
+        | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
     )
 
 

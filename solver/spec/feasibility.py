@@ -170,6 +170,15 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (experts_run(can, s.tp, ranks, s.ep, s.etp), f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"),
         (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
         (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
+        (can.fuses_experts or not s.moe_fused_experts, f"{name} does not offer moe_fused_experts"),
+        (
+            not s.moe_fused_experts or (s.precision == "mxfp8" and s.moe_grouped_gemm and s.etp == 1 and model.gated_mlp),
+            "moe_fused_experts needs mxfp8, moe_grouped_gemm, etp 1 and gated experts",
+        ),
+        (
+            not s.moe_fused_experts or "moe_act" not in s.modules_recomputed,
+            "moe_fused_experts leaves no moe_act to recompute",
+        ),
         (
             overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute),
             "moe_exchange_overlap needs interleaved stages (or none) and no full recomputation",

@@ -29,6 +29,10 @@ class Kernels:
     #: How often q, k and v, and how often the context, are copied between the framework's order of dimensions (sequence first)
     #: and FlashAttention's (batch first). With one sequence in a micro batch the two orders are the same.
     attention_layout_copies: tuple[int, int] = (0, 0)
+    scaled_rope_fused: bool = True  #: the kernel of rotary embedding also multiplies by YaRN's attention factor
+    clamps_apart: bool = False  #: clamps of experts' gate and up projections are kernels of their own
+    #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
+    bias_by_expert: bool = False
     dropout: bool = False  #: unfused attention and residuals apply dropout, as GPT-2 did
     norm_quantises: bool = False  #: a norm before a quantised linear writes quantised values (Transformer Engine)
     torch_loss: bool = False  #: the cross entropy is torch's, in fp32; otherwise Megatron's, in place
@@ -181,6 +185,7 @@ class CanRun:
     splits_experts: bool = True  #: etp may be more than 1
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
     overlaps_exchange: bool = False  #: moe_exchange_overlap
+    fuses_experts: bool = False  #: moe_fused_experts
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments

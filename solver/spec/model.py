@@ -37,6 +37,7 @@ class ModelSpec:
     qkv_bias: bool = False
     output_bias: bool = False  #: of attention's output projection
     mlp_bias: bool = False
+    clamped_gate: bool = False  #: gate and up projection are clamped before the activation
     head_bias: bool = False
     norm: str = "rmsnorm"  #: one of NORMS
     norm_weight: bool = True  #: False: the norms have no parameters
@@ -45,6 +46,7 @@ class ModelSpec:
     qk_norm: str = "none"  #: norm of q and k, with weights per head_dim ("head") or for all heads ("all")
     embedding_norm: bool = False
     position: str = "rope"  #: one of POSITIONS
+    scaled_rope: bool = False  #: sine and cosine carry a factor of their own (YaRN's attention factor)
     max_position_embeddings: int = 0  #: longest sequence; 0: not stated
     position_rows: int = 0  #: rows of a learned position table; 0: max_position_embeddings, or the sequence length
     sliding_window: int = 0  #: tokens that attention sees; 0: all

@@ -57,7 +57,7 @@ _FLAGS = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "overlap_grad_reduce",
     "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm",
     "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
-    "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
+    "moe_fused_experts", "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
 )  # fmt: skip
 
 
@@ -121,6 +121,8 @@ class Strategy:
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
     moe_shared_expert_overlap: bool = False  #: shared experts run beside the exchange of tokens
     moe_exchange_overlap: bool = False  #: the exchange of one micro batch runs beside the compute of another
+    #: MXFP8 runs: activation, probabilities, biases and the quantisation between the experts' GEMMs are part of their kernels
+    moe_fused_experts: bool = False
     fused_norm: bool = True
     dropout: bool | None = None  #: after attention's softmax and before residuals; None: with unfused attention, if usual then
     gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does

@@ -76,7 +76,13 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
         "offloads": ("optimizer", "activations"),  # --optimizer-cpu-offload, since 0.12; --cpu-offloading-num-layers
     },
-    kernels={"dropout": False, "norm_quantises": True},  # current recipes set both dropouts to 0
+    kernels={
+        "dropout": False,  # current recipes set both dropouts to 0
+        "norm_quantises": True,
+        "scaled_rope_fused": False,  # rope_utils.py: Transformer Engine's kernel takes no mscale
+        "clamps_apart": True,  # fusions/fused_bias_geglu.py: clamp, clamp and cat before the fused function
+        "bias_by_expert": True,  # moe/experts.py: TEGroupedMLP._apply_bias
+    },
     memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     tensor_parallel={
@@ -196,6 +202,14 @@ MEGATRON_BRIDGE_26 = MEGATRON_BRIDGE_25.derive(
     flags={"moe_dispatcher": "hybridep"},
 )
 
+#: Since 26.06 the grouped GEMMs of MXFP8 experts may include what stands between them (NVTE_CUTEDSL_FUSED_GROUPED_MLP).
+MEGATRON_BRIDGE_26_06 = MEGATRON_BRIDGE_26.derive(
+    "megatron-bridge-26.06",
+    "2026-06",
+    aliases=("megatron-bridge 26.06", "megatron-bridge 26.08"),
+    can_run={"fuses_experts": True},
+)
+
 #: Qi et al. 2023 (arXiv 2401.10241): Megatron-LM of that year, whose attention is unfused unless asked otherwise.
 ZERO_BUBBLE = MEGATRON_LM_2023.derive(
     "megatron-lm-zero-bubble",
@@ -238,6 +252,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "folds_experts": True,
         "dispatchers": CHOICES["moe_dispatcher"],
         "overlaps_exchange": True,
+        "fuses_experts": True,
         "recompute_modules": RECOMPUTE_MODULES,
         "optimizer_states": ("fp32", "bf16", "8bit"),
         "offloads": ("optimizer", "activations"),
@@ -257,6 +272,7 @@ FAMILY = (
     NEMO_24_09,
     NEMO_25,
     MEGATRON_BRIDGE_25,
+    MEGATRON_BRIDGE_26_06,
     MEGATRON_BRIDGE_26,
     ZERO_BUBBLE,
 )

@@ -58,7 +58,8 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),
     },
-    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False},
+    # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
+    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "bias_by_expert": True},
     doubt=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 

@@ -1,0 +1,116 @@
+"""Settings that a framework's own performance recipes have, for runs that state their layout and not much else.
+
+Runs that NVIDIA publishes of Megatron-Bridge state model, accelerator, precision, release and layout; the rest stands in the
+recipes of that release (configs/recipes, with their sources).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from profiler.profile.devices import FOLDER as DEVICES
+from profiler.profile.devices import read_datasheet
+from solver.formats.model_file import CONFIGS, shipped_model
+from solver.spec.model import ModelSpec
+
+FAMILY = "megatron-bridge"
+#: What tells models apart.
+_SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts", "moe_intermediate_size")
+#: What a preset may know of a model of its name and shape that a run has not stated.
+_FACTS = ("mlp_bias", "attention_sinks", "clamped_gate", "scaled_rope")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """settings: by field of Strategy. layout: the keys by which a run is recognised. not_modelled: what else it turns on."""
+
+    model: str
+    devices: tuple[str, ...]
+    precision: str
+    releases: tuple[str, ...]
+    layout: Mapping[str, int]
+    settings: Mapping[str, Any]
+    not_modelled: tuple[str, ...]
+    source: str
+
+
+@cache
+def recipes() -> tuple[Recipe, ...]:
+    """Return all recipes of configs/recipes."""
+    plain = json.loads((CONFIGS / "recipes" / "megatron_bridge.json").read_text(encoding="utf-8"))
+    sequences = ("devices", "releases", "not_modelled")
+    return tuple(Recipe(**row | {key: tuple(row[key]) for key in sequences}) for row in plain["recipes"])
+
+
+def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe | None:
+    """Return the recipe of a run's release, model, accelerator and precision whose layout is the run's; None if there is none.
+
+    Of several that of the same number of GPUs, else the first: more GPUs only repeat it.
+    """
+    named = re.fullmatch(rf"{FAMILY}\s+([\d.]+)", str(run.get("framework", "")).strip().lower())
+    if named is None:
+        return None
+    found = [
+        recipe for recipe in recipes()
+        if named[1] in recipe.releases and hardware in recipe.devices and recipe.precision == run.get("precision", "bf16")
+        and all(run.get(key, 1) == value for key, value in recipe.layout.items() if key != "world_size" and _states(run, key))
+        and is_preset(model, recipe.model)
+    ]  # fmt: skip
+    return min(found, key=lambda recipe: recipe.layout["world_size"] != run.get("world_size"), default=None)
+
+
+def with_recipe(run: Mapping[str, Any], model: ModelSpec, hardware: str, assumptions: list[str]) -> dict[str, Any]:
+    """Return ``run`` with the settings of its recipe that it does not state; each is an assumption."""
+    recipe = recipe_of(run, model, hardware)
+    if recipe is None:
+        return dict(run)
+    settings = {key: value for key, value in recipe.settings.items() if key not in run}
+    if "vpp" not in run:
+        settings["vpp"] = recipe.layout["vpp"]
+    if "offload_layers" in settings and not read_datasheet(DEVICES / f"{hardware}.json").device.host_link:
+        del settings["offload_layers"]
+    of = f"{FAMILY}'s performance recipe for {recipe.model}"
+    assumptions += [f"{key}: {value} ({of})" for key, value in settings.items()]
+    assumptions += [f"not modelled: {what} ({of})" for what in recipe.not_modelled]
+    return {**settings, **run}
+
+
+def is_preset(model: ModelSpec, preset: str) -> bool:
+    """Whether ``model`` has the shape of a shipped model."""
+    known = _preset(preset)
+    return all(getattr(model, key) == getattr(known, key) for key in _SHAPE)
+
+
+def with_facts(model: ModelSpec, stated: Mapping[str, Any], assumptions: list[str]) -> ModelSpec:
+    """Return ``model`` with what the shipped model of its name and shape knows beyond the keys that were ``stated``."""
+    name = next((name for name in _names() if _letters(name) == _letters(model.name)), None)
+    if name is None or not is_preset(model, name):
+        return model
+    known = _preset(name)
+    facts = {key: getattr(known, key) for key in _FACTS if key not in stated and getattr(known, key) != getattr(model, key)}
+    if facts:
+        assumptions.append(f"model: {', '.join(facts)}, as {name} has them")
+    return model.replace(**facts)
+
+
+def _states(run: Mapping[str, Any], key: str) -> bool:
+    return key != "vpp" or "vpp" in run
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (CONFIGS / "models").glob("*.json")))
+
+
+@cache
+def _preset(name: str) -> ModelSpec:
+    return shipped_model(name)
