@@ -25,7 +25,7 @@ from solver.formats.section_reader import SectionReader
 from solver.spec.frameworks import framework_of
 from solver.spec.strategy import Strategy
 
-FRAMEWORK = "megatron-bridge-26"
+FRAMEWORK = "megatron-bridge-26.06"
 _KEY_OF_A_MODEL = "hidden_size"  #: a file without it changes a recipe
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 #: Layout field -> (keys that state it, its value in the recipes of models that Hugging Face has): what a file over one assumes.
@@ -75,6 +75,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
         "tp_comm_overlap": overlap.flag("tp_comm_overlap", model.flag("tp_comm_overlap", False)),
         "p2p_overlap": overlap.flag("overlap_p2p_comm", True),
         "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
+        "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     return FileRun(read.model, layout, (*assumed, *guessed), ignored)

@@ -16,6 +16,8 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
 VERSION = "Megatron-Bridge 0.2 and later"
+#: Columns of gate and up projection in turn, as the fused kernels of MXFP8 experts want them (perf_recipes/qwen/common.py).
+GLU_INTERLEAVED = 32
 Values = dict[str, Any]
 
 
@@ -23,13 +25,16 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     """Return file name -> text of NAME.yaml. Raises InputError for what Megatron's arguments do not express, by name."""
     dropout = False if run.dropout is None and run.attention == "flash" else run.dropout
     megatron = run.replace(
-        framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, zero=min(run.zero, 1), dropout=dropout
-    )
+        framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, moe_fused_experts=False,
+        zero=min(run.zero, 1), dropout=dropout,
+    )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron).items()}
     comments = [
         f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name.",
         f"Over a recipe of a GPT model: {torchrun(run, gpus_per_node)} PRETRAIN.py --config-file {name}.yaml",
     ]
+    if run.moe_fused_experts:
+        comments.append("Fused experts also need NVTE_CUTEDSL_FUSED_GROUPED_MLP=1 in the environment.")
     sections = {
         "model": _model(model, run, flags), "train": {key: flags[key.replace("_", "-")] for key in
                                                       ("micro_batch_size", "global_batch_size")} | {"train_iters": 1000},
@@ -54,6 +59,8 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
     }  # fmt: skip
     if model.has_latent_attention:
         found.pop("num_query_groups")
+    if run.moe_fused_experts:
+        found |= {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": GLU_INTERLEAVED}
     if "recompute-modules" in flags:
         found["recompute_modules"] = flags["recompute-modules"].split(" ")
     if "hierarchical-context-parallel-sizes" in flags:

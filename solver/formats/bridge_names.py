@@ -93,7 +93,8 @@ KNOWN: Known = keys(
     model=keys(
         " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL_MODEL)) + " cpu_offloading "
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
-        "should_pad_vocab tp_comm_overlap cuda_graph_impl enable_cuda_graph external_cuda_graph delay_wgrad_compute"
+        "should_pad_vocab tp_comm_overlap cuda_graph_impl enable_cuda_graph external_cuda_graph delay_wgrad_compute "
+        "use_transformer_engine_op_fuser moe_mlp_glu_interleave_size"
     ),
     train=keys(
         "_target_ micro_batch_size global_batch_size train_iters train_samples eval_interval eval_iters exit_interval "

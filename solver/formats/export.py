@@ -42,7 +42,9 @@ KINDS = (
     Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",)),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
-    Kind(".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26", "megatron-bridge-25")),
+    Kind(
+        ".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25")
+    ),
     Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),
     Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp")),
     Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",)),

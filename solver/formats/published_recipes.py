@@ -1,7 +1,7 @@
 """Settings that a framework's own performance recipes have, for runs that state their layout and not much else.
 
-Runs that NVIDIA publishes of Megatron-Bridge state model, accelerator, precision, release and layout; the rest stands in the
-recipes of that release (configs/recipes, with their sources).
+Runs that NVIDIA publishes of Megatron-Bridge and of NeMo Automodel state model, accelerator, precision, release and layout; the
+rest stands in the recipes of that release (configs/recipes, with their sources).
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 from profiler.profile.devices import FOLDER as DEVICES
 from profiler.profile.devices import read_datasheet
 from solver.formats.model_file import CONFIGS, shipped_model
+from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 
-FAMILY = "megatron-bridge"
+#: Dispatchers that send tokens between ranks, so that a group of one rank has none.
+_BETWEEN_RANKS = ("deepep", "hybridep")
 #: What tells models apart.
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts", "moe_intermediate_size")
 #: What a preset may know of a model of its name and shape that a run has not stated.
@@ -27,8 +29,10 @@ _FACTS = ("mlp_bias", "attention_sinks", "clamped_gate", "scaled_rope")
 
 @dataclass(frozen=True)
 class Recipe:
-    """settings: by field of Strategy. layout: the keys by which a run is recognised. not_modelled: what else it turns on."""
+    """settings: by field of Strategy. layout: the keys by which a run is recognised. releases: of the family; empty: any.
+    not_modelled: what else it turns on."""
 
+    family: str
     model: str
     devices: tuple[str, ...]
     precision: str
@@ -42,9 +46,13 @@ class Recipe:
 @cache
 def recipes() -> tuple[Recipe, ...]:
     """Return all recipes of configs/recipes."""
-    plain = json.loads((CONFIGS / "recipes" / "megatron_bridge.json").read_text(encoding="utf-8"))
-    sequences = ("devices", "releases", "not_modelled")
-    return tuple(Recipe(**row | {key: tuple(row[key]) for key in sequences}) for row in plain["recipes"])
+    found = []
+    for path in sorted((CONFIGS / "recipes").glob("*.json")):
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        for row in plain["recipes"]:
+            sequences = {key: tuple(row[key]) for key in ("devices", "releases", "not_modelled")}
+            found.append(Recipe(plain["family"], **row | sequences))
+    return tuple(found)
 
 
 def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe | None:
@@ -52,12 +60,12 @@ def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe
 
     Of several that of the same number of GPUs, else the first: more GPUs only repeat it.
     """
-    named = re.fullmatch(rf"{FAMILY}\s+([\d.]+)", str(run.get("framework", "")).strip().lower())
-    if named is None:
-        return None
+    name = str(run.get("framework", ""))
+    family, release = framework_of(name).family, re.search(r"[\d.]+$", name.strip())
     found = [
         recipe for recipe in recipes()
-        if named[1] in recipe.releases and hardware in recipe.devices and recipe.precision == run.get("precision", "bf16")
+        if recipe.family == family and (not recipe.releases or (release and release[0] in recipe.releases))
+        and hardware in recipe.devices and recipe.precision == run.get("precision", "bf16")
         and all(run.get(key, 1) == value for key, value in recipe.layout.items() if key != "world_size" and _states(run, key))
         and is_preset(model, recipe.model)
     ]  # fmt: skip
@@ -70,14 +78,13 @@ def with_recipe(run: Mapping[str, Any], model: ModelSpec, hardware: str, assumpt
     if recipe is None:
         return dict(run)
     settings = {key: value for key, value in recipe.settings.items() if key not in run}
-    if "vpp" not in run:
-        settings["vpp"] = recipe.layout["vpp"]
+    settings |= {key: recipe.layout[key] for key in ("vpp", "ep") if not _states(run, key)}
     if "offload_layers" in settings and not read_datasheet(DEVICES / f"{hardware}.json").device.host_link:
         del settings["offload_layers"]
-    of = f"{FAMILY}'s performance recipe for {recipe.model}"
+    of = f"{recipe.family}'s performance recipe for {recipe.model}"
     assumptions += [f"{key}: {value} ({of})" for key, value in settings.items()]
     assumptions += [f"not modelled: {what} ({of})" for what in recipe.not_modelled]
-    return {**settings, **run}
+    return {**run, **settings}
 
 
 def is_preset(model: ModelSpec, preset: str) -> bool:
@@ -99,7 +106,10 @@ def with_facts(model: ModelSpec, stated: Mapping[str, Any], assumptions: list[st
 
 
 def _states(run: Mapping[str, Any], key: str) -> bool:
-    return key != "vpp" or "vpp" in run
+    """Whether a run states this part of its layout: an ep of 1 is none beside kernels that send tokens between ranks."""
+    if key == "ep" and run.get("ep", 1) == 1 and run.get("moe_dispatcher") in _BETWEEN_RANKS:
+        return False
+    return key not in ("vpp", "ep") or key in run
 
 
 def _letters(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.spec.framework import Framework
-from solver.spec.frameworks import framework_of
+from solver.spec.frameworks import GENERIC, framework_of
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.precision import QUANTISED
@@ -90,8 +90,11 @@ def refuse_other(model: ModelSpec, asked: Strategy, read: Strategy, what: str) -
 
 
 def _code(name: str) -> Framework:
-    """Return a release without its name and without what is only a default, which files state."""
-    return replace(framework_of(name), name="", released="", aliases=(), broad_aliases=(), flags={}, best_practice={})
+    """Return a release without its name, what is only a default, which files state, and what it would also run."""
+    found = framework_of(name)
+    return replace(
+        found, name="", released="", aliases=(), broad_aliases=(), flags={}, best_practice={}, can_run=GENERIC.can_run
+    )
 
 
 def same_model(one: ModelSpec, other: ModelSpec, tp: int = 1) -> bool:

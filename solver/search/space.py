@@ -21,6 +21,7 @@ from solver.spec.expert_rules import (
     overlap_runs,
 )
 from solver.spec.feasibility import (
+    check_fused_experts,
     check_modules,
     check_offload,
     check_world,
@@ -66,6 +67,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
     check_modules(framework, model, problem.run)
+    check_fused_experts(framework, model, problem.run)
     check_offload(framework, model, problem.run)
     if problem.run.pipeline_layout:
         raise InputError("pipeline_layout belongs to one layout: state it in a config's layout, and leave it out of a search")
@@ -162,7 +164,9 @@ def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int
         (int(ep), int(etp))
         for ep in divisors(model.num_experts)
         for etp in divisors(tp)
-        if experts_divide(model, ranks, int(ep), int(etp)) and experts_run(can_run, tp, ranks, int(ep), int(etp))
+        if experts_divide(model, ranks, int(ep), int(etp))
+        and experts_run(can_run, tp, ranks, int(ep), int(etp))
+        and (etp == 1 or not problem.run.moe_fused_experts)
     ]
 
 

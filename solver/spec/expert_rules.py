@@ -51,6 +51,19 @@ def mode_runs(model: ModelSpec, tp_mode: str, tp: int) -> bool:
     return tp == 1 or tp_mode != "mtp" or not model.is_mixture_of_experts
 
 
+def fused_experts_broken(can_run: CanRun, model: ModelSpec, run: Strategy) -> str:
+    """Return what is wrong with moe_fused_experts, or ""; rules of Megatron-Core's experts.py."""
+    if not run.moe_fused_experts:
+        return ""
+    if not can_run.fuses_experts:
+        return f"{run.framework} does not offer moe_fused_experts"
+    if run.precision != "mxfp8" or not run.moe_grouped_gemm or not (model.is_mixture_of_experts and model.gated_mlp):
+        return "moe_fused_experts needs experts with a gate, precision mxfp8 and moe_grouped_gemm"
+    if run.recompute == "selective" and "moe_act" in run.modules_recomputed:
+        return "moe_fused_experts leaves no moe_act to recompute"
+    return "" if run.etp == 1 else f"moe_fused_experts needs whole experts: etp 1, not {run.etp}"
+
+
 def overlap_runs(overlaps: bool, pp: int, vpp: int, recompute: str) -> bool:
     """Whether the exchange of one micro batch may run beside another's compute.
 

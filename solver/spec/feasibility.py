@@ -11,6 +11,7 @@ from solver.spec.expert_rules import (
     context_exchange_runs,
     experts_divide,
     experts_run,
+    fused_experts_broken,
     heads_divide_by_cp,
     mode_runs,
     overlap_runs,
@@ -170,15 +171,7 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (experts_run(can, s.tp, ranks, s.ep, s.etp), f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"),
         (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
         (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
-        (can.fuses_experts or not s.moe_fused_experts, f"{name} does not offer moe_fused_experts"),
-        (
-            not s.moe_fused_experts or (s.precision == "mxfp8" and s.moe_grouped_gemm and s.etp == 1 and model.gated_mlp),
-            "moe_fused_experts needs mxfp8, moe_grouped_gemm, etp 1 and gated experts",
-        ),
-        (
-            not s.moe_fused_experts or "moe_act" not in s.modules_recomputed,
-            "moe_fused_experts leaves no moe_act to recompute",
-        ),
+        (not (wrong := fused_experts_broken(can, model, s)), wrong),
         (
             overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute),
             "moe_exchange_overlap needs interleaved stages (or none) and no full recomputation",
@@ -222,6 +215,12 @@ def check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None
             raise InputError(f"{framework.name} does not offer to recompute {module} alone")
         if module not in modules_of(model):
             raise InputError(f"{model.name} has no {module} to recompute")
+
+
+def check_fused_experts(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where a search's framework or precision does not fuse experts as the run says."""
+    if broken := fused_experts_broken(framework.can_run, model, run):
+        raise InputError(broken)
 
 
 def check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:

@@ -56,6 +56,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     can_run={
         "zero_with_pipeline": (0, 1), "experts": True, "folds_experts": True, "splits_experts": False,
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
+        "optimizer_states": ("fp32", "bf16"),  # torch.optim.Adam of bf16 parameters
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),
     },
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output

@@ -21,7 +21,8 @@ CONSTANTS: dict[str, dict[str, Any]] = {
     "llama3_8b": {"precision": "fp8", "fp8_recipe": "blockwise", "cp_comm": "a2a", "optimizer_states": "bf16",
                   "num_layers_at_end_in_bf16": 1, "tp_comm_overlap": False},
     "mixtral_8x7b": {"recompute_modules": "layernorm+moe_act", "grad_dtype": "fp32", "moe_shared_expert_overlap": True},
-    "deepseek_v3": {"precision": "mxfp8", "moe_dispatcher": "deepep", "recompute_modules": "mla_up_proj"},
+    "deepseek_v3": {"precision": "mxfp8", "moe_dispatcher": "deepep", "recompute_modules": "mla_up_proj",
+                    "moe_fused_experts": True},
     "qwen3_30b_a3b": {"cp_comm": "a2a+ring", "cp_a2a_size": 2, "moe_permute_fusion": False},
     "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "p2p_overlap": False,
                    "tp_comm_overlap": False, "grad_dtype": "fp32"},
@@ -54,7 +55,7 @@ dist:
   use_megatron_fsdp: false
 """
 RUN = Strategy(world_size=64, seq_len=4096, dp=64, zero=1, zero_shard_size=64, cross_entropy_fusion=True, p2p_overlap=True,
-               fp8_recipe="tensorwise", fp8_param_gather=True, framework="megatron-bridge-26")  # fmt: skip
+               fp8_recipe="tensorwise", fp8_param_gather=True, framework="megatron-bridge-26.06")  # fmt: skip
 
 
 def load(folder: Path, text: str, model: str = "") -> RunConfig:
@@ -68,7 +69,7 @@ def load(folder: Path, text: str, model: str = "") -> RunConfig:
 @pytest.mark.parametrize("name", sorted(CONSTANTS))
 def test_hundreds_of_layouts_of_each_model_come_back(name: str, tmp_path: Path) -> None:
     model = model_of(name)
-    runs = layouts_of(model, "megatron-bridge-26", 130, world=256, **CONSTANTS[name])
+    runs = layouts_of(model, "megatron-bridge-26.06", 130, world=256, **CONSTANTS[name])
     offloads = {"optimizer_offload_fraction": 0.5} if name == "qwen3_30b_a3b" else {}
     came, refused = round_trips(model, [run.replace(**offloads) for run in runs], ".yaml", tmp_path)
     assert came == 130 and not refused
@@ -79,7 +80,7 @@ def test_hundreds_of_layouts_of_each_model_come_back(name: str, tmp_path: Path) 
 def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, OVERRIDES, "qwen3_30b_a3b")
     expected = {
-        "framework": "megatron-bridge-26", "tp": 2, "tp_mode": "msp", "pp": 1, "ep": 8, "etp": 1, "zero": 1,
+        "framework": "megatron-bridge-26.06", "tp": 2, "tp_mode": "msp", "pp": 1, "ep": 8, "etp": 1, "zero": 1,
         "zero_shard_size": 4,
         "grad_dtype": "bf16", "precision": "bf16", "micro_batch_size": 1, "num_micro_batches": 4, "cross_entropy_fusion": True,
         "cross_entropy_fusion_impl": "native", "overlap_grad_reduce": False, "overlap_param_gather": False,
@@ -197,8 +198,9 @@ def test_megatron_fsdp_shards_what_the_stage_says(zero: int, strategy: str | Non
     assert read_yaml(text, Path("run.yaml"))["ddp"].get("data_parallel_sharding_strategy") == strategy
 
 
-def test_the_release_before_is_written_too() -> None:
-    assert exported(Path("a.yaml"), model_of("llama3_8b"), RUN.replace(framework="megatron-bridge-25"), 8).keys() == {"a.yaml"}
+@pytest.mark.parametrize("release", ["megatron-bridge-25", "megatron-bridge-26"])
+def test_the_releases_before_are_written_too(release: str) -> None:
+    assert exported(Path("a.yaml"), model_of("llama3_8b"), RUN.replace(framework=release), 8).keys() == {"a.yaml"}
 
 
 def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,11 @@ from profiler.errors import InputError
 from solver.layers.decoder import layer_program
 from solver.layers.program import GROUPED_LINEAR, LINEAR, LayerProgram
 from solver.spec.cluster import cluster_of
+from solver.spec.feasibility import check_framework
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import layer_parameters
+from solver.spec.strategy import Recompute
 
 #: 8 experts of width 32, of which a token goes to 2; SEQ tokens, hidden size 64.
 SEQ, HIDDEN, WIDTH, EXPERTS, TOP = 256, 64, 32, 8, 2
@@ -129,3 +131,77 @@ def test_a_router_limited_to_groups_limits_the_nodes() -> None:
         assert op(program(model, ep=ep, moe_dispatcher="deepep"), "dispatch.forward")["node_limit"] == limit
     assert op(program(model.replace(num_experts=64), ep=64, moe_dispatcher="deepep"), "combine.forward")["node_limit"] == 4
     assert op(program(MOE, ep=4, moe_dispatcher="deepep"), "dispatch.forward")["node_limit"] == 0
+
+
+def memory_bytes(layer: LayerProgram, label: str) -> float:
+    """Bytes of all runs of one memory-bound op."""
+    return op(layer, label)["bytes"] * op(layer, label)["count"]
+
+
+def test_biases_and_clamps_of_megatron_by_hand() -> None:
+    """GPT-OSS under Megatron-Core: clamps of gate and up projection, and biases of the output, are kernels of their own."""
+    model = MOE.replace(mlp_bias=True, clamped_gate=True)
+    layer = program(model, ep=4, framework="megatron-core")
+    rows = SEQ * TOP  # of the two experts of a rank together
+    assert memory_bytes(layer, "experts.activation.clamp.forward") == rows * WIDTH * 16
+    assert memory_bytes(layer, "experts.activation.clamp.input_grad") == rows * WIDTH * 30
+    assert memory_bytes(layer, "experts.bias.forward") == rows * HIDDEN * 4  # of one kernel; the chain moves 28
+    assert op(layer, "experts.bias.input_grad")["count"] == 2
+    (forward,) = [o for o in layer.ops if o.label == "experts.bias.forward"]
+    assert np.ravel(forward.launches)[0] == 2 * 2 and forward.variant == "expert_bias_eager"
+    plain = program(ep=4, framework="megatron-core")
+    names = {o.name for o in layer.ops} - {o.name for o in plain.ops}
+    assert names == {"experts.activation.clamp", "experts.bias"}
+    assert saved(layer, "expert_clamped") == saved(layer, "expert_act_input") == rows * 2 * WIDTH * 2
+    again = program(model, ep=4, framework="megatron-core", recompute="selective", recompute_modules="moe_act")
+    dropped = next(tensor for tensor in again.saved if tensor.name == "expert_clamped").dropped_by
+    assert Recompute.SELECTIVE in dropped
+    assert {o.name for o in again.ops if Recompute.SELECTIVE in o.recomputed_by} == {
+        "experts.activation", "experts.activation.clamp"}  # fmt: skip
+
+
+def test_a_framework_that_compiles_adds_biases_in_one_kernel() -> None:
+    model = MOE.replace(mlp_bias=True, clamped_gate=True)
+    assert {o.name for o in program(model, framework="torchtitan").ops} == {o.name for o in program(framework="torchtitan").ops}
+
+
+def test_yarn_is_a_chain_of_kernels_under_megatron() -> None:
+    def variants(model: ModelSpec, framework: str) -> set[str]:
+        return {o.variant for o in program(model, framework=framework).ops if o.name == "rope"}
+
+    scaled = MOE.replace(scaled_rope=True)
+    assert variants(MOE, "megatron-core") == variants(scaled, "generic") == {"rope"}
+    assert variants(scaled, "megatron-core") == {"rope_eager", "rope_eager_grad"}
+
+
+def test_fused_experts_leave_only_what_stands_around_the_gemms() -> None:
+    model = MOE.replace(mlp_bias=True, clamped_gate=True)
+    given = {"ep": 4, "framework": "megatron-bridge-26.06", "precision": "mxfp8"}
+    apart, fused = program(model, **given), program(model, moe_fused_experts=True, **given)
+    gone = [o.label for o in apart.ops if o.label not in {other.label for other in fused.ops}]
+    assert sorted(gone) == [
+        "experts.activation.clamp.forward", "experts.activation.clamp.input_grad", "experts.activation.forward",
+        "experts.activation.input_grad", "experts.bias.forward", "experts.bias.input_grad",
+        "experts.w13.output_cast.input_grad", "experts.w2.input_cast.forward",
+    ]  # fmt: skip
+    assert fused.flops()[0] == apart.flops()[0]
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "message"),
+    [
+        ("megatron-bridge-26", {"precision": "mxfp8"}, "megatron-bridge-26 does not offer moe_fused_experts"),
+        ("megatron-bridge-26.06", {"precision": "bf16"}, "precision mxfp8"),
+        ("megatron-bridge-26.06", {"precision": "mxfp8", "moe_grouped_gemm": False}, "moe_grouped_gemm"),
+        ("megatron-bridge-26.06", {"precision": "mxfp8", "tp": 2, "dp": 4, "etp": 2, "tp_mode": "msp"}, "etp 1, not 2"),
+        (
+            "megatron-bridge-26.06",
+            {"precision": "mxfp8", "recompute": "selective", "recompute_modules": "moe_act"},
+            "leaves no moe_act to recompute",
+        ),
+    ],
+)  # fmt: skip
+def test_fused_experts_are_refused_where_they_do_not_run(framework: str, given: dict[str, Any], message: str) -> None:
+    run = run_of(8, SEQ, framework=framework, moe_fused_experts=True).replace(**given)
+    with pytest.raises(InputError, match=message):
+        check_framework(MOE, run)

@@ -85,6 +85,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "nemo-25": MEGATRON,
     "megatron-bridge-25": MEGATRON[1:],  # Megatron-FSDP shards parameters too
     "megatron-bridge-26": MEGATRON[1:],
+    "megatron-bridge-26.06": MEGATRON[1:],
     "nemo-automodel": (zero(0, 2, 3), WHOLE_KV),
     "internevo-2023": (zero(0, 1, 3),),
     "internevo-2024": (zero(0, 1, 3),),
