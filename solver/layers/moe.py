@@ -15,7 +15,7 @@ from solver.layers.expert_exchange import combine_ops, dispatch_ops
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import linear, memory_bound
-from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, INPUT_GRAD, Array, Op, Saved, Weight
+from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, INPUT_GRAD, WEIGHT_GRAD, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.recipes import FP32
 
@@ -111,7 +111,10 @@ def _ups(shapes: Shapes) -> int:
 
 
 def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
-    """A linear of each local expert, as one grouped GEMM, or one after the other; of a single local expert a plain GEMM."""
+    """A linear of each local expert, as one grouped GEMM, or one after the other; of a single local expert a plain GEMM.
+
+    Where no token is dropped the host must know how many there are before it launches the first of them.
+    """
     experts, rows = shapes.model.num_experts // shapes.keys.ep, expert_rows(shapes)
     each = np.maximum(rows / experts, 1)
     if not shapes.run.moe_grouped_gemm:
@@ -119,11 +122,17 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
         return [replace(op, count=op.count * experts, launches=op.launches * experts) for op in alone]
     single, several = np.where(experts == 1, 1.0, 0.0), np.where(experts > 1, 1.0, 0.0)
     sizes = {"groups": experts, "tokens_per_group": each, "n": n, "k": k}
-    plain = linear(shapes, f"expert.{name}", MODULE, n, k, tokens=rows)
+    first = name == "w13" and not shapes.run.moe_capacity_factor
+    plain = [
+        replace(op, after_wait=first and op.phase == FORWARD)
+        for op in linear(shapes, f"expert.{name}", MODULE, n, k, tokens=rows)
+    ]
+    handled = {FORWARD: 1, WEIGHT_GRAD: 2} if shapes.framework.kernels.experts_apart else {}
     grouped = [
         replace(
             op, name=f"experts.{name}", kind=GROUPED_LINEAR, count=several,
             dims={**sizes, "passes": op.dims["layout"], "accumulate": op.dims["accumulate"]},
+            launches=np.maximum(1.0 * handled.get(op.phase, 0) * experts, 1.0),
         )
         for op in plain
     ]  # fmt: skip

@@ -31,6 +31,8 @@ class Kernels:
     attention_layout_copies: tuple[int, int] = (0, 0)
     scaled_rope_fused: bool = True  #: the kernel of rotary embedding also multiplies by YaRN's attention factor
     clamps_apart: bool = False  #: clamps of experts' gate and up projections are kernels of their own
+    #: Each expert's weights are parameters of their own: the host fetches each forward, and handles its gradient and its hook.
+    experts_apart: bool = False
     #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
     bias_by_expert: bool = False
     dropout: bool = False  #: unfused attention and residuals apply dropout, as GPT-2 did

@@ -196,15 +196,17 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     """Sum ``exposed`` seconds (from OpEstimates.exposed) by pass and stream.
 
     Where the host takes longer to launch a pass's kernels (host_op_seconds each) than the device to run them, the rest of the
-    host's time is added to compute. blocking: the host waits for each kernel, so that all of its time is added.
+    host's time is added to compute; at least the time in which it launches what it must wait for a result of the device with.
+    blocking: the host waits for each kernel, so that all of its time is added.
     """
     ops, keys = estimates.ops, exposed.shape[1]
 
     def total(chosen: list[int]) -> np.ndarray:
         sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])
         launches = sum((_launches(ops[i]) for i in chosen), np.zeros(keys))
+        idle = sum((_launches(ops[i]) for i in chosen if ops[i].after_wait), np.zeros(keys))
         device = 0.0 if blocking else sums.sum(axis=0)
-        sums[0] += np.maximum(launches * host_op_seconds - device, 0.0)
+        sums[0] += np.maximum(launches * host_op_seconds - device, idle * host_op_seconds)
         return sums
 
     forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]

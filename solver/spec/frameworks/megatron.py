@@ -82,6 +82,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "scaled_rope_fused": False,  # rope_utils.py: Transformer Engine's kernel takes no mscale
         "clamps_apart": True,  # fusions/fused_bias_geglu.py: clamp, clamp and cat before the fused function
         "bias_by_expert": True,  # moe/experts.py: TEGroupedMLP._apply_bias
+        "experts_apart": True,  # weight0, weight1, ... of Transformer Engine's GroupedLinear
     },
     memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
