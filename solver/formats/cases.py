@@ -171,7 +171,7 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
     assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
     read = model_of_config if foreign else model_from_keys
     found = read({key: value for key, value in config.items() if key not in unread}, "model")
-    return with_facts(found, config, assumptions)
+    return with_facts(found, config, framework.family, assumptions)
 
 
 def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:

@@ -25,6 +25,8 @@ _BETWEEN_RANKS = ("deepep", "hybridep")
 _SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_experts", "moe_intermediate_size")
 #: What a preset may know of a model of its name and shape that a run has not stated.
 _FACTS = ("mlp_bias", "attention_sinks", "clamped_gate", "scaled_rope")
+#: The same for runs of one family: Megatron-Bridge's recipes train DeepSeek-V3 with its prediction of one more token.
+_FACTS_OF: Mapping[str, tuple[str, ...]] = {"megatron-bridge": ("num_nextn_predict_layers",)}
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def with_recipe(run: Mapping[str, Any], model: ModelSpec, hardware: str, assumpt
         return dict(run)
     settings = {key: value for key, value in recipe.settings.items() if key not in run}
     settings |= {key: recipe.layout[key] for key in ("vpp", "ep") if not _states(run, key)}
+    if recipe.layout["tp"] > 1 and not {"sequence_parallel", "tp_mode"} & set(run):
+        settings["tp_mode"] = "msp"  # models and recipes turn sequence parallelism on with tensor parallelism
     if "offload_layers" in settings and not read_datasheet(DEVICES / f"{hardware}.json").device.host_link:
         del settings["offload_layers"]
     of = f"{recipe.family}'s performance recipe for {recipe.model}"
@@ -93,13 +97,14 @@ def is_preset(model: ModelSpec, preset: str) -> bool:
     return all(getattr(model, key) == getattr(known, key) for key in _SHAPE)
 
 
-def with_facts(model: ModelSpec, stated: Mapping[str, Any], assumptions: list[str]) -> ModelSpec:
+def with_facts(model: ModelSpec, stated: Mapping[str, Any], family: str, assumptions: list[str]) -> ModelSpec:
     """Return ``model`` with what the shipped model of its name and shape knows beyond the keys that were ``stated``."""
     name = next((name for name in _names() if _letters(name) == _letters(model.name)), None)
     if name is None or not is_preset(model, name):
         return model
     known = _preset(name)
-    facts = {key: getattr(known, key) for key in _FACTS if key not in stated and getattr(known, key) != getattr(model, key)}
+    asked = [key for key in (*_FACTS, *_FACTS_OF.get(family, ())) if key not in stated]
+    facts = {key: getattr(known, key) for key in asked if getattr(known, key) != getattr(model, key)}
     if facts:
         assumptions.append(f"model: {', '.join(facts)}, as {name} has them")
     return model.replace(**facts)

@@ -44,13 +44,13 @@ def test_every_recipe_is_a_layout_that_runs(recipe: Recipe) -> None:
     settings = {key: value for key, value in recipe.settings.items() if key != "offload_layers"}
     zero = settings.pop("zero", 3 if recipe.family == "nemo-automodel" else 1)
     run = Strategy(
-        **sizes, **settings, seq_len=4096, dp=dp, zero=zero, zero_shard_size=dp * sizes["cp"], precision=recipe.precision,
+        **(sizes | settings), seq_len=4096, dp=dp, zero=zero, zero_shard_size=dp * sizes["cp"], precision=recipe.precision,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b", num_micro_batches=8 * sizes["pp"], tp_mode="msp",
         framework=" ".join((recipe.family, *recipe.releases[-1:])),
     )  # fmt: skip
     assert run.world_size == sizes["tp"] * sizes["pp"] * sizes["cp"] * dp
     assert set(recipe.devices) <= {path.stem for path in FOLDER.glob("*.json")}
-    if model.num_hidden_layers % (run.pp * run.vpp) == 0:  # DeepSeek-V3 and Kimi K2 have layout strings
+    if run.pipeline_layout or model.num_hidden_layers % (run.pp * run.vpp) == 0:
         check_framework(model, run)
 
 
@@ -100,6 +100,27 @@ def test_a_named_model_has_what_its_preset_has() -> None:
     for other in ({"name": "mine"}, {"num_hidden_layers": 35}):
         found = read({**GPT_OSS, **other}, hardware="gb200", precision="bf16", framework="megatron-core").model
         assert found is not None and not found.mlp_bias
+
+
+# fmt: off
+DEEPSEEK = {"name": "deepseek-v3", "hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61,
+            "num_attention_heads": 128, "vocab_size": 129280, "first_k_dense_replace": 3, "num_experts": 256,
+            "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "shared_expert_intermediate_size": 2048,
+            "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+# fmt: on
+
+
+def test_deepseek_has_the_layout_and_the_predicted_token_of_its_recipe() -> None:
+    run = {"framework": "megatron-bridge 26.04", "world_size": 1024, "global_batch_size": 8192, "micro_batch_size": 1, "tp": 2,
+           "pp": 8, "vpp": 4, "ep": 64, "precision": "bf16"}  # fmt: skip
+    case = read(DEEPSEEK, "h100_sxm", **run)
+    found = strategy(case)
+    assert (found.pipeline_layout, found.tp_mode, found.recompute_modules) == ("Et|(tt|)*30mL", "msp", "mla_up_proj+mlp")
+    assert case.model is not None and case.model.num_nextn_predict_layers == 1
+    other = read(DEEPSEEK, "h100_sxm", **run | {"framework": "nemo automodel", "zero": 0, "vpp": 1, "pp": 1, "tp": 1}).model
+    assert other is not None and other.num_nextn_predict_layers == 0
+    stated = read({**DEEPSEEK, "num_nextn_predict_layers": 0}, "h100_sxm", **run, pipeline_layout="Et|(tt|)*30L").model
+    assert stated is not None and stated.num_nextn_predict_layers == 0
 
 
 def test_layers_are_offloaded_where_the_host_is_described() -> None:
