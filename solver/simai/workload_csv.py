@@ -157,11 +157,16 @@ def _named(text: str, prefix: str, known: Sequence[str], where: str) -> str:
     return name
 
 
+_DIGITS = 18  #: of a size, below 2^63
+
+
 def _size(text: str, where: str) -> Number | Gemm | None:
     found = _SHAPES.fullmatch(text.replace(",", ""))
     if found:
-        shapes = re.findall(r"\(([\d ]*)\)", found[1])
-        return Gemm(tuple(tuple(int(size) for size in shape.split()) for shape in shapes))
+        shapes = [shape.split() for shape in re.findall(r"\(([\d ]*)\)", found[1])]
+        if any(len(size) > _DIGITS for shape in shapes for size in shape):
+            raise InputError(f"{where} is {shown(text)}; a size of a GEMM has at most {_DIGITS} digits")
+        return Gemm(tuple(tuple(map(int, shape)) for shape in shapes))
     return _number(text, where)
 
 

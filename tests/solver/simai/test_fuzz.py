@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -76,6 +77,13 @@ def test_changed_files(start: str, read: Callable[[str], None], data: st.DataObj
         text = text[:at] + data.draw(PIECES) + text[at + length :]
     with suppress(InputError):
         read(text)
+
+
+def test_a_shape_of_thousands_of_digits_is_refused() -> None:
+    table = re.sub(r"\(\((\d+)", "((" + "9" * 5000, TABLE, count=1)
+    assert table != TABLE
+    with pytest.raises(InputError, match="a size of a GEMM has at most 18 digits"):
+        read_table(table)
 
 
 def test_the_starts_are_understood() -> None:
