@@ -23,14 +23,18 @@ from solver.command_line import CostModels, progress_bar, stated_batch
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
 from solver.formats.megatron_log import config_in_log, has_arguments
+from solver.formats.profiler_trace import Trace, is_trace, read_trace
 from solver.formats.step_log import Observation, read_observation
 from solver.formats.text_file import read_text
 from solver.inputs import Inputs, load_inputs
 from solver.learning import Lesson, learn
+from solver.report.explain import Explanation, explain
 from solver.report.gap import gap, gap_lines, named
 from solver.report.health import health
 from solver.report.output import findings_list, layout_dict, write_json
 from solver.report.terminal import describe, show_health
+from solver.report.trace_gap import PARTS, predicted_parts, trace_lines, traced
+from solver.report.words import seconds
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
@@ -40,8 +44,9 @@ _MOST_BYTES = 256 << 20
 
 def add_import_arguments(p: argparse.ArgumentParser) -> None:
     """Add the arguments of an import."""
-    p.add_argument("log", type=Path, metavar="LOG", help="a trainer's log, or JSON such as {\"step_s\": 16.1}; a log of "
-                   "Megatron-LM that prints its arguments needs no --config")  # fmt: skip
+    p.add_argument("log", type=Path, metavar="LOG", help="a trainer's log, a trace of torch.profiler (.json, "
+                   ".json.gz), or JSON such as {\"step_s\": 16.1}; a log of Megatron-LM that prints its arguments needs no "
+                   "--config")  # fmt: skip
     add_machine_arguments(p)
     add_world_size_argument(p)
     p.add_argument("--runs", type=Path, metavar="FILE.jsonl", help="append the run to this file, for learn and validate")
@@ -73,7 +78,8 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     batch, rounded = stated_batch(args, problem, config)
     layout = configured_strategy(problem, config, batch)
     solutions = estimate(problem, [layout])
-    observed = read_observation(args.log, float(solutions.tokens[0]) / problem.run.world_size)
+    trace = read_trace(args.log) if is_trace(args.log) else None
+    observed = _observed(args, trace, float(solutions.tokens[0]) / problem.run.world_size)
     run, findings = problem.run, health(solutions, 0, observed)
     console.print(
         f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {problem.cost.device.name}; "
@@ -86,6 +92,8 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
         console.print("\n".join(["", *gap_lines(found)]), markup=False)
         plain |= {"measured_step_s": found.measured, "predicted_step_s": found.predicted, "best_step_s": found.best,
                   "switches": named(found.switches)}  # fmt: skip
+    if trace is not None:
+        plain["trace"] = _show_trace(console, trace, explain(solutions, 0))
     if args.runs:
         _append(args, inputs, solutions, layout, observed)
         console.print(f"appended to {args.runs}", markup=False)
@@ -94,10 +102,34 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
         console.print(f"wrote {args.json}", markup=False)
 
 
+def _observed(args: argparse.Namespace, trace: Trace | None, tokens_per_gpu: float) -> Observation:
+    return Observation(trace.steps) if trace is not None else read_observation(args.log, tokens_per_gpu)
+
+
+def _show_trace(console: Console, trace: Trace, explanation: Explanation) -> dict[str, Any]:
+    """Print the median step of a trace beside the predicted one, part by part; return both for JSON."""
+    found, ours = traced(trace), predicted_parts(explanation)
+    table = Table(title=f"The median step of the trace ({trace.said}) beside the prediction, which is of the slowest stage",
+                  title_justify="left")  # fmt: skip
+    for name in ("part of the step", "predicted", "traced", "traced / predicted"):
+        table.add_column(name, justify="left" if name == "part of the step" else "right")
+    for name in PARTS:
+        if ours[name] or found.parts[name]:
+            ratio = f"{found.parts[name] / ours[name]:.2f}" if ours[name] > 1e-9 else "-"
+            table.add_row(name, seconds(ours[name]), seconds(found.parts[name]), ratio)
+    table.add_row("step", seconds(explanation.seconds), seconds(found.step), f"{found.step / explanation.seconds:.2f}")
+    console.print(table)
+    console.print("\n".join(trace_lines(found, explanation)), markup=False)
+    return {"traced": {"step_s": found.step, "parts_s": dict(found.parts), "exposed_s": dict(found.exposed),
+                       "overlapped_s": found.overlapped}, "predicted_parts_s": ours}  # fmt: skip
+
+
 def _config_of(args: argparse.Namespace) -> RunConfig | None:
     """Return the configuration that the log itself states, where no option names one."""
     if args.config or args.model_size:
         return None
+    if is_trace(args.log):
+        raise InputError(f"{args.log} is a trace, which does not say what was run: give --config and --world_size")
     text = read_text(args.log, "a log", _MOST_BYTES)
     if not has_arguments(text):
         raise InputError(f"{args.log} does not say what was run: give --config (or --model_size) and --world_size")

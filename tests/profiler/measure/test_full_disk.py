@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def measure(
-    output: Path, *flags: str, ranks: int = 1, most_bytes: int | None = None, minutes: float = 0.1
+    output: Path, *flags: str, ranks: int = 1, most_bytes: int | None = None, minutes: float = 0.05
 ) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
 

@@ -68,7 +68,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measure a profile with four gloo ranks that stand for two nodes; return its file."""
     output = tmp_path_factory.mktemp("four")
     nodes = {"FORETRAIN_RANKS_PER_NODE": "2"}
-    process = start(4, output, "--budget", "0.32", environment=nodes)  # minutes; half as many suffice on an idle machine
+    process = start(4, output, "--budget", "0.28", environment=nodes)  # minutes; half as many suffice on an idle machine
     printed = finish(process)
     assert process.returncode == 0, printed
     return output / "data.pt"
@@ -112,7 +112,7 @@ def test_a_killed_rank_is_reported_and_measurements_are_kept_and_resumed(tmp_pat
     kept = read_profile(tmp_path / "data.pt")
     assert rows(kept) > 0
 
-    process = start(2, tmp_path, "--budget", "0.12", "--resume")
+    process = start(2, tmp_path, "--budget", "0.09", "--resume")
     printed = finish(process)
     assert process.returncode == 0, printed
     resumed = read_profile(tmp_path / "data.pt")
@@ -259,7 +259,7 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
 
 
 def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
-    process = start(1, tmp_path, "--budget", "0.05", "--resume")
+    process = start(1, tmp_path, "--budget", "0.02", "--resume")
     printed = finish(process, 120)
     assert process.returncode == 0 and "nothing to resume: there is no" in printed
     assert (tmp_path / "data.pt").exists()
