@@ -31,7 +31,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("exchange of tokens", r"(deep_?|::|hybrid_?)ep::|hybrid_ep|nvshmem"),
         ("other collectives", r"nccl|rccl"),
         (ATTENTION, r"flash|fmha|sdpa|attn|attention|dot_do_o"),
-        (OPTIMIZER, r"multi_tensor_apply|adam|sgd_|lamb"),
+        (OPTIMIZER, r"multi_tensor_apply|adam|sgd_|lamb[_f]"),
         (GEMM, r"gemm|nvjet|xmma|cublas|cijk_|gemv|dot_kernel|_mm_|triton_tem|matmul"),
     )
 )  # fmt: skip

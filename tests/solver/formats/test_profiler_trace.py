@@ -47,6 +47,8 @@ def write(path: Path, *events: Event) -> Path:
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor<float>>", OPTIMIZER),
         ("void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<Kernel_traits>", MEMORY),
         ("triton_poi_fused_add_mul_silu_0", MEMORY),
+        ("void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda(TensorIteratorBase&)::{lambda()#3}>", MEMORY),
+        ("void lamb_cuda_kernel<float, __nv_bfloat16>(float*, float const*)", OPTIMIZER),
         ("void cuda::per_token_cast_to_fp8_with_channels<__nv_bfloat16, 128>", MEMORY),
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "reduce_scatter"),
