@@ -12,6 +12,7 @@ from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
 from predictor.kernels.linear import other_lab, starts_with
 from predictor.kernels.residual import Residual, fit_residual
+from predictor.kernels.shape_keys import find, shape_keys
 from profiler.profile.profile import Device, Table
 
 HALF = ("bf16", "bfloat16", "fp16", "float16")
@@ -65,7 +66,7 @@ class FlashAttnModel:
         groups = np.unique(np.stack([shape.seq_q, shape.heads]), axis=1, return_inverse=True)[1].ravel()
         features = _features(physics, machine, shape)
         residual = fit_residual(features, _coordinates(shape), log_bare, np.log(seconds) - log_bare, groups, _TREES)
-        fit = cls(physics, machine, residual, None, np.unique(_keys(shape)))
+        fit = cls(physics, machine, residual, None, np.unique(shape_keys(*shape)))
         return cls(physics, machine, residual, _fit_backward(table, rows, fit), fit.known)
 
     def predict(
@@ -112,7 +113,7 @@ class FlashAttnModel:
         features = _features(self.physics, self.machine, shape)
         log_bare = np.log(times.seconds + times.cache)
         correction, std, basis = self.residual.correct(features, _coordinates(shape), log_bare)
-        basis = np.where(np.isin(_keys(shape), self.known), np.int8(Basis.MEASURED), basis)
+        basis = np.where(find(self.known, shape_keys(*shape))[1], np.int8(Basis.MEASURED), basis)
         if self.physics.cache > 0.01 and not serving:  # a training kernel inferred from serving measurements
             octaves = np.log2(np.maximum(2 * _SHORT_TOKENS / shape.seq_q, 1.0))
             std = np.hypot(std, SHORT_UNCERTAINTY * np.minimum(octaves, 6.0))
@@ -226,15 +227,6 @@ def _features(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> n
     return np.stack(columns, axis=1)
 
 
-def _keys(shape: AttnShape) -> np.ndarray:
-    """One 64-bit hash per call (as for GEMMs)."""
-    key = np.zeros(len(shape.batch), dtype=np.uint64)
-    for size in shape:
-        key = (key ^ size.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(29)
-    return key
-
-
 def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | None:
     """Fit the correction of the default ratio to backward measurements paired with forward times of the same kernel and shape.
 
@@ -266,12 +258,10 @@ def _forward_seconds(rows: Table, forward: Table, main_kernel: str, fit: FlashAt
     shape = shape_of(rows)
     same = np.array([k in (main_kernel, SAME_KERNEL.get(main_kernel)) for k in rows["kernel"]], dtype=bool)
     reference = np.where(same, fit.predict(*shape).seconds, np.nan)
-    keys, forward_keys = _keys(shape), _keys(shape_of(forward))
+    keys, forward_keys = shape_keys(*shape), shape_keys(*shape_of(forward))
     for kernel in np.unique(rows["kernel"]):
         mine, theirs = np.flatnonzero(rows["kernel"] == kernel), forward["kernel"] == kernel
         known, first = np.unique(forward_keys[theirs], return_index=True)
-        if len(known):
-            at = np.minimum(np.searchsorted(known, keys[mine]), len(known) - 1)
-            hit = known[at] == keys[mine]
-            reference[mine[hit]] = forward["seconds"][theirs][first][at][hit]
+        at, hit = find(known, keys[mine])
+        reference[mine[hit]] = forward["seconds"][theirs][first[at[hit]]]
     return reference

@@ -12,6 +12,7 @@ import numpy as np
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, cast_seconds, fit_gemm_physics, gemm_times
 from predictor.kernels.residual import Residual, fit_residual
+from predictor.kernels.shape_keys import find, shape_keys
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 
@@ -105,7 +106,7 @@ class LinearModel:
         seconds = seconds * part.layout_factor[layouts, adds]
         layout_uncertainty = part.layout_uncertainty[layouts, adds]
         std = np.hypot(std, layout_uncertainty)
-        measured = np.isin(_keys(*size), part.known) & (layout_uncertainty == 0) & (basis < Basis.ROOFLINE)
+        measured = find(part.known, shape_keys(*size))[1] & (layout_uncertainty == 0) & (basis < Basis.ROOFLINE)
         basis = np.where(measured, np.int8(Basis.MEASURED), basis)
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
 
@@ -251,15 +252,6 @@ def _alignment(size: np.ndarray, most: int) -> np.ndarray:
     return np.log2(np.gcd(size.astype(np.int64), most))
 
 
-def _keys(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    """One 64-bit hash per shape; the probability that two shapes of a table share one is 1 in 10^10."""
-    key = np.zeros(len(m), dtype=np.uint64)
-    for size in (m, n, k, batch):
-        key = (key ^ size.astype(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        key ^= key >> np.uint64(29)
-    return key
-
-
 def _sizes(table: Table) -> list[np.ndarray]:
     return [np.maximum(table[name].astype(np.float64), 1.0) for name in ("m", "n", "k", "batch")]
 
@@ -288,7 +280,7 @@ def _fit_part(table: Table, machine: Machine, launch: float | None = None, slow_
     features, off_bare = _features(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
     weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # typical of training
     residual = fit_residual(features, _coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
-    known = np.unique(_keys(*(size[~casts] for size in sizes)))  # of the others only the sum with the cast was measured
+    known = np.unique(shape_keys(*(size[~casts] for size in sizes)))  # of the others only the sum with the cast was measured
     bare = _Part(physics, machine, residual, known, prior[..., 0], prior[..., 1])
     return _Part(physics, machine, residual, bare.known, *_layout_factors(table, bare))
 

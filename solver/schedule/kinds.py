@@ -18,7 +18,10 @@ def is_schedule(schedule: Any, *names: str) -> Any:
     """Whether a schedule, by name or as codes (indexes into SCHEDULES, an array), is one of ``names``."""
     if isinstance(schedule, str):
         return schedule in names
-    return np.isin(schedule, [SCHEDULES.index(name) for name in names])
+    found = np.zeros(np.shape(schedule), dtype=bool)
+    for name in names:  # of few names np.isin costs more
+        found |= schedule == SCHEDULES.index(name)
+    return found
 
 
 def splits_backward(schedule: str) -> bool:

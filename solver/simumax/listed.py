@@ -12,7 +12,8 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
 from predictor.kernels.grouped_linear import PASSES, GroupedLinearModel
 from predictor.kernels.linear import FAMILIES, Layout, LinearModel
-from predictor.kernels.measured_attention import LEAST_UNCERTAINTY, MeasuredAttention, call_keys
+from predictor.kernels.measured_attention import LEAST_UNCERTAINTY, MeasuredAttention
+from predictor.kernels.shape_keys import shape_keys
 from profiler.profile.profile import Profile, Table
 from solver.simumax.shapes import LISTED
 
@@ -78,7 +79,7 @@ def _by_family(table: Table, calls: Any) -> _Listed:
 
 
 def _calls(rows: Table, sizes: tuple[str, ...], *codes: np.ndarray) -> MeasuredAttention:
-    keys, first = np.unique(call_keys(*(rows[name] for name in sizes), *codes), return_index=True)
+    keys, first = np.unique(shape_keys(*(rows[name] for name in sizes), *codes), return_index=True)
     return MeasuredAttention(keys, rows["seconds"][first], np.full(len(keys), LEAST_UNCERTAINTY))
 
 
