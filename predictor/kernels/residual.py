@@ -117,27 +117,19 @@ def _fit(
 ) -> Residual:
     enough = len(log_residual) >= ROWS_FOR_TREES
     shift = float(np.median(log_residual))
-    weights = np.ones(len(log_residual)) if weights is None else weights
     held_out = np.empty(len(log_residual))
     for fold in range(_FOLDS):
         test = groups % _FOLDS == fold
         if enough and test.any() and not test.all():
-            model = _boost(features[~test], log_residual[~test], trees, weights[~test])
-            held_out[test] = log_residual[test] - model.predict(features[test])
+            fold_weights = None if weights is None else weights[~test]
+            fitted = Trees.fit(features[~test], log_residual[~test], trees, fold_weights)
+            held_out[test] = log_residual[test] - fitted.predict(features[test])
         else:
             held_out[test] = log_residual[test] - shift
     centres, radius = _cover(coordinates)
     edges, uncertainty = _uncertainty_by_size(log_bare, held_out)
-    model = _boost(features, log_residual, trees, weights) if enough else None
-    fitted = Trees.from_hist_gradient_boosting(model) if model is not None else None
-    return Residual(fitted, shift, centres, radius, coordinates.min(axis=0), coordinates.max(axis=0), edges, uncertainty)
-
-
-def _boost(features: np.ndarray, target: np.ndarray, settings: Mapping[str, Any], weights: np.ndarray) -> Any:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    model = HistGradientBoostingRegressor(early_stopping=False, random_state=0, **settings)
-    return model.fit(features, target, sample_weight=weights)
+    learnt = Trees.fit(features, log_residual, trees, weights) if enough else None
+    return Residual(learnt, shift, centres, radius, coordinates.min(axis=0), coordinates.max(axis=0), edges, uncertainty)
 
 
 def _cover(points: np.ndarray) -> tuple[np.ndarray, float]:

@@ -207,13 +207,20 @@ def test_arrays_round_trip(name: str, linear: LinearModel, attention: FlashAttnM
         assert np.array_equal(before, after)
 
 
-def test_trees_equal_scikit_learn() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_trees_equal_scikit_learn(weighted: bool) -> None:
+    """Also for values that were not learnt from; the first column has few distinct values, the others many."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
-    x = np.random.default_rng(5).normal(size=(2000, 6))
-    model = HistGradientBoostingRegressor(max_iter=60, max_depth=8, random_state=0)
-    model.fit(x, np.sin(x[:, 0]) + x[:, 1] * x[:, 2])
-    assert np.abs(Trees.from_hist_gradient_boosting(model).predict(x) - model.predict(x)).max() < 1e-9
+    random = np.random.default_rng(5)
+    x, unseen = (np.column_stack([random.integers(0, 40, rows), random.normal(size=(rows, 5))]) for rows in (2000, 999))
+    target, settings = np.sin(x[:, 0]) + x[:, 1] * x[:, 2], {"max_iter": 60, "max_depth": 8}
+    weights = random.choice([1.0, 2.0], 2000) if weighted else None
+    trees = Trees.fit(x, target, settings, weights)
+    model = HistGradientBoostingRegressor(early_stopping=False, random_state=0, **settings)
+    model.fit(x, target, sample_weight=weights)
+    assert np.abs(trees.predict(x) - model.predict(x)).max() < 1e-9
+    assert np.abs(trees.predict(unseen) - model.predict(unseen)).max() < 1e-9
 
 
 def test_basis_and_uncertainty_show_distance_to_data(linear: LinearModel, linear_rows: Table, held_out: np.ndarray) -> None:
