@@ -12,6 +12,7 @@ setup-measure: $(VENV)/.measure
 $(VENV)/.predict: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(COMPILE)
 	touch $@
 
 $(VENV)/.measure: pyproject.toml $(VENV)/.predict
@@ -29,7 +30,11 @@ $(VENV)/.mutants: pyproject.toml $(VENV)/.dev
 predict: $(VENV)/.predict
 	$(BIN)/python simulation_train_formulaic.py --run_all_solu --world_size 128
 
+# pip compiles what it installs, but no editable package; where PYTHONDONTWRITEBYTECODE is set, as in many images, nothing else does
+COMPILE = $(BIN)/python -m compileall -q profiler predictor solver *.py
+
 test: $(VENV)/.dev
+	$(COMPILE)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=5
 
 check: $(VENV)/.dev

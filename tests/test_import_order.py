@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -53,9 +53,8 @@ def modules() -> dict[str, Path]:
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the modules of the three packages that a file imports, also inside functions."""
-    known = modules()
+def imports(path: Path, known: Collection[str]) -> Iterator[str]:
+    """Yield which of the ``known`` modules a file imports, also inside functions."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names if name.name in known)
@@ -67,7 +66,8 @@ def subpackage(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-IMPORTS = {module: set(imports(path)) - {module} for module, path in modules().items()}
+MODULES = modules()
+IMPORTS = {module: set(imports(path, MODULES)) - {module} for module, path in MODULES.items()}
 
 
 def test_every_module_is_in_a_subpackage_that_has_a_level() -> None:
@@ -93,6 +93,6 @@ def test_no_import_cycles() -> None:
 
 
 def test_every_subpackage_has_a_docstring_that_ends_with_a_period() -> None:
-    for path in (path for path in modules().values() if path.name == "__init__.py" and len(path.relative_to(ROOT).parts) == 3):
+    for path in (path for path in MODULES.values() if path.name == "__init__.py" and len(path.relative_to(ROOT).parts) == 3):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
         assert docstring and docstring.endswith("."), path
