@@ -17,7 +17,7 @@ from profiler.profile.profiles import PROF_DATA, find_profile
 def fitted() -> Callable[[str], CostModel]:
     """Return a function from the name of a shipped or derived profile to its cost model.
 
-    A fit takes a minute: parallel workers wait until the first one has done it.
+    A fit takes ten seconds: parallel workers wait until the first one has done it.
     """
 
     @cache
