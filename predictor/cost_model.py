@@ -1,8 +1,4 @@
-"""The cost model of one machine: for an op it gives the time, its uncertainty and its basis.
-
-It is fitted once from a profile. The fits are cached next to the profile as plain arrays, keyed by the profile's content and
-by this package's source. Deleting the cache changes nothing but the time of the next start.
-"""
+"""The cost model of one machine: for an op it gives the time, its uncertainty and its basis (predictor.fitted makes it)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A profile becomes a cost model: every model is fitted to its tables, and the fits are kept for later starts."""
+"""A profile becomes a cost model: every model is fitted to its tables, and the fits are kept for later starts.
+
+They are kept as plain arrays, keyed by the profile's content and by this package's source. Deleting the cache changes nothing
+but the time of the next start.
+"""
 
 from __future__ import annotations
 

@@ -108,9 +108,7 @@ class LayerKeys:
         return self.mode, self.tp, self.cp, self.wp, self.ep, self.etp, self.micro_batch_size
 
     def is_mode(self, *modes: TpMode) -> np.ndarray:
-        found = np.zeros(len(self.mode), dtype=bool)
-        for mode in modes:  # of few modes np.isin costs more
-            found |= self.mode == int(mode)
+        found: np.ndarray = np.logical_or.reduce([self.mode == int(mode) for mode in modes])  # of few, np.isin costs more
         return found
 
 

@@ -18,10 +18,7 @@ def is_schedule(schedule: Any, *names: str) -> Any:
     """Whether a schedule, by name or as codes (indexes into SCHEDULES, an array), is one of ``names``."""
     if isinstance(schedule, str):
         return schedule in names
-    found = np.zeros(np.shape(schedule), dtype=bool)
-    for name in names:  # of few names np.isin costs more
-        found |= schedule == SCHEDULES.index(name)
-    return found
+    return np.logical_or.reduce([schedule == SCHEDULES.index(name) for name in names])  # of few, np.isin costs more
 
 
 def splits_backward(schedule: str) -> bool:
