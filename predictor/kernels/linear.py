@@ -48,6 +48,10 @@ LAYOUT_PRIOR = {
 #: Time of an fp8 gradient relative to a forward pass, and its uncertainty, where fp8 GEMMs can sum in less than fp32 (until
 #: Hopper): Transformer Engine and torchao let only the forward pass do so, which is 1.1 to 1.2 times as fast (pytorch/ao#2377).
 FULL_ACCUMULATION = (1.15, 0.04)
+#: Time of a TF32 GEMM whose operands are not both read along k, relative to one whose are, and its uncertainty (judged), on
+#: Hopper: its warpgroup instruction transposes operands of 16 bits only (PTX ISA, wgmma.mma_async), and the older instruction
+#: that runs instead reaches 62.9% of its rate on average (arXiv 2402.13499).
+TRANSPOSED_TF32 = (1 / 0.629, 0.1)
 _PRIOR_ROWS = 10  # a prior weighs as much as this many measurements
 _ROOFLINE_UNCERTAINTY = 0.25
 _TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
@@ -83,8 +87,8 @@ class LinearModel:
         parts: dict[str, _Part] = {}
         for name, machine in _machines(device).items():
             launch = parts["bf16"].physics.launch if "bf16" in parts else None
-            slow = name == "fp8" and device.transposes_fp8
-            parts[name] = _fit_part(table.where(family == name), machine, launch, slow)
+            gradients = {"fp8": FULL_ACCUMULATION, "tf32": TRANSPOSED_TF32}.get(name) if _is_hopper(device) else None
+            parts[name] = _fit_part(table.where(family == name), machine, launch, gradients)
         return cls(parts)
 
     def predict(
@@ -256,17 +260,25 @@ def _sizes(table: Table) -> list[np.ndarray]:
     return [np.maximum(table[name].astype(np.float64), 1.0) for name in ("m", "n", "k", "batch")]
 
 
-def _fit_part(table: Table, machine: Machine, launch: float | None = None, slow_gradients: bool = False) -> _Part:
+def _is_hopper(device: Device) -> bool:
+    """Whether tensor cores read operands of other than 16 bits along k only: chips with fp8 before the block-scaled formats."""
+    return "fp8" in device.peak_flops and device.transposes_fp8 and not device.link_kind.startswith("xGMI")
+
+
+def _fit_part(
+    table: Table, machine: Machine, launch: float | None = None, gradients: tuple[float, float] | None = None
+) -> _Part:
     """Fit physical model and correction to the rows of own_forward_rows, then the factors of the layouts.
 
-    launch: of a GEMM of 16 bits, for rows that also time a cast. slow_gradients: as for FULL_ACCUMULATION.
+    launch: of a GEMM of 16 bits, for rows that also time a cast. gradients: time of both gradients relative to
+    a forward pass beyond LAYOUT_PRIOR, and its uncertainty.
     """
     table = table.where((table["seconds"] > 0) & (table["m"] > 0) & (table["n"] > 0) & (table["k"] > 0))
     rows = own_forward_rows(table)
     prior = np.array([[LAYOUT_PRIOR[Layout(i), bool(a)] for a in (0, 1)] for i in range(3)])
-    if slow_gradients:
-        prior[1:, :, 0] *= FULL_ACCUMULATION[0]
-        prior[1:, :, 1] = np.hypot(prior[1:, :, 1], FULL_ACCUMULATION[1])
+    if gradients:
+        prior[1:, :, 0] *= gradients[0]
+        prior[1:, :, 1] = np.hypot(prior[1:, :, 1], gradients[1])
     empty = np.zeros(0, dtype=np.uint64)
     if not len(rows):
         return _Part(GemmPhysics(), machine, None, empty, prior[..., 0], prior[..., 1])

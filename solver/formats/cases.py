@@ -12,6 +12,7 @@ from profiler.errors import InputError, shown
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
 from solver.formats.published_recipes import with_facts, with_recipe
+from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
 from solver.formats.unstated import alternatives
@@ -113,7 +114,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
         check_model(model, _count(sections["run"], "seq_len"), approximate=True)
         run = normalized_run(sections["run"], str(plain["hardware"]), assumptions)
-        run = with_recipe(run, model, str(plain["hardware"]), assumptions)
+        run = with_stages(with_recipe(run, model, str(plain["hardware"]), assumptions), model.num_hidden_layers)
         strategy = _strategy(run, model, assumptions)
         others = alternatives(run, model, framework_of(strategy.framework), strategy)
         _check_figures(sections["cluster"], sections["measured"])

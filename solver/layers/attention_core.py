@@ -19,6 +19,12 @@ MODULE = "attention"
 TILE = 128
 
 
+#: Reads and writes of a score, and of its gradient, in fp32, which fused kernels do not take. Forward: the mask in place, then
+#: softmax. Backward: softmax 3; the mask was set on a view, so autograd copies the gradient, clones it, masks a clone and copies
+#: it back (torch's CopySlices): 2 each, and 4 for the mask.
+WIDE_SOFTMAX = (4, 13)
+
+
 def core_ops(shapes: Shapes) -> list[Op]:
     """Return the ops between the projections: from q, k and v after the rotary embedding to the context."""
     return _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
@@ -207,8 +213,9 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
         again = ATTENTION_CORE if phase == FORWARD else ()
         return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
 
-    probabilities, fused = batch * seq_q * seq_kv, shapes.framework.kernels.fused_softmax
-    passes = 2 * shapes.element, 3 * shapes.element
+    probabilities, wide = batch * seq_q * seq_kv, shapes.element == FP32
+    fused = wide or shapes.framework.kernels.fused_softmax
+    forward, backward = WIDE_SOFTMAX if wide else (2, 3)
     # dropout reads and writes the probabilities and a one-byte mask
     scores = batch * seq_q * seq_kv * float(shapes.dropout)
     masked = 2 * shapes.element + 1
@@ -216,7 +223,16 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     return [
         *_kv_gather(shapes),
         gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
-        *memory_bound("softmax", MODULE, "softmax", probabilities, *passes, ATTENTION_CORE, fused=fused),
+        *memory_bound(
+            "softmax",
+            MODULE,
+            "softmax",
+            probabilities,
+            forward * shapes.element,
+            backward * shapes.element,
+            ATTENTION_CORE,
+            fused=fused,
+        ),
         *dropout,
         gemm("context", FORWARD, seq_q, v, seq_kv, 1),
         gemm("context", INPUT_GRAD, seq_q, seq_kv, v, 0),
@@ -242,7 +258,7 @@ def core_saved(shapes: Shapes) -> list[Saved]:
         scores = shapes.tokens * shapes.heads * shapes.run.seq_len
         # softmax output, eager also in fp32; with dropout also its mask and its output (5 a s^2 b, arXiv 2205.05198 equation 2)
         per_score = 2 * shapes.element + 1 if shapes.dropout else shapes.element
-        per_score += 0 if shapes.framework.kernels.fused_softmax else FP32
+        per_score += _wide_copy(shapes)
         saved.append(Saved("probabilities", scores * per_score, ATTENTION_CORE))
     return saved
 
@@ -258,7 +274,12 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
         return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim)
 
     scores = shapes.tokens * shapes.heads * shapes.run.seq_len
-    return scores * 2 * (shapes.element + (0 if shapes.framework.kernels.fused_softmax else FP32))
+    return scores * 2 * (shapes.element + _wide_copy(shapes))
+
+
+def _wide_copy(shapes: Shapes) -> int:
+    """Bytes of the fp32 copy of a 16-bit score that eager kernels take the softmax of."""
+    return 0 if shapes.framework.kernels.fused_softmax or shapes.element == FP32 else FP32
 
 
 def scores_buffer(shapes: Shapes) -> np.ndarray:

@@ -36,7 +36,9 @@ def linear(
     """
     m = shapes.linear_tokens if tokens is None else tokens
     dtype = gemm_dtype(shapes, quantised)
-    accumulate = shapes.run.grad_dtype == "fp32" != dtype and shapes.framework.data_parallel.accumulating_gemms
+    accumulate = (
+        shapes.run.grad_dtype == "fp32" and dtype not in ("fp32", "tf32") and shapes.framework.data_parallel.accumulating_gemms
+    )
 
     def gemm(phase: str, m: Array, n: Array, k: Array) -> Op:
         dims = {"m": m, "n": n, "k": k, "batch": 1, "layout": _LAYOUTS[phase],
@@ -66,7 +68,9 @@ def _in_parts(shapes: Shapes, ops: list[Op], phase: str, parts: Array) -> list[O
 
 def gemm_dtype(shapes: Shapes, quantised: bool) -> str:
     precision = shapes.run.precision
-    return precision if precision == "fp32" or (quantised and shapes.recipe is not None) else "bf16"
+    if precision == "fp32":
+        return "tf32" if shapes.framework.kernels.tf32 else "fp32"
+    return precision if quantised and shapes.recipe is not None else "bf16"
 
 
 def memory_bound(

@@ -37,6 +37,8 @@ class Kernels:
     bias_by_expert: bool = False
     dropout: bool = False  #: unfused attention and residuals apply dropout, as GPT-2 did
     norm_quantises: bool = False  #: a norm before a quantised linear writes quantised values (Transformer Engine)
+    #: GEMMs of fp32 runs round their operands to TF32 (torch's allow_tf32, which NVIDIA's containers turn on).
+    tf32: bool = False
     torch_loss: bool = False  #: the cross entropy is torch's, in fp32; otherwise Megatron's, in place
     compiled_loss: bool = False  #: torch.compile includes the cross entropy
     #: Host time to launch one op: steps of many tiny kernels are bound by the host. Assumed, not measured.

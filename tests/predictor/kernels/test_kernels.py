@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,25 @@ def test_backward_defaults_and_causal_area(attention: FlashAttnModel) -> None:
     assert shape(5, 128).keys_per_query == 3.0  # 1 + 2 + 3 + 4 + 5 = 15 pairs for 5 queries
     first, second, whole = attention.predict(1, [4096, 4096, 8192], [4096, 8192, 8192], 32, 8, 128, 128).seconds
     assert first < second < whole and 0.8 < (first + second) / whole < 1.3
+
+
+@pytest.mark.parametrize(
+    ("peaks", "link_kind", "slower"),
+    [({"fp8": 2e15}, "NVLink 4", 1 / 0.629), ({}, "NVLink 3", 1.0), ({"fp8": 2e15, "mxfp8": 2e15}, "NVLink 5", 1.0),
+     ({"fp8": 2e15}, "xGMI", 1.0)],
+)  # fmt: skip
+def test_tf32_gemms_with_transposed_operands_are_slow_on_hopper(
+    profile: Profile, peaks: dict[str, float], link_kind: str, slower: float
+) -> None:
+    device = replace(DEVICE, peak_flops={"bf16": 1e15, "tf32": 5e14, **peaks}, link_kind=link_kind)
+    fit = LinearModel.fit(profile.table("linear").where(np.zeros(len(profile.table("linear")), dtype=bool)), device)
+    shape = (4096, 4096, 4096)
+    for layout, prior in ((Layout.NN, 1.005), (Layout.NT, 1.03)):
+        tf32, half = (
+            fit.predict(*shape, layout=layout, dtype=dtype).seconds / fit.predict(*shape, dtype=dtype).seconds
+            for dtype in ("tf32", "bf16")
+        )
+        assert half == pytest.approx(prior) and tf32 == pytest.approx(prior * slower)
 
 
 @pytest.mark.parametrize("name", ["linear", "attention", "memory_bound", "grouped"])

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from profiler.errors import InputError
 from solver.formats.cases import case_of
+from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import normalized_run
 from solver.spec.frameworks import framework_of
 
@@ -54,6 +56,22 @@ def test_releases(framework: str, hardware: str, keys: dict[str, Any], meant: st
     normalized = normalized_run({"framework": framework, **keys}, hardware, assumptions)["framework"]
     assert normalized == (framework if framework == meant else f"{meant}, {framework}")
     assert bool(assumptions) == (framework != meant) and framework_of(normalized) == framework_of(meant)
+
+
+@pytest.mark.parametrize(
+    ("settings", "layers", "meant"),
+    [("layers per stage 5 7 7 7", 24, "Et*4|(t*7|)*2t*6L"), ("1F1B, layers per stage 3 5", 8, "Et*3|t*5L"),
+     ("layers per stage 26", 24, None), ("no DP overlap", 24, None), (None, 24, None)],
+)  # fmt: skip
+def test_layers_of_stages_in_words(settings: str | None, layers: int, meant: str | None) -> None:
+    # 5 + 7 + 7 + 7 are the 24 layers, the embedding and the head; 3 + 5 are the layers alone
+    assert with_stages({"settings": settings}, layers).get("pipeline_layout") == meant
+
+
+def test_layers_of_stages_that_do_not_add_up_are_refused() -> None:
+    with pytest.raises(InputError, match="do not add up to the model's 24 layers"):
+        with_stages({"settings": "layers per stage 5 7 7"}, 24)
+    assert with_stages({"settings": "layers per stage 1 2", "pipeline_layout": "Et|t*2L"}, 3)["pipeline_layout"] == "Et|t*2L"
 
 
 def test_a_case_in_the_words_of_its_source() -> None:

@@ -50,6 +50,20 @@ def test_scores_that_go_through_memory() -> None:
     assert found["dropout.forward"][1] == 0
 
 
+def test_scores_in_fp32_go_through_eager_kernels_and_tf32_gemms() -> None:
+    # no fused kernel takes fp32: the mask is read and written in place, then softmax; backward 3 accesses for softmax, then of
+    # the gradient a copy, a clone, a masked clone and a copy back
+    layer = program(framework="sailor", attention="unfused", precision="fp32", grad_dtype="fp32")
+    found = moved(layer)
+    assert found["softmax.forward"] == ("softmax", SCORES * (2 + 2) * 4)
+    assert found["softmax.input_grad"] == ("softmax", SCORES * (3 + 2 + 2 + 4 + 2) * 4)
+    assert saved(layer)["probabilities"] == SCORES * 4
+    gemms = [op for op in layer.ops if op.kind == "linear"]
+    assert {op.dtype for op in gemms} == {"tf32"} and not any(op.dims["accumulate"] for op in gemms)
+    plain = program(framework="megatron-lm", attention="unfused", precision="fp32", grad_dtype="fp32")
+    assert {op.dtype for op in plain.ops if op.kind == "linear"} == {"fp32"}
+
+
 def test_gemms_of_scores_and_context() -> None:
     # per head, 8 of them: scores Q K^T, context P V; backward dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q. A second factor
     # that is read transposed is TN (0), one that is not NN (1), a first one that is read transposed NT (2)
