@@ -20,8 +20,8 @@ TILE = 128
 
 
 #: Reads and writes of a score, and of its gradient, in fp32, which fused kernels do not take. Forward: the mask in place, then
-#: softmax. Backward: softmax 3; the mask was set on a view, so autograd copies the gradient, clones it, masks a clone and copies
-#: it back (torch's CopySlices): 2 each, and 4 for the mask.
+#: softmax. Backward: softmax 3; the mask was set on a view, so autograd (CopySlices) copies the gradient, clones it, masks a
+#: clone and copies it back: 2 each, and 4 for the mask.
 WIDE_SOFTMAX = (4, 13)
 
 
