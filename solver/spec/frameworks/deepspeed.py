@@ -52,6 +52,7 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     family="sailor",
     aliases=("megatron-deepspeed (sailor)",),
     flags={"zero": 0, "precision": "fp32", "grad_dtype": "fp32"},
+    can_run={"pipeline_layout": True},  # --layers-per-stage
     kernels={"dropout": False, "tf32": True, "launch_seconds": 107e-6},
     data_parallel={"optimizer_bytes_per_parameter": 131.0},
     memory={"fp32_gradient_copy": False, "keeps_half_gradients": False},

@@ -119,7 +119,6 @@ def test_a_killed_rank_is_reported_and_measurements_are_kept_and_resumed(tmp_pat
     assert rows(resumed) > rows(kept)
     before, after = rows_of(kept), rows_of(resumed)
     assert all(after[item] == row for item, row in before.items())  # nothing was measured twice
-    assert len(resumed.table("all_reduce"))
 
 
 def test_ctrl_c_keeps_the_measurements(tmp_path: Path) -> None:

@@ -51,25 +51,40 @@ LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
     "pp_tp": {"num_micro_batches": 4, "pp": 2, "tp": 2},
 }
 
+#: Ranks are forked instead of started, so that torch is imported once; otherwise they are what torchrun starts.
 DRIVER = """
-import json, sys
+import json, os, socket, sys
+from multiprocessing import get_context
 import torch.distributed as dist
 from profiler.train.layout import Layout
 from profiler.train.model import Dims
 from profiler.train.command import leave, measure, process_group
 
-with process_group() as device:
-    for name, given in json.loads(sys.argv[1]).items():
-        dims, ranks = Dims(**json.loads(sys.argv[2])), dist.get_world_size()
-        took = measure(Layout(dims=dims, world_size=ranks, seq_len=32, steps=6, **given), device)
-        if dist.get_rank() == 0:
-            print(json.dumps([name, took.losses, took.gradient_norm, took.seconds]), flush=True)
-    leave()
+def train(rank, ranks, port, layouts, dims):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks),
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with process_group() as device:
+        for name, given in layouts.items():
+            took = measure(Layout(dims=Dims(**dims), world_size=ranks, seq_len=32, steps=6, **given), device)
+            if rank == 0:
+                print(json.dumps([name, took.losses, took.gradient_norm, took.seconds]), flush=True)
+        leave()
+
+for ranks, layouts in json.loads(sys.argv[1]):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    jobs = [get_context("fork").Process(target=train, args=(rank, ranks, port, layouts, json.loads(sys.argv[2])))
+            for rank in range(ranks)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+        assert job.exitcode == 0
 """
 
 
-def torchrun(ranks: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *arguments]
+def started(*command: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
 
@@ -85,16 +100,12 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[float], float, list[float]]]:
+def trained() -> dict[str, tuple[list[float], float, list[float]]]:
     """Return (losses, norm of the first gradient, seconds) of every layout."""
-    script = tmp_path_factory.mktemp("jobs") / "driver.py"
-    script.write_text(DRIVER)
-    found = {}
-    for ranks, layouts in ((2, LAYOUTS), (4, LAYOUTS_OF_4)):
-        job = torchrun(ranks, str(script), json.dumps(layouts), json.dumps(DIMS))
-        assert job.returncode == 0, job.stderr[-4000:]
-        found |= {name: (losses, norm, seconds) for name, losses, norm, seconds in map(json.loads, job.stdout.splitlines())}
-    return found
+    jobs = json.dumps([(2, LAYOUTS), (4, LAYOUTS_OF_4)])
+    job = started(sys.executable, "-c", DRIVER, jobs, json.dumps(DIMS))
+    assert job.returncode == 0, job.stderr[-4000:]
+    return {name: (losses, norm, seconds) for name, losses, norm, seconds in map(json.loads, job.stdout.splitlines())}
 
 
 @pytest.mark.parametrize("name", [*LAYOUTS, *LAYOUTS_OF_4])
@@ -111,7 +122,8 @@ def test_all_layouts_train_the_same_model(name: str, one_rank: dict[str, Any], t
 def test_command_writes_a_case_that_validation_reads(tmp_path: Path) -> None:
     output = tmp_path / "cases.jsonl"
     layout = ["--tp", "2", "--sequence_parallel", "--dtype", "bf16", "--steps", "5", "--output", str(output)]
-    job = torchrun(2, "-m", "profiler.train", *FLAGS, *layout)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    job = started(*launcher, "-m", "profiler.train", *FLAGS, *layout)
     assert job.returncode == 0, job.stderr[-4000:]
     case = json.loads(output.read_text())
     assert case["hardware"] == "data" and case["cluster"] == {"gpus_per_node": 2}

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from solver.command_line import CostModels
-from solver.formats.cases import Case, read_cases
+from solver.formats.cases import Case, case_of
 from solver.report.validate import predict_cases
 from solver.simumax import PerfLLM
 from solver.simumax.__main__ import main
 
 DATA = Path("tests/data/simumax")
 FILES = ["--model", str(DATA / "llama3_8b.json"), "--strategy", str(DATA / "tp2_pp1_dp4_mbs1.json")]
-CASES = {case.id: case for case in read_cases(Path("configs/cases/published.jsonl")) if case.id.startswith("SMA:")}
+_LINES = Path("configs/cases/published.jsonl").read_text(encoding="utf-8").splitlines()
+CASES = {case.id: case for case in (case_of(json.loads(line)) for line in _LINES if '"SMA:' in line)}
 
 
 def test_estimate(estimated: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
