@@ -111,7 +111,7 @@ def page(rows: list[list[str]]) -> str:
         "nothing says how they dealt the layers (two more on it: a quarter slower; none: an eighth). The best layout found",
         "shards weights (ZeRO-3) instead of having a pipeline: all-gathers hide under 15 micro batches. The two are within",
         "each other's intervals.\n",
-        "**Qwen3-235B.** Theirs is predicted 5% faster than it ran. The best one keeps the exchange of tokens inside a node",
+        "**Qwen3-235B.** Theirs is predicted 3% faster than it ran. The best one keeps the exchange of tokens inside a node",
         "(ep 8) and has twice the stages instead.\n",
     ])  # fmt: skip
 
