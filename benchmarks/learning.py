@@ -18,6 +18,7 @@ from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.command_line import CostModels, progress_bar
 from solver.formats.cases import Case, read_cases
 from solver.learning import learn, scaled
+from solver.report.explain import LAYOUT_STD
 from solver.report.validate import Prediction, Score, predict_cases, time_scores, timed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,10 +30,16 @@ _HEAD = """# Learning from your own runs
     foretrain learn runs.jsonl --output mine.json           # from two runs on; ten or more tell much
     foretrain search --world_size 512 --learned mine.json   # later predictions use it and say so
 
+A trace of torch.profiler (`.json`, `.json.gz`; `foretrain import trace.json.gz --config FILE`) is read step by step: what its
+kernels do is told by their names (GEMM, attention, memory-bound kernels, optimizer, NCCL's collectives, DeepEP and Hybrid-EP),
+and the median step is printed beside the predicted one: compute by kind, communication that no compute hides, by op, and the
+time in which nothing runs. Both add up to their step. A trace is of one rank; with a pipeline the prediction is of the slowest
+stage. Kernels whose names say nothing count as memory-bound, and the five that took longest are listed.
+
 What is learned are seven factors, on the whole step and on six kinds of time (`predictor/learned.py`), as a Bayesian update of
 the doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and the laboratory
 leave open, that of a kind the doubt of its kernels, that of the network 40%, as of a network without measurements. Runs are
-taken to scatter by 3.6%, or by what stays where that is more; those far off count less. The interval of a later prediction is
+taken to scatter by {scatter:.1%}, or by what stays where that is more; those far off count less. The interval of a later prediction is
 that of the posterior for its own mix of times, plus the scatter. A file of factors holds for its device, framework, precision
 and network only; elsewhere it is refused.
 
@@ -114,7 +121,7 @@ def main() -> None:
             table += found
             factors += [line] if line.split(": ", 1)[1] not in "\n".join(factors) else []
             report(number, len(sets))
-    OUTPUT.write_text(_HEAD + "\n".join(table) + "\n" + _TAIL + "\n".join(factors) + "\n", encoding="utf-8")
+    OUTPUT.write_text(_HEAD.format(scatter=LAYOUT_STD) + "\n".join(table) + "\n" + _TAIL + "\n".join(factors) + "\n", encoding="utf-8")
     print(f"wrote {OUTPUT.relative_to(ROOT)}")
 
 

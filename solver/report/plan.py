@@ -1,4 +1,4 @@
-"""Tokens and a deadline -> GPUs, days, GPU-hours, money, energy: the best layout on every number of GPUs that fits."""
+"""Tokens, a deadline, a budget -> GPUs, days, GPU-hours, money, energy: the best layout on every number of GPUs that fits."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ DAY = 86400.0
 
 
 @dataclass(frozen=True)
+class Machine:
+    """What a training may run on. price: of a GPU for an hour. watts: a GPU's limit of power. None: not known."""
+
+    name: str = ""
+    price: float | None = None
+    watts: float | None = None
+
+
+UNNAMED = Machine()
+
+
+@dataclass(frozen=True)
 class Training:
     """A training run on some GPUs, with the best layout: days as (5th percentile, median, 95th percentile).
 
@@ -28,6 +40,7 @@ class Training:
     days: tuple[float, float, float]
     result: SearchResult
     goodput: Goodput | None = None
+    machine: Machine = UNNAMED
 
     def interrupted(self, found: Goodput) -> Training:
         """Return the run with what interrupts it: longer on average, and less sure."""
@@ -41,9 +54,20 @@ class Training:
     def gpu_hours(self) -> float:
         return 24.0 * self.days[1] * self.world_size
 
-    def energy_mwh(self, watts: float) -> float:
-        """Return the megawatt-hours of GPUs that draw ``watts`` each all the while."""
-        return self.gpu_hours * watts / 1e6
+    @property
+    def money(self) -> float | None:
+        """What the GPU-hours cost; None without a price."""
+        return None if self.machine.price is None else self.gpu_hours * self.machine.price
+
+    @property
+    def energy_mwh(self) -> float | None:
+        """The megawatt-hours of GPUs that draw their limit all the while; None where it is not known."""
+        return None if self.machine.watts is None else self.gpu_hours * self.machine.watts / 1e6
+
+    @property
+    def cost(self) -> float:
+        """Money, or GPU-hours without a price."""
+        return self.gpu_hours if self.money is None else self.money
 
 
 def trainings(
@@ -53,6 +77,7 @@ def trainings(
     worlds: Sequence[int],
     progress: Callable[[int, int], None] | None = None,
     *,
+    machine: Machine = UNNAMED,
     domain: int = 0,
     fixed: Mapping[str, Any] | None = None,
     jobs: int = 1,
@@ -72,7 +97,7 @@ def trainings(
             low, high = explain(result.best, 0).interval
             steps = tokens / float(result.best.tokens[0]) / DAY
             days = (steps * low, steps * float(result.best.times.seconds[0]), steps * high)
-            found.append(Training(world, days, result))
+            found.append(Training(world, days, result, machine=machine))
         if progress:
             progress(number, len(worlds))
     if not found:
@@ -97,3 +122,20 @@ def worlds_between(least: int, most: int, per_node: int) -> list[int]:
 def fewest(found: Sequence[Training], days: float) -> Training | None:
     """Return the fewest GPUs whose median meets the deadline, if any do."""
     return next((one for one in found if one.days[1] <= days), None)
+
+
+def efficient(found: Sequence[Training]) -> list[Training]:
+    """Return the Pareto front: the trainings of which no other is both faster and cheaper (in GPU-hours without prices)."""
+    front, least = [], math.inf
+    for one in sorted(found, key=lambda one: (one.days[1], one.cost)):
+        if one.cost < least:
+            front.append(one)
+            least = one.cost
+    return front
+
+
+def cheapest(found: Sequence[Training], days: float | None, budget: float | None) -> Training | None:
+    """Return the cheapest training whose median meets a deadline and whose price a budget; without a deadline the fastest."""
+    meets = [one for one in found if (days is None or one.days[1] <= days) and (budget is None or one.cost <= budget)]
+    by_days = days is None and budget is not None
+    return min(meets, key=lambda one: one.days[1] if by_days else one.cost, default=None)

@@ -93,7 +93,7 @@ def test_runs_that_are_left_out_are_predicted_better(lesson: Lesson, cases: list
     )
     assert np.median(abs(after / measured - 1)) < np.median(abs(before / measured - 1)) / 2
     doubts = [p.explanation.relative_std for p in predict_cases(far, scaled(cost_models, learned)) if p.explanation]
-    assert np.mean(abs(np.log(after / measured)) <= 1.645 * np.array(doubts)) >= 0.9
+    assert np.sum(abs(np.log(after / measured)) <= 1.645 * np.array(doubts)) >= 8  # of 9, in intervals that hold 90%
 
 
 def test_the_doubt_is_the_posterior_s_by_hand() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from profiler.errors import InputError
 from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.explain import explain
-from solver.report.plan import fewest, trainings, worlds_between
+from solver.report.picture_plan import plan_figure
+from solver.report.plan import Machine, Training, cheapest, efficient, fewest, trainings, worlds_between
+from solver.report.plan_table import answer
 from solver.search.search import search
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model
@@ -22,12 +25,15 @@ MODEL = load_run_config("configs/models/llama3_8b.json").model
 def test_days_by_hand(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
     (one,) = trainings(problem, 512, 1e12, [64])
+    (rented,) = trainings(problem, 512, 1e12, [64], machine=Machine("h100_sxm", 2.5, 700.0))
+    assert rented.money == pytest.approx(rented.gpu_hours * 2.5) and rented.energy_mwh == pytest.approx(rented.gpu_hours * 7e-4)
+    assert one.money is None and (one.cost, rented.cost) == (one.gpu_hours, rented.money)
     best = search(make_problem(MODEL, 64, h100_model, 8192, framework="megatron-core", precision="bf16"), 512, 1).best
     step = float(best.times.seconds[0])
     assert one.days[1] == pytest.approx(1e12 / (512 * 8192) * step / 86400, rel=1e-12)
     low, high = explain(best, 0).interval
     assert (one.days[0] / one.days[1], one.days[2] / one.days[1]) == pytest.approx((low / step, high / step))
-    assert one.gpu_hours == pytest.approx(one.days[1] * 24 * 64) and one.energy_mwh(700) == pytest.approx(one.gpu_hours * 7e-4)
+    assert one.gpu_hours == pytest.approx(one.days[1] * 24 * 64) and one.energy_mwh is None
 
 
 def test_more_gpus_take_fewer_days_and_more_gpu_hours(h100_model: CostModel) -> None:
@@ -67,3 +73,80 @@ def test_the_command_line_names_the_fewest(tmp_path: Path, capsys: pytest.Captur
     assert all(row["days_interval"][0] < row["days"] < row["days_interval"][1] for row in rows)
     assert main(["plan", "--model_size", "llama3_8b", "--tokens", "-1"]) == 2
     assert "--tokens is -1.0; it must be a positive number" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def offers(h100_model: CostModel) -> list[Training]:
+    """Two machines of 64 to 256 GPUs: 40, 20 and 10 days, and half of that at three times the price."""
+    problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
+    (one,) = trainings(problem, 512, 1e12, [64])
+    slow, fast = Machine("slow", 1.0), Machine("fast", 3.0)
+    return [
+        replace(one, world_size=world, days=(0.9 * days, days, 1.1 * days), machine=machine)
+        for machine, speed in ((slow, 1), (fast, 2))
+        for world, days in ((64, 40 / speed), (128, 20 / speed), (256, 10.1 / speed))
+    ]
+
+
+def test_the_front_holds_what_nothing_beats(offers: list[Training]) -> None:
+    # GPU-days: 2,560, 2,560 and 2,585.6; the fast ones cost 1.5 times as much. 64 slow GPUs cost as much as 128 and are slower
+    slow, fast = offers[:3], offers[3:]
+    assert efficient(offers) == [fast[2], fast[1], slow[2], slow[1]]
+    assert (
+        cheapest(offers, 6, None) is fast[2] and cheapest(offers, 15, None) is slow[2] and cheapest(offers, 25, None) is slow[1]
+    )
+    assert cheapest(offers, None, 2570 * 24) is slow[1] and cheapest(offers, None, 2590 * 24) is slow[2]
+    assert cheapest(offers, 6, 2590 * 24) is None and cheapest(offers, 11, 2590 * 24) is slow[2]
+
+
+def test_the_answer_in_words(offers: list[Training]) -> None:
+    assert answer(offers, 6, None) == (
+        "Cheapest within 6 days: 256 x fast, 5.05 days (4.54 to 5.56 with 90% probability), a price of 93,082."
+    )
+    assert answer(offers, None, 62_100).startswith("Fastest within a budget of 62,100: 256 x slow, 10.1 days")
+    assert answer(offers, 4, None).startswith("Nothing within 4 days. Fastest: 256 x fast")
+    assert answer(offers, None, 10).startswith("Nothing within a budget of 10. Cheapest: 64 x slow, 40 days")
+    assert answer(offers[:3], 25, None).startswith("128 GPUs meet 25 days: 20 days")
+
+
+def test_a_picture_of_the_offers(offers: list[Training]) -> None:
+    (axes,) = plan_figure(offers, "a model", 6, 62_100).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert {"slow, 1 an hour", "fast, 3 an hour", "6 days", "budget of 62,100"} <= set(labels)
+    assert (axes.get_ylabel(), [t.get_text() for t in axes.texts]) == ("money", ["64", "128", "256"] * 2)
+
+
+def test_machines_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --days 8 --least 8 --most 16"
+    assert main([*words.split(), "--machines", "h100_sxm=2,a100_100g=1", "--json", str(out)]) == 0
+    assert "Cheapest within 8 days: " in capsys.readouterr().out
+    rows = json.loads(out.read_text())["plan"]
+    assert [(row["machine"], row["world_size"]) for row in rows] == [
+        (name, world) for name in ("h100_sxm", "a100_100g") for world in (8, 16)
+    ]
+    front = [row for row in rows if row["efficient"]]
+    for row in rows:
+        beaten = any(o["days"] < row["days"] and o["money"] < row["money"] for o in rows)
+        assert not (beaten and row in front) and row["money"] == pytest.approx(
+            row["gpu_hours"] * (2 if row["machine"] == "h100_sxm" else 1)
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--machines h100_sxm=2,gb200", "either all machines have a price or none has"),
+        ("--machines h100_sxm=x", "'h100_sxm=x' must be a machine and a positive price"),
+        ("--machines h100_sxm=-2", "'h100_sxm=-2' must be a machine and a positive price"),
+        ("--machines h100_sxm --price 2", "--machines names the machines and their prices; leave out --price"),
+        ("--machines h100_sxm --as gb200", "leave out --as"),
+        ("--budget 100", "--budget needs a price"),
+        ("--budget -1 --price 2", "--budget is -1.0; it must be a positive number"),
+        ("--machines no_such=2", "no cluster is called 'no_such'"),
+    ],
+)
+def test_wrong_offers(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model_size", "llama3_8b", "--tokens", "1e11", *flags.split()]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -1,0 +1,117 @@
+"""A plan in words, as a table and as JSON rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from solver.report.goodput import Goodput
+from solver.report.output import layout_dict
+from solver.report.plan import Training, cheapest, efficient, fewest
+from solver.report.terminal import describe
+from solver.report.words import seconds
+
+
+def answer(found: Sequence[Training], days: float | None, budget: float | None) -> str:
+    """Return the training that was asked for, in a sentence.
+
+    On one machine with a deadline only: the fewest GPUs that meet it. Otherwise the cheapest that meets deadline and budget, or
+    with a budget only the fastest; with neither the cheapest.
+    """
+    if days is not None and budget is None and len({one.machine for one in found}) == 1:
+        return _fewest_gpus(found, days)
+    chosen = cheapest(found, days, budget)
+    asked = [f"{days:g} days" if days is not None else "", f"a budget of {budget:,.0f}" if budget is not None else ""]
+    limits = " and ".join(filter(None, asked))
+    if chosen is None:
+        near = min(found, key=lambda one: one.days[1] if days is not None else one.cost)
+        word = "Fastest" if days is not None else "Cheapest"
+        return f"Nothing within {limits}. {word}: {_in_words(near)}."
+    kind = "Fastest" if days is None and budget is not None else "Cheapest"
+    return f"{kind}{f' within {limits}' if limits else ''}: {_in_words(chosen)}."
+
+
+def _in_words(one: Training) -> str:
+    low, middle, high = one.days
+    on = f" x {one.machine.name}" if one.machine.name else " GPUs"
+    paid = f"{one.gpu_hours:,.0f} GPU-hours" if one.money is None else f"a price of {one.money:,.0f}"
+    return f"{one.world_size}{on}, {middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability), {paid}"
+
+
+def _fewest_gpus(found: Sequence[Training], days: float) -> str:
+    enough = fewest(found, days)
+    if enough is None:
+        best = min(found, key=lambda one: one.days[1])
+        return f"{days:g} days are not met: {best.world_size} GPUs take {best.days[1]:.3g} days."
+    sure = next((one for one in found if one.days[2] <= days), None)
+    more = f"; {sure.world_size} to be 95% sure" if sure and sure is not enough else ", with 95% probability" if sure else ""
+    low, middle, high = enough.days
+    return (
+        f"{enough.world_size} GPUs meet {days:g} days: {middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability){more}."
+    )
+
+
+def plan_table(found: Sequence[Training]) -> Table:
+    """Return a row for each training; those of several machines name theirs instead of all that interrupts them, and * marks
+    the Pareto front."""
+    table, several = Table(), len({one.machine for one in found}) > 1
+    pauses = ("trains",) if several else ("trains", "interrupted every", "checkpoint every")
+    priced, powered = any(one.money is not None for one in found), any(one.energy_mwh is not None for one in found)
+    for name in (
+        *(["", "machine"] if several else []),
+        "GPUs",
+        "days",
+        "90% interval",
+        *(pauses if found[0].goodput else []),
+        "GPU-hours",
+        *(["money"] if priced else []),
+        *(["MWh"] if powered else []),
+        "TGS",
+    ):
+        table.add_column(name, justify="left" if name == "machine" else "right", no_wrap=True)
+    table.add_column("layout")
+    front = efficient(found)
+    for one in found:
+        low, middle, high = one.days
+        table.add_row(
+            *(["*" if one in front else "", one.machine.name] if several else []),
+            f"{one.world_size:,}", f"{middle:.3g}", f"{low:.3g} - {high:.3g}", *_interruptions(one.goodput)[: len(pauses)],
+            f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
+            *([_number(one.energy_mwh)] if powered else []), f"{one.result.best.tgs[0]:,.0f}", describe(one.result.best, 0),
+        )  # fmt: skip
+    return table
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _interruptions(found: Goodput | None) -> list[str]:
+    if found is None:
+        return []
+    return [
+        f"{found.share:.1%} of it",
+        *(seconds(time) if math.isfinite(time) else "never" for time in (found.mean, found.interval)),
+    ]
+
+
+def plan_rows(found: Sequence[Training]) -> list[dict[str, Any]]:
+    """Return the trainings for JSON."""
+    front = efficient(found)
+    return [{**_row(one), "efficient": one in front} for one in found]
+
+
+def _row(one: Training) -> dict[str, Any]:
+    return {
+        "machine": one.machine.name or None, "world_size": one.world_size, "days": one.days[1],
+        "days_interval": [one.days[0], one.days[2]], "gpu_hours": one.gpu_hours, "money": one.money,
+        "energy_mwh": one.energy_mwh, "tgs": float(one.result.best.tgs[0]), "layout": layout_dict(one.result.best, 0),
+        "goodput": None if one.goodput is None else {
+            "share": one.goodput.share, "lost": one.goodput.parts,
+            "seconds_between_failures": one.goodput.mean if math.isfinite(one.goodput.mean) else None,
+            "checkpoint_interval_s": one.goodput.interval if math.isfinite(one.goodput.interval) else None,
+        },
+    }  # fmt: skip
