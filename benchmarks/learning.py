@@ -39,8 +39,8 @@ stage. Kernels whose names say nothing count as memory-bound, and the five that 
 What is learned are seven factors, on the whole step and on six kinds of time (`predictor/learned.py`), as a Bayesian update of
 the doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and the laboratory
 leave open, that of a kind the doubt of its kernels, that of the network 40%, as of a network without measurements. Runs are
-taken to scatter by {scatter:.1%}, or by what stays where that is more; those far off count less. The interval of a later prediction is
-that of the posterior for its own mix of times, plus the scatter. A file of factors holds for its device, framework, precision
+taken to scatter by {scatter:.1%}, or by what stays where that is more; those far off count less. The interval of a later
+prediction is that of the posterior for its own mix of times, plus the scatter. A file of factors holds for its device, framework, precision
 and network only; elsewhere it is refused.
 
 ## What it is worth
@@ -121,7 +121,9 @@ def main() -> None:
             table += found
             factors += [line] if line.split(": ", 1)[1] not in "\n".join(factors) else []
             report(number, len(sets))
-    OUTPUT.write_text(_HEAD.format(scatter=LAYOUT_STD) + "\n".join(table) + "\n" + _TAIL + "\n".join(factors) + "\n", encoding="utf-8")
+    OUTPUT.write_text(
+        _HEAD.format(scatter=LAYOUT_STD) + "\n".join(table) + "\n" + _TAIL + "\n".join(factors) + "\n", encoding="utf-8"
+    )
     print(f"wrote {OUTPUT.relative_to(ROOT)}")
 
 
