@@ -40,8 +40,8 @@ What is learned are seven factors, on the whole step and on six kinds of time (`
 the doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and the laboratory
 leave open, that of a kind the doubt of its kernels, that of the network 40%, as of a network without measurements. Runs are
 taken to scatter by {scatter:.1%}, or by what stays where that is more; those far off count less. The interval of a later
-prediction is that of the posterior for its own mix of times, plus the scatter. A file of factors holds for its device, framework, precision
-and network only; elsewhere it is refused.
+prediction is that of the posterior for its own mix of times, plus the scatter. A file of factors holds for its device,
+framework, precision and network only; elsewhere it is refused.
 
 ## What it is worth
 
