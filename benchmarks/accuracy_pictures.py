@@ -19,7 +19,8 @@ COLOURS = {
 }  # fmt: skip
 _OTHER = "#000000"
 BAND = 0.1
-_TICKS = (1.0, 2.0, 5.0)
+_TICKS = ((1.0, 2.0, 5.0), (1.0, 3.0), (1.0,))
+_MOST_TICKS = 6
 
 Pair = Callable[[Prediction], tuple[float, float]]
 
@@ -71,15 +72,15 @@ def _panel(panel: Any, name: str, members: Sequence[Prediction], pair: Pair) -> 
 
 
 def _ticks(axis: Any, low: float, high: float) -> None:
-    """Set ticks with plain numbers: 1, 2, 5 of each decade where they are few enough, else the decades.
+    """Set ticks with plain numbers: 1, 2, 5 of each decade where they are few enough, else 1 and 3, else the decades.
 
     A narrow panel gets finer ticks.
     """
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
     decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    steps = _TICKS if high / low < 60 else (1.0,)
-    places = [digit * 10.0**decade for decade in decades for digit in steps if low <= digit * 10.0**decade <= high]
+    choices = [[d * 10.0**e for e in decades for d in digits if low <= d * 10.0**e <= high] for digits in _TICKS]
+    places = next((places for places in choices if len(places) <= _MOST_TICKS), choices[-1])
     if len(places) < 3:
         places = [float(x) for x in MaxNLocator(4, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= x <= high]
     axis.set_major_locator(FixedLocator(places))
