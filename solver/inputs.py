@@ -43,7 +43,8 @@ class Inputs:
 
         stated: axes of a layout that the config states, where its own layout is predicted.
         """
-        left_out = (problem or self.problem).model.unmodelled
+        of = problem or self.problem
+        left_out = (*of.model.unmodelled, *of.run.unmodelled)
         found = [f"left out of the estimate: {'; '.join(left_out)}" if left_out else "", self.network, *lines]
         if stated is not None and not stated:
             found.append(

@@ -239,6 +239,8 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     ]
     if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
         assumptions.append("sequence_parallel: false")
+    strategy = Strategy(**values)
+    assumptions += [f"left out of the estimate: {what}" for what in strategy.unmodelled]
     unread = sorted(set(run) - known - {"sequence_parallel", "global_batch_size"})
     assumptions += [f"not read: {key}={run[key]}" for key in unread]
-    return Strategy(**values)
+    return strategy

@@ -148,6 +148,14 @@ def test_the_picture_is_a_png(searched: tuple[str, dict[str, Any], Path]) -> Non
     assert content.startswith(b"\x89PNG") and len(content) > 5_000
 
 
+def test_what_a_deterministic_run_leaves_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--config", "configs/7B_internlm2.py", "--world_size", "64"]
+    assert main([*line, "--set", "deterministic=true"]) == 0
+    assert "left out of the estimate: the slower kernels of a deterministic run" in capsys.readouterr().out
+    assert main(line) == 0
+    assert "left out" not in capsys.readouterr().out
+
+
 def test_two_runs_agree(searched: tuple[str, dict[str, Any], Path], tmp_path: Path) -> None:
     works("--run_all_solu", "--world_size", 128, "--top", 5, "--json", tmp_path / "again.json", cwd=tmp_path)
     second = json.loads((tmp_path / "again.json").read_text())
