@@ -69,7 +69,7 @@ def _in_parts(shapes: Shapes, ops: list[Op], phase: str, parts: Array) -> list[O
 def gemm_dtype(shapes: Shapes, quantised: bool) -> str:
     precision = shapes.run.precision
     if precision == "fp32":
-        return "tf32" if shapes.framework.kernels.tf32 else "fp32"
+        return shapes.framework.kernels.arithmetic(precision)
     return precision if quantised and shapes.recipe is not None else "bf16"
 
 

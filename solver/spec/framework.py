@@ -46,6 +46,10 @@ class Kernels:
     #: The probabilities are applied to the activation, so that the experts' outputs need not be kept.
     probabilities_in_activation: bool = True
 
+    def arithmetic(self, precision: str) -> str:
+        """Return the number format in which GEMMs of a run of ``precision`` multiply."""
+        return "tf32" if precision == "fp32" and self.tf32 else precision
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorParallel:

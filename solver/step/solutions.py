@@ -53,7 +53,7 @@ class Solutions:
 
     @property
     def mfu(self) -> np.ndarray:
-        """Model FLOP/s over the datasheet's peak for the run's precision."""
+        """Model FLOP/s over the datasheet's peak for the arithmetic of the run's precision (TF32 where fp32 runs in it)."""
         return self.flops_per_second / self._peak
 
     @property
@@ -69,7 +69,8 @@ class Solutions:
     @property
     def _peak(self) -> float:
         run, device = self.problem.run, self.problem.cost.device
-        return device.peak_flops.get(FAMILIES.get(run.precision, run.precision)) or device.peak_flops["bf16"]
+        arithmetic = self.problem.framework.kernels.arithmetic(run.precision)
+        return device.peak_flops.get(FAMILIES.get(arithmetic, arithmetic)) or device.peak_flops["bf16"]
 
 
 def estimate_layouts(

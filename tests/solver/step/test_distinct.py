@@ -33,16 +33,20 @@ def test_many_different_values_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "peaks", "peak"),
+    ("framework", "precision", "peaks", "peak"),
     [
-        ("bf16", {"bf16": 1e15, "fp8": 2e15}, 1e15), ("fp16", {"bf16": 1e15}, 1e15),
-        ("fp32", {"bf16": 1e15, "fp32": 1e14}, 1e14),
-        ("fp8", {"bf16": 1e15, "fp8": 2e15}, 2e15), ("mxfp8", {"bf16": 1e15, "fp8": 2e15}, 2e15), ("fp8", {"bf16": 1e15}, 1e15),
+        ("generic", "bf16", {"bf16": 1e15, "fp8": 2e15}, 1e15), ("generic", "fp16", {"bf16": 1e15}, 1e15),
+        ("generic", "fp32", {"bf16": 1e15, "tf32": 5e14, "fp32": 1e14}, 1e14),
+        ("sailor", "fp32", {"bf16": 1e15, "tf32": 5e14, "fp32": 1e14}, 5e14),
+        ("sailor", "bf16", {"bf16": 1e15, "tf32": 5e14}, 1e15),
+        ("generic", "fp8", {"bf16": 1e15, "fp8": 2e15}, 2e15), ("generic", "mxfp8", {"bf16": 1e15, "fp8": 2e15}, 2e15),
+        ("generic", "fp8", {"bf16": 1e15}, 1e15),
     ],
 )  # fmt: skip
-def test_speeds_of_a_step(precision: str, peaks: dict[str, float], peak: float) -> None:
+def test_speeds_of_a_step(framework: str, precision: str, peaks: dict[str, float], peak: float) -> None:
     # 2 ranks of 3 micro batches of 4 sequences of 32 tokens
-    problem = make_problem(TINY, 2, toy_cost(device=replace(DEVICE, peak_flops=peaks)), 32, precision=precision)
+    cost = toy_cost(device=replace(DEVICE, peak_flops=peaks))
+    problem = make_problem(TINY, 2, cost, 32, precision=precision, framework=framework)
     found = estimated(problem, [problem.run.replace(micro_batch_size=4, num_micro_batches=3)])
     step = found.times.seconds[0]
     assert found.tokens[0] == 768 and found.tgs[0] == pytest.approx(768 / 2 / step, rel=1e-12)
