@@ -214,25 +214,17 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
         return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
 
     probabilities, wide = batch * seq_q * seq_kv, shapes.element == FP32
+    forward, backward = (passes * shapes.element for passes in (WIDE_SOFTMAX if wide else (2, 3)))
     fused = wide or shapes.framework.kernels.fused_softmax
-    forward, backward = WIDE_SOFTMAX if wide else (2, 3)
+    softmax = memory_bound("softmax", MODULE, "softmax", probabilities, forward, backward, ATTENTION_CORE, fused)
     # dropout reads and writes the probabilities and a one-byte mask
-    scores = batch * seq_q * seq_kv * float(shapes.dropout)
+    scores = probabilities * float(shapes.dropout)
     masked = 2 * shapes.element + 1
     dropout = memory_bound("dropout", MODULE, "residual", scores, masked, masked, ATTENTION_CORE)
     return [
         *_kv_gather(shapes),
         gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
-        *memory_bound(
-            "softmax",
-            MODULE,
-            "softmax",
-            probabilities,
-            forward * shapes.element,
-            backward * shapes.element,
-            ATTENTION_CORE,
-            fused=fused,
-        ),
+        *softmax,
         *dropout,
         gemm("context", FORWARD, seq_q, v, seq_kv, 1),
         gemm("context", INPUT_GRAD, seq_q, seq_kv, v, 0),
