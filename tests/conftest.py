@@ -17,16 +17,18 @@ from profiler.profile.profiles import PROF_DATA, find_profile
 def fitted() -> Callable[[str], CostModel]:
     """Return a function from the name of a shipped or derived profile to its cost model.
 
-    A fit takes ten seconds: parallel workers wait until the first one has done it.
+    A fit takes ten seconds: parallel workers wait until the first one has done it, and fit other profiles meanwhile.
     """
 
     @cache
     def get(name: str) -> CostModel:
         folder = PROF_DATA / ".cache"
         folder.mkdir(exist_ok=True)
-        with (folder / "fit.lock").open("w") as lock:
+        profile = find_profile(name)[0]
+        fitted_to = profile.derivation.kernels if profile.derivation else profile
+        with (folder / f"fit-{fitted_to.digest}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return cost_model(find_profile(name)[0], cache_dir=folder)
+            return cost_model(profile, cache_dir=folder)
 
     return get
 
