@@ -153,8 +153,13 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise InputError(f"--{name} draws layouts of a search; give --run_all_solu too")
     for name in (*_PICTURES, "trace", "memory_trace"):
         path, also = getattr(args, name), {"trace": (".json",), "memory_trace": (".pickle",)}.get(name, ())
-        if path and path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", *also):
-            raise InputError(f"--{name} {path}: the file must end in {', '.join(('.png', '.jpg', '.pdf', *also))} or .svg")
+        check_picture(name, path, also)
+
+
+def check_picture(name: str, path: Path | None, also: tuple[str, ...] = ()) -> None:
+    """Raise InputError where the file of option ``name`` ends like no picture; also: further endings that it may have."""
+    if path and path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", *also):
+        raise InputError(f"--{name} {path}: the file must end in {', '.join(('.png', '.jpg', '.pdf', *also))} or .svg")
 
 
 def _check_outputs(args: argparse.Namespace) -> None:

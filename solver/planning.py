@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,10 +13,10 @@ from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import Device
 from profiler.profile.profiles import derived_profiles, shipped_profiles
-from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments
+from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, check_picture
 from solver.command_line import batch_sequences, progress_bar
 from solver.formats.config_file import load_cluster
-from solver.inputs import load_inputs
+from solver.inputs import Inputs, load_inputs
 from solver.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
 from solver.report.output import write_json
 from solver.report.picture_plan import plan_figure
@@ -56,27 +57,23 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         if value is not None and not 0 < value < 1e18:
             raise InputError(f"--{name} is {value}; it must be a positive number")
     check_interruptions(args)
+    check_picture("plot", args.plot)
     prices = _prices(args)
     if args.budget is not None and None in prices.values():
         raise InputError("--budget needs a price: --price, or --machines NAME=PRICE,...")
-    found: list[Training] = []
-    title, notes = "", []
-    for name, price in prices.items():
-        try:
-            title, note, some = _on_machine(_named(args, name), name, price)
-        except InputError as error:
-            if len(prices) == 1:
-                raise
-            note, some = f"{name}: {error}", []
-        found += some
-        notes += [line for line in note.splitlines() if line not in notes]
+    asked = [(Machine(name, price), _named(args, name)) for name, price in prices.items()]
+    offers = [(machine, named, load_inputs(named)) for machine, named in asked]  # names are checked before any search
+    tried = [_on_machine(named, inputs, machine) for machine, named, inputs in offers]
+    found, failed = [one for some, _ in tried for one in some], [error for _, error in tried if error]
     if not found:
-        raise InputError(f"no machine works; of the last: {notes[-1]}")
-    console.print("\n".join([title, *notes]), markup=False)
+        raise InputError(failed[0])
+    notes = dict.fromkeys(line for *_, inputs in offers for line in inputs.notes(_sequences(args, inputs)[1]).splitlines())
+    title = _title(args, offers[0][2], bool(args.machines))
+    console.print("\n".join([title, *notes, *failed]), markup=False)
     console.print(answer(found, args.days, args.budget), style="bold", markup=False)
     console.print(plan_table(found))
     left_out = "" if interrupted(args) else "Days without failures, checkpoints and evaluation (--mtbf counts them). "
-    front = "*: no other is both faster and cheaper. " if len(prices) > 1 else ""
+    front = "*: no other is both faster and cheaper. " if args.machines else ""
     console.print(
         f"{front}{left_out}Energy: GPUs at their limit of power all the while, without hosts, network and cooling.", style="dim"
     )
@@ -101,6 +98,8 @@ def _prices(args: argparse.Namespace) -> dict[str, float | None]:
             price = float(written) if equals else None
         except ValueError:
             price = 0.0
+        if name in found:
+            raise InputError(f"--machines {args.machines} names {name} twice")
         if not name or not (price is None or 0 < price < 1e18):
             raise InputError(f"--machines {word.strip()!r} must be a machine and a positive price, as in h100_sxm=2.5")
         found[name] = price
@@ -120,27 +119,37 @@ def _named(args: argparse.Namespace, name: str) -> argparse.Namespace:
     return named
 
 
-def _on_machine(args: argparse.Namespace, name: str, price: float | None) -> tuple[str, str, Sequence[Training]]:
-    """Return what is trained (and on what, for one machine), what else a reader must know, and the trainings."""
-    inputs = load_inputs(args)
-    problem, device, run = inputs.problem, inputs.problem.cost.device, inputs.problem.run
-    sequences, rounded = batch_sequences(args.global_batch_size or DEFAULT_TOKENS, run.seq_len, args.round_batch, 1)
+def _sequences(args: argparse.Namespace, inputs: Inputs) -> tuple[int, str]:
+    """Return the sequences of a step, and what was rounded."""
+    return batch_sequences(args.global_batch_size or DEFAULT_TOKENS, inputs.problem.run.seq_len, args.round_batch, 1)
+
+
+def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> tuple[Sequence[Training], str]:
+    """Return the trainings on one machine, or why there are none."""
+    problem, device = inputs.problem, inputs.problem.cost.device
     stated = load_cluster(args.cluster) if args.cluster else {}
     domain = int(stated.get("nvlink_domain", device.nvlink_domain))
-    worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
-    machine = Machine(name, price, _watts(device))
-    with progress_bar(f"searching {name}".rstrip()) as report:
-        found = trainings(
-            problem, sequences, args.tokens, worlds, report, machine=machine, domain=domain,
-            fixed=parse_fixed(args.fix or ""), jobs=args.jobs,
-        )  # fmt: skip
-    if interrupted(args):
-        found = [one.interrupted(goodput_of(args, one.result.best)) for one in found]
-    title = (
-        f"{problem.model.name}, {args.tokens:.3g} tokens, sequences of {run.seq_len}, {sequences * run.seq_len:,} tokens a "
-        f"step, {run.precision}, {run.framework}{'' if name else f', {device.name}'}"
+    sequences, fixed = _sequences(args, inputs)[0], parse_fixed(args.fix or "")
+    try:
+        worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
+        with progress_bar(f"searching {machine.name}".rstrip()) as report:
+            found = trainings(
+                problem, sequences, args.tokens, worlds, report, machine=replace(machine, watts=_watts(device)),
+                domain=domain, fixed=fixed, jobs=args.jobs,
+            )  # fmt: skip
+    except InputError as error:
+        return [], f"{machine.name}: {error}" if machine.name else str(error)
+    return ([one.interrupted(goodput_of(args, one.result.best)) for one in found] if interrupted(args) else found), ""
+
+
+def _title(args: argparse.Namespace, inputs: Inputs, several: bool) -> str:
+    """Return what is trained, and on what where the rows do not say it."""
+    problem, run = inputs.problem, inputs.problem.run
+    return (
+        f"{problem.model.name}, {args.tokens:.3g} tokens, sequences of {run.seq_len}, "
+        f"{_sequences(args, inputs)[0] * run.seq_len:,} tokens a step, {run.precision}, {run.framework}"
+        f"{'' if several else f', {problem.cost.device.name}'}"
     )
-    return title, inputs.notes(rounded), found
 
 
 def _watts(device: Device) -> float | None:

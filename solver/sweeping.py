@@ -14,7 +14,7 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.files import replacing, write_text
 from profiler.profile.profiles import derived_profiles, shipped_profiles
-from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument
+from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.command_line import progress_bar
 from solver.formats.config_file import find_model, load_cluster
 from solver.report.output import csv_text
@@ -100,8 +100,7 @@ def _options(args: argparse.Namespace) -> Options:
     """Return what all problems share. Raises InputError for what cannot be used."""
     if args.output.suffix not in (".csv", ".parquet"):
         raise InputError(f"{args.output}: a table is a .csv or a .parquet file")
-    if args.plot and args.plot.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg"):
-        raise InputError(f"--plot {args.plot}: the file must end in .png, .jpg, .pdf or .svg")
+    check_picture("plot", args.plot)
     parse_fixed(args.fix or "")
     parse_constants(args.set or "")
     return Options(args.set, args.fix, args.memory_limit_gib, args.approximate)

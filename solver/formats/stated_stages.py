@@ -19,11 +19,13 @@ def with_stages(run: Mapping[str, Any], layers: int) -> dict[str, Any]:
     Raises InputError where they add up to neither.
     """
     found = _STATED.search(str(run.get("settings", "")))
-    counts = [int(word) for word in found[1].split()] if found else []
-    if len(counts) < 2 or "pipeline_layout" in run:
+    if not found or "pipeline_layout" in run:
+        return dict(run)
+    counts = [int(word) for word in found[1].split()]
+    if len(counts) < 2:
         return dict(run)
     if sum(counts) == layers + 2:
         counts[0], counts[-1] = counts[0] - 1, counts[-1] - 1
     if sum(counts) != layers or min(counts) < 0:
-        raise InputError(f"settings {found[0] if found else ''!r} do not add up to the model's {layers} layers")
+        raise InputError(f"settings {found[0]!r} do not add up to the model's {layers} layers")
     return {**run, "pipeline_layout": layout_text(counts)}

@@ -29,10 +29,11 @@ class Machine:
 UNNAMED = Machine()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Training:
     """A training run on some GPUs, with the best layout: days as (5th percentile, median, 95th percentile).
 
+    Each is equal to itself only: a result holds arrays.
     goodput: what failures, checkpoints and evaluation leave; None where they are left out.
     """
 

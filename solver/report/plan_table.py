@@ -55,13 +55,13 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
 
 
 def plan_table(found: Sequence[Training]) -> Table:
-    """Return a row for each training; those of several machines name theirs instead of all that interrupts them, and * marks
+    """Return a row for each training; those on named machines have the name instead of all that interrupts them, and * marks
     the Pareto front."""
-    table, several = Table(), len({one.machine for one in found}) > 1
-    pauses = ("trains",) if several else ("trains", "interrupted every", "checkpoint every")
+    table, named = Table(), any(one.machine.name for one in found)
+    pauses = ("trains",) if named else ("trains", "interrupted every", "checkpoint every")
     priced, powered = any(one.money is not None for one in found), any(one.energy_mwh is not None for one in found)
     for name in (
-        *(["", "machine"] if several else []),
+        *(["", "machine"] if named else []),
         "GPUs",
         "days",
         "90% interval",
@@ -77,7 +77,7 @@ def plan_table(found: Sequence[Training]) -> Table:
     for one in found:
         low, middle, high = one.days
         table.add_row(
-            *(["*" if one in front else "", one.machine.name] if several else []),
+            *(["*" if one in front else "", one.machine.name] if named else []),
             f"{one.world_size:,}", f"{middle:.3g}", f"{low:.3g} - {high:.3g}", *_interruptions(one.goodput)[: len(pauses)],
             f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
             *([_number(one.energy_mwh)] if powered else []), f"{one.result.best.tgs[0]:,.0f}", describe(one.result.best, 0),

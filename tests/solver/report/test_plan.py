@@ -16,7 +16,7 @@ from solver.formats.config_file import load_run_config
 from solver.report.explain import explain
 from solver.report.picture_plan import plan_figure
 from solver.report.plan import Machine, Training, cheapest, efficient, fewest, trainings, worlds_between
-from solver.report.plan_table import answer
+from solver.report.plan_table import answer, plan_rows
 from solver.search.search import search
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model
@@ -99,6 +99,12 @@ def test_the_front_holds_what_nothing_beats(offers: list[Training]) -> None:
     assert cheapest(offers, 6, 2590 * 24) is None and cheapest(offers, 11, 2590 * 24) is slow[2]
 
 
+def test_equal_offers_are_told_apart(offers: list[Training]) -> None:
+    twin = replace(offers[2], machine=Machine("another", 1.0))
+    assert efficient([offers[2], twin]) == [offers[2]] and replace(twin) != twin
+    assert [row["efficient"] for row in plan_rows([offers[2], twin])] == [True, False]
+
+
 def test_the_answer_in_words(offers: list[Training]) -> None:
     assert answer(offers, 6, None) == (
         "Cheapest within 6 days: 256 x fast, 5.05 days (4.54 to 5.56 with 90% probability), a price of 93,082."
@@ -141,9 +147,12 @@ def test_machines_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
         ("--machines h100_sxm=-2", "'h100_sxm=-2' must be a machine and a positive price"),
         ("--machines h100_sxm --price 2", "--machines names the machines and their prices; leave out --price"),
         ("--machines h100_sxm --as gb200", "leave out --as"),
+        ("--plot plan.foo", "--plot plan.foo: the file must end in .png, .jpg, .pdf or .svg"),
         ("--budget 100", "--budget needs a price"),
         ("--budget -1 --price 2", "--budget is -1.0; it must be a positive number"),
         ("--machines no_such=2", "no cluster is called 'no_such'"),
+        ("--machines h100_sxm=1,no_such=2", "no cluster is called 'no_such'"),
+        ("--machines h100_sxm=2,h100_sxm=3", "names h100_sxm twice"),
     ],
 )
 def test_wrong_offers(flags: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
