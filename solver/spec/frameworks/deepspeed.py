@@ -52,7 +52,8 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     family="sailor",
     aliases=("megatron-deepspeed (sailor)",),
     flags={"zero": 0, "precision": "fp32", "grad_dtype": "fp32"},
-    can_run={"pipeline_layout": True},  # --layers-per-stage
+    # --layers-per-stage; its model is always a pipeline, and the engine of pipelines asserts ZeRO below 2
+    can_run={"pipeline_layout": True, "zero_stages": (0, 1)},
     kernels={"dropout": False, "tf32": True, "launch_seconds": 107e-6},
     data_parallel={"optimizer_bytes_per_parameter": 131.0},
     memory={"fp32_gradient_copy": False, "keeps_half_gradients": False},
