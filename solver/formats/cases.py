@@ -172,6 +172,10 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
     assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
     read = model_of_config if foreign else model_from_keys
     found = read({key: value for key, value in config.items() if key not in unread}, "model")
+    stated = foreign or any("bias" in key for key in config)
+    if framework.linear_bias and not (stated or found.gated_mlp or found.is_mixture_of_experts):
+        found = found.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
+        assumptions.append("bias: of all linears")
     return with_facts(found, config, framework.family, assumptions)
 
 

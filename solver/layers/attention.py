@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.attention_core import MODULE, core_ops, core_saved, exchange
-from solver.layers.ops import column_linears, memory_bound, row_linear
+from solver.layers.ops import bias_ops, column_linears, memory_bound, row_linear
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
@@ -17,12 +17,15 @@ def attention_ops(shapes: Shapes) -> list[Op]:
     q_width = model.num_attention_heads * model.head_dim
     return [
         *column_linears(shapes, MODULE, model.hidden_size, _projections(shapes)),
+        *bias_ops(shapes, "wqkv", MODULE, shapes.linear_tokens * _columns(shapes), model.qkv_bias,
+                  shapes.framework.kernels.bias_apart),
         *_qk_norm(shapes),
         *_head_exchange(shapes),
         *_rope(shapes),
         *core_ops(shapes),
         *row_linear(shapes, "wo", MODULE, model.hidden_size, q_width // shapes.split),
-    ]
+        *bias_ops(shapes, "wo", MODULE, shapes.norm_tokens * model.hidden_size, model.output_bias),
+    ]  # fmt: skip
 
 
 def _qk_norm(shapes: Shapes) -> list[Op]:

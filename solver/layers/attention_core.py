@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, gemm_dtype, memory_bound
-from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, Array, Op, Saved, message
+from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved, message
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
 from solver.spec.recipes import FP32
@@ -228,9 +228,9 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
         *dropout,
         gemm("context", FORWARD, seq_q, v, seq_kv, 1),
         gemm("context", INPUT_GRAD, seq_q, seq_kv, v, 0),
-        gemm("context", WEIGHT_GRAD, seq_kv, v, seq_q, 2),
+        gemm("context_values", INPUT_GRAD, seq_kv, v, seq_q, 2),  # no weights: nothing of it can be postponed
         gemm("scores", INPUT_GRAD, seq_q, d, seq_kv, 1),
-        gemm("scores", WEIGHT_GRAD, seq_kv, d, seq_q, 2),
+        gemm("scores_keys", INPUT_GRAD, seq_kv, d, seq_q, 2),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.ops import column_linears, memory_bound, row_linear
+from solver.layers.ops import bias_ops, column_linears, memory_bound, row_linear
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
@@ -25,8 +25,10 @@ def mlp_ops(shapes: Shapes, intermediate: int, prefix: str = "", module: str = M
         widths = {"w13": 2 * width} if shapes.framework.kernels.fused_gate_up else {"w1": width, "w3": width}
     return [
         *column_linears(shapes, module, model.hidden_size, {prefix + name: n for name, n in widths.items()}),
+        *bias_ops(shapes, f"{prefix}w1", module, shapes.linear_tokens * sum(widths.values()), model.mlp_bias),
         *activation_ops(shapes, f"{prefix}activation", module, shapes.linear_tokens * width),
         *row_linear(shapes, f"{prefix}w2", module, model.hidden_size, width),
+        *bias_ops(shapes, f"{prefix}w2", module, shapes.norm_tokens * model.hidden_size, model.mlp_bias),
     ]
 
 

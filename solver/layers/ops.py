@@ -96,6 +96,21 @@ def memory_bound(
     ]  # fmt: skip
 
 
+def bias_ops(shapes: Shapes, name: str, module: str, elements: Array, has_bias: bool, apart: bool = False) -> list[Op]:
+    """Return the kernels of a linear's bias for ``elements`` outputs of one rank.
+
+    Forward, where apart: each output is read and written once more. Backward: the gradient of the bias, a sum over the tokens
+    that reads each output's gradient once, at the rate of norms. The host launches them inside the linear's function,
+    whose time includes it.
+    """
+    kernels, ops = shapes.framework.kernels, []
+    if has_bias and apart:
+        ops += memory_bound(f"{name}.bias", module, "residual", elements, 2.0 * shapes.element, 0.0)
+    if has_bias and not kernels.bias_gradient_fused:
+        ops += memory_bound(f"{name}.bias", module, "norm", elements, 0.0, 1.0 * shapes.element)
+    return [replace(op, launches=0.0) for op in ops]
+
+
 def tp_collective(
     shapes: Shapes,
     name: str,

@@ -158,6 +158,18 @@ class LayerProgram:
         kept = (tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
         return sum((np.broadcast_to(np.asarray(b, dtype=float), len(self.keys)) for b in kept), np.zeros(len(self.keys)))
 
+    def weight_gradient_operands(self) -> np.ndarray:
+        """Return the elements per micro batch that weight gradients read, inputs of linears and gradients of their outputs, of
+        each linear its own; shape [keys]."""
+        total = np.zeros(len(self.keys))
+        for op in self.ops:
+            d = op.dims
+            if op.phase == WEIGHT_GRAD and op.kind == LINEAR:
+                total = total + 1.0 * d["k"] * (d["m"] + d["n"]) * op.count
+            elif op.phase == WEIGHT_GRAD and op.kind == GROUPED_LINEAR:
+                total = total + 1.0 * d["groups"] * d["tokens_per_group"] * (d["n"] + d["k"]) * op.count
+        return total
+
     def weight_elements(self, group: str | None = None) -> np.ndarray:
         """Return the parameters on one rank, all or only those of one group; shape [keys]."""
         chosen = (w.elements for w in self.weights if group is None or w.group == group)

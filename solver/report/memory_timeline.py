@@ -23,6 +23,8 @@ from solver.step.solutions import Solutions
 #: Parts that stay through the step; the others come and go with passes.
 _STAYING = tuple(part for part in PARTS if part not in ("activations", "backward_buffers", "loss"))
 _BUFFERS = ("backward_buffers", "loss")
+#: Beginnings of the names of blocks.
+_HELD, _POSTPONED = "activations", "operands"
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,11 @@ class StageMemory:
     def at_peak(self) -> str:
         """Return what runs at the peak, in words."""
         time, _ = self.peak
-        running = [
-            block.words for block in self.blocks if block.start <= time < block.end and not block.words.startswith("act")
-        ]
-        held = sum(block.start <= time < block.end and block.words.startswith("act") for block in self.blocks)
-        return f"{held} activations held" + (f", {running[0]}" if running else "")
+        there = [block.words for block in self.blocks if block.start <= time < block.end]
+        held, postponed = (sum(words.startswith(name) for words in there) for name in (_HELD, _POSTPONED))
+        words = [f"{held} activations held", *([f"operands of {postponed} weight gradients"] if postponed > held else [])]
+        running = [name for name in there if not name.startswith((_HELD, _POSTPONED))]
+        return ", ".join([*words, *running[:1]])
 
 
 def memory_through_step(solutions: Solutions, index: int) -> tuple[StepTimeline, list[StageMemory]]:
@@ -92,16 +94,22 @@ def _blocks(step: StepTimeline, stage: int, activations: float, what: str, buffe
     each = activations / (float(line.in_flight[stage]) * chunks)
     kind = line.kind[mine]
     split = bool((kind == "W").any())
-    ends = {
-        (int(line.micro_batch[i]), int(line.chunk[i])): float(line.end[i])
-        for i in mine if line.kind[i] in (("W", "BW") if split else ("B",))
-    }  # fmt: skip
+    later = min(line.weight_share, 1.0) if split else 0.0
+
+    def ends(*kinds: str) -> dict[tuple[int, int], float]:
+        return {(int(line.micro_batch[i]), int(line.chunk[i])): float(line.end[i]) for i in mine if line.kind[i] in kinds}
+
+    done, all_done = ends("B", "BW"), ends("W", "BW")
     for i in mine:
         number, chunk = int(line.micro_batch[i]), int(line.chunk[i])
         name = f"micro batch {number}" + (f", chunk {chunk}" if chunks > 1 else "")
         start, end = begin + float(line.start[i]), begin + float(line.end[i])
         if line.kind[i] == "F":
-            yield Block(f"activations of {name}", start, begin + ends[number, chunk], each)
+            if later < 1.0:
+                yield Block(f"{_HELD} of {name}", start, begin + done[number, chunk], each * (1.0 - later))
+            if later > 0.0:
+                words = f"{_HELD} of {name}" if later == 1.0 else f"{_POSTPONED} of {name}'s weight gradients"
+                yield Block(words, start, begin + all_done[number, chunk], each * later)
         elif buffers and line.kind[i] in ("B", "BW"):
             yield Block(f"{what} of {name} ({WORDS[str(line.kind[i])]})", start, end, buffers)
 

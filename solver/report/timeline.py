@@ -10,11 +10,11 @@ import numpy as np
 from profiler.errors import InputError
 from solver.report.terminal import describe
 from solver.schedule.event_simulation import Timeline, simulate
-from solver.schedule.kinds import part_of, splits_backward
+from solver.schedule.kinds import PLANNED, part_of, splits_backward
 from solver.spec.strategy import SCHEDULES
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS
+from solver.step.time import PARTS, weight_share
 
 MAX_PASSES = 200_000
 #: Parts of a step before the first pass, and after the last one.
@@ -53,10 +53,11 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         raise InputError(f"a step of {passes:,} passes is too long to draw, {MAX_PASSES:,} at most; fix fewer micro batches")
     forward, backward, weight = _chunk_seconds(solutions, index, pp, vpp, schedule)
     row = int(solutions.layouts.row[index])
-    overlapped = solutions.problem.run.p2p_overlap and schedule == "interleaved"
+    overlapped = schedule in PLANNED or (solutions.problem.run.p2p_overlap and schedule == "interleaved")
     sends = 1.0 if overlapped else solutions.problem.framework.pipeline.blocking_sends / 2
     send = float(solutions.terms.send_recv[row]) * sends
-    line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, blocking=not overlapped)
+    share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])
+    line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, not overlapped, share)
     part = part_of(schedule, line.stage, line.chunk, pp)
     ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
     turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))
@@ -98,7 +99,8 @@ def _chunk_seconds(
     for end, number in ((solutions.table.embedding, 0), (solutions.table.head, pp * vpp - 1)):
         stage, chunk = next((s, c) for s in range(pp) for c in range(vpp)
                             if int(part_of(schedule, np.array(s), np.array(c), pp)) == number)  # fmt: skip
-        times[:2, stage, chunk] += end.times.forward[:, key].sum(), end.times.backward[:, key].sum()
+        ways = end.times.forward[:, key].sum(), end.times.backward[:, key].sum(), end.times.weight_grad[key]
+        times[:, stage, chunk] += ways
     micro_batches = float(terms.splits.num_micro_batches[row])
     chosen = [PARTS.index(name) for name in _OF_PASSES]
     whole = time_of_stages(solutions, index)[chosen].sum(axis=0) / micro_batches

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE, part_of, splits_backward
+from solver.schedule.automatic import planned_orders
+from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT, WHOLE, part_of, splits_backward
 from solver.schedule.op_orders import check_schedule, stage_order
 from solver.spec.strategy import WAVES
 
@@ -34,6 +35,7 @@ class Timeline:
     end: np.ndarray
     in_flight: np.ndarray
     needs: np.ndarray  #: index of the pass whose result each pass needs, -1: none
+    weight_share: float = 1.0  #: of a micro batch's activations, what is held until the weight gradient has run, if split
 
     @property
     def makespan(self) -> float:
@@ -81,6 +83,7 @@ def simulate(
     transfer: float = 0.0,
     weight_grad: Any = None,
     blocking: bool = True,
+    weight_share: float = 1.0,
 ) -> Timeline:
     """Run ``schedule`` on stages of unequal speed.
 
@@ -88,14 +91,20 @@ def simulate(
     weight_grad: the part of ``backward`` that zero-bubble schedules run separately; same shapes, needed by those schedules
     only. transfer: seconds to send one chunk's activation or gradient to another stage. blocking: the sender waits for it, so
     that its pass is ``transfer`` longer (Megatron's default: between two passes it sends and receives in one batch, at the same
-    time); otherwise it only delays the receiver. Raises InputError for invalid times or schedules.
+    time); otherwise it only delays the receiver. weight_share: of a micro batch's activations, what its weight gradient still
+    needs when its input gradient is done; what planned schedules (zb-1p, zb-2p) hold depends on it. Raises InputError for
+    invalid times or schedules.
     """
     stages = len(np.atleast_1d(forward))
     check_schedule(schedule, stages, micro_batches, vpp)
     times = _pass_seconds(schedule, forward, backward, weight_grad, vpp)
     if not (np.isfinite(transfer) and transfer >= 0):
         raise InputError(f"transfer is {transfer} seconds; it must be a number of at least 0")
-    orders = [stage_order(schedule, stage, stages, micro_batches, vpp) for stage in range(stages)]
+    if schedule in PLANNED:
+        orders = planned_orders(schedule, micro_batches, times[:WHOLE, :, 0], 0.0 if blocking else transfer, weight_share)
+    else:
+        orders = [stage_order(schedule, stage, stages, micro_batches, vpp) for stage in range(stages)]
+        weight_share = 1.0
     stage = np.repeat(np.arange(stages), [len(order) for order in orders])
     kind, chunk, micro_batch = np.concatenate(orders).T
     # a pass is numbered by kind (of backward passes all the same), part of the model and micro batch
@@ -115,7 +124,8 @@ def simulate(
     where = np.full(1 + number.max(), -1)
     where[number] = np.arange(len(number))
     needed = np.where(needs >= 0, where[needs], -1)
-    return Timeline(stage, micro_batch, chunk, KINDS[kind], start, start + seconds, in_flight(schedule, orders, vpp), needed)
+    held = in_flight(schedule, orders, vpp, weight_share)
+    return Timeline(stage, micro_batch, chunk, KINDS[kind], start, start + seconds, held, needed, weight_share)
 
 
 def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, vpp: int) -> np.ndarray:
@@ -182,8 +192,12 @@ def _start_times(
     return np.array(start)
 
 
-def in_flight(schedule: str, orders: list[np.ndarray], vpp: int) -> np.ndarray:
-    """Return the peak of held activations by stage. A stage runs one pass at a time, so only the order of passes matters."""
-    frees = (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,)
-    held = [np.cumsum(order[:, 0] == FORWARD) - np.cumsum(np.isin(order[:, 0], frees)) for order in orders]
-    return np.array([h.max() for h in held]) / vpp
+def in_flight(schedule: str, orders: list[np.ndarray], vpp: int, weight_share: float = 1.0) -> np.ndarray:
+    """Return the peak of held activations by stage. A stage runs one pass at a time, so only the order of passes matters.
+
+    weight_share: what a weight gradient frees; its input gradient frees the rest.
+    """
+    adds = np.zeros(4)
+    kept = weight_share if splits_backward(schedule) else 0.0  # by a backward pass
+    adds[[FORWARD, BACKWARD, WEIGHT, WHOLE]] = 1.0, kept - 1.0, -kept, -1.0
+    return np.array([np.cumsum(adds[order[:, 0]]).max() for order in orders]) / vpp

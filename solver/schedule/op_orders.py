@@ -1,7 +1,8 @@
 """The order in which each pipeline stage runs its forward, backward and weight-gradient passes, by schedule.
 
 An order is an int64 array of shape [passes, 3] with the columns kind, chunk, micro batch. It depends on the stage, the number
-of stages and the number of micro batches, never on how long a pass takes. Frameworks work the same way, so unequal stages wait.
+of stages and the number of micro batches, and but for the planned ones never on how long a pass takes. Frameworks work the
+same way, so unequal stages wait.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.errors import InputError
-from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, splits_backward
+from solver.schedule.automatic import planned_orders
+from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT, splits_backward
 from solver.schedule.wave_orders import wave_order
 from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken
 
@@ -32,10 +34,9 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
       arXiv 2006.09503: PipeDream-Flush).
     * interleaved: as in Megatron-Core, micro batches in groups of pp run chunk after chunk; before the first backward run
       2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473). One chunk: 1f1b.
-    * zb-h1, zb-1p: 1f1b with weight gradients ``stage`` micro batches late, so that every stage holds at most pp micro
-      batches (Qi et al. 2023, arXiv 2401.10241). zb-1p is their automatic search within the same memory, whose orders
-      depend on times; the handcrafted form represents it here.
-    * zb-2p: likewise represented by their ZB-H2 (2 pp - 1 micro batches): twice the warm-up, weight gradients 2 ``stage`` late.
+    * zb-h1: 1f1b with weight gradients ``stage`` micro batches late, so that every stage holds at most pp micro batches
+      (Qi et al. 2023, arXiv 2401.10241).
+    * zb-1p, zb-2p: solver.schedule.automatic, whose orders depend on times; here those of equal passes.
     * zb-v, v-half, v-min, dualpipev: solver.schedule.wave_orders.
     """
     check_schedule(schedule, stages, micro_batches, vpp)
@@ -46,9 +47,10 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
         return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
     if vpp > 1:
         return _one_by_one(_passes(micro_batches, stages, vpp), 2 * behind + (vpp - 1) * stages)
+    if schedule in PLANNED:
+        return planned_orders(schedule, micro_batches, np.ones((3, stages)))[stage]
     if splits_backward(schedule):
-        ahead = 2 if schedule == "zb-2p" else 1
-        return _with_weights(micro_batches, ahead * behind, ahead * stage)
+        return _with_weights(micro_batches, behind, stage)
     return _one_by_one(_passes(micro_batches, stages, 1), behind)
 
 

@@ -35,6 +35,10 @@ class Kernels:
     experts_apart: bool = False
     #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
     bias_by_expert: bool = False
+    #: The bias of the q, k and v projection is added by a kernel of its own (Megatron's own linears); otherwise in the GEMM.
+    #: The others are added in it, or in the activation's and the residual's kernel.
+    bias_apart: bool = False
+    bias_gradient_fused: bool = False  #: weight-gradient GEMMs also sum the gradients of biases (Transformer Engine)
     dropout: bool = False  #: unfused attention and residuals apply dropout, as GPT-2 did
     norm_quantises: bool = False  #: a norm before a quantised linear writes quantised values (Transformer Engine)
     #: GEMMs of fp32 runs round their operands to TF32 (torch's allow_tf32, which NVIDIA's containers turn on).
@@ -221,6 +225,8 @@ class Framework:
     best_practice: Mapping[str, Any] = field(default_factory=dict)
     #: Vocabulary of a measured run that states none: that of the tokenizer of the release's own examples; 0: not known.
     example_vocab: int = 0
+    #: The linears of a measured run's model without gates that states no biases have them, by the release's default.
+    linear_bias: bool = False
     can_run: CanRun
     kernels: Kernels = Kernels()
     tensor_parallel: TensorParallel = TensorParallel()

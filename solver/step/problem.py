@@ -107,6 +107,7 @@ class Part:
     exposed: np.ndarray  #: seconds that each op adds to its pass, shape [ops, keys]
     times: LayerTimes
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
+    postponed: np.ndarray  #: bytes per micro batch that weight gradients need, shape [keys]
     transient: np.ndarray  #: bytes, shape [keys]
     buffer: np.ndarray  #: bytes that stay between layers, shape [keys]
     parameters_of: Mapping[str, np.ndarray]  #: parameters of one rank by group (PARAMETER_GROUPS), each of shape [keys]
@@ -160,6 +161,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
                 exposed=exposed,
                 times=layer_times(estimates, exposed, host, run.launch_blocking),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
+                postponed=program.weight_gradient_operands() * problem.element_bytes.activation,
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
                 buffer=np.broadcast_to(np.asarray(program.buffer_bytes, dtype=float), len(keys)),
                 parameters_of={group: program.weight_elements(group) for group in PARAMETER_GROUPS},

@@ -30,10 +30,13 @@ class SplitTerms:
     backward: np.ndarray  #: [kinds, streams, S]
     recompute: np.ndarray  #: [kinds, levels, S] all streams together
     weight_grad: np.ndarray  #: [kinds, S]
-    saved: np.ndarray  #: [kinds, S] bytes of activations that a layer keeps of a micro batch without recomputation
+    saved: np.ndarray  #: [kinds, levels, S] bytes of activations that a layer keeps of a micro batch
+    postponed: np.ndarray  #: [kinds, S] bytes of a micro batch that a layer's weight gradients need
     exchange: tuple[SideStreamWork, ...]  #: [S] of expert tokens in both passes of a layer of each kind
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
+    head_forward: np.ndarray  #: [S] all streams together
+    head_weight_grad: np.ndarray  #: [S]
     head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework does not recompute the head
     send_recv: np.ndarray  #: [S] one activation between neighbouring stages
     all_reduce: SideStreamWork  #: [S] of gradients over all copies
@@ -103,11 +106,13 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         splits=splits, key=key, stages=stages_of(problem, splits), forward=forward, backward=backward,
         recompute=np.array([layer.recompute.sum(axis=1)[:, key] for layer in layers]),
         weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
-        saved=np.array([part.saved[0, key] for part in table.layers]),
+        saved=np.array([part.saved[:, key] for part in table.layers]),
+        postponed=np.array([part.postponed[key] for part in table.layers]),
         exchange=tuple(
             SideStreamWork(layer.exchange[0][key], layer.exchange[1][key], np.zeros(len(key))) for layer in layers
         ),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
+        head_forward=head.forward.sum(axis=0)[key], head_weight_grad=head.weight_grad[key],
         head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),

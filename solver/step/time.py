@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.schedule.stages import PipelineColumns, pipeline_seconds, wave_pipeline_seconds
+from solver.schedule.kinds import PLANNED, is_schedule
+from solver.schedule.stages import PipelineColumns, pipeline_seconds, planned_pipeline_seconds, wave_pipeline_seconds
 from solver.step.layouts import Layouts
 from solver.step.offload import exposed_transfer
 from solver.step.op_estimates import STREAMS
@@ -59,7 +60,9 @@ def step_times(
     # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
     # chunks are exposed
     overlapped = (vpp > 1) & run.p2p_overlap & ~terms.splits.waves[row]
-    send_recv = np.where(overlapped, 0.0, problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row])
+    planned = is_schedule(terms.splits.schedule[row], *PLANNED)  # their sends and receives are waited for where they are needed
+    blocking = problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row]
+    send_recv = np.where(overlapped | planned, 0.0, blocking)
 
     limit = recomputed_limit(problem, layouts)
     head_recompute = np.where(limit > 0, terms.head_recompute[layouts.recompute, row], 0.0)
@@ -71,16 +74,25 @@ def step_times(
         over_kinds(terms.stages.totals[:, None], layer.once) + over_kinds(recomputed_of_all, layer.recomputing)
         + embedding + head + root + send_recv * pp
     )  # fmt: skip
-    deferrable = over_kinds(stage.layers, terms.weight_grad[:, row])
+    deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
     schedule, forward = terms.splits.schedule[row], over_kinds(stage.layers, layer.forward)
+    first = forward + stage.has_head * terms.head_forward[row]
     offload = _offload(problem, terms, layouts, layer)
     slowest, total = slowest + offload, total + offload
     pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, deferrable)
-    waves = np.flatnonzero(terms.splits.waves[row])
+    waits = problem.framework.pipeline.waits_for_norm
+    waves, ahead = np.flatnonzero(terms.splits.waves[row]), np.flatnonzero(planned)
     if len(waves):
         columns = PipelineColumns(*(column[waves] for column in (schedule, m, pp)))
-        ends = total[waves], slowest[waves], forward[waves] + send_recv[waves] / 2, deferrable[waves]
-        pipeline[waves] = wave_pipeline_seconds(columns, *ends, problem.framework.pipeline.waits_for_norm)
+        ends = total[waves], slowest[waves], first[waves] + send_recv[waves] / 2, deferrable[waves]
+        pipeline[waves] = wave_pipeline_seconds(columns, *ends, waits)
+    if len(ahead):
+        columns = PipelineColumns(*(column[ahead] for column in (schedule, m, pp)))
+        passes = np.array([first, slowest - first - deferrable, deferrable])[:, ahead]
+        share = weight_share(terms, layouts, stage)[ahead]
+        pipeline[ahead] = planned_pipeline_seconds(
+            columns, total[ahead], slowest[ahead], passes, terms.send_recv[row[ahead]], share, waits
+        )
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
@@ -99,6 +111,18 @@ def step_times(
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
     return StepTimes(alone + waiting, np.concatenate([parts, waiting[None]]), stage, layer.hidden)
+
+
+def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np.ndarray:
+    """Return the share of a micro batch's activations on ``stage`` that its weight gradients need: [layouts].
+
+    Above 1 where recomputation keeps less than they need.
+    """
+    row = layouts.row
+    kept, whole = terms.saved[:, layouts.recompute, row], terms.saved[:, 0, row]
+    held = over_kinds(stage.recomputed, kept) + over_kinds(stage.layers - stage.recomputed, whole)
+    share: np.ndarray = over_kinds(stage.layers, terms.postponed[:, row]) / np.maximum(held, 1.0)
+    return share
 
 
 def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
@@ -202,7 +226,7 @@ def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: _Laye
     if not limit:
         return np.zeros(len(layouts))
     moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), layouts.row)
-    return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, layouts.row], layer.forward, layer.backward))
+    return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, 0, layouts.row], layer.forward, layer.backward))
 
 
 def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

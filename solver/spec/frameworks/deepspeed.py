@@ -27,7 +27,8 @@ MEGATRON_DEEPSPEED = Framework(
         cp_comms=(),
         schedules=("1f1b",),  # the engine runs nothing else
     ),
-    kernels=Kernels(dropout=True),
+    linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM
+    kernels=Kernels(dropout=True, bias_apart=True),
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(
         grad_collective="all_reduce",
@@ -54,7 +55,7 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     flags={"zero": 0, "precision": "fp32", "grad_dtype": "fp32"},
     # --layers-per-stage; its model is always a pipeline, and the engine of pipelines asserts ZeRO below 2
     can_run={"pipeline_layout": True, "zero_stages": (0, 1)},
-    kernels={"dropout": False, "tf32": True, "launch_seconds": 107e-6},
+    kernels={"dropout": False, "bias_apart": False, "tf32": True, "launch_seconds": 107e-6},
     data_parallel={"optimizer_bytes_per_parameter": 131.0},
     memory={"fp32_gradient_copy": False, "keeps_half_gradients": False},
 )

@@ -31,7 +31,9 @@ MEGATRON_LM_2023 = Framework(
         replicated_kv_heads=False,  # core/transformer/attention.py divides the query groups by tp
         uneven_stages=False,  # arguments.py asserts that pp divides the layers
     ),
-    kernels=Kernels(dropout=True),  # --attention-dropout and --hidden-dropout default to 0.1
+    linear_bias=True,  # --disable-bias-linear is off
+    # --attention-dropout and --hidden-dropout default to 0.1; core/tensor_parallel/layers.py: output + bias
+    kernels=Kernels(dropout=True, bias_apart=True),
     tensor_parallel=TensorParallel(experts_follow=True),  # --expert-tensor-parallel-size defaults to tp
     data_parallel=DataParallel(
         bucket_elements_per_rank=1e6,  # max(40 M, 1 M x dp) parameters
@@ -78,6 +80,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     },
     kernels={
         "dropout": False,  # current recipes set both dropouts to 0
+        "bias_apart": False,
+        "bias_gradient_fused": True,
         "norm_quantises": True,
         "scaled_rope_fused": False,  # rope_utils.py: Transformer Engine's kernel takes no mscale
         "clamps_apart": True,  # fusions/fused_bias_geglu.py: clamp, clamp and cat before the fused function
@@ -119,7 +123,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     family="megatron-core-local",
     aliases=("megatron-core local",),
     can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False},
-    kernels={"norm_quantises": False},
+    kernels={"norm_quantises": False, "bias_apart": True, "bias_gradient_fused": False},
     memory={"quantised_inputs": False, "quantised_weights": False, "transformer_engine": False, "scores_buffer": True},
 )
 
@@ -128,6 +132,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     "2024-07",
     family="nemo",
     aliases=("nemo", "megascale"),
+    linear_bias=False,  # its recipes say: Nemotron has none, GPT-3 does
     flags={  # recipes/llama3_70b.py: ddp settings; user buffers as in the recipes' performance mode
         "zero": 1,
         "overlap_grad_reduce": True,

@@ -11,6 +11,7 @@ from toy import DEVICE, TINY, layer_keys, run_of
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
 from solver.spec.cluster import cluster_of
+from solver.spec.model import ModelSpec
 from solver.spec.strategy import Recompute
 
 #: Two micro batches' sequences of 4 heads with 32 * 32 scores each.
@@ -50,6 +51,26 @@ def test_scores_that_go_through_memory() -> None:
     assert found["dropout.forward"][1] == 0
 
 
+def test_kernels_of_biases() -> None:
+    # 64 tokens: q, k, v 128 wide, output and down projection 64, gate and up 256; gradients are read once, and Megatron's own
+    # linears add the bias of q, k and v apart; no launch of its own, and no bias no kernel
+    model = TINY.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
+
+    def biases(framework: str, model: ModelSpec = model) -> dict[str, tuple[str, float]]:
+        keys = layer_keys("mtp", micro_batch_size=2)
+        layer = layer_program(keys, model, run_of(1, 32, framework=framework), cluster_of(DEVICE))
+        assert all(op.launches == 0.0 for op in layer.ops if ".bias" in op.name)
+        return {label: what for label, what in moved(layer).items() if ".bias" in label}
+
+    gradients = {
+        f"{name}.bias.input_grad": ("norm", 64 * width * 2.0)
+        for name, width in (("wqkv", 128), ("wo", 64), ("w1", 256), ("w2", 64))
+    }
+    assert biases("megatron-lm-2023") == {"wqkv.bias.forward": ("residual", 64 * 128 * 4.0), **gradients}
+    assert biases("megatron-core-0.12") == {} == biases("megatron-lm-2023", TINY)
+    assert biases("generic")["w1.bias.input_grad"] == gradients["w1.bias.input_grad"]
+
+
 def test_scores_in_fp32_go_through_eager_kernels_and_tf32_gemms() -> None:
     # no fused kernel takes fp32: the mask is read and written in place, then softmax; backward 3 accesses for softmax, then of
     # the gradient a copy, a clone, a masked clone and a copy back
@@ -67,12 +88,12 @@ def test_scores_in_fp32_go_through_eager_kernels_and_tf32_gemms() -> None:
 def test_gemms_of_scores_and_context() -> None:
     # per head, 8 of them: scores Q K^T, context P V; backward dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q. A second factor
     # that is read transposed is TN (0), one that is not NN (1), a first one that is read transposed NT (2)
-    ops = [op for op in program(attention="unfused").ops if op.name in ("scores", "context")]
+    ops = [op for op in program(attention="unfused").ops if op.name.startswith(("scores", "context"))]
     found = {op.label: tuple(int(np.ravel(op.dims[n])[0]) for n in ("batch", "m", "n", "k", "layout")) for op in ops}
     assert found == {
         "scores.forward": (8, 32, 32, 16, 0), "context.forward": (8, 32, 16, 32, 1),
-        "context.input_grad": (8, 32, 32, 16, 0), "context.weight_grad": (8, 32, 16, 32, 2),
-        "scores.input_grad": (8, 32, 16, 32, 1), "scores.weight_grad": (8, 32, 16, 32, 2),
+        "context.input_grad": (8, 32, 32, 16, 0), "context_values.input_grad": (8, 32, 16, 32, 2),
+        "scores.input_grad": (8, 32, 16, 32, 1), "scores_keys.input_grad": (8, 32, 16, 32, 2),
     }  # fmt: skip
 
 

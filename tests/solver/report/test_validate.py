@@ -67,6 +67,19 @@ def test_missing_keys_are_assumed_and_reported() -> None:
     assert case_of(CASE).assumptions == tuple(a for a in case_of(CASE).assumptions if "network" not in a)
 
 
+def test_linears_have_the_biases_that_the_framework_gives_them() -> None:
+    # Megatron-LM: unless --disable-bias-linear; a gated MLP belongs to a model without, and what is stated stands
+    for model, framework, expected in (
+        ({"gated_mlp": False}, "megatron-lm 2023", True), ({"gated_mlp": False}, "megatron-deepspeed", True),
+        ({"gated_mlp": False}, "nemo 24.09", False), ({"gated_mlp": True}, "megatron-lm 2023", False),
+        ({"gated_mlp": False, "mlp_bias": False}, "megatron-lm 2023", False),
+    ):  # fmt: skip
+        found = case_of({**CASE, "model": {**MODEL, **model}, "run": {**CASE["run"], "framework": framework}})
+        assert found.model is not None
+        assert {found.model.qkv_bias, found.model.output_bias, found.model.mlp_bias} == {expected}
+        assert ("bias: of all linears" in found.assumptions) == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [({"model": {"num_experts": 8}}, "experts"), ({"model": {"kv_lora_rank": 64}}, "latent"), ({"run": {"ep": 4}}, "experts"),

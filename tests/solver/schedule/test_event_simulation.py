@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from profiler.errors import InputError
 from solver.schedule import event_simulation
 from solver.schedule.event_simulation import Timeline, simulate
-from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, part_of
+from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT, part_of
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, pipeline_seconds, stage_layers
 from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
@@ -113,6 +113,8 @@ def test_invariants_of_every_schedule(pipeline: Pipeline, transfer: float, block
     assert (line.start[1:][same] >= line.end[:-1][same] - 1e-12).all()  # a stage runs one pass at a time
     counts = {kind: sum(kind in ran for ran in line.kind.tolist()) for kind in "FBW"}
     assert counts == {"F": f.size * m, "B": f.size * m, "W": f.size * m * (schedule in SPLIT_BACKWARD)}
+    if schedule in PLANNED:  # plans are searched for, so more or slower passes may happen to have a better one
+        return
     more = simulate(schedule, f, b, m + (len(f) if vpp > 1 else 1), vpp, transfer, w, blocking)
     assert more.makespan >= line.makespan - 1e-9  # more work never ends earlier
     slower = simulate(schedule, f, b * 1.1, m, vpp, transfer, w * 1.1, blocking)
@@ -174,10 +176,8 @@ def test_closed_form_of_equal_stages(kind: tuple[str, int], pp: int, groups: int
 
 @pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 8), (4, 16), (8, 32)])
 def test_zero_bubble_has_the_bubble_of_its_paper(pp: int, m: int) -> None:
-    # Qi et al. 2023: ZB-H1 (pp - 1)(F + B - W); ZB-H2 (pp - 1)(F + B - 2 W) where a step need not wait for the step before
-    h1, h2 = (_run(schedule, pp, m, b=1.1, w=0.9) for schedule in ("zb-h1", "zb-2p"))
-    assert h1.makespan - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 0.9))
-    assert h2.span.max() - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 1.8))
+    # Qi et al. 2023: ZB-H1 (pp - 1)(F + B - W)
+    assert _run("zb-h1", pp, m, b=1.1, w=0.9).makespan - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 0.9))
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
@@ -187,8 +187,7 @@ def test_activations_in_flight(pp: int, m: int) -> None:
     assert _run("1f1b", pp, m).in_flight == pytest.approx(np.minimum(pp - later, m))
     assert _run("gpipe", pp, m).in_flight == pytest.approx(np.full(pp, m))
     assert _run("zb-h1", pp, m).in_flight == pytest.approx(np.full(pp, min(pp, m)))
-    assert _run("zb-2p", pp, m).in_flight == pytest.approx(np.full(pp, min(2 * pp - 1, m)))
-    for schedule, vpp in (("1f1b", 1), ("gpipe", 1), ("zb-1p", 1), ("zb-2p", 1), ("interleaved", 2), ("interleaved", 4)):
+    for schedule, vpp in (("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("interleaved", 2), ("interleaved", 4)):
         if vpp == 1 or m % pp == 0:
             formula = micro_batches_in_flight(schedule, m, pp, vpp, later)
             assert _run(schedule, pp, m, vpp).in_flight == pytest.approx(formula)
