@@ -17,7 +17,6 @@ from solver.spec.strategy import Recompute
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
-from solver.step.terms import estimate_synchronisation
 from solver.step.time import PARTS
 
 #: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
@@ -184,9 +183,10 @@ def _named(kind: str, name: str) -> str:
 
 
 def _part_lines(part: Part, key: int, times: float, kind: str) -> list[Line]:
+    ops = part.estimates.ops
     return [
-        _op_line(part, i, key, times, _named(kind, op.label), _STREAM_PARTS[op.stream])
-        for i, op in enumerate(part.estimates.ops)
+        _op_line(part, i, key, times, _named(kind, ops[i].label), _STREAM_PARTS[ops[i].stream])
+        for i in np.flatnonzero(part.exposed[:, key] * times).tolist()
     ]
 
 
@@ -220,21 +220,18 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
 
     Their uncertainty is that of their ops, weighted by seconds; their basis is that of the longest op.
     """
-    chosen = np.array([row])
-    sync = estimate_synchronisation(
-        solutions.problem, solutions.table, solutions.terms.key[chosen], solutions.terms.splits.take(chosen)
-    )
-    total = (sync.seconds * sync.counts())[:, 0]
+    sync, at = solutions.terms.synchronisation, int(solutions.terms.synchronisation_row[row])
+    total = (sync.seconds * sync.counts())[:, at]
     lines = []
     for part, names in _STEP_PARTS.items():
         rows = [i for i, op in enumerate(sync.ops) if op.name.startswith(names) and total[i] > 0]
         if not rows or parts[part] == 0.0:
             continue
         main = max(rows, key=lambda i: total[i])
-        std = float(np.average(sync.relative_std[rows, 0], weights=total[rows]))
+        std = float(np.average(sync.relative_std[rows, at], weights=total[rows]))
         op = sync.ops[main]
-        kind = op.kind if op.kind in (MEMORY_BOUND, *_HOST) else "network" if op.dims["inter"][0] > 1 else "links"
-        lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, 0]))))
+        kind = op.kind if op.kind in (MEMORY_BOUND, *_HOST) else "network" if np.ravel(op.dims["inter"])[at] > 1 else "links"
+        lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, at]))))
     if parts["pp_transfer"]:
         lines.append(Line("pp_transfer", "step", "pp_transfer", "network", parts["pp_transfer"], 0.2, Basis.EXTRAPOLATED))
     return lines

@@ -67,7 +67,9 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        return self.explanation.seconds if self.explanation else float("nan")
+        if self.explained is not None or self.solutions is None:
+            return self.explained.seconds if self.explained else float("nan")
+        return float(self.solutions.times.seconds[self.index])
 
     @property
     def memory_bytes(self) -> float:

@@ -51,6 +51,14 @@ class OpEstimates:
     basis: np.ndarray
     contention: np.ndarray
 
+    def split(self, sizes: Sequence[int]) -> list[OpEstimates]:
+        """Return the first ``sizes[0]`` ops, the next ``sizes[1]``, and so on."""
+        ends = np.cumsum(sizes)
+        rows = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        return [
+            OpEstimates(self.ops[r], self.seconds[r], self.relative_std[r], self.basis[r], self.contention[r]) for r in rows
+        ]
+
     def counts(self) -> np.ndarray:
         """Return the number of times each op runs, shape [ops, keys]."""
         found = np.empty(self.seconds.shape)
@@ -98,7 +106,8 @@ def exposed_seconds(communication: np.ndarray, compute: np.ndarray, contention: 
 
 
 def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
-    """Call the cost model for every op, whose dims are arrays of shape [keys]; once per distinct shape."""
+    """Call the cost model for every op, whose dims are arrays of shape [keys]; once per distinct shape, and not for ops that no
+    key runs, whose seconds are 0."""
     shape = (len(ops), keys)
     seconds, std, basis, contention = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8), np.zeros(shape)
     targets: tuple[np.ndarray, ...] = (seconds, std, basis, contention)
@@ -140,10 +149,12 @@ def _distinct_answers(
 
 
 def _by_signature(ops: Sequence[Op]) -> dict[tuple[str, str], list[int]]:
-    """Group the ops that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound kernel."""
+    """Group the ops that run and that one call of the cost model can answer: same kind and dtype, or same kind of memory-bound
+    kernel."""
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, op in enumerate(ops):
-        groups[op.kind, op.dtype if op.kind in (LINEAR, GROUPED_LINEAR) else op.variant].append(i)
+        if np.any(op.count):
+            groups[op.kind, op.dtype if op.kind in (LINEAR, GROUPED_LINEAR) else op.variant].append(i)
     return groups
 
 

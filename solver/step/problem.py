@@ -145,12 +145,12 @@ class LayerTable:
 def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     """Build and estimate the programs of every kind of layer, of the embedding and of the head for ``keys``."""
     given, found = (keys, problem.model, problem.run, problem.cluster), problem.kinds
-    parts = []
-    for program in (
+    programs = (
         *(layer_program(*given, kind) for kind in found.kinds), embedding_program(*given),
         last_program(*given, found.kinds[found.of_layer[-1]]),
-    ):  # fmt: skip
-        estimates = estimate_ops(program.ops, len(keys), problem.cost)
+    )  # fmt: skip
+    parts, together = [], estimate_ops([op for program in programs for op in program.ops], len(keys), problem.cost)
+    for program, estimates in zip(programs, together.split([len(program.ops) for program in programs]), strict=True):
         run = problem.run
         launch = problem.framework.kernels.launch_seconds * problem.cost.factor("host")
         host = 0.0 if run.compile or run.cuda_graphs else launch

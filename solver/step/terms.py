@@ -49,6 +49,8 @@ class SplitTerms:
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
     once: np.ndarray  #: [S] gradient norm and tied embedding
+    synchronisation: OpEstimates  #: the once-per-step ops of distinct splits
+    synchronisation_row: np.ndarray  #: [S] index into them
 
 
 def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
@@ -122,4 +124,5 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         root=once("root.all_gather", "root.reduce_scatter"),
         accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding", "gradient_buffer", *(["weight_casts"] if problem.weight_recipe else [])),
+        synchronisation=sync, synchronisation_row=group,
     )  # fmt: skip
