@@ -109,17 +109,16 @@ def test_every_release_has_its_rules() -> None:
 
 
 @pytest.mark.parametrize("framework", RULES)
-def test_the_best_hundred_layouts_of_ten_problems_can_run(framework: str) -> None:
+def test_the_best_hundred_layouts_of_five_problems_can_run(framework: str) -> None:
     seen = 0
-    for model in MODELS:
-        for world in (16, 24):
-            found = search(make_problem(model, world, toy_cost(), 512, framework=framework), 48, top=100).best
-            for index in range(0, len(found), 2):  # neighbours in rank differ little
-                layout = found.layouts.strategy(index, found.problem.run)
-                broken = [i for i, rule in enumerate((*ALL_FRAMEWORKS, *RULES[framework])) if not rule(model, layout)]
-                assert not broken, f"{layout} breaks rules {broken}"
-            seen += len(found)
-    assert seen >= 100
+    for model, world in zip(MODELS, (16, 24, 16, 24, 24), strict=True):
+        found = search(make_problem(model, world, toy_cost(), 512, framework=framework), 48, top=100).best
+        for index in range(0, len(found), 2):  # neighbours in rank differ little
+            layout = found.layouts.strategy(index, found.problem.run)
+            broken = [i for i, rule in enumerate((*ALL_FRAMEWORKS, *RULES[framework])) if not rule(model, layout)]
+            assert not broken, f"{layout} breaks rules {broken}"
+        seen += len(found)
+    assert seen >= 50
 
 
 @pytest.mark.parametrize(
