@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.profile.profile import GIB
 from solver.report.doubt import normal_cdf
-from solver.report.explain import LAYOUT_STD, Explanation, explain
+from solver.report.explain import DOUBT, LAYOUT_STD, Explanation, explain
 from solver.search.neighbours import Neighbourhood, Step, neighbours
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -20,8 +20,6 @@ from solver.step.solutions import Solutions, estimate_layouts
 
 #: Two layouts closer than this are one for any purpose.
 SAME = 0.005
-#: A difference between two layouts that one standard deviation of their errors covers.
-DOUBT = float(np.expm1(np.sqrt(2) * LAYOUT_STD))
 #: A rival that one kind of time would have to be further off for, in standard deviations, is not named.
 MOST_DEVIATIONS = 3.0
 #: Kind of time -> (what it is, what to measure for it).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,10 +95,14 @@ class Explanation:
         return sums
 
 
+#: A difference between two layouts that one standard deviation of their errors covers.
+DOUBT = math.expm1(math.sqrt(2) * LAYOUT_STD)
+
+
 def tied(solutions: Solutions, index: int, best: int = 0) -> bool:
     """Whether layout ``index`` differs from ``best`` by less than one standard deviation of such a difference."""
     seconds = solutions.times.seconds
-    return bool(abs(np.log(seconds[index] / seconds[best])) < np.sqrt(2) * LAYOUT_STD)
+    return bool(abs(np.log(seconds[index] / seconds[best])) < math.log1p(DOUBT))
 
 
 def explain(solutions: Solutions, index: int) -> Explanation:
