@@ -115,12 +115,13 @@ def timeline_figure(step: StepTimeline) -> Figure:
     present = [kind for kind in _COLOURS if kind in set(line.kind.tolist())]
     handles = [Patch(color=_COLOURS[kind], label=WORDS[kind]) for kind in present]
     axes.legend(handles=[*handles, *shown], fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, frameon=False)
-    axes.set_xlim(0, max(at, step.seconds))
+    axes.set_xlim(0, max(at, step.end))
     axes.set_ylim(stages - 0.4, -0.6)
     axes.set_yticks(range(stages))
     axes.set_xlabel("time [s]")
     axes.set_ylabel("pipeline stage")
-    axes.set_title(f"{step.title}\none step, {step.seconds:.3g} s; black bars: the critical path", fontsize=9)
+    further = "" if step.waits else "; a stage begins the next one as it ends"
+    axes.set_title(f"{step.title}\none step, {step.seconds:.3g} s{further}; black bars: the critical path", fontsize=9)
     return figure
 
 
@@ -130,21 +131,19 @@ def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: floa
     colours = iter(["C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7"] * -(-len(stages) // 8))
     for stage, colour in zip(stages, colours, strict=False):
         times, levels = stage.curve
-        axes.step([*times, step.seconds], [*levels / GIB, levels[-1] / GIB], where="post", lw=0.8, color=colour,
+        axes.step([*times, step.end], [*levels / GIB, levels[-1] / GIB], where="post", lw=0.8, color=colour,
                   label=f"stage {stage.stage}" if len(stages) <= 16 else None)  # fmt: skip
         time, level = stage.peak
         axes.plot([time], [level / GIB], "v", ms=5, color=colour)
     fullest = max(stages, key=lambda stage: stage.peak[1])
-    time, level = fullest.peak
-    left = time < step.seconds / 2
-    axes.annotate(f"peak {level / GIB:.1f} GiB, stage {fullest.stage}: {fullest.at_peak()}", (time, level / GIB), fontsize=8,
-                  xytext=(6 if left else -6, 8), textcoords="offset points", ha="left" if left else "right")  # fmt: skip
+    _, level = fullest.peak
     axes.axhline(limit / GIB, color="tab:red", ls="--", label="memory per GPU")
-    axes.set_xlim(0, step.seconds)
+    axes.set_xlim(0, step.end)
     axes.set_ylim(0, max(limit, level) / GIB * 1.08)
     axes.set_xlabel("time [s]")
     axes.set_ylabel("allocated memory [GiB]")
-    axes.set_title(f"{step.title}\nmemory through one step; triangles: the peak of each stage", fontsize=9)
+    peak = f"the highest, {level / GIB:.1f} GiB, on stage {fullest.stage}: {fullest.at_peak()}"
+    axes.set_title(f"{step.title}\nmemory through one step; triangles: the peak of each stage\n{peak}", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=6, frameon=False)
     return figure

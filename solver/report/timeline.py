@@ -11,7 +11,7 @@ from profiler.errors import InputError
 from solver.report.terminal import describe
 from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import PLANNED, part_of, splits_backward
-from solver.spec.strategy import SCHEDULES
+from solver.spec.strategy import SCHEDULES, WAVES
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.solutions import Solutions
 from solver.step.time import PARTS, weight_share
@@ -36,10 +36,20 @@ class StepTimeline:
     before: tuple[tuple[str, float], ...]
     after: tuple[tuple[str, float], ...]
     predicted: float
+    waits: bool = True  #: stages wait for each other at the end of a step
 
     @property
     def seconds(self) -> float:
-        """Seconds of the step as simulated; the estimate's closed form differs by what fills and drains unequal stages."""
+        """Seconds of the step as simulated; the estimate's closed form differs by what fills and drains unequal stages.
+
+        Where stages do not wait for each other the next step begins on each as it ends, so its longest stage counts.
+        """
+        late = 0.0 if self.waits else self.line.makespan - float(self.line.span.max())
+        return self.end - late
+
+    @property
+    def end(self) -> float:
+        """Seconds from the begin of the step on its first stage to its end on the last one."""
         return self.line.makespan + sum(seconds for _, seconds in (*self.before, *self.after))
 
 
@@ -73,6 +83,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         before,
         after,
         float(solutions.times.seconds[index]),
+        solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*PLANNED, *WAVES),
     )
 
 
