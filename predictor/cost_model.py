@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 #: Generation of FlashAttention -> speed of the next generation relative to it, on hardware that runs both, for long sequences:
 #: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
-#: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens).
-FLASH_SPEEDUP = {1: 1.75, 2: 1.6}
+#: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens), 4 over 3
+#: derived: B200's attention over H100's at 8k and 16k tokens, for each multiprocessor (1.66 to 2.09 in the shipped profiles),
+#: because the instructions of generation 2 take as many cycles on both.
+FLASH_SPEEDUP = {1: 1.75, 2: 1.6, 3: 1.85}
+#: How much longer a backward pass of attention takes that adds its parts in a fixed order. Published: up to 37.9% fewer FLOPs
+#: per second (arXiv 2601.21824, FlashAttention 3 on H800); assumed: half of that.
+DETERMINISTIC_BACKWARD = 1 / (1 - 0.379 / 2)
 #: Standard deviation of log(time) of what the host does: its bandwidths are stated, not measured.
 HOST_STD = 0.3
 
@@ -40,13 +45,14 @@ class CostModel:
 
     network_bandwidth: bytes/s per accelerator between nodes. derating: how much longer GEMM and attention kernels take in a
     training run than in the profile's loops (clocks under the power limit, laboratory, framework); 1 means as profiled.
-    attention_scale: how much slower the framework's attention kernel is than the device's best generation. shared_links: (op,
-    ranks in the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: delay of
-    the compute [s] per second of an overlapped collective (predictor.network.overlap). rank_skew: seconds that a collective
-    waits in a training step for each further rank of a node (predictor.network.rank_skew). measured: attention calls timed on
-    the device itself, under the load of a training run; these times already include the derating. exchanges: dispatch and
-    combine of experts over ranks. host_rates: bytes/s of the link to the host and of the host's memory, by name. link_slowdown,
-    found: see with_found_network. doubt: set where nothing was measured on this device. learned: from own training runs.
+    attention_scale: how much slower the framework's attention kernel is than the device's best generation; backward_scale: its
+    backward pass further. shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks in the node
+    communicate at once. contention: delay of the compute [s] for each second of an overlapped collective (network.overlap).
+    rank_skew: seconds that a collective waits in a training step for each further rank of a node (predictor.network.rank_skew).
+    measured: attention calls timed on the device itself, under the load of a training run; these times already include the
+    derating. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link to the host and of the
+    host's memory, by name. link_slowdown, found: see with_found_network. doubt: set where nothing was measured on this device.
+    learned: from own training runs.
     """
 
     device: Device
@@ -63,6 +69,7 @@ class CostModel:
     link_slowdown: float = 1.0
     found: FoundNetwork | None = None
     attention_scale: float = 1.0
+    backward_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
@@ -118,7 +125,8 @@ class CostModel:
         best = self._derated(self.attention.predict(*shape), of="attention")
         if self.measured is not None:
             best = self.measured.instead_of(best, *shape)
-        return self._learned(best._replace(seconds=best.seconds * self.attention_scale), "attention")
+        scale = self.attention_scale * np.where(backward, self.backward_scale, 1.0)
+        return self._learned(best._replace(seconds=best.seconds * scale), "attention")
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
         """A kernel that moves ``size`` bytes, read plus written; no transposes where fp8 GEMMs read operands in both orders."""
@@ -230,10 +238,14 @@ class CostModel:
             found = replace(found, found=FoundNetwork(nodes, bandwidth / self.network_bandwidth))
         return found
 
-    def with_flash_version(self, version: int) -> CostModel:
-        """The same device under a framework whose FlashAttention is of generation ``version`` (0: the device's best)."""
+    def with_flash_version(self, version: int, deterministic: bool = False) -> CostModel:
+        """The same device under a framework whose FlashAttention is of generation ``version`` (0: the device's best).
+
+        deterministic: its results repeat to the bit.
+        """
         steps = range(version, self.device.flash_version) if version else ()
-        return replace(self, attention_scale=float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps])))
+        scale = float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps]))
+        return replace(self, attention_scale=scale, backward_scale=DETERMINISTIC_BACKWARD if deterministic else 1.0)
 
     def on(self, device: Device, derivation: Derivation, links: CostModel) -> CostModel:
         """Return the cost model of a device that was not measured, from the kernels of this one and the links of another.

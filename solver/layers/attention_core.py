@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, gemm_dtype, memory_bound
+from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, memory_bound
 from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved, message
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
@@ -52,9 +52,12 @@ def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array,
             "kv_heads": kv_heads, "head_dim": shapes.model.qk_head_dim, "v_head_dim": shapes.model.value_head_dim,
             "causal": causal}  # fmt: skip
 
+    queries = dims["batch"] * seq_q * heads
+    gradients = queries * shapes.model.qk_head_dim + dims["batch"] * seq_kv * kv_heads * _kv_dims(shapes)
     return [
         Op(name, MODULE, FLASH_ATTN, FORWARD, {**dims, "backward": False}, count=count, recomputed_by=ATTENTION_CORE),
         Op(name, MODULE, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count),
+        *filled(shapes, name, MODULE, {FORWARD: queries * shapes.model.value_head_dim, INPUT_GRAD: gradients}),
     ]
 
 

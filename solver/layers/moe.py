@@ -15,7 +15,19 @@ from solver.layers.expert_exchange import combine_ops, dispatch_ops
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import linear, memory_bound
-from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, INPUT_GRAD, WEIGHT_GRAD, Array, Op, Saved, Weight
+from solver.layers.program import (
+    EXPERTS,
+    FORWARD,
+    GROUPED_LINEAR,
+    INPUT_GRAD,
+    LINEAR,
+    MEMORY_BOUND,
+    WEIGHT_GRAD,
+    Array,
+    Op,
+    Saved,
+    Weight,
+)
 from solver.layers.shapes import Shapes
 from solver.spec.recipes import FP32
 
@@ -123,9 +135,12 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
     single, several = np.where(experts == 1, 1.0, 0.0), np.where(experts > 1, 1.0, 0.0)
     sizes = {"groups": experts, "tokens_per_group": each, "n": n, "k": k}
     first = name == "w13" and not shapes.run.moe_capacity_factor
-    plain = [
-        replace(op, after_wait=first and op.phase == FORWARD)
-        for op in linear(shapes, f"expert.{name}", MODULE, n, k, tokens=rows)
+    alone = linear(shapes, f"expert.{name}", MODULE, n, k, tokens=rows)
+    plain = [replace(op, after_wait=first and op.phase == FORWARD) for op in alone if op.kind == LINEAR]
+    fills = [
+        replace(op, dims={"bytes": op.dims["bytes"] * (experts if op.phase == WEIGHT_GRAD else 1)})
+        for op in alone
+        if op.kind == MEMORY_BOUND
     ]
     handled = {FORWARD: 1, WEIGHT_GRAD: 2} if shapes.framework.kernels.experts_apart else {}
     grouped = [
@@ -136,7 +151,7 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
         )
         for op in plain
     ]  # fmt: skip
-    return [*(replace(op, count=single) for op in plain), *grouped]
+    return [*(replace(op, count=single) for op in plain), *grouped, *fills]
 
 
 def _shared_sum(shapes: Shapes) -> list[Op]:

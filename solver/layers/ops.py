@@ -46,7 +46,25 @@ def linear(
         return Op(name, module, LINEAR, phase, dims, dtype=dtype)
 
     forward = replace(gemm(FORWARD, m, n, k), recomputed_by=WHOLE_LAYER)
-    return [forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m)]
+    return [
+        forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m),
+        *filled(shapes, name, module, {FORWARD: m * n, INPUT_GRAD: m * k, WEIGHT_GRAD: 0 if accumulate else n * k}),
+    ]  # fmt: skip
+
+
+def filled(shapes: Shapes, name: str, module: str, elements: Mapping[str, Array]) -> list[Op]:
+    """Return the kernels that fill the new tensors of each pass before it writes them, in deterministic runs.
+
+    Source: torch.utils.deterministic.fill_uninitialized_memory, which torch.use_deterministic_algorithms turns on. elements: of
+    these tensors, by pass. Of tensors that kernels of torch itself write nothing is filled.
+    """
+    if not shapes.run.deterministic:
+        return []
+    return [
+        Op(f"{name}.fill", module, MEMORY_BOUND, phase, {"bytes": 1.0 * count * shapes.element}, variant="copy", launches=0.0,
+           recomputed_by=WHOLE_LAYER if phase == FORWARD else ())
+        for phase, count in elements.items()
+    ]  # fmt: skip
 
 
 #: Parts in which a GEMM runs whose output is reduce-scattered part by part (NeMo's user buffers: num_splits of its pipelined

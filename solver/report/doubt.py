@@ -20,6 +20,7 @@ LONG_SEQUENCE = 0.15  #: which attention kernel ran counts most, and kernels are
 LONG_FROM = 16_384  #: tokens
 SPREAD_TENSOR_GROUP = 0.35  #: tensor-parallel collectives between nodes, whose latency is not understood
 BLOCKING = 0.10  #: launches that wait for each other
+DETERMINISTIC = 0.10  #: attention's backward pass loses between nothing and 38%, other kernels are not priced
 
 
 def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
@@ -31,6 +32,7 @@ def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
         "sequences above 16,384 tokens": LONG_SEQUENCE * (layout.seq_len > LONG_FROM),
         "a tensor group that spans nodes": SPREAD_TENSOR_GROUP * spread,
         "blocking launches": BLOCKING * layout.launch_blocking,
+        "deterministic kernels": DETERMINISTIC * layout.deterministic,
     }
     return {name: std for name, std in found.items() if std}
 

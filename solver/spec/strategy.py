@@ -128,7 +128,9 @@ class Strategy:
     gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does
     compile: bool = False
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
-    deterministic: bool = False  #: cuBLAS has the large workspaces that it needs to be so; its slower kernels are not priced
+    deterministic: bool = (
+        False  #: attention, memory of new tensors and cuBLAS's workspaces as torch's deterministic mode has them
+    )
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
     optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
     optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it
@@ -174,7 +176,7 @@ class Strategy:
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """What the run's settings cost beyond what is priced, in words."""
-        return ("the slower kernels of a deterministic run",) if self.deterministic else ()
+        return ("what a deterministic run's kernels other than attention take longer",) if self.deterministic else ()
 
     @property
     def modules_recomputed(self) -> tuple[str, ...]:

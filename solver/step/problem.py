@@ -96,7 +96,17 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     cost = cost.with_found_network(run.world_size, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
     cost = replace(cost, host_rates={name: rate for name, rate in rates.items() if rate})
-    return Problem(model, run, cluster, cost.with_flash_version(framework_of(run.framework).kernels.flash_attention))
+    return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
+
+
+def attention_generation(run: Strategy, cost: CostModel) -> int:
+    """Return the generation of FlashAttention that a run's framework uses on a device; 0: the device's best.
+
+    Transformer Engine uses none of cuDNN's kernels for a deterministic run on Blackwell (get_attention_backend, as read).
+    """
+    framework = framework_of(run.framework)
+    older = run.deterministic and framework.memory.transformer_engine and cost.device.flash_version >= 4
+    return 2 if older else framework.kernels.flash_attention
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,20 @@ def test_only_fp32_gradients_of_narrower_gemms_are_accumulated(precision: str, g
     assert accumulated == ({f"{name}.weight_grad" for name in ("wqkv", "wo", "w1", "w3", "w2")} if adds else set())
 
 
+def test_deterministic_runs_fill_new_tensors_before_they_are_written() -> None:
+    # torch.use_deterministic_algorithms: outputs of linears and of attention, 32 tokens, 2 bytes; weight gradients that are not
+    # added to fp32 buffers: q, k, v 64 x 128
+    ops = ops_of("mtp", 1, framework="megatron-core", grad_dtype="bf16", deterministic=True)
+    filled = {label: float(np.ravel(op.dims["bytes"])[0]) for label, op in ops.items() if ".fill" in label}
+    assert filled["wqkv.fill.forward"] == 32 * 128 * 2 and filled["wqkv.fill.input_grad"] == 32 * 64 * 2
+    assert filled["wqkv.fill.weight_grad"] == 64 * 128 * 2
+    assert filled["attention.fill.forward"] == 32 * 64 * 2
+    assert filled["attention.fill.input_grad"] == 32 * (64 + 2 * 32) * 2  # of queries, keys and values
+    fp32 = ops_of("mtp", 1, framework="megatron-core", grad_dtype="fp32", deterministic=True)
+    assert np.all(fp32["wqkv.fill.weight_grad"].dims["bytes"] == 0)
+    assert not any("fill" in label for label in ops_of("mtp", 1, framework="megatron-core"))
+
+
 @pytest.mark.parametrize(("precision", "layer", "head"), [("fp8", "fp8", "bf16"), ("fp16", "bf16", "bf16"), ("fp32",) * 3])
 def test_all_linears_but_the_head_are_quantised(precision: str, layer: str, head: str) -> None:
     # 16-bit formats run equally fast and share the name of one

@@ -8,14 +8,29 @@ from functools import cache
 
 import numpy as np
 import pytest
-from toy import BYTE, FLOP, LINK, NETWORK, TINY, changed, column, estimated, make_problem, part, run_of, some_layouts, toy_cost
+from toy import (
+    BYTE,
+    DEVICE,
+    FLOP,
+    LINK,
+    NETWORK,
+    TINY,
+    changed,
+    column,
+    estimated,
+    make_problem,
+    part,
+    run_of,
+    some_layouts,
+    toy_cost,
+)
 
 from predictor.cost_model import CostModel
 from solver.report.explain import explain
 from solver.schedule.event_simulation import simulate
 from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts
-from solver.step.problem import Problem
+from solver.step.problem import Problem, attention_generation
 from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.time import PARTS
 
@@ -354,3 +369,14 @@ def _stage_sizes(layers: int, first: int, last: int, pp: int) -> np.ndarray:
     """Return the layers of every stage: ``first`` and ``last`` as given, the rest assigned evenly to the middle stages."""
     middle, rest = divmod(layers - first - last, max(pp - 2, 1))
     return np.array([first, *(middle + (i < rest) for i in range(pp - 2)), last], dtype=float)
+
+
+@pytest.mark.parametrize(
+    ("framework", "device", "deterministic", "generation"),
+    [("megatron-core", 4, True, 2), ("megatron-core", 4, False, 0), ("megatron-core", 3, True, 0), ("aleph alpha", 4, True, 0)],
+)
+def test_transformer_engine_uses_another_kernel_for_deterministic_runs_on_blackwell(
+    framework: str, device: int, deterministic: bool, generation: int
+) -> None:
+    cost = toy_cost(device=replace(DEVICE, flash_version=device))
+    assert attention_generation(run_of(8, 32, framework=framework, deterministic=deterministic), cost) == generation
