@@ -23,6 +23,9 @@ class PipelineColumns(NamedTuple):
     num_micro_batches: np.ndarray
     pp: np.ndarray
 
+    def take(self, chosen: np.ndarray) -> PipelineColumns:
+        return PipelineColumns(*(column[chosen] for column in self))
+
 
 @dataclass(frozen=True)
 class StageLayers:

@@ -75,24 +75,12 @@ def step_times(
         + embedding + head + root + send_recv * pp
     )  # fmt: skip
     deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
-    schedule, forward = terms.splits.schedule[row], over_kinds(stage.layers, layer.forward)
+    forward = over_kinds(stage.layers, layer.forward)
     first = forward + stage.has_head * terms.head_forward[row]
     offload = _offload(problem, terms, layouts, layer)
     slowest, total = slowest + offload, total + offload
-    pipeline = pipeline_seconds(schedule, m, pp, vpp, total, slowest, deferrable)
-    waits = problem.framework.pipeline.waits_for_norm
-    waves, ahead = np.flatnonzero(terms.splits.waves[row]), np.flatnonzero(planned)
-    if len(waves):
-        columns = PipelineColumns(*(column[waves] for column in (schedule, m, pp)))
-        ends = total[waves], slowest[waves], first[waves] + send_recv[waves] / 2, deferrable[waves]
-        pipeline[waves] = wave_pipeline_seconds(columns, *ends, waits)
-    if len(ahead):
-        columns = PipelineColumns(*(column[ahead] for column in (schedule, m, pp)))
-        passes = np.array([first, slowest - first - deferrable, deferrable])[:, ahead]
-        share = weight_share(terms, layouts, stage)[ahead]
-        pipeline[ahead] = planned_pipeline_seconds(
-            columns, total[ahead], slowest[ahead], passes, terms.send_recv[row[ahead]], share, waits
-        )
+    passes = _Passes(total, slowest, first, deferrable, send_recv)
+    pipeline = _pipeline(passes, terms, layouts, stage, problem.framework.pipeline.waits_for_norm)
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
 
@@ -111,6 +99,40 @@ def step_times(
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
     return StepTimes(alone + waiting, np.concatenate([parts, waiting[None]]), stage, layer.hidden)
+
+
+class _Passes(NamedTuple):
+    """Seconds of one micro batch, arrays over layouts: on all stages and on the slowest one; of the latter the forward pass,
+    the weight gradients and the sends that it waits for."""
+
+    total: np.ndarray
+    slowest: np.ndarray
+    forward: np.ndarray
+    deferrable: np.ndarray
+    send_recv: np.ndarray
+
+
+def _pipeline(passes: _Passes, terms: SplitTerms, layouts: Layouts, stage: SlowestStage, waits: bool) -> np.ndarray:
+    """Return the seconds from the first forward to the last backward pass of a step, by each layout's schedule: [layouts].
+
+    waits: stages wait for each other at the end of a step.
+    """
+    splits, row = terms.splits, layouts.row
+    columns = PipelineColumns(splits.schedule[row], splits.num_micro_batches[row].astype(float), splits.pp[row])
+    total, slowest, forward, deferrable, send_recv = passes
+    found: np.ndarray = pipeline_seconds(*columns, splits.vpp[row], total, slowest, deferrable)
+    waves = np.flatnonzero(splits.waves[row])
+    if len(waves):
+        ends = total[waves], slowest[waves], (forward + send_recv / 2)[waves], deferrable[waves]
+        found[waves] = wave_pipeline_seconds(columns.take(waves), *ends, waits)
+    planned = np.flatnonzero(is_schedule(columns.schedule, *PLANNED))
+    if len(planned):
+        each = np.array([forward, slowest - forward - deferrable, deferrable])[:, planned]
+        late, share = terms.send_recv[row[planned]], weight_share(terms, layouts, stage)[planned]
+        found[planned] = planned_pipeline_seconds(
+            columns.take(planned), total[planned], slowest[planned], each, late, share, waits
+        )
+    return found
 
 
 def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np.ndarray:
