@@ -68,22 +68,25 @@ def _longest(schedule: str, pp: int, micro_batches: int, ratios: np.ndarray) -> 
     ratio: [ratios, 2, 3]."""
     line = simulate(schedule, [2.0] * pp, [4.0] * pp, micro_batches, 2, 0.0, [2.0] * pp)
     before = np.where(np.diff(line.stage, prepend=-1) == 0, np.arange(len(line.stage)) - 1, -1)
-    each = np.array([_COUNTS[kind] for kind in line.kind.tolist()])
+    kinds = np.searchsorted(_KINDS, line.kind)
+    each = _COUNTS[kinds]
     end = _ends(line, before, each @ np.column_stack([np.ones(len(ratios)), ratios]).T)
     first = np.flatnonzero(before < 0)
     final = np.append(first[1:], len(before)) - 1
     found = np.zeros((len(ratios), 2, 3))
+    needs, previous, kind = line.needs.tolist(), before.tolist(), kinds.tolist()  # a walk through lists is the fastest
     for r in range(len(ratios)):
-        last = end[final, r]
+        last, ends = end[final, r], end[:, r].tolist()
         whole, stage = int(np.argmax(last)), int(np.argmax(last - np.arange(pp)))
-        found[r, 0] = _path(int(final[whole]), end[:, r], before, line.needs, each)
-        found[r, 1] = _path(int(final[stage]), end[:, r], before, line.needs, each)
+        for i, at in enumerate((whole, stage)):
+            found[r, i] = _path(int(final[at]), ends, previous, needs, kind) @ _COUNTS
         found[r, 1, 0] -= stage  # a stage's span begins when its first input has passed the stages before it
     return found
 
 
-#: Passes of each kind as counts of F, B and W.
-_COUNTS = {"F": (1.0, 0.0, 0.0), "B": (0.0, 1.0, 0.0), "W": (0.0, 0.0, 1.0), "BW": (0.0, 1.0, 1.0)}
+_KINDS = np.array(["B", "BW", "F", "W"])
+#: Passes of these kinds as counts of F, B and W.
+_COUNTS = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
 
 
 def _ends(line: Timeline, before: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -100,11 +103,11 @@ def _ends(line: Timeline, before: np.ndarray, seconds: np.ndarray) -> np.ndarray
     return end
 
 
-def _path(at: int, end: np.ndarray, before: np.ndarray, needs: np.ndarray, each: np.ndarray) -> np.ndarray:
-    """Return the counts of F, B and W on the path that ends with pass ``at``."""
-    counts = np.zeros(3)
+def _path(at: int, end: list[float], before: list[int], needs: list[int], kind: list[int]) -> list[int]:
+    """Return how many passes of each kind are on the path that ends with pass ``at``."""
+    counts = [0] * len(_KINDS)
     while at >= 0:
-        counts += each[at]
-        previous, needed = int(before[at]), int(needs[at])
-        at = max(previous, needed) if min(previous, needed) < 0 else needed if end[needed] > end[previous] else previous
+        counts[kind[at]] += 1
+        previous, needed = before[at], needs[at]
+        at = max(previous, needed) if previous < 0 or needed < 0 else needed if end[needed] > end[previous] else previous
     return counts
