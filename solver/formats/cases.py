@@ -20,6 +20,7 @@ from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
+from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import WAVES, Strategy
 
 #: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
@@ -194,6 +195,25 @@ def _must_count_ends(framework: Framework, layers: int, chunks: int, given: Mapp
     return silent and offered and layers % chunks > 0 and (layers + 2) % chunks == 0
 
 
+def _dealt(values: Mapping[str, Any], model: ModelSpec, chunks: int, framework: Framework) -> dict[str, Any]:
+    """Return ``values`` with a layout string where ``chunks`` equal ones would not hold all layers and nothing says what does.
+
+    What is left over goes to the chunks after the first, one each, and not to the last, which has the head. Raises InputError
+    where the framework takes no layout string.
+    """
+    layers = model.num_hidden_layers
+    stated = any(key.startswith("num_layers_in_") for key in values) or values.get("pipeline_layout")
+    counted = sum(bool(values.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
+    if stated or values.get("vpp", 1) == 1 or (layers + counted) % chunks == 0:
+        return dict(values)
+    if counted or not framework.can_run.pipeline_layout or layers < chunks:
+        raise InputError(f"{layers} layers{f' and {counted} ends' * (counted > 0)} do not divide into {chunks} equal chunks")
+    share, rest = divmod(layers, chunks)
+    more = range(rest) if rest == chunks - 1 else range(1, rest + 1)
+    sizes = [share + (number in more) for number in range(chunks)]
+    return {**values, "pipeline_layout": layout_text(sizes, model.num_nextn_predict_layers)}
+
+
 def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Strategy:
     """Return the case's layout: its keys, then the framework's defaults, then Strategy's; each default is an assumption."""
     known = {field.name for field in fields(Strategy)}
@@ -243,6 +263,9 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     ]
     if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
         assumptions.append("sequence_parallel: false")
+    values = _dealt(values, model, pp * vpp, framework)
+    if "pipeline_layout" in values and "pipeline_layout" not in given:
+        assumptions.append(f"pipeline_layout: {values['pipeline_layout']} (layers dealt as evenly as possible)")
     strategy = Strategy(**values)
     assumptions += [f"left out of the estimate: {what}" for what in strategy.unmodelled]
     unread = sorted(set(run) - known - {"sequence_parallel", "global_batch_size"})

@@ -14,6 +14,7 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.cases import Case, case_of, read_cases
 from solver.report.validate import Prediction, as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
+from solver.spec.pipeline_layout import chunk_layers
 
 MODEL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
          "num_key_value_heads": 4, "vocab_size": 1000}  # fmt: skip
@@ -67,6 +68,21 @@ def test_missing_keys_are_assumed_and_reported() -> None:
     assert case_of(CASE).assumptions == tuple(a for a in case_of(CASE).assumptions if "network" not in a)
 
 
+@pytest.mark.parametrize(
+    ("layers", "vpp", "dealt"),
+    # of 10 layers embedding and loss can be counted as layers
+    [(11, 2, "Et*3|(t*3|)*2t*2L"), (9, 2, "Et*2|t*3|t*2|t*2L"), (10, 2, ""), (8, 2, ""), (7, 1, "")],
+)
+def test_layers_that_do_not_divide_into_chunks_are_dealt(layers: int, vpp: int, dealt: str) -> None:
+    # to frameworks that take a layout string; what is left over after the first chunk, and not to the last one
+    run = {**CASE["run"], "framework": "megatron-core", "vpp": vpp}
+    found = case_of({**CASE, "model": {**MODEL, "num_hidden_layers": layers}, "run": run})
+    assert found.strategy is not None and found.strategy.pipeline_layout == dealt
+    assert any("dealt as evenly" in text for text in found.assumptions) == bool(dealt)
+    if dealt:
+        assert sum(chunk_layers(dealt)) == layers
+
+
 def test_linears_have_the_biases_that_the_framework_gives_them() -> None:
     # Megatron-LM: unless --disable-bias-linear; a gated MLP belongs to a model without, and what is stated stands
     for model, framework, expected in (
@@ -84,6 +100,7 @@ def test_linears_have_the_biases_that_the_framework_gives_them() -> None:
     ("changes", "message"),
     [({"model": {"num_experts": 8}}, "experts"), ({"model": {"kv_lora_rank": 64}}, "latent"), ({"run": {"ep": 4}}, "experts"),
      ({"run": {"dp": 3}}, "world_size"), ({"run": {"pp": 16, "world_size": 64}}, "layers"),
+     ({"run": {"vpp": 3}}, "8 layers do not divide into 6 equal chunks"),
      ({"run": {"recompute": "some"}}, "recompute"), ({"model": {"hiden_size": 3}}, "hiden_size")],
 )  # fmt: skip
 def test_what_cannot_be_expressed_is_skipped_with_its_reason(changes: dict[str, Any], message: str) -> None:
