@@ -29,7 +29,7 @@ def bubble(schedule: str, pp: int, m: int, f: float, b: float, w: float, late: f
 
 @pytest.mark.parametrize(("schedule", "rate"), [("zb-1p", 0.1585), ("zb-2p", 0.0433)])
 def test_the_plan_has_the_bubble_that_its_authors_print(schedule: str, rate: float) -> None:
-    # table 5, 24 micro batches: the bubble's share of a step
+    # 24 micro batches: the bubble's share of a step, as their table of bubble rates has it
     f, b, w, late, share = OF_1_5B
     for idle in bubble(schedule, 8, 24, f, b, w, late, share):
         assert idle / (idle + 24 * (f + b + w)) == pytest.approx(rate, abs=5e-5)
