@@ -54,10 +54,11 @@ def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array,
 
     queries = dims["batch"] * seq_q * heads
     gradients = queries * shapes.model.qk_head_dim + dims["batch"] * seq_kv * kv_heads * _kv_dims(shapes)
+    written = {FORWARD: queries * shapes.model.value_head_dim, INPUT_GRAD: gradients}
     return [
         Op(name, MODULE, FLASH_ATTN, FORWARD, {**dims, "backward": False}, count=count, recomputed_by=ATTENTION_CORE),
         Op(name, MODULE, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count),
-        *filled(shapes, name, MODULE, {FORWARD: queries * shapes.model.value_head_dim, INPUT_GRAD: gradients}),
+        *filled(shapes, name, MODULE, written, count, ATTENTION_CORE),
     ]
 
 

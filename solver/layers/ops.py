@@ -52,18 +52,22 @@ def linear(
     ]  # fmt: skip
 
 
-def filled(shapes: Shapes, name: str, module: str, elements: Mapping[str, Array]) -> list[Op]:
+def filled(
+    shapes: Shapes, name: str, module: str, elements: Mapping[str, Array], count: Array = 1.0,
+    recomputed_by: tuple[Recompute, ...] = WHOLE_LAYER,
+) -> list[Op]:  # fmt: skip
     """Return the kernels that fill the new tensors of each pass before it writes them, in deterministic runs.
 
     Source: torch.utils.deterministic.fill_uninitialized_memory, which torch.use_deterministic_algorithms turns on. elements: of
-    these tensors, by pass. Of tensors that kernels of torch itself write nothing is filled.
+    these tensors, by pass. Of tensors that kernels of torch itself write nothing is filled. count, recomputed_by: as of the op
+    that writes them.
     """
     if not shapes.run.deterministic:
         return []
     return [
-        Op(f"{name}.fill", module, MEMORY_BOUND, phase, {"bytes": 1.0 * count * shapes.element}, variant="copy", launches=0.0,
-           recomputed_by=WHOLE_LAYER if phase == FORWARD else ())
-        for phase, count in elements.items()
+        Op(f"{name}.fill", module, MEMORY_BOUND, phase, {"bytes": 1.0 * new * shapes.element}, count=count, variant="copy",
+           launches=0.0, recomputed_by=recomputed_by if phase == FORWARD else ())
+        for phase, new in elements.items()
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
-from solver.step.problem import Problem
+from solver.step.problem import Problem, attention_generation
 from solver.step.solutions import Solutions, estimate_layouts
 
 #: A setting that changes the step by less does not matter.
@@ -40,9 +40,10 @@ def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem,
     """Yield (words, problem, layout) of every setting that this run could have otherwise."""
     framework, device = problem.framework, problem.cost.device
     if layout.attention == "flash" and device.flash_version > 2:
-        second = framework.kernels.flash_attention == 2
+        second = attention_generation(problem.run, problem.cost) == 2
         version, words = (0, f"of generation {device.flash_version}") if second else (2, "2")
-        yield f"attention is FlashAttention {words}", replace(problem, cost=problem.cost.with_flash_version(version)), layout
+        cost = problem.cost.with_flash_version(version, problem.run.deterministic)
+        yield f"attention is FlashAttention {words}", replace(problem, cost=cost), layout
     if layout.recompute == "none" and "full" in framework.can_run.recompute:
         yield "all layers are recomputed", problem, layout.replace(recompute="full")
     for words, change in _flags(problem, layout):

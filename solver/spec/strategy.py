@@ -128,9 +128,8 @@ class Strategy:
     gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does
     compile: bool = False
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
-    deterministic: bool = (
-        False  #: attention, memory of new tensors and cuBLAS's workspaces as torch's deterministic mode has them
-    )
+    #: Attention, memory of new tensors and cuBLAS's workspaces are as torch's deterministic mode has them.
+    deterministic: bool = False
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
     optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
     optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it

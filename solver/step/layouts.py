@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from solver.layers.program import LayerKeys
-from solver.schedule.kinds import is_schedule
+from solver.schedule.kinds import PLANNED, is_schedule
 from solver.spec.strategy import SCHEDULES, WAVES, Recompute, Strategy, TpMode
 from solver.step.distinct import distinct
 
@@ -72,6 +72,12 @@ class Splits:
     def waves(self) -> np.ndarray:
         """Whether the schedule is V-shaped: bool [splits]."""
         found: np.ndarray = is_schedule(self.schedule, *WAVES)
+        return found
+
+    @property
+    def planned(self) -> np.ndarray:
+        """Whether the schedule is planned from measured times: bool [splits]."""
+        found: np.ndarray = is_schedule(self.schedule, *PLANNED)
         return found
 
     @property

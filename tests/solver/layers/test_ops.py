@@ -72,6 +72,8 @@ def test_deterministic_runs_fill_new_tensors_before_they_are_written() -> None:
     assert filled["attention.fill.input_grad"] == 32 * (64 + 2 * 32) * 2  # of queries, keys and values
     fp32 = ops_of("mtp", 1, framework="megatron-core", grad_dtype="fp32", deterministic=True)
     assert np.all(fp32["wqkv.fill.weight_grad"].dims["bytes"] == 0)
+    # a ring of one rank takes no further step, and fills nothing for it
+    assert float(np.ravel(ops["attention.step.fill.forward"].count)[0]) == 0
     assert not any("fill" in label for label in ops_of("mtp", 1, framework="megatron-core"))
 
 
