@@ -18,7 +18,7 @@ from solver.api import estimate, load_problem
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, MEMORY_BOUND, WEIGHT_GRAD, Op
 from solver.schedule.critical_paths import wave_in_flight
 from solver.schedule.event_simulation import simulate
-from solver.schedule.kinds import PLANNED
+from solver.schedule.kinds import AUTOMATIC
 from solver.spec.strategy import WAVES
 from solver.step.solutions import Solutions
 
@@ -161,7 +161,7 @@ def trace_rows() -> list[list[str]]:
 def bubble_rows() -> list[list[str]]:
     """Return bubble (share of the work) and micro batches in flight of each schedule, and how far the closed form is off."""
     rows = []
-    for name in ("1f1b", "interleaved", "zb-h1", *PLANNED, *WAVES):
+    for name in ("1f1b", "interleaved", "zb-h1", *AUTOMATIC, *WAVES):
         vpp = 2 if name in (*WAVES, "interleaved") else 1
         cells = []
         for pp, m in ((4, 16), (8, 32), (16, 32)):

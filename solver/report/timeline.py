@@ -10,7 +10,7 @@ import numpy as np
 from profiler.errors import InputError
 from solver.report.terminal import describe
 from solver.schedule.event_simulation import Timeline, simulate
-from solver.schedule.kinds import PLANNED, part_of, splits_backward
+from solver.schedule.kinds import AUTOMATIC, part_of, splits_backward
 from solver.spec.strategy import SCHEDULES, WAVES
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.solutions import Solutions
@@ -63,7 +63,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         raise InputError(f"a step of {passes:,} passes is too long to draw, {MAX_PASSES:,} at most; fix fewer micro batches")
     forward, backward, weight = _chunk_seconds(solutions, index, pp, vpp, schedule)
     row = int(solutions.layouts.row[index])
-    overlapped = schedule in PLANNED or (solutions.problem.run.p2p_overlap and schedule == "interleaved")
+    overlapped = schedule in AUTOMATIC or (solutions.problem.run.p2p_overlap and schedule == "interleaved")
     sends = 1.0 if overlapped else solutions.problem.framework.pipeline.blocking_sends / 2
     send = float(solutions.terms.send_recv[row]) * sends
     share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])
@@ -83,7 +83,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         before,
         after,
         float(solutions.times.seconds[index]),
-        solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*PLANNED, *WAVES),
+        solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *WAVES),
     )
 
 

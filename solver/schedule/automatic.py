@@ -19,12 +19,12 @@ from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, is_schedule
 _EPSILON = 1e-9
 
 
-def planned_limit(schedule: Any, pp: Any) -> Any:
+def automatic_limit(schedule: Any, pp: Any) -> Any:
     """Return the micro batches whose activations a stage may hold; schedule: a name or codes."""
     return np.where(is_schedule(schedule, "zb-2p"), 2 * np.asarray(pp), pp)
 
 
-def planned_bubble(schedule: Any, micro_batches: Any, pp: Any, passes: Any, transfer: Any, weight_share: Any) -> np.ndarray:
+def automatic_bubble(schedule: Any, micro_batches: Any, pp: Any, passes: Any, transfer: Any, weight_share: Any) -> np.ndarray:
     """Return the seconds that equal stages idle in a step, from a stage's first pass to its last; all arguments broadcast.
 
     passes: seconds of F, B (input gradient) and W, shape [3, ...]. transfer: seconds by which a message is late.
@@ -37,7 +37,7 @@ def planned_bubble(schedule: Any, micro_batches: Any, pp: Any, passes: Any, tran
     """
     m, n, (f, b, w) = np.asarray(micro_batches), np.asarray(pp) - 1, passes
     loop = n * (f + b + 2 * transfer)
-    limit = planned_limit(schedule, pp)
+    limit = automatic_limit(schedule, pp)
     within = loop - (np.minimum(m, pp) - 1) * np.minimum(w, f + 2 * transfer) + np.where(m > pp, n * 2 * transfer, 0.0)
     postponed = np.minimum(m - 1, np.floor((limit - 1) / np.maximum(weight_share, _EPSILON) + _EPSILON))
     beyond = np.maximum(loop - (np.minimum(m, limit) - 1) * f, loop - postponed * w)
@@ -45,7 +45,7 @@ def planned_bubble(schedule: Any, micro_batches: Any, pp: Any, passes: Any, tran
     return found
 
 
-def planned_orders(
+def automatic_orders(
     schedule: str, micro_batches: int, passes: np.ndarray, transfer: float = 0.0, weight_share: float = 1.0
 ) -> list[np.ndarray]:
     """Return each stage's passes in order, as solver.schedule.op_orders.stage_order. passes: as above, shape [3, stages].
@@ -60,7 +60,7 @@ def planned_orders(
 def _planned(
     schedule: str, micro_batches: int, seconds: tuple[tuple[float, ...], ...], transfer: float, weight_share: float
 ) -> tuple[np.ndarray, ...]:
-    limit = float(planned_limit(schedule, len(seconds[0])))
+    limit = float(automatic_limit(schedule, len(seconds[0])))
     plans = [
         _Plan(seconds, micro_batches, transfer, weight_share, limit).make(*choices)
         for choices in product((True, False), repeat=3)

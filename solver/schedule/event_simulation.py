@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from solver.schedule.automatic import planned_orders
-from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT, WHOLE, part_of, splits_backward
+from solver.schedule.automatic import automatic_orders
+from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, part_of, splits_backward
 from solver.schedule.op_orders import check_schedule, stage_order
 from solver.spec.strategy import WAVES
 
@@ -92,7 +92,7 @@ def simulate(
     only. transfer: seconds to send one chunk's activation or gradient to another stage. blocking: the sender waits for it, so
     that its pass is ``transfer`` longer (Megatron's default: between two passes it sends and receives in one batch, at the same
     time); otherwise it only delays the receiver. weight_share: of a micro batch's activations, what its weight gradient still
-    needs when its input gradient is done; what planned schedules (zb-1p, zb-2p) hold depends on it. Raises InputError for
+    needs when its input gradient is done; what automatic schedules (zb-1p, zb-2p) hold depends on it. Raises InputError for
     invalid times or schedules.
     """
     stages = len(np.atleast_1d(forward))
@@ -100,8 +100,8 @@ def simulate(
     times = _pass_seconds(schedule, forward, backward, weight_grad, vpp)
     if not (np.isfinite(transfer) and transfer >= 0):
         raise InputError(f"transfer is {transfer} seconds; it must be a number of at least 0")
-    if schedule in PLANNED:
-        orders = planned_orders(schedule, micro_batches, times[:WHOLE, :, 0], 0.0 if blocking else transfer, weight_share)
+    if schedule in AUTOMATIC:
+        orders = automatic_orders(schedule, micro_batches, times[:WHOLE, :, 0], 0.0 if blocking else transfer, weight_share)
     else:
         orders = [stage_order(schedule, stage, stages, micro_batches, vpp) for stage in range(stages)]
         weight_share = 1.0

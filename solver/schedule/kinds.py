@@ -12,7 +12,7 @@ from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
 #: schedule that splits others.
 FORWARD, BACKWARD, WEIGHT, WHOLE = 0, 1, 2, 3
 #: Planned from measured times (solver.schedule.automatic): their orders have no closed form.
-PLANNED = ("zb-1p", "zb-2p")
+AUTOMATIC = ("zb-1p", "zb-2p")
 
 
 def is_schedule(schedule: Any, *names: str) -> Any:

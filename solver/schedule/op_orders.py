@@ -1,7 +1,7 @@
 """The order in which each pipeline stage runs its forward, backward and weight-gradient passes, by schedule.
 
 An order is an int64 array of shape [passes, 3] with the columns kind, chunk, micro batch. It depends on the stage, the number
-of stages and the number of micro batches, and but for the planned ones never on how long a pass takes. Frameworks work the
+of stages and the number of micro batches, and but for the automatic ones never on how long a pass takes. Frameworks work the
 same way, so unequal stages wait.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.errors import InputError
-from solver.schedule.automatic import planned_orders
-from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT, splits_backward
+from solver.schedule.automatic import automatic_orders
+from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, splits_backward
 from solver.schedule.wave_orders import wave_order
 from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken
 
@@ -47,8 +47,8 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
         return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
     if vpp > 1:
         return _one_by_one(_passes(micro_batches, stages, vpp), 2 * behind + (vpp - 1) * stages)
-    if schedule in PLANNED:
-        return planned_orders(schedule, micro_batches, np.ones((3, stages)))[stage]
+    if schedule in AUTOMATIC:
+        return automatic_orders(schedule, micro_batches, np.ones((3, stages)))[stage]
     if splits_backward(schedule):
         return _with_weights(micro_batches, behind, stage)
     return _one_by_one(_passes(micro_batches, stages, 1), behind)

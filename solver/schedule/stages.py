@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from solver.schedule.automatic import planned_bubble, planned_limit
+from solver.schedule.automatic import automatic_bubble, automatic_limit
 from solver.schedule.critical_paths import wave_in_flight, wave_seconds
-from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
+from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
 from solver.spec.strategy import SCHEDULES, WAVES
 
@@ -111,27 +111,27 @@ def pipeline_seconds(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, total
     weight-gradient seconds of the slowest stage (used by zero-bubble schedules only). 1F1B and GPipe: total + (m - 1) * slowest
     (exact where the slowest stage is the last or all are equal); interleaving shortens filling and draining by vpp (Narayanan
     et al. 2021, arXiv 2104.04473). ZB-H1 (Qi et al. 2023, arXiv 2401.10241, table 2, where B is the input gradient): the bubble
-    is (pp - 1)(F + B - W), so 2 W of 1F1B's are filled. Others: ``planned_pipeline_seconds``, ``wave_pipeline_seconds``.
+    is (pp - 1)(F + B - W), so 2 W of 1F1B's are filled. Others: ``automatic_pipeline_seconds``, ``wave_pipeline_seconds``.
     """
     bubble = (total - slowest) / vpp
     filled = is_schedule(schedule, "zb-h1") * (pp - 1) * 2.0 * deferrable
     return micro_batches * slowest + np.where(filled > 0, np.maximum(bubble - filled, 0.0), bubble)
 
 
-def planned_pipeline_seconds(
+def automatic_pipeline_seconds(
     splits: PipelineColumns, total: Any, slowest: Any, passes: np.ndarray, transfer: Any, weight_share: Any, waits: bool
 ) -> Any:
-    """Return the same for layouts of planned schedules (zb-1p, zb-2p): arrays of shape [layouts].
+    """Return the same for layouts of automatic schedules (zb-1p, zb-2p): arrays of shape [layouts].
 
     passes: seconds of F, B and W on the slowest stage, [3, layouts]. transfer: seconds by which a message is late. waits: the
     stages wait for each other at the end of a step, so the last one's later begin counts.
 
-    The bubble is planned_bubble's where stages are equal. Of unequal ones the faster wait for the slowest anyway, and how much
+    The bubble is automatic_bubble's where stages are equal. Of unequal ones the faster wait for the slowest anyway; how much
     of the bubble falls into that lies between nothing, so that the bubble is the others' on average, and all, so that stages
     as fast as the average need no more time; the middle is taken (within 2% on average, a test compares with the simulation).
     """
     schedule, m, pp = splits
-    share = planned_bubble(schedule, m, pp, passes, transfer, weight_share) / slowest
+    share = automatic_bubble(schedule, m, pp, passes, transfer, weight_share) / slowest
     others = (total - slowest) / np.maximum(pp - 1, 1)
     apart = m * slowest + share * others
     hidden = np.maximum(m * slowest, total / pp * (m + share))
@@ -170,8 +170,8 @@ def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any
     GPipe: all m. Zero bubble delays weight gradients, so every stage holds pp (ZB-2p: 2 pp). V-shaped: counted.
     """
     pp, vpp, m, stage = (np.asarray(values) for values in (pp, vpp, micro_batches, stage))
-    delayed = planned_limit(schedule, pp) + 0 * stage
-    zero_bubble = is_schedule(schedule, "zb-h1", *PLANNED)
+    delayed = automatic_limit(schedule, pp) + 0 * stage
+    zero_bubble = is_schedule(schedule, "zb-h1", *AUTOMATIC)
     plain = np.where(zero_bubble, delayed, np.where(is_schedule(schedule, "gpipe"), m, pp - stage))
     chunks = 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1
     found = np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)

@@ -113,7 +113,7 @@ class Pipeline:
     #: What the framework calls ZeRO-3 keeps gathered weights and whole gradients between the micro batches of a pipeline.
     keeps_weights: bool = False
     #: No stage updates its weights before the norm of all gradients is known; otherwise it does, and corrects that afterwards
-    #: (optimizer post-validation of the zero-bubble authors). Of V-shaped and planned schedules.
+    #: (optimizer post-validation of the zero-bubble authors). Of V-shaped and automatic schedules.
     waits_for_norm: bool = True
     #: A run that states no micro batches has as many as the pipeline has stages.
     micro_batches_as_stages: bool = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from solver.layers.program import LayerKeys
-from solver.schedule.kinds import PLANNED, is_schedule
+from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.spec.strategy import SCHEDULES, WAVES, Recompute, Strategy, TpMode
 from solver.step.distinct import distinct
 
@@ -75,9 +75,9 @@ class Splits:
         return found
 
     @property
-    def planned(self) -> np.ndarray:
-        """Whether the schedule is planned from measured times: bool [splits]."""
-        found: np.ndarray = is_schedule(self.schedule, *PLANNED)
+    def automatic(self) -> np.ndarray:
+        """Whether the schedule is automatic: planned from measured times: bool [splits]."""
+        found: np.ndarray = is_schedule(self.schedule, *AUTOMATIC)
         return found
 
     @property

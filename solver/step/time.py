@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.schedule.stages import PipelineColumns, pipeline_seconds, planned_pipeline_seconds, wave_pipeline_seconds
+from solver.schedule.stages import PipelineColumns, automatic_pipeline_seconds, pipeline_seconds, wave_pipeline_seconds
 from solver.step.layouts import Layouts
 from solver.step.offload import exposed_transfer
 from solver.step.op_estimates import STREAMS
@@ -59,9 +59,9 @@ def step_times(
     # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
     # chunks are exposed
     overlapped = (vpp > 1) & run.p2p_overlap & ~terms.splits.waves[row]
-    # planned schedules wait for a message where they need it
+    # automatic schedules wait for a message where they need it
     blocking = problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row]
-    send_recv = np.where(overlapped | terms.splits.planned[row], 0.0, blocking)
+    send_recv = np.where(overlapped | terms.splits.automatic[row], 0.0, blocking)
 
     limit = recomputed_limit(problem, layouts)
     head_recompute = np.where(limit > 0, terms.head_recompute[layouts.recompute, row], 0.0)
@@ -124,12 +124,12 @@ def _pipeline(passes: _Passes, terms: SplitTerms, layouts: Layouts, stage: Slowe
     if len(waves):
         ends = total[waves], slowest[waves], (forward + send_recv / 2)[waves], deferrable[waves]
         found[waves] = wave_pipeline_seconds(columns.take(waves), *ends, waits)
-    planned = np.flatnonzero(splits.planned[row])
-    if len(planned):
-        each = np.array([forward, slowest - forward - deferrable, deferrable])[:, planned]
-        late, share = terms.send_recv[row[planned]], weight_share(terms, layouts, stage)[planned]
-        found[planned] = planned_pipeline_seconds(
-            columns.take(planned), total[planned], slowest[planned], each, late, share, waits
+    automatic = np.flatnonzero(splits.automatic[row])
+    if len(automatic):
+        each = np.array([forward, slowest - forward - deferrable, deferrable])[:, automatic]
+        late, share = terms.send_recv[row[automatic]], weight_share(terms, layouts, stage)[automatic]
+        found[automatic] = automatic_pipeline_seconds(
+            columns.take(automatic), total[automatic], slowest[automatic], each, late, share, waits
         )
     return found
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from solver.schedule.automatic import planned_bubble, planned_limit, planned_orders
+from solver.schedule.automatic import automatic_bubble, automatic_limit, automatic_orders
 from solver.schedule.event_simulation import in_flight, simulate
-from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT
-from solver.schedule.stages import PipelineColumns, planned_pipeline_seconds
+from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT
+from solver.schedule.stages import PipelineColumns, automatic_pipeline_seconds
 from solver.spec.strategy import SCHEDULES
 
 few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -23,7 +23,7 @@ OF_1_5B = (18.522, 18.086, 9.337, 0.601, 32 * 2304 / (34 * 2304 + 5 * 24 * 1024)
 def bubble(schedule: str, pp: int, m: int, f: float, b: float, w: float, late: float, share: float) -> tuple[float, float]:
     """Return the idle seconds of the longest stage of the plan, and of the closed form."""
     line = simulate(schedule, [f] * pp, [b + w] * pp, m, 1, late, [w] * pp, False, share)
-    form = planned_bubble(schedule, m, pp, np.array([f, b, w]), late, share)
+    form = automatic_bubble(schedule, m, pp, np.array([f, b, w]), late, share)
     return float(line.span.max()) - m * (f + b + w), float(form)
 
 
@@ -37,7 +37,7 @@ def test_the_plan_has_the_bubble_that_its_authors_print(schedule: str, rate: flo
 
 @few
 @given(
-    st.sampled_from(PLANNED), st.integers(2, 8), st.integers(1, 5), st.floats(0.7, 2.2), st.floats(0.3, 1.1),
+    st.sampled_from(AUTOMATIC), st.integers(2, 8), st.integers(1, 5), st.floats(0.7, 2.2), st.floats(0.3, 1.1),
     st.floats(0, 0.1), st.floats(0.15, 1.0),
 )  # fmt: skip
 def test_the_closed_form_is_close_to_the_plan(
@@ -54,18 +54,23 @@ def test_the_closed_form_is_close_to_the_plan(
 
 @few
 @given(
-    st.sampled_from(PLANNED), st.integers(1, 6), st.integers(1, 20), st.floats(0.5, 2.5), st.floats(0.2, 1.2), st.floats(0.2, 1)
+    st.sampled_from(AUTOMATIC),
+    st.integers(1, 6),
+    st.integers(1, 20),
+    st.floats(0.5, 2.5),
+    st.floats(0.2, 1.2),
+    st.floats(0.2, 1),
 )
 def test_a_plan_runs_each_pass_once_and_stays_within_memory(
     schedule: str, pp: int, m: int, b: float, w: float, share: float
 ) -> None:
-    orders = planned_orders(schedule, m, np.array([[1.0] * pp, [b] * pp, [w] * pp]), 0.05, share)
+    orders = automatic_orders(schedule, m, np.array([[1.0] * pp, [b] * pp, [w] * pp]), 0.05, share)
     for order in orders:
         for kind in (FORWARD, BACKWARD, WEIGHT):
             assert order[order[:, 0] == kind, 2].tolist() == list(range(m))
         counts = np.cumsum(np.eye(3)[order[:, 0]], axis=0)
         assert (counts[:, FORWARD] >= counts[:, BACKWARD]).all() and (counts[:, BACKWARD] >= counts[:, WEIGHT]).all()
-    assert in_flight(schedule, orders, 1, share).max() <= planned_limit(schedule, pp) + 1e-9
+    assert in_flight(schedule, orders, 1, share).max() <= automatic_limit(schedule, pp) + 1e-9
 
 
 def test_the_limit_is_reached_where_micro_batches_suffice() -> None:
@@ -75,14 +80,14 @@ def test_the_limit_is_reached_where_micro_batches_suffice() -> None:
 
 
 def test_more_memory_never_costs_and_all_of_it_leaves_no_bubble() -> None:
-    one, two = (planned_bubble(name, 64, 8, np.array([1.1, 1.1, 0.8]), 0.0, 0.4) for name in PLANNED)
+    one, two = (automatic_bubble(name, 64, 8, np.array([1.1, 1.1, 0.8]), 0.0, 0.4) for name in AUTOMATIC)
     assert one == pytest.approx(7 * (1.1 + 1.1 - 0.8)) and two == 0.0
 
 
 def test_uneven_stages_stay_within_the_documented_error() -> None:
     """Of a step's time, against the simulation: stages that differ by up to a third."""
     rng = np.random.default_rng(0)
-    errors: dict[str, list[float]] = {name: [] for name in PLANNED}
+    errors: dict[str, list[float]] = {name: [] for name in AUTOMATIC}
     for _ in range(60):
         pp, rounds = int(rng.choice([2, 4, 8])), int(rng.choice([2, 3, 6]))
         m, f = rounds * pp, rng.uniform(0.75, 1.0, pp)
@@ -90,10 +95,10 @@ def test_uneven_stages_stay_within_the_documented_error() -> None:
         late, share = rng.uniform(0, 0.05), rng.uniform(0.3, 1.0)
         busy = f + b + w
         slow = int(busy.argmax())
-        for name in PLANNED:
+        for name in AUTOMATIC:
             columns = PipelineColumns(np.array([SCHEDULES.index(name)]), np.array([m]), np.array([pp]))
             passes = np.array([f, b, w])[:, slow, None]
-            form = planned_pipeline_seconds(columns, busy.sum()[None], busy.max()[None], passes, late, share, False)
+            form = automatic_pipeline_seconds(columns, busy.sum()[None], busy.max()[None], passes, late, share, False)
             line = simulate(name, f, b + w, m, 1, late, w, False, share)
             errors[name].append(float(form[0]) / line.span.max() - 1)
     for name, mean, low, high in (("zb-1p", 0.02, -0.05, 0.08), ("zb-2p", 0.02, -0.05, 0.08)):

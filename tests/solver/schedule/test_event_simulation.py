@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from profiler.errors import InputError
 from solver.schedule import event_simulation
 from solver.schedule.event_simulation import Timeline, simulate
-from solver.schedule.kinds import BACKWARD, FORWARD, PLANNED, WEIGHT, part_of
+from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, part_of
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, pipeline_seconds, stage_layers
 from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
@@ -113,7 +113,7 @@ def test_invariants_of_every_schedule(pipeline: Pipeline, transfer: float, block
     assert (line.start[1:][same] >= line.end[:-1][same] - 1e-12).all()  # a stage runs one pass at a time
     counts = {kind: sum(kind in ran for ran in line.kind.tolist()) for kind in "FBW"}
     assert counts == {"F": f.size * m, "B": f.size * m, "W": f.size * m * (schedule in SPLIT_BACKWARD)}
-    if schedule in PLANNED:  # plans are searched for, so more or slower passes may happen to have a better one
+    if schedule in AUTOMATIC:  # plans are searched for, so more or slower passes may happen to have a better one
         return
     more = simulate(schedule, f, b, m + (len(f) if vpp > 1 else 1), vpp, transfer, w, blocking)
     assert more.makespan >= line.makespan - 1e-9  # more work never ends earlier
