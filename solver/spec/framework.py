@@ -85,6 +85,10 @@ class DataParallel:
     #: FSDP: copies of all-gathered weights, and of whole gradients, between parameters and buffers (each a read and a write).
     all_gather_copies: float = 0.0
     reduce_scatter_copies: float = 0.0
+    #: ZeRO-3 gathers and reduces tensor by tensor and waits for the device before each; what recomputation has gathered is
+    #: gathered again for the gradients. Otherwise it does so layer by layer, beside compute.
+    zero3_by_tensor: bool = False
+    list_seconds_per_rank: float = 0.0  #: host time of such a collective per rank of its group: lists of views, copied singly
     partitions_whole_tensors: bool = False  #: ZeRO assigns whole tensors to ranks, so that one rank updates the largest tensor
     tensors_per_layer: int = 7  #: five or so linears and two norms
     #: Gradients of further micro batches are added inside the weight-gradient GEMM (under FSDP: to shards); otherwise a kernel

@@ -148,12 +148,12 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     shares = partitioned_elements(problem, splits, groups)
     for name, group in groups.items():
         shard, count = shard_ranks(group.size, splits.zero_shard_size), buckets(framework, group.elements, group.size)
-        ops += _group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
-        ops += _copies("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
+        ops += group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
+        ops += copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
         scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
-        ops += _copies("gradients.reduce_scatter", group.elements * scattered, group)
+        ops += copy_ops("gradients.reduce_scatter", group.elements * scattered, group)
         width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
-        ops += _gather("parameters.all_gather", sync.param_collective, group.elements * width, group, shard, count, problem)
+        ops += gather_ops("parameters.all_gather", sync.param_collective, group.elements * width, group, shard, count, problem)
         if kept is not None and name != OTHERS:
             ops.append(Op("weight_casts", "optimizer", MEMORY_BOUND, "step", {"bytes": group.elements * kept.cast},
                           variant="quantize"))  # fmt: skip
@@ -182,31 +182,6 @@ def adam_bytes(problem: Problem) -> float:
     """Return the memory traffic of an Adam step per parameter: narrower moments are read and written in fewer bytes."""
     saved = 2 * 2 * (MOMENTS["fp32"] - MOMENTS[problem.run.optimizer_states])
     return problem.framework.data_parallel.optimizer_bytes_per_parameter - saved
-
-
-def fsdp_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
-    """Return the ZeRO-3 messages of a layer of each kind (layer0.*, ...) and of embedding, head and final norm (root.*).
-
-    Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
-    """
-    sizes, sync = problem.element_bytes, problem.framework.data_parallel
-    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
-    root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
-    ops: list[Op] = []
-    groups = parameter_groups(problem, table, key, splits)
-    held = [("root", root, groups[OTHERS])]
-    for kind, part in enumerate(table.layers):
-        experts = part.parameters_of[EXPERTS][key]
-        held.append((f"layer{kind}", part.parameters[key] - experts, groups[LINEARS]))
-        if EXPERTS in groups:
-            held.append((f"layer{kind}", experts, groups[EXPERTS]))
-    for name, elements, group in held:
-        shard = shard_ranks(group.size, splits.zero_shard_size)
-        ops += _gather(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, 1.0, problem)
-        ops += _group_ops(problem, name, elements * sizes.gradient, group, shard, 1.0, whole=False)
-        ops += _copies(f"{name}.all_gather", elements * sizes.activation * sync.all_gather_copies, group)
-        ops += _copies(f"{name}.reduce_scatter", elements * sizes.gradient * sync.reduce_scatter_copies, group)
-    return ops
 
 
 def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
@@ -249,7 +224,7 @@ def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.n
     return Op(name, "data parallel", op, "step", message(size / count, place), "dp", count=np.where(ranks > 1, count, 0.0))
 
 
-def _group_ops(
+def group_ops(
     problem: Problem, name: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float,
     whole: bool = True,
 ) -> list[Op]:  # fmt: skip
@@ -270,7 +245,7 @@ def _group_ops(
     return ops
 
 
-def _copies(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
+def copy_ops(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
     """Copies of ``size`` bytes, read and written, that belong to the message ``name``; none where nothing is sent or copied."""
     if not np.any(size):
         return []
@@ -278,7 +253,7 @@ def _copies(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
     return [Op(name, "data parallel", MEMORY_BOUND, "step", {"bytes": size}, count=there, variant="copy")]
 
 
-def _gather(
+def gather_ops(
     name: str, how: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float, problem: Problem
 ) -> list[Op]:
     """Parameters of ``size`` bytes inside the shard group: all-gathered at once, or each rank broadcasts its part in turn.

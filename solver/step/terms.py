@@ -10,9 +10,10 @@ from solver.step.distinct import distinct
 from solver.step.layouts import Splits
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.problem import LayerTable, Problem
+from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
 from solver.step.side_stream import SideStreamWork, side_stream_work
 from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import fsdp_ops, send_recv_ops, stages_of, synchronisation_ops, tied_embedding_op
+from solver.step.step_ops import send_recv_ops, stages_of, synchronisation_ops, tied_embedding_op
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,7 @@ class SplitTerms:
     all_reduce: SideStreamWork  #: [S] of gradients over all copies
     reduce_scatter: SideStreamWork  #: [S] of gradients inside shard groups and across
     all_gather: SideStreamWork  #: [S] of parameters inside shard groups
-    layer_all_gather: tuple[SideStreamWork, ...]  #: [S] FSDP: parameters of one layer of each kind
-    layer_reduce_scatter: tuple[SideStreamWork, ...]
-    root: np.ndarray  #: [S] FSDP: all-gather and reduce-scatter of embedding and head
+    sharded: ShardedWeights
     accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a separate kernel does it
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
@@ -63,7 +62,7 @@ def estimate_synchronisation(problem: Problem, table: LayerTable, key: np.ndarra
     """Return the estimated once-per-step ops of ``splits``; shape [ops, splits]."""
     ops = [
         *synchronisation_ops(problem, table, key, splits),
-        *fsdp_ops(problem, table, key, splits),
+        *sharded_weight_ops(problem, table, key, splits),
         tied_embedding_op(problem, table, key, splits),
     ]
     return estimate_ops(ops, len(splits), problem.cost)
@@ -88,7 +87,6 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.pp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
     layers, embedding, head = [part.times for part in table.layers], table.embedding.times, table.head.times
-    kinds = range(len(layers))
 
     def once(*names: str) -> np.ndarray:
         return sum((sync.row(name) for name in names), np.zeros(len(first)))[group]
@@ -119,9 +117,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
         all_gather=side("parameters.all_gather"),
-        layer_all_gather=tuple(side(f"layer{kind}.all_gather") for kind in kinds),
-        layer_reduce_scatter=tuple(side(f"layer{kind}.reduce_scatter") for kind in kinds),
-        root=once("root.all_gather", "root.reduce_scatter"),
+        sharded=sharded_weights(problem, sync, group, splits),
         accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding", "gradient_buffer", *(["weight_casts"] if problem.weight_recipe else [])),
         synchronisation=sync, synchronisation_row=group,

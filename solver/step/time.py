@@ -12,6 +12,7 @@ from solver.step.layouts import Layouts
 from solver.step.offload import exposed_transfer
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Problem
+from solver.step.sharded_weights import exposed_by_sharding
 from solver.step.side_stream import SideStreamWork
 from solver.step.stage_kinds import over_kinds
 from solver.step.step_ops import buckets
@@ -174,12 +175,10 @@ def _layer_seconds(terms: SplitTerms, layouts: Layouts, overlaps_exchange: bool)
     row = layouts.row
     forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
     recompute = terms.recompute[:, layouts.recompute, row]
-    fsdp, root = _fsdp(terms, layouts, forward, backward)
-    fsdp_recomputing, _ = _fsdp(terms, layouts, forward, backward + recompute)
+    fsdp, fsdp_recomputing, root = exposed_by_sharding(terms.sharded, layouts, forward, backward, recompute)
     hidden = _hidden_exchange(terms, layouts, forward + backward) if overlaps_exchange else np.zeros(forward.shape)
-    # a recomputed layer runs its forward pass again, which overlaps with more of its all-gathers
-    once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing - fsdp
-    return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing - fsdp, hidden, once, recomputing), root
+    once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing
+    return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing, hidden, once, recomputing), root
 
 
 def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray) -> np.ndarray:
@@ -248,27 +247,6 @@ def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: _Laye
         return np.zeros(len(layouts))
     moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), layouts.row)
     return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, 0, layouts.row], layer.forward, layer.backward))
-
-
-def _fsdp(terms: SplitTerms, layouts: Layouts, forward: np.ndarray, backward: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exposed seconds of ZeRO-3 per layer of each kind and micro batch, [kinds, layouts], and of embedding and head,
-    [layouts]; zero for other layouts.
-
-    A layer's parameters are all-gathered while the layer before it computes, in forward and again in backward, where the
-    gradients of the layer after it are reduce-scattered at the same time; that these are of the same kind is an approximation.
-    Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277).
-    """
-    layer, root = np.zeros(forward.shape), np.zeros(len(layouts))
-    chosen = np.flatnonzero(layouts.zero == 3)
-    if len(chosen):
-        row = layouts.row[chosen]
-        for kind in range(len(forward)):
-            gather, scatter = terms.layer_all_gather[kind].take(row), terms.layer_reduce_scatter[kind].take(row)
-            under = gather.overlapped_with(forward[kind, chosen])
-            layer[kind, chosen] = under + (gather + scatter).overlapped_with(backward[kind, chosen])
-        # no compute runs before the first layer's all-gather
-        root[chosen] = terms.root[row] + terms.layer_all_gather[0].communication[row]
-    return layer, root
 
 
 def _synchronisation(

@@ -113,3 +113,12 @@ def test_an_unknown_word_is_reported() -> None:
     plain = {"id": "X-1", "hardware": "h100_sxm", "model": MODEL, "measured": {},
              "run": {"framework": "nemo", "world_size": 8, "seq_len": 4096, "dp": 8, "schedule": "zb-w"}}  # fmt: skip
     assert "schedule is 'zb-w'" in str(case_of(plain).skipped)
+
+
+def test_zero3_beside_megatron_lm_of_its_time_was_deepspeeds() -> None:
+    assumptions: list[str] = []
+    run = normalized_run({"framework": "megatron-lm", "zero": 3}, "a100_sxm_80gb", assumptions)
+    assert framework_of(run["framework"]).name == "megatron-deepspeed-2021" and "ran DeepSpeed's" in assumptions[0]
+    assert framework_of(normalized_run({"framework": "megatron-lm", "zero": 1}, "a100_sxm_80gb", [])["framework"]).name == (
+        "megatron-lm-2023"
+    )

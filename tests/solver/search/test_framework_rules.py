@@ -90,6 +90,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "internevo-2023": (zero(0, 1, 3),),
     "internevo-2024": (zero(0, 1, 3),),
     "sailor": (zero(0, 1), NO_CP, NO_CHUNKS, WHOLE_KV),
+    "megatron-deepspeed-2021": (NO_CP, NO_CHUNKS, WHOLE_KV),
     "megatron-deepspeed": (NO_CP, NO_CHUNKS, WHOLE_KV),  # deepspeed/runtime/pipe/engine.py asserts ZeRO below 2
     "aleph-alpha-scaling": (NO_CP, NO_CHUNKS, WHOLE_KV, zero(0, 1)),
     "torchtitan-2024-12": (zero(0, 2, 3), WHOLE_KV),

@@ -9,7 +9,6 @@ import pytest
 from toy import BYTE, LINK, NETWORK, TINY, estimated, make_problem, part, tiny, toy_cost
 
 from solver.step.layouts import Layouts
-from solver.step.solutions import Solutions
 from solver.step.step_ops import synchronisation_ops
 
 #: Two layers of 36,864 weights and 2 * 64 of norms, embedding and head of 256 * 64 each, final norm of 64.
@@ -56,28 +55,6 @@ def test_every_rank_broadcasts_its_tensors_but_no_more_ranks_than_tensors() -> N
     # others all-gather them at once: one bucket each
     assert [gather["kind"] for gather in _tables_of_gathers("generic", 8)] == ["all_gather"] * 2
     assert [gather["count"] for gather in _tables_of_gathers("generic", 8)] == [1, 1]
-
-
-def _fsdp_terms(framework: str, **model: Any) -> Solutions:
-    return tiny(framework, 8, TINY.replace(**model), {**EXPOSED, "grad_dtype": "fp32"}, zero=3, zero_shard_size=8)
-
-
-def test_fsdp_copies_between_parameters_and_buffers() -> None:
-    # torch's FSDP of DDP's release: bf16 weights are copied twice (read and written once), fp32 gradients twice
-    found, layer = _fsdp_terms("pytorch-ddp"), 36_864 + 128
-    assert part(found, "gradient_sync")[0] == part(found, "parameter_gather")[0] == 0  # all of it is in the layers
-    terms = found.terms
-    assert terms.layer_all_gather[0].communication[0] == pytest.approx(layer * 2 * LINK, rel=1e-12)
-    assert terms.layer_all_gather[0].kernels[0] == pytest.approx(layer * 2 * 2 * BYTE, rel=1e-12)
-    assert terms.layer_reduce_scatter[0].communication[0] == pytest.approx(layer * 4 * LINK, rel=1e-12)
-    assert terms.layer_reduce_scatter[0].kernels[0] == pytest.approx(layer * 4 * 2 * BYTE, rel=1e-12)
-
-
-def test_tied_tables_are_sent_once_by_fsdp() -> None:
-    # embedding and head of 16,384 each and the final norm of 64, or one table: 2 bytes all-gathered, 4 reduce-scattered
-    apart, tied = (_fsdp_terms("generic", tie_word_embeddings=tie).terms.root[0] for tie in (False, True))
-    assert apart == pytest.approx((2 * 16_384 + 64) * 6 * LINK, rel=1e-12)
-    assert tied == pytest.approx((16_384 + 64) * 6 * LINK, rel=1e-9)
 
 
 def test_gradients_of_tied_tables_are_summed_over_the_end_stages() -> None:

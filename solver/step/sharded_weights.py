@@ -1,0 +1,117 @@
+"""ZeRO-3 (FSDP): weights that are all-gathered for each layer and pass, and gradients that are reduce-scattered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.layers.program import EXPERTS, LINEARS, OTHERS, Op
+from solver.spec.strategy import Recompute
+from solver.step.layouts import Layouts, Splits
+from solver.step.op_estimates import OpEstimates
+from solver.step.problem import LayerTable, Problem
+from solver.step.side_stream import SideStreamWork, side_stream_work
+from solver.step.step_ops import copy_ops, gather_ops, group_ops, parameter_groups, shard_ranks
+
+
+@dataclass(frozen=True)
+class ShardedWeights:
+    """Seconds per micro batch of what ZeRO-3 sends; S: splits, one entry for each kind of layer.
+
+    gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. apart: as in
+    DataParallel.zero3_by_tensor. again: share of the weights that, gathered for recomputation, is gathered again for gradients.
+    """
+
+    gather: tuple[SideStreamWork, ...]
+    scatter: tuple[SideStreamWork, ...]
+    root: np.ndarray
+    apart: bool
+    again: float
+
+
+def tensors_of_layer(problem: Problem) -> int:
+    """Return the weights of a dense layer's linears, as the framework keeps them."""
+    kernels = problem.framework.kernels
+    up = 2 if problem.model.gated_mlp and not kernels.fused_gate_up else 1
+    return (1 if kernels.fused_qkv else 3) + 1 + up + 1
+
+
+def sharded_weight_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
+    """Return the ZeRO-3 messages of a layer of each kind (layer0.*, ...) and of embedding, head and final norm (root.*).
+
+    Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
+    """
+    sizes, sync = problem.element_bytes, problem.framework.data_parallel
+    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+    root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    ops: list[Op] = []
+    groups = parameter_groups(problem, table, key, splits)
+    held = [("root", root, groups[OTHERS])]
+    for kind, part in enumerate(table.layers):
+        experts = part.parameters_of[EXPERTS][key]
+        held.append((f"layer{kind}", part.parameters[key] - experts, groups[LINEARS]))
+        if EXPERTS in groups:
+            held.append((f"layer{kind}", experts, groups[EXPERTS]))
+    for name, elements, group in held:
+        shard, count = shard_ranks(group.size, splits.zero_shard_size), float(_messages(problem, name))
+        ops += gather_ops(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, count, problem)
+        ops += group_ops(problem, name, elements * sizes.gradient, group, shard, count, whole=False)
+        ops += copy_ops(f"{name}.all_gather", elements * sizes.activation * sync.all_gather_copies, group)
+        ops += copy_ops(f"{name}.reduce_scatter", elements * sizes.gradient * sync.reduce_scatter_copies, group)
+    return ops
+
+
+def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray, splits: Splits) -> ShardedWeights:
+    """Return the terms of ``splits`` from the estimated ops of sharded_weight_ops (``group``: each split's column)."""
+    sync = problem.framework.data_parallel
+    ranks = shard_ranks(splits.dp * splits.cp, splits.zero_shard_size)
+
+    def work(name: str, way: str) -> SideStreamWork:
+        found = side_stream_work(estimates, f"{name}.{way}").take(group)
+        lists = _messages(problem, name) * sync.list_seconds_per_rank * np.where(ranks > 1, ranks, 0)
+        return SideStreamWork(found.communication, found.contention, found.kernels + lists)
+
+    ways = ("all_gather", "reduce_scatter")
+    gather, scatter = (tuple(work(f"layer{kind}", way) for kind in range(len(problem.kinds.kinds))) for way in ways)
+    root = sum((work("root", way).exposed for way in ways), np.zeros(len(splits)))
+    again = 1.0 - 1.0 / tensors_of_layer(problem)  # the last one's backward pass follows at once
+    return ShardedWeights(gather, scatter, root, sync.zero3_by_tensor, again * sync.zero3_by_tensor)
+
+
+def _messages(problem: Problem, name: str) -> int:
+    """Return the collectives that carry the weights of a layer, or of embedding and head."""
+    if not problem.framework.data_parallel.zero3_by_tensor:
+        return 1
+    return tensors_of_layer(problem) if name != "root" else 1 + (not problem.model.tie_word_embeddings)
+
+
+def exposed_by_sharding(
+    weights: ShardedWeights, layouts: Layouts, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the exposed seconds of ZeRO-3 per layer of each kind and micro batch, what recomputation adds to them, both
+    [kinds, layouts], and those of embedding and head, [layouts]; zero for other layouts.
+
+    A layer's parameters are all-gathered while the layer before it computes, in forward and again in backward, where the
+    gradients of the layer after it are reduce-scattered at the same time; that these are of the same kind is an approximation.
+    Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277). Where tensors are gathered one by one nothing overlaps, because
+    the device is waited for before each.
+    """
+    layer, recomputing, root = np.zeros(forward.shape), np.zeros(forward.shape), np.zeros(forward.shape[1])
+    chosen = np.flatnonzero(layouts.zero == 3)
+    if not len(chosen):
+        return layer, recomputing, root
+    row = layouts.row[chosen]
+    for kind in range(len(forward)):
+        gather, both = weights.gather[kind].take(row), (weights.gather[kind] + weights.scatter[kind]).take(row)
+        if weights.apart:
+            layer[kind, chosen] = gather.exposed + both.exposed
+            recomputing[kind, chosen] = weights.again * gather.exposed * (layouts.recompute[chosen] == Recompute.FULL)
+            continue
+        passes = backward[kind, chosen], (backward + recompute)[kind, chosen]
+        once, again = (both.overlapped_with(compute) for compute in passes)
+        layer[kind, chosen] = gather.overlapped_with(forward[kind, chosen]) + once
+        recomputing[kind, chosen] = again - once  # a second forward pass hides more of the all-gather
+    # no compute runs before the first layer's all-gather
+    root[chosen] = weights.root[row] + weights.gather[0].communication[row]
+    return layer, recomputing, root

@@ -1,0 +1,69 @@
+"""ZeRO-3's messages, copies and waiting, computed by hand on the toy machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toy import BYTE, LINK, TINY, part, tiny
+
+from solver.spec.frameworks import framework_of
+from solver.step.sharded_weights import tensors_of_layer
+from solver.step.solutions import Solutions
+
+#: Weights of a layer's linears, and its norms.
+LAYER = 36_864 + 128
+EXPOSED = {"overlap_grad_reduce": False, "overlap_param_gather": False, "compile": True, "grad_dtype": "fp32"}
+
+
+def _sharded(framework: str, recompute: str = "none", **model: Any) -> Solutions:
+    return tiny(framework, 8, TINY.replace(**model), EXPOSED, zero=3, zero_shard_size=8, recompute=recompute)
+
+
+def test_fsdp_copies_between_parameters_and_buffers() -> None:
+    # torch's FSDP of DDP's release: bf16 weights are copied twice (read and written once), fp32 gradients twice
+    found = _sharded("pytorch-ddp")
+    assert part(found, "gradient_sync")[0] == part(found, "parameter_gather")[0] == 0  # all of it is in the layers
+    gather, scatter = found.terms.sharded.gather[0], found.terms.sharded.scatter[0]
+    assert gather.communication[0] == pytest.approx(LAYER * 2 * LINK, rel=1e-12)
+    assert gather.kernels[0] == pytest.approx(LAYER * 2 * 2 * BYTE, rel=1e-12)
+    assert scatter.communication[0] == pytest.approx(LAYER * 4 * LINK, rel=1e-12)
+    assert scatter.kernels[0] == pytest.approx(LAYER * 4 * 2 * BYTE, rel=1e-12)
+
+
+def test_tied_tables_are_sent_once_by_fsdp() -> None:
+    # embedding and head of 16,384 each and the final norm of 64, or one table: 2 bytes all-gathered, 4 reduce-scattered
+    apart, tied = (_sharded("generic", tie_word_embeddings=tie).terms.sharded.root[0] for tie in (False, True))
+    assert apart == pytest.approx((2 * 16_384 + 64) * 6 * LINK, rel=1e-12)
+    assert tied == pytest.approx((16_384 + 64) * 6 * LINK, rel=1e-9)
+
+
+def test_tensors_gathered_one_by_one_wait_for_lists_of_all_ranks() -> None:
+    # four tensors of a layer, each of which 8 ranks' views and copies are made for
+    found = _sharded("megatron-deepspeed-2021")
+    lists = framework_of("megatron-deepspeed-2021").data_parallel.list_seconds_per_rank
+    gather = found.terms.sharded.gather[0]
+    assert gather.communication[0] == pytest.approx(LAYER * 2 * LINK, rel=1e-12)
+    assert gather.kernels[0] == pytest.approx(4 * 8 * lists, rel=1e-12)
+    # nothing overlaps: two layers gather twice and reduce once, embedding and head two tensors each way; the first layer's
+    # gather is counted with them
+    messages = 2 * (2 * LAYER * 2 + LAYER * 4) + (2 * 16_384 + 64) * 6 + LAYER * 2
+    expected = messages * LINK + (2 * 3 * 4 + 2 * 2) * 8 * lists
+    assert part(found, "fsdp_exposed")[0] == pytest.approx(expected, rel=1e-12)
+
+
+def test_recomputation_gathers_three_of_four_tensors_again() -> None:
+    kept, recomputed = (_sharded("megatron-deepspeed-2021", how) for how in ("none", "full"))
+    more = part(recomputed, "fsdp_exposed")[0] - part(kept, "fsdp_exposed")[0]
+    assert more == pytest.approx(2 * 3 / 4 * kept.terms.sharded.gather[0].exposed[0], rel=1e-9)
+
+
+def test_layer_by_layer_gathers_overlap_and_know_no_lists() -> None:
+    found = _sharded("megatron-deepspeed")
+    assert found.terms.sharded.gather[0].kernels[0] == 0
+    assert part(found, "fsdp_exposed")[0] < part(_sharded("megatron-deepspeed-2021"), "fsdp_exposed")[0]
+
+
+@pytest.mark.parametrize(("framework", "tensors"), [("megatron-deepspeed", 4), ("aleph-alpha-scaling", 5), ("llm-foundry", 5)])
+def test_tensors_of_a_gated_layer(framework: str, tensors: int) -> None:
+    assert tensors_of_layer(tiny(framework, 8, dp=8).problem) == tensors
