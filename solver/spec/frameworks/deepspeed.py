@@ -44,7 +44,7 @@ MEGATRON_DEEPSPEED = Framework(
 )
 
 # DeepSpeed 0.3.11 to 0.4, runtime/zero/partition_parameters.py and stage3.py: _allgather_param synchronises the device, makes a
-# view for every rank and calls torch's all_gather with the list of them, which copies each out of one buffer; gradients likewise.
+# view for every rank and calls torch's all_gather with their list, which copies each out of one buffer; gradients likewise.
 # Pull request 1188 of June 2021 says that therefore nothing is asynchronous, and mends some of it. A view takes Python 8 us
 # (measured with torch 2.13 on a server's CPU), a copy 6 us (assumed).
 MEGATRON_DEEPSPEED_2021 = MEGATRON_DEEPSPEED.derive(
