@@ -34,21 +34,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero1": {"num_micro_batches": 2, "zero": 1},
     "fsdp": {"num_micro_batches": 2, "zero": 3},
     "fsdp_recompute": {"num_micro_batches": 1, "micro_batch_size": 2, "zero": 3, "recompute": "full"},
-    "tp": {"num_micro_batches": 4, "tp": 2},
+    "tp": {"num_micro_batches": 2, "micro_batch_size": 2, "tp": 2},
     "tp_sp": {"num_micro_batches": 2, "micro_batch_size": 2, "tp": 2, "sequence_parallel": True},
-    "tp_sp_recompute": {"num_micro_batches": 4, "tp": 2, "sequence_parallel": True, "recompute": "full"},
+    "tp_sp_recompute": {"num_micro_batches": 1, "micro_batch_size": 4, "tp": 2, "sequence_parallel": True, "recompute": "full"},
     "pp": {"num_micro_batches": 4, "pp": 2},
     "pp_recompute": {"num_micro_batches": 2, "micro_batch_size": 2, "pp": 2, "recompute": "full"},
-    "tp_sp_bf16": {"num_micro_batches": 4, "tp": 2, "sequence_parallel": True, "dtype": "bf16"},
+    "tp_sp_bf16": {"num_micro_batches": 1, "micro_batch_size": 4, "tp": 2, "sequence_parallel": True, "dtype": "bf16"},
     "fsdp_bf16": {"num_micro_batches": 2, "zero": 3, "dtype": "bf16"},
     "pp_bf16": {"num_micro_batches": 4, "pp": 2, "dtype": "bf16"},
 }
 #: Trained in the same way by four ranks: two kinds of parallelism at the same time.
 LAYOUTS_OF_4: dict[str, dict[str, Any]] = {
-    "tp_fsdp": {"num_micro_batches": 2, "tp": 2, "sequence_parallel": True, "zero": 3},
+    "tp_fsdp": {"num_micro_batches": 1, "micro_batch_size": 2, "tp": 2, "sequence_parallel": True, "zero": 3},
     "pp_ddp": {"num_micro_batches": 2, "pp": 2},
     "pp_fsdp": {"num_micro_batches": 2, "pp": 2, "zero": 3},
-    "pp_tp": {"num_micro_batches": 4, "pp": 2, "tp": 2},
+    "pp_tp": {"num_micro_batches": 2, "micro_batch_size": 2, "pp": 2, "tp": 2},
 }
 
 #: Ranks are forked instead of started, so that torch is imported once; otherwise they are what torchrun starts.
