@@ -13,8 +13,9 @@ from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import AUTOMATIC, part_of, splits_backward
 from solver.spec.strategy import SCHEDULES, WAVES
 from solver.step.per_stage import chunks_of, time_of_stages
+from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS, weight_share
+from solver.step.time import PARTS
 
 MAX_PASSES = 200_000
 #: Parts of a step before the first pass, and after the last one.

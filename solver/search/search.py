@@ -24,7 +24,7 @@ from solver.step.memory import least_memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 
-CHUNK_SPLITS = 16384  #: splits estimated at once; with about 13 to 18 times as many layouts they take about 150 MB
+CHUNK_SPLITS = 32768  #: splits estimated at once; with about 6 times as many layouts they take about 100 MB
 _SIZES_KEPT = 10  #: of (tp, cp, pp), whose best layouts are kept
 OUT_OF_MEMORY = "does not fit in memory"
 

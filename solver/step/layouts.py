@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -112,8 +113,28 @@ class Layouts:
 
     def take(self, index: np.ndarray) -> Layouts:
         """Return the chosen layouts, with only the splits that they use."""
-        rows, row = np.unique(self.row[index], return_inverse=True)
-        return Layouts(self.splits.take(rows), row, self.zero[index], self.recompute[index], self.recompute_layers[index])
+        chosen, used = self.row[index], np.zeros(len(self.splits), dtype=bool)
+        used[chosen] = True
+        row = (np.cumsum(used) - 1)[chosen]
+        rest = self.zero[index], self.recompute[index], self.recompute_layers[index]
+        return Layouts(self.splits.take(np.flatnonzero(used)), row, *rest)
+
+    def at(self, index: np.ndarray) -> Layouts:
+        """Return the chosen layouts, with all splits."""
+        return Layouts(self.splits, self.row[index], self.zero[index], self.recompute[index], self.recompute_layers[index])
+
+    @cached_property
+    def pipelines(self) -> tuple[np.ndarray, np.ndarray]:
+        """(first, same): one layout of each distinct pipeline, and the pipeline of every layout.
+
+        How ZeRO-0 to 2 shard states changes neither its passes nor its activations; ZeRO-3's all-gathers take time.
+        """
+        splits = self.splits
+        rest = [getattr(splits, field.name) for field in fields(splits) if field.name != "zero_shard_size"]
+        _, alike = distinct(rest)
+        whole = np.where(self.zero == 3, len(splits) + self.row, alike[self.row])
+        _, recomputation = distinct((self.recompute, self.recompute_layers + 1))
+        return distinct((whole, recomputation))
 
     @classmethod
     def of(cls, strategies: Sequence[Strategy]) -> Layouts:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,10 +16,10 @@ from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.offload import RESIDENT_LAYERS, moments_on_host
+from solver.step.pipeline import recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.step_ops import rank_groups, shard_ranks, stages_of
-from solver.step.time import recomputed_limit
 from solver.step.workspaces import workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -36,17 +37,21 @@ class Memory:
     """Bytes on the fullest stage, arrays over layouts (or on every stage of one layout).
 
     allocated: the framework's peak counter. reserved: with the slack of the caching allocator. device: with the runtime outside
-    the allocator; a layout fits if this fits, and surely fits if ``bound`` fits. parts: [parts, layouts], add up to
-    ``allocated``.
+    the allocator; a layout fits if this fits, and surely fits if ``bound`` fits.
     """
 
     allocated: np.ndarray
     reserved: np.ndarray
     device: np.ndarray
     bound: np.ndarray
-    parts: np.ndarray
     stage: np.ndarray  #: number of that stage, 0 is the first
-    on_last_stage: np.ndarray
+    on_last_stage: np.ndarray  #: whether it is the last of several
+    assemble: Callable[[], np.ndarray]  #: makes ``parts``, which searches do not look at
+
+    @cached_property
+    def parts(self) -> np.ndarray:
+        """Bytes that add up to ``allocated``: [parts, layouts]."""
+        return self.assemble()
 
     def verdict(self, index: int, limit: float) -> str:
         """Return whether a layout fits in ``limit`` bytes: one of VERDICTS."""
@@ -54,7 +59,8 @@ class Memory:
 
     def take(self, index: np.ndarray) -> Memory:
         """Return that of the chosen layouts."""
-        return Memory(*(getattr(self, field.name)[..., index] for field in fields(self)))  #: whether it is the last of several
+        sizes = self.allocated[index], self.reserved[index], self.device[index], self.bound[index]
+        return Memory(*sizes, self.stage[index], self.on_last_stage[index], lambda: self.parts[:, index])
 
 
 def stage_state(
@@ -121,6 +127,14 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     return np.array([pool, pool, pool, pool + fsdp])
 
 
+class _StageBytes(NamedTuple):
+    """Bytes of one stage. state: weights, gradients and optimizer states, [3, 4 ZeRO stages, splits]. passing: activations,
+    buffers of the backward pass and of the loss, [3, pipelines]."""
+
+    state: np.ndarray
+    passing: np.ndarray
+
+
 class PeakMemory:
     """What a stage of every layout holds at its peak; what all stages share is computed once.
 
@@ -129,19 +143,42 @@ class PeakMemory:
 
     def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts, stages: StageKinds) -> None:
         self._problem, self._table, self._key, self._layouts, self._stages = problem, table, key, layouts, stages
-        splits, row = layouts.splits, layouts.row
-        self._buffers = gather_buffers(problem, table, key, splits)[layouts.zero, row]
+        first, self._pipeline = layouts.pipelines
+        self._pipelines = layouts.at(first)
+        splits, row = layouts.splits, self._pipelines.row
+        self._buffers = gather_buffers(problem, table, key, splits)
         groups = rank_groups(problem, splits)
         self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
         saved = np.array([part.saved[:, key] for part in table.layers])
-        self._kept, self._whole = saved[:, layouts.recompute, row], saved[:, 0][:, row]
+        self._kept, self._whole = saved[:, self._pipelines.recompute, row], saved[:, 0][:, row]
         self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
-        self._recomputed, _ = stages.recomputed(recomputed_limit(problem, layouts), row)
-        self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)[row]
+        self._recomputed, _ = stages.recomputed(recomputed_limit(problem, self._pipelines), row)
+        self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
+        self._held: dict[int, _StageBytes] = {}
 
     def parts(self, stage: int) -> np.ndarray:
         """Return the bytes of stage ``stage`` of the StageKinds: [parts, layouts]."""
-        problem, splits, row, stages = self._problem, self._layouts.splits, self._layouts.row, self._stages
+        zero, row = self._layouts.zero, self._layouts.row
+        state, passing = self._stage_bytes(stage)
+        return np.concatenate([
+            state[:, zero, row], self._workspaces[None, row], passing[:, self._pipeline], self._buffers[None, zero, row],
+        ])  # fmt: skip
+
+    def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
+        zero, row = self._layouts.zero, self._layouts.row
+        state, passing = self._stage_bytes(stage)
+        dynamic = passing.sum(axis=0)[self._pipeline] + self._buffers[zero, row]
+        return (state.sum(axis=0) + self._workspaces)[zero, row] + dynamic, dynamic
+
+    def _stage_bytes(self, stage: int) -> _StageBytes:
+        if stage not in self._held:
+            self._held[stage] = self._estimated(stage)
+        return self._held[stage]
+
+    def _estimated(self, stage: int) -> _StageBytes:
+        """Return what a stage holds at its peak, but for workspaces and gathered weights."""
+        problem, splits, row, stages = self._problem, self._layouts.splits, self._pipelines.row, self._stages
         schedule, m, index = splits.schedule, splits.num_micro_batches, stages.index[stage]
         counts, recomputed = stages.counts[stage], self._recomputed[stage]
         layers = counts.sum(axis=0)
@@ -168,18 +205,17 @@ class PeakMemory:
         loss = (has_head * (head + transient))[row]
         at_loss = loss > backward
         several = splits.dp * splits.cp > 1
-        state = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)[:, self._layouts.zero, row]
-        return np.array([
-            *state, self._workspaces, activations, np.where(at_loss, 0.0, backward),
-            kept_logits[row] + np.where(at_loss, loss, 0.0), self._buffers,
-        ])  # fmt: skip
+        state = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)
+        passing = [activations, np.where(at_loss, 0.0, backward), kept_logits[row] + np.where(at_loss, loss, 0.0)]
+        return _StageBytes(state, np.array(passing))
 
-    def totals(self, parts: np.ndarray, stage: np.ndarray | int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return (allocated, reserved, device, bound) bytes of the parts of a stage, as in Memory. stage: its index."""
+    def totals(
+        self, allocated: np.ndarray, dynamic: np.ndarray, stage: np.ndarray | int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return (allocated, reserved, device, bound) bytes from the sums of a stage, as in Memory. stage: its index."""
         memory, splits = self._problem.framework.memory, self._layouts.splits
         alone, several = memory.allocator_gaps
         share = np.where(splits.pp == 1, alone, several)[self._layouts.row]
-        allocated, dynamic = parts.sum(axis=0), parts[STATIC_PARTS:].sum(axis=0)
         reserved = allocated + share * dynamic
         if memory.collective_gaps:
             layers = self._stages.layers[stage, self._layouts.row]
@@ -234,14 +270,19 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
     """
     stages, row = stages_of(problem, layouts.splits), layouts.row
     peak = PeakMemory(problem, table, key, layouts, stages)
-    best = peak.parts(0)
-    total, at = best.sum(axis=0), np.zeros(len(layouts), dtype=np.int64)
+    (total, dynamic), at = peak.sums(0), np.zeros(len(layouts), dtype=np.int64)
     for stage in range(1, len(stages.index)):
         if stage > 1 and (stages.counts[stage] <= stages.counts[0]).all():  # a micro batch less of no more layers
             continue
-        parts = peak.parts(stage)
-        sums = parts.sum(axis=0)
-        fuller = sums > total
-        best, total, at = np.where(fuller, parts, best), np.where(fuller, sums, total), np.where(fuller, stage, at)
-    number, is_last = (values[:, row][at, np.arange(len(row))] for values in (stages.index, stages.has_end))
-    return Memory(*peak.totals(best, at), best, number, is_last & (number > 0))
+        allocated, passing = peak.sums(stage)
+        fuller = allocated > total
+        total, dynamic, at = np.where(fuller, allocated, total), np.where(fuller, passing, dynamic), np.where(fuller, stage, at)
+    number, is_last = stages.index[at, row], stages.has_end[at, row]
+
+    def assemble() -> np.ndarray:
+        parts = peak.parts(0)
+        for stage in np.unique(at[at > 0]):
+            parts = np.where(at == stage, peak.parts(int(stage)), parts)
+        return parts
+
+    return Memory(*peak.totals(total, dynamic, at), number, is_last & (number > 0), assemble)

@@ -7,10 +7,11 @@ import numpy as np
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory, PeakMemory
 from solver.step.op_estimates import STREAMS
+from solver.step.pipeline import recomputed_limit
 from solver.step.solutions import Solutions
 from solver.step.stage_kinds import StageKinds, chunk_sizes
 from solver.step.step_ops import stage_sizes, stages_of
-from solver.step.time import PARTS, recomputed_limit
+from solver.step.time import PARTS
 
 
 def layers_of_stages(solutions: Solutions, index: int) -> np.ndarray:
@@ -75,12 +76,13 @@ def memory_of_stages(solutions: Solutions, index: int) -> Memory:
     """Return the memory of every stage of layout ``index``: arrays over stages, parts [memory parts, pp]."""
     one, stages = _stages(solutions, index)
     key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
-    peak, number = PeakMemory(solutions.problem, solutions.table, key, one, stages), np.arange(len(stages.index))
-    parts = [peak.parts(stage) for stage in range(len(number))]
-    totals = [np.concatenate(each) for each in zip(*(peak.totals(part, i) for i, part in enumerate(parts)), strict=True)]
-    allocated, reserved, device, bound = totals
-    last = (number > 0) & (number == len(number) - 1)
-    return Memory(allocated, reserved, device, bound, np.concatenate(parts, axis=1), number, last)
+    peak, number = PeakMemory(solutions.problem, solutions.table, key, one, stages), range(len(stages.index))
+    totals = zip(*(peak.totals(*peak.sums(stage), stage) for stage in number), strict=True)
+    allocated, reserved, device, bound = (np.concatenate(each) for each in totals)
+    stage = np.array(number)
+    last = (stage > 0) & (stage == len(number) - 1)
+    parts = np.concatenate([peak.parts(stage) for stage in number], axis=1)
+    return Memory(allocated, reserved, device, bound, stage, last, lambda: parts)
 
 
 def _stages(solutions: Solutions, index: int) -> tuple[Layouts, StageKinds]:

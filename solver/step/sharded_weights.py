@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
 from solver.step.problem import LayerTable, Problem
 from solver.step.side_stream import SideStreamWork, side_stream_work
-from solver.step.step_ops import copy_ops, gather_ops, group_ops, parameter_groups, shard_ranks
+from solver.step.step_ops import ParameterGroup, copy_ops, gather_ops, group_ops, shard_ranks
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ def tensors_of_layer(problem: Problem) -> int:
     return (1 if kernels.fused_qkv else 3) + 1 + up + 1
 
 
-def sharded_weight_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
+def sharded_weight_ops(
+    problem: Problem, table: LayerTable, key: np.ndarray, groups: Mapping[str, ParameterGroup], splits: Splits
+) -> list[Op]:
     """Return the ZeRO-3 messages of a layer of each kind (layer0.*, ...) and of embedding, head and final norm (root.*).
 
     Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
@@ -46,7 +49,6 @@ def sharded_weight_ops(problem: Problem, table: LayerTable, key: np.ndarray, spl
     embedding, head = table.embedding.parameters[key], table.head.parameters[key]
     root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     ops: list[Op] = []
-    groups = parameter_groups(problem, table, key, splits)
     held = [("root", root, groups[OTHERS])]
     for kind, part in enumerate(table.layers):
         experts = part.parameters_of[EXPERTS][key]

@@ -12,7 +12,6 @@ from solver.spec.model_size import flops_per_token
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
-from solver.step.step_ops import parameter_groups
 from solver.step.terms import SplitTerms, split_terms
 from solver.step.time import StepTimes, step_times
 
@@ -83,8 +82,7 @@ def estimate_layouts(
     else:
         key = table.rows_of(layouts.splits)
     terms = split_terms(problem, table, key, layouts.splits)
-    parameters = sum(group.elements for group in parameter_groups(problem, table, key, layouts.splits).values())
-    times = step_times(problem, terms, layouts, np.asarray(parameters), table.embedding.parameters[key])
+    times = step_times(problem, terms, layouts)
     memory = memory or peak_memory(problem, table, key, layouts)
     for name, values in (("step times", times.seconds), ("memory", memory.device)):
         if not ((values > 0) & (values < np.inf)).all():  # no comparison with nan holds

@@ -134,7 +134,7 @@ def partitioned_elements(problem: Problem, splits: Splits, groups: Mapping[str, 
     return shares
 
 
-def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
+def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], splits: Splits) -> list[Op]:
     """Return every message and kernel that some ZeRO stage needs once per step (or, under FSDP, per layer); arrays over splits.
 
     gradients.all_reduce: whole gradients over all copies. gradients.reduce_scatter: reduce-scatter inside the shard group and
@@ -144,7 +144,6 @@ def synchronisation_ops(problem: Problem, table: LayerTable, key: np.ndarray, sp
     grad = sizes.gradient
     ops: list[Op] = []
     kept = problem.weight_recipe
-    groups = parameter_groups(problem, table, key, splits)
     shares = partitioned_elements(problem, splits, groups)
     for name, group in groups.items():
         shard, count = shard_ranks(group.size, splits.zero_shard_size), buckets(framework, group.elements, group.size)

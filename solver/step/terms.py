@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,14 @@ from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
 from solver.step.side_stream import SideStreamWork, side_stream_work
 from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import send_recv_ops, stages_of, synchronisation_ops, tied_embedding_op
+from solver.step.step_ops import (
+    ParameterGroup,
+    parameter_groups,
+    send_recv_ops,
+    stages_of,
+    synchronisation_ops,
+    tied_embedding_op,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class SplitTerms:
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
     once: np.ndarray  #: [S] gradient norm and tied embedding
+    parameters: np.ndarray  #: [S] of one rank on the fullest stage
+    embedding_parameters: np.ndarray  #: [S] of one rank
     synchronisation: OpEstimates  #: the once-per-step ops of distinct splits
     synchronisation_row: np.ndarray  #: [S] index into them
 
@@ -58,11 +68,13 @@ def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
     return distinct((s.mode, s.tp, s.wp, s.cp, s.ep, s.etp, s.dp, s.zero_shard_size, s.vpp, *s.stage_columns))
 
 
-def estimate_synchronisation(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> OpEstimates:
-    """Return the estimated once-per-step ops of ``splits``; shape [ops, splits]."""
+def estimate_synchronisation(
+    problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits, groups: Mapping[str, ParameterGroup]
+) -> OpEstimates:
+    """Return the estimated once-per-step ops of ``splits``; shape [ops, splits]. groups: their parameters."""
     ops = [
-        *synchronisation_ops(problem, table, key, splits),
-        *sharded_weight_ops(problem, table, key, splits),
+        *synchronisation_ops(problem, groups, splits),
+        *sharded_weight_ops(problem, table, key, groups, splits),
         tied_embedding_op(problem, table, key, splits),
     ]
     return estimate_ops(ops, len(splits), problem.cost)
@@ -83,7 +95,8 @@ def _crossing_delays(problem: Problem, splits: Splits) -> np.ndarray:
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
     """Look up the estimated layers for ``splits`` (``key``: each split's row in ``table``) and estimate their messages."""
     first, group = synchronisation_groups(splits)
-    sync = estimate_synchronisation(problem, table, key[first], splits.take(first))
+    groups = parameter_groups(problem, table, key[first], splits.take(first))
+    sync = estimate_synchronisation(problem, table, key[first], splits.take(first), groups)
     pairs, pair = distinct((splits.mode, splits.tp, splits.cp, splits.dp, splits.pp, splits.micro_batch_size))
     send_recv = estimate_send_recv(problem, splits.take(pairs)).row("send_recv")[pair]
     layers, embedding, head = [part.times for part in table.layers], table.embedding.times, table.head.times
@@ -120,5 +133,6 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         sharded=sharded_weights(problem, sync, group, splits),
         accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding", "gradient_buffer", *(["weight_casts"] if problem.weight_recipe else [])),
-        synchronisation=sync, synchronisation_row=group,
+        parameters=np.sum([one.elements for one in groups.values()], axis=0)[group],
+        embedding_parameters=table.embedding.parameters[key], synchronisation=sync, synchronisation_row=group,
     )  # fmt: skip

@@ -3,250 +3,62 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property
 
 import numpy as np
 
-from solver.schedule.stages import PipelineColumns, automatic_pipeline_seconds, pipeline_seconds, wave_pipeline_seconds
 from solver.step.layouts import Layouts
-from solver.step.offload import exposed_transfer
-from solver.step.op_estimates import STREAMS
+from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, SlowestStage, pipeline_times
 from solver.step.problem import Problem
-from solver.step.sharded_weights import exposed_by_sharding
 from solver.step.side_stream import SideStreamWork
-from solver.step.stage_kinds import over_kinds
 from solver.step.step_ops import buckets
 from solver.step.stragglers import straggler_share
 from solver.step.terms import SplitTerms
 
 #: Parts of a step, in the order of the rows of StepTimes.parts.
-PARTS = (
-    "compute", "recompute", "tp_exposed", "cp_exposed", "wp_exposed", "ep_exposed", "fsdp_exposed", "offload_exposed",
-    "pp_transfer", "bubble",
-    "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer",
-    "stragglers",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class SlowestStage:
-    """The bottleneck stage: its layers of each kind and how many of them are recomputed, [kinds, layouts]; whether it holds
-    embedding and head (0 or 1), [layouts]."""
-
-    layers: np.ndarray
-    recomputed: np.ndarray
-    has_embedding: np.ndarray
-    has_head: np.ndarray
+PARTS = (*PIPELINE_PARTS, "gradient_accumulation", "gradient_sync", "parameter_gather", "optimizer", "stragglers")
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """seconds: [layouts]. parts: [parts, layouts], seconds of the slowest stage that add up to ``seconds``."""
+    """seconds: [layouts]. pipelines: of the distinct pipelines; pipeline: that of each layout, [layouts]. after: the parts that
+    follow a pipeline's, [parts, layouts]."""
 
     seconds: np.ndarray
-    parts: np.ndarray
-    slowest: SlowestStage
-    hidden: np.ndarray  #: seconds of each layer's exchange beside another micro batch, [kinds, layouts]
+    pipelines: PipelineTimes
+    pipeline: np.ndarray
+    after: np.ndarray
+
+    @cached_property
+    def parts(self) -> np.ndarray:
+        """Seconds of the slowest stage that add up to ``seconds``: [parts, layouts]."""
+        return np.concatenate([self.pipelines.parts[:, self.pipeline], self.after])
+
+    @cached_property
+    def slowest(self) -> SlowestStage:
+        """The bottleneck stage of each layout."""
+        return self.pipelines.slowest.take(self.pipeline)
+
+    @property
+    def hidden(self) -> np.ndarray:
+        """Seconds of each layer's exchange beside another micro batch: [kinds, layouts]."""
+        found: np.ndarray = self.pipelines.hidden[:, self.pipeline]
+        return found
 
 
-def step_times(
-    problem: Problem, terms: SplitTerms, layouts: Layouts, table_parameters: np.ndarray, embedding_parameters: np.ndarray
-) -> StepTimes:
-    """Return the seconds of each layout. table_parameters: parameters of one rank on the fullest stage;
-    embedding_parameters: of the embedding, both of shape [splits]."""
-    row, run = layouts.row, problem.run
-    pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
-    layer, root = _layer_seconds(terms, layouts, run.moe_exchange_overlap)
-    # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
-    # chunks are exposed
-    overlapped = (vpp > 1) & run.p2p_overlap & ~terms.splits.waves[row]
-    # automatic schedules wait for a message where they need it
-    blocking = problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row]
-    send_recv = np.where(overlapped | terms.splits.automatic[row], 0.0, blocking)
-
-    limit = recomputed_limit(problem, layouts)
-    head_recompute = np.where(limit > 0, terms.head_recompute[layouts.recompute, row], 0.0)
-    embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute
-    bottleneck, recomputed_of_all = _slowest_stage(terms, layouts, (embedding, head), layer, limit)
-    stage = bottleneck.stage
-    slowest = bottleneck.seconds + send_recv + root
-    total = (
-        over_kinds(terms.stages.totals[:, None], layer.once) + over_kinds(recomputed_of_all, layer.recomputing)
-        + embedding + head + root + send_recv * pp
-    )  # fmt: skip
-    deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
-    forward = over_kinds(stage.layers, layer.forward)
-    first = forward + stage.has_head * terms.head_forward[row]
-    offload = _offload(problem, terms, layouts, layer)
-    slowest, total = slowest + offload, total + offload
-    passes = _Passes(total, slowest, first, deferrable, send_recv)
-    pipeline = _pipeline(passes, terms, layouts, stage, problem.framework.pipeline.waits_for_norm)
-    pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
-    accumulation = np.where(layouts.zero < 2, (m - 1) * terms.accumulation[row], 0.0)
-
-    recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * head_recompute
-    fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_recomputing)
-    backward = over_kinds(stage.layers, layer.backward)
-    held = table_parameters, embedding_parameters
-    sync, gather = _synchronisation(problem, terms, layouts, backward + recomputed, forward, held)
+def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTimes:
+    """Return the seconds of each layout."""
+    first, same = layouts.pipelines
+    pipelines = pipeline_times(problem, terms, layouts.at(first))
+    row, pipeline = layouts.row, pipelines.seconds[same]
+    again = (terms.splits.num_micro_batches - 1) * terms.accumulation
+    accumulation = np.where(layouts.zero < 2, again[row], 0.0)
+    passes = pipelines.backward[same], pipelines.forward[same]
+    sync, gather = _synchronisation(problem, terms, layouts, *passes)
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
-    streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
-    parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * send_recv, pipeline - m * slowest,
-        accumulation, sync, gather, optimizer,
-    ])  # fmt: skip
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
-    return StepTimes(alone + waiting, np.concatenate([parts, waiting[None]]), stage, layer.hidden)
-
-
-class _Passes(NamedTuple):
-    """Seconds of one micro batch, arrays over layouts: on all stages and on the slowest one; of the latter the forward pass,
-    the weight gradients and the sends that it waits for."""
-
-    total: np.ndarray
-    slowest: np.ndarray
-    forward: np.ndarray
-    deferrable: np.ndarray
-    send_recv: np.ndarray
-
-
-def _pipeline(passes: _Passes, terms: SplitTerms, layouts: Layouts, stage: SlowestStage, waits: bool) -> np.ndarray:
-    """Return the seconds from the first forward to the last backward pass of a step, by each layout's schedule: [layouts].
-
-    waits: stages wait for each other at the end of a step.
-    """
-    splits, row = terms.splits, layouts.row
-    columns = PipelineColumns(splits.schedule[row], splits.num_micro_batches[row].astype(float), splits.pp[row])
-    total, slowest, forward, deferrable, send_recv = passes
-    found: np.ndarray = pipeline_seconds(*columns, splits.vpp[row], total, slowest, deferrable)
-    waves = np.flatnonzero(splits.waves[row])
-    if len(waves):
-        ends = total[waves], slowest[waves], (forward + send_recv / 2)[waves], deferrable[waves]
-        found[waves] = wave_pipeline_seconds(columns.take(waves), *ends, waits)
-    automatic = np.flatnonzero(splits.automatic[row])
-    if len(automatic):
-        each = np.array([forward, slowest - forward - deferrable, deferrable])[:, automatic]
-        late, share = terms.send_recv[row[automatic]], weight_share(terms, layouts, stage)[automatic]
-        found[automatic] = automatic_pipeline_seconds(
-            columns.take(automatic), total[automatic], slowest[automatic], each, late, share, waits
-        )
-    return found
-
-
-def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np.ndarray:
-    """Return the share of a micro batch's activations on ``stage`` that its weight gradients need: [layouts].
-
-    Above 1 where recomputation keeps less than they need.
-    """
-    row = layouts.row
-    kept, whole = terms.saved[:, layouts.recompute, row], terms.saved[:, 0, row]
-    held = over_kinds(stage.recomputed, kept) + over_kinds(stage.layers - stage.recomputed, whole)
-    share: np.ndarray = over_kinds(stage.layers, terms.postponed[:, row]) / np.maximum(held, 1.0)
-    return share
-
-
-def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
-    """Return how many of a stage's layers each layout recomputes at most: [layouts]."""
-    every = problem.model.num_hidden_layers
-    return np.where(layouts.recompute_layers < 0, every, np.minimum(layouts.recompute_layers, every))
-
-
-class _LayerSeconds(NamedTuple):
-    """Seconds of one layer of each kind and one micro batch: [kinds, layouts].
-
-    recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_recomputing: what recomputation adds to that. hidden:
-    exchange of tokens beside another micro batch. once: all without recomputation. recomputing: what recomputation adds.
-    """
-
-    forward: np.ndarray
-    backward: np.ndarray
-    recompute: np.ndarray
-    fsdp: np.ndarray
-    fsdp_recomputing: np.ndarray
-    hidden: np.ndarray
-    once: np.ndarray
-    recomputing: np.ndarray
-
-
-def _layer_seconds(terms: SplitTerms, layouts: Layouts, overlaps_exchange: bool) -> tuple[_LayerSeconds, np.ndarray]:
-    """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
-    row = layouts.row
-    forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
-    recompute = terms.recompute[:, layouts.recompute, row]
-    fsdp, fsdp_recomputing, root = exposed_by_sharding(terms.sharded, layouts, forward, backward, recompute)
-    hidden = _hidden_exchange(terms, layouts, forward + backward) if overlaps_exchange else np.zeros(forward.shape)
-    once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing
-    return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing, hidden, once, recomputing), root
-
-
-def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray) -> np.ndarray:
-    """Return the seconds per layer that the exchange of tokens takes no more beside another micro batch: [kinds, layouts].
-
-    both: forward and backward, one after the other. In the steady state of a stage, each forward pass of a chunk runs together
-    with the backward pass of an earlier micro batch (DeepSeek-V3's DualPipe, arXiv 2412.19437 section 3.2.1; Megatron-Core's
-    combined_1f1b.py), so the exchange of both runs beside the compute of both; filling and draining the pipeline does not.
-    """
-    row, splits = layouts.row, terms.splits
-    pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
-    alone = np.where(vpp > 1, (2 * (pp - 1) + (vpp - 1) * pp) / vpp, pp - 1)
-    share = np.maximum(m - np.maximum(alone, 1), 0) / m
-    hidden = []
-    for exchange, seconds in zip(terms.exchange, both, strict=True):
-        work = exchange.take(row)
-        hidden.append(work.communication - work.overlapped_with(seconds - work.communication))
-    found: np.ndarray = share * np.array(hidden)
-    return found
-
-
-class _Bottleneck(NamedTuple):
-    """Seconds of one micro batch on the slowest stage, and what it holds; arrays over layouts."""
-
-    seconds: np.ndarray
-    stage: SlowestStage
-
-
-def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[np.ndarray]:
-    """Return the seconds of one micro batch on the slowest stage, forward and backward, for each stream."""
-    return [
-        over_kinds(stage.layers, (terms.forward[:, s] + terms.backward[:, s])[:, row])
-        + stage.has_embedding * terms.embedding[s][row] + stage.has_head * terms.head[s][row]
-        for s in range(terms.forward.shape[1])
-    ]  # fmt: skip
-
-
-def _slowest_stage(
-    terms: SplitTerms, layouts: Layouts, ends: tuple[np.ndarray, np.ndarray], layer: _LayerSeconds, limit: np.ndarray
-) -> tuple[_Bottleneck, np.ndarray]:
-    """Return the slowest stage (of equal ones the first, else the last), and the recomputed layers of all, [kinds, layouts].
-
-    ends: seconds of embedding and head. limit: layers that every stage recomputes at most.
-    """
-    row, stages = layouts.row, terms.stages
-    counts, has_embedding, has_head = stages.counts[:, :, row], stages.has_embedding[:, row], stages.has_head[:, row]
-    recomputed, recomputed_of_all = stages.recomputed(limit, row, counts)
-    embedding, head = ends
-    seconds = np.array([
-        over_kinds(counts[s], layer.once) + over_kinds(recomputed[s], layer.recomputing)
-        + has_embedding[s] * embedding + has_head[s] * head
-        for s in range(len(counts))
-    ])  # fmt: skip
-    slowest = np.argmax(seconds, axis=0)
-    chosen = slowest, np.arange(len(row))
-    stage = SlowestStage(
-        counts.transpose(0, 2, 1)[chosen].T, recomputed.transpose(0, 2, 1)[chosen].T, has_embedding[chosen], has_head[chosen]
-    )
-    return _Bottleneck(seconds[chosen], stage), recomputed_of_all
-
-
-def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: _LayerSeconds) -> np.ndarray:
-    """Return the seconds per micro batch that activations on their way to and from the host are waited for: [layouts]."""
-    limit = problem.run.offload_layers
-    if not limit:
-        return np.zeros(len(layouts))
-    moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), layouts.row)
-    return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, 0, layouts.row], layer.forward, layer.backward))
+    return StepTimes(alone + waiting, pipelines, same, np.array([accumulation, sync, gather, optimizer, waiting]))
 
 
 def _synchronisation(
@@ -255,14 +67,13 @@ def _synchronisation(
     layouts: Layouts,
     backward: np.ndarray,
     forward: np.ndarray,
-    held: tuple[np.ndarray, np.ndarray],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the exposed seconds per step of gradient synchronisation and of the parameter all-gather (ZeRO 0 to 2).
 
     With overlap, gradients are sent bucket by bucket during the last micro batch's backward pass; the last bucket, that of the
     embedding, has nothing left to overlap with, and no compute runs before the first parameters, the embedding's, have arrived.
     ZeRO-2 keeps only its share of the gradients, so it must reduce-scatter them in every micro batch, overlapped with its
-    backward pass and what follows. held: parameters of one rank, and of its embedding, [splits].
+    backward pass and what follows.
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
@@ -270,7 +81,7 @@ def _synchronisation(
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
     gather = terms.all_gather.take(row)
-    parameters, embedding = held
+    parameters, embedding = terms.parameters, terms.embedding_parameters
     one_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
     last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
     sync = reduce.overlapped_with(backward * times, last_bucket / times) if run.overlap_grad_reduce else reduce.exposed

@@ -35,3 +35,15 @@ def test_the_schedule_of_a_layout(asked: str, vpp: int, schedule: str) -> None:
     # several chunks are interleaved; one chunk runs the schedule that it states, which for an interleaved one is 1F1B
     strategy: Strategy = LAYOUTS[1].replace(vpp=vpp, schedule=asked)
     assert Layouts.of([strategy]).strategy(0, run_of(32)).schedule == schedule
+
+
+def test_layouts_that_differ_in_sharded_states_share_a_pipeline() -> None:
+    run = run_of(32).replace(dp=16, tp=2)
+    whole = [run.replace(zero=0), run.replace(zero=1, zero_shard_size=4), run.replace(zero=2, zero_shard_size=16)]
+    gathering = [run.replace(zero=3, zero_shard_size=4), run.replace(zero=3, zero_shard_size=16)]
+    others = [run.replace(zero=1, zero_shard_size=4, **more) for more in (
+        {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2}, {"dp": 8, "micro_batch_size": 2},
+    )]  # fmt: skip
+    first, same = Layouts.of([*whole, *gathering, *others]).pipelines
+    assert same[:3].tolist() == [same[0]] * 3 and len(set(same[2:].tolist())) == 6 == len(first)
+    np.testing.assert_array_equal(same[first], np.arange(6))

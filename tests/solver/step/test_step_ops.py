@@ -9,7 +9,7 @@ import pytest
 from toy import BYTE, LINK, NETWORK, TINY, estimated, make_problem, part, tiny, toy_cost
 
 from solver.step.layouts import Layouts
-from solver.step.step_ops import synchronisation_ops
+from solver.step.step_ops import parameter_groups, synchronisation_ops
 
 #: Two layers of 36,864 weights and 2 * 64 of norms, embedding and head of 256 * 64 each, final norm of 64.
 PARAMETERS = 2 * 36_864 + 2 * 128 + 2 * 16_384 + 64
@@ -39,7 +39,7 @@ def _tables_of_gathers(framework: str, ranks: int) -> list[dict[str, Any]]:
     problem = make_problem(TINY, ranks, toy_cost(), 32, framework=framework)
     layouts = Layouts.of([problem.run.replace(zero=1, zero_shard_size=ranks)])
     found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=ranks)])
-    ops = synchronisation_ops(problem, found.table, found.terms.key, layouts.splits)
+    ops = synchronisation_ops(problem, parameter_groups(problem, found.table, found.terms.key, layouts.splits), layouts.splits)
     gathers = [op for op in ops if op.name == "parameters.all_gather"]
     return [{"kind": op.kind, "bytes": float(np.ravel(op.dims["bytes"])[0]), "count": float(np.ravel(op.count)[0])}
             for op in gathers]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy import BYTE, FLOP, LINK, TINY, part, tiny
 
-from solver.step.time import weight_share
+from solver.step.pipeline import weight_share
 
 #: A layer's 36,864 weights and attention, forward and backward, as derived in test_step.py; kernels in bytes.
 LAYER = (2_494_464 + 5_056_512) * FLOP + (77_824 + 102_400) * BYTE
