@@ -42,7 +42,7 @@ def test_layouts_that_differ_in_sharded_states_share_a_pipeline() -> None:
     whole = [run.replace(zero=0), run.replace(zero=1, zero_shard_size=4), run.replace(zero=2, zero_shard_size=16)]
     gathering = [run.replace(zero=3, zero_shard_size=4), run.replace(zero=3, zero_shard_size=16)]
     others = [run.replace(zero=1, zero_shard_size=4, **more) for more in (
-        {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2}, {"dp": 8, "micro_batch_size": 2},
+        {"recompute": "full"}, {"recompute": "full", "recompute_layers": 2}, {"micro_batch_size": 2},
     )]  # fmt: skip
     first, same = Layouts.of([*whole, *gathering, *others]).pipelines
     assert same[:3].tolist() == [same[0]] * 3 and len(set(same[2:].tolist())) == 6 == len(first)
