@@ -50,6 +50,7 @@ def _casts(
     again = (Recompute.FULL,) if phase == FORWARD else ()
     cast = Op(f"{name}_cast", module, MEMORY_BOUND, phase, {"bytes": mine * (HALF * recipe.reads + recipe.element * copies)},
               variant=CAST, recomputed_by=again)  # fmt: skip
-    turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD,
-                {"bytes": whole * recipe.element * np.where(split | done, 2.0, 1.0)}, variant=TRANSPOSE)  # fmt: skip
+    apart = np.where(split | done, 1.0, 0.0)
+    turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD, {"bytes": whole * recipe.element * (1.0 + apart)},
+                variant=TRANSPOSE, launches=apart)  # fmt: skip
     return [*([] if done else [cast]), *([] if recipe.by_axis else [turned])]

@@ -70,20 +70,32 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
     hidden, width = shapes.model.hidden_size, _width(shapes)
     rows, columns = expert_rows(shapes), _ups(shapes) * width
     between = [] if shapes.run.moe_fused_experts else [
-        *gradient_casts(shapes, "experts.w13", MODULE, rows, columns),
+        *_by_expert(shapes, gradient_casts(shapes, "experts.w13", MODULE, rows, columns)),
         *_clamps(shapes, rows * width),
         *activation_ops(shapes, "experts.activation", MODULE, rows * width),
-        *input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False),
+        *_by_expert(shapes, input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False)),
     ]  # fmt: skip
     return [
-        *input_casts(shapes, "experts.w13", MODULE, rows, hidden, False, normed=False),
+        *_by_expert(shapes, input_casts(shapes, "experts.w13", MODULE, rows, hidden, False, normed=False)),
         *_grouped(shapes, "w13", columns, hidden),
         *between,
         *_grouped(shapes, "w2", hidden, width),
         *_biases(shapes, rows * hidden),
-        *gradient_casts(shapes, "experts.w2", MODULE, rows, hidden),
+        *_by_expert(shapes, gradient_casts(shapes, "experts.w2", MODULE, rows, hidden)),
         *weight_casts(shapes, "experts", MODULE, (columns + width) * hidden * (shapes.model.num_experts // shapes.keys.ep)),
     ]
+
+
+def _by_expert(shapes: Shapes, casts: list[Op]) -> list[Op]:
+    """``casts`` of the rows of all experts, as the host launches them: each expert's alone, unless one kernel can do all.
+
+    Source: split_quantize in Transformer Engine's csrc/extensions/cast.cpp (2.1 to 2.9), which fuses delayed scaling only.
+    """
+    recipe, apart = shapes.recipe, shapes.framework.kernels.experts_apart and not shapes.run.moe_fused_experts
+    if recipe is None or recipe.grouped or not apart:
+        return casts
+    experts = np.maximum(1.0 * (shapes.model.num_experts // shapes.keys.ep), 1.0)
+    return [replace(op, launches=op.launches * experts) for op in casts]
 
 
 def _clamps(shapes: Shapes, elements: Array) -> list[Op]:

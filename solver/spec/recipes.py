@@ -18,18 +18,19 @@ class Recipe:
     element: bytes of a quantised value with its share of the scales. reads: passes over the 16-bit tensor (two where its
     largest value must be known first). by_axis: scales lie along the axis that the GEMM sums over, so that forward, input
     gradient and weight gradient need copies that are quantised along different axes; otherwise a copy is the transpose of the
-    other. in_norm: a norm before the linear writes its output quantised.
+    other. in_norm: a norm before the linear writes its output quantised. grouped: one kernel quantises the rows of all experts.
     """
 
     element: float
     reads: int = 1
     by_axis: bool = False
     in_norm: bool = False
+    grouped: bool = False
 
 
 #: By name; ``delayed``, ``tensorwise`` and ``blockwise`` are recipes of fp8, the other two are formats of their own.
 RECIPES = {
-    "delayed": Recipe(1.0, in_norm=True),  # scale from the largest values of past steps
+    "delayed": Recipe(1.0, in_norm=True, grouped=True),  # scale from the largest values of past steps
     "tensorwise": Recipe(1.0, reads=2),  # scale from this tensor's largest value
     "blockwise": Recipe(1.0 + 4 / 128, by_axis=True),  # an fp32 scale for 128 values
     "mxfp8": Recipe(1.0 + 1 / 32, by_axis=True, in_norm=True),  # an 8-bit exponent for 32 values

@@ -205,3 +205,17 @@ def test_fused_experts_are_refused_where_they_do_not_run(framework: str, given: 
     run = run_of(8, SEQ, framework=framework, moe_fused_experts=True).replace(**given)
     with pytest.raises(InputError, match=message):
         check_framework(MOE, run)
+
+
+@pytest.mark.parametrize(
+    ("given", "each"),
+    [({"precision": "mxfp8"}, 2), ({"precision": "fp8", "fp8_recipe": "tensorwise"}, 2), ({"precision": "fp8"}, 1),
+     ({"precision": "mxfp8", "moe_fused_experts": True}, 1), ({"precision": "mxfp8", "framework": "generic"}, 1)],
+)  # fmt: skip
+def test_the_host_launches_the_casts_of_each_expert(given: dict[str, Any], each: int) -> None:
+    """Two local experts: Transformer Engine quantises the rows of each by itself, but for delayed scaling and fused experts."""
+    layer = program(ep=4, **{"framework": "megatron-core", **given})
+    casts = [o for o in layer.ops if o.name.startswith("experts.") and o.name.endswith("_cast")]
+    assert len(casts) >= 2 and {float(np.ravel(o.launches)[0]) for o in casts} == {each}
+    # the transposed copy comes from the same kernel
+    assert all(np.all(o.launches == 0) for o in layer.ops if o.name.startswith("experts.") and o.name.endswith("_transpose"))
