@@ -145,20 +145,29 @@ def _layouts(case: Case) -> tuple[Strategy, ...]:
 def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Prediction:
     """Return the prediction of a run that may have had any of some layouts.
 
-    The run was made, so it fitted, and published runs are tuned, so what costs little comes first: of the layouts of the first
-    group that is not empty the fastest is taken. Groups: those with the framework's recomputation and ZeRO stage that fit, then
-    those of any ZeRO stage; both again among those that fit if the allocator leaves no gaps; those of any recomputation that
-    fit, with gaps and without; the framework's. Others that can have fitted widen the interval, the less the slower they are.
+    The run was made, so it fitted, and published runs are tuned, so what costs little comes first: the fastest layout is taken of
+    the first group in which the framework's recomputation fits (with more chunks a stage, some recomputation may be faster).
+    Groups: those with the framework's ZeRO stage that fit, then those of any; both again among those that fit if the allocator
+    leaves no gaps. Then those of any recomputation that fit, with gaps and without; the framework's. Others that can have
+    fitted widen the interval, the less the slower they are.
     """
     memory, seconds, run = solutions.memory, solutions.times.seconds[indexes], solutions.problem.run
     limit, outside = solutions.problem.cluster.memory_bytes, solutions.problem.framework.memory.runtime_bytes
     safe, fits = memory.device[indexes] <= limit, memory.allocated[indexes] + outside <= limit
-    level, default = (
-        np.array([all(getattr(layout, key) == getattr(case.strategy, key) for key in keys) for layout in _layouts(case)])
-        for keys in (("recompute",), ("recompute", "zero"))
+    level, zero = (
+        np.array([getattr(layout, key) == getattr(case.strategy, key) for layout in _layouts(case)])
+        for key in ("recompute", "zero")
     )
-    groups = (safe & default, safe & level, fits & default, fits & level, safe, fits, default)
-    allowed = next(group for group in groups if group.any())
+    groups = (
+        (safe & zero, level),
+        (safe, level),
+        (fits & zero, level),
+        (fits, level),
+        (safe, safe),
+        (fits, fits),
+        (level & zero, zero),
+    )
+    allowed = next(group for group, needed in groups if (group & needed).any())
     best = int(np.argmin(np.where(allowed, seconds, np.inf)))
     index = int(indexes[best])
     if len(indexes) == 1:
