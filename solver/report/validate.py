@@ -145,7 +145,7 @@ def _layouts(case: Case) -> tuple[Strategy, ...]:
 def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Prediction:
     """Return the prediction of a run that may have had any of some layouts.
 
-    The run was made, so it fitted, and published runs are tuned, so what costs little comes first: the fastest layout is taken of
+    The run was made, so it fitted, and published runs are tuned, so what costs little comes first: the fastest is taken of
     the first group in which the framework's recomputation fits (with more chunks a stage, some recomputation may be faster).
     Groups: those with the framework's ZeRO stage that fit, then those of any; both again among those that fit if the allocator
     leaves no gaps. Then those of any recomputation that fit, with gaps and without; the framework's. Others that can have
