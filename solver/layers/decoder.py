@@ -6,6 +6,7 @@ import numpy as np
 
 from solver.layers.attention_core import scores_buffer
 from solver.layers.block import attention_block, mlp_block
+from solver.layers.graphs import graphed_ops
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.ops import memory_bound, tp_collective
 from solver.layers.program import FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
@@ -52,7 +53,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     ]
     norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters)
     weights = [*attention.weights(shapes), *mlp.weights(shapes), norms]
-    saved, ops = recomputed_saved(shapes, ops, saved), recomputed_ops(shapes, ops)
+    saved, ops = recomputed_saved(shapes, ops, saved), graphed_ops(shapes, recomputed_ops(shapes, ops))
     gathers = _weight_gathers(shapes, tuple(ops))
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
     buffer = scores_buffer(shapes)

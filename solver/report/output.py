@@ -99,7 +99,7 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "seq_len", "precision", "fp8_recipe", "fp8_param_gather", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
         "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
         "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "compile",
-        "cuda_graphs", "launch_blocking", "recompute_modules", "moe_dispatcher",
+        "cuda_graphs", "cuda_graph_modules", "launch_blocking", "recompute_modules", "moe_dispatcher",
         "moe_capacity_factor", "moe_imbalance", "moe_permute_fusion", "moe_shared_expert_overlap",
         "moe_exchange_overlap", "moe_fused_experts", "framework",
     )  # fmt: skip

@@ -22,6 +22,7 @@ from solver.spec.expert_rules import (
 )
 from solver.spec.feasibility import (
     check_fused_experts,
+    check_graphs,
     check_modules,
     check_offload,
     check_world,
@@ -67,6 +68,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
     check_modules(framework, model, problem.run)
+    check_graphs(framework, model, problem.run)
     check_fused_experts(framework, model, problem.run)
     check_offload(framework, model, problem.run)
     if problem.run.pipeline_layout:

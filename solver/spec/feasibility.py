@@ -144,6 +144,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             (module in can.recompute_modules, f"{name} does not offer to recompute {module} alone")
             for module in s.modules_recomputed
         ),
+        *_graphs_offered(framework, s),
         (
             framework.memory.quantised_weights or s.precision not in QUANTISED or not s.fp8_param_gather,
             f"{name} does not offer fp8_param_gather",
@@ -204,6 +205,31 @@ def _module_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]
             "shared_experts are not recomputed together with moe_shared_expert_overlap",
         ),
     )
+
+
+def _graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the modules that are CUDA graphs; rules of Megatron-Core's transformer_config.py."""
+    modules = s.modules_graphed
+    missing = {"mlp": not dense_layers(model), "moe_router": not model.is_mixture_of_experts}
+    return (
+        (s.cuda_graphs or not modules, f"cuda_graph_modules {s.cuda_graph_modules} changes nothing without cuda_graphs"),
+        (not (modules and s.compile), "cuda_graph_modules changes nothing with compile, where the host launches nothing"),
+        *((not missing.get(module), f"{model.name} has no {module} to be a CUDA graph") for module in modules),
+        ("moe_preprocess" not in modules or "moe_router" in modules, "CUDA graphs of moe_preprocess need those of moe_router"),
+    )
+
+
+def check_graphs(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where the modules of a search's CUDA graphs are not there or not offered."""
+    rules = (*_graph_rules(model, run), *_graphs_offered(framework, run))
+    for holds, broken in rules:
+        if not holds:
+            raise InputError(broken)
+
+
+def _graphs_offered(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    offered, what = framework.can_run.cuda_graph_modules, f"{framework.name} does not offer CUDA graphs of"
+    return tuple((name in offered, f"{what} {name} alone") for name in s.modules_graphed)
 
 
 def check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None:
@@ -271,6 +297,7 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         ),
         (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
         *_module_rules(model, s),
+        *_graph_rules(model, s),
         (
             not s.offload_layers or (s.pp == 1 and s.recompute == "none" and not s.cuda_graphs),
             "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",

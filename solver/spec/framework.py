@@ -196,6 +196,7 @@ class CanRun:
     counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly
     recompute: tuple[str, ...] = CHOICES["recompute"]
     recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
+    cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
     experts: bool = False  #: mixtures of experts
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1

@@ -34,6 +34,8 @@ SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v", 
 #: Modules of a layer that selective recomputation may be of, in Megatron-Core's names. core_attn: scores, softmax, context;
 #: moe_act: the experts' activation; moe: the whole mixture, exchange included.
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe")
+#: Modules of a layer of which CUDA graphs may be, in Megatron-Core's names.
+CUDA_GRAPH_MODULES = ("attn", "mlp", "moe_router", "moe_preprocess")
 #: Schedules of two chunks a stage, one on the way down the pipeline and one on the way back.
 WAVES = ("zb-v", "v-half", "v-min", "dualpipev")
 #: Schedules that run the weight gradient as a pass of its own.
@@ -128,6 +130,7 @@ class Strategy:
     gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does
     compile: bool = False
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
+    cuda_graph_modules: str = ""  #: the graphs are of these only: CUDA_GRAPH_MODULES joined by "+"; empty: of whole layers
     #: Attention, memory of new tensors and cuBLAS's workspaces are as torch's deterministic mode has them.
     deterministic: bool = False
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
@@ -153,7 +156,10 @@ class Strategy:
             raise InputError(f"cp_comm a2a+ring needs cp_a2a_size above 1, and nothing else does; it is {self.cp_a2a_size}")
         if not isinstance(self.pipeline_layout, str):
             raise InputError(f"pipeline_layout is {shown(self.pipeline_layout)}; it must be a text such as Et*3|t*4|t*4|t*3L")
-        object.__setattr__(self, "recompute_modules", _modules(self.recompute_modules))
+        object.__setattr__(self, "recompute_modules", _modules("recompute_modules", self.recompute_modules, RECOMPUTE_MODULES))
+        if self.cuda_graph_modules:
+            graphs = _modules("cuda_graph_modules", self.cuda_graph_modules, CUDA_GRAPH_MODULES)
+            object.__setattr__(self, "cuda_graph_modules", graphs)
         for key in ("dropout", "gradient_accumulation_fusion"):
             if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
@@ -181,6 +187,11 @@ class Strategy:
     def modules_recomputed(self) -> tuple[str, ...]:
         """The modules of a layer that selective recomputation recomputes."""
         return tuple(self.recompute_modules.split("+"))
+
+    @property
+    def modules_graphed(self) -> tuple[str, ...]:
+        """The modules of a layer that are CUDA graphs, where not whole layers are."""
+        return tuple(self.cuda_graph_modules.split("+")) if self.cuda_graph_modules else ()
 
     @property
     def heads_shared(self) -> int:
@@ -217,14 +228,12 @@ class Strategy:
         return replace(self, **changes)
 
 
-def _modules(given: Any) -> str:
-    """Return names of modules, of one text or of a list, in the order of RECOMPUTE_MODULES and joined by "+"."""
+def _modules(key: str, given: Any, known: tuple[str, ...]) -> str:
+    """Return names of modules, of one text or of a list, in the order of ``known`` and joined by "+"."""
     listed = given.split("+") if isinstance(given, str) else given
-    if not isinstance(listed, list | tuple) or not listed or any(name not in RECOMPUTE_MODULES for name in listed):
-        raise InputError(
-            f"recompute_modules is {shown(given)}; it must be one or several of {', '.join(RECOMPUTE_MODULES)}, joined by +"
-        )
-    return "+".join(name for name in RECOMPUTE_MODULES if name in listed)
+    if not isinstance(listed, list | tuple) or not listed or any(name not in known for name in listed):
+        raise InputError(f"{key} is {shown(given)}; it must be one or several of {', '.join(known)}, joined by +")
+    return "+".join(name for name in known if name in listed)
 
 
 def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int) -> str:

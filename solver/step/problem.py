@@ -163,7 +163,8 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     for program, estimates in zip(programs, together.split([len(program.ops) for program in programs]), strict=True):
         run = problem.run
         launch = problem.framework.kernels.launch_seconds * problem.cost.factor("host")
-        host = 0.0 if run.compile or run.cuda_graphs else launch
+        whole = run.cuda_graphs and not run.cuda_graph_modules
+        host = 0.0 if run.compile or whole else launch
         exposed = estimates.exposed(run.launch_blocking)
         parts.append(
             Part(

@@ -28,7 +28,9 @@ MEGATRON_DEEPSPEED = Framework(
         schedules=("1f1b",),  # the engine runs nothing else
     ),
     linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM
-    kernels=Kernels(dropout=True, bias_apart=True),
+    # Sailor's authors profiled these layers (below): at one sequence over four tensor ranks the host needs 1.5 ms for the 14
+    # ops of a forward pass
+    kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=107e-6),
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(
         grad_collective="all_reduce",
@@ -56,9 +58,8 @@ MEGATRON_DEEPSPEED_2021 = MEGATRON_DEEPSPEED.derive(
 )
 
 # Its launcher for OPT sets neither fp16 nor bf16, and DeepSpeed's configuration names no ZeRO stage; attention is GPT-2's,
-# without dropout. It runs in NVIDIA's container 24.10, with DeepSpeed 0.16.5. Its profile of GPT-Neo 2.7B's layers on GH200: at
-# one sequence over four tensor ranks the host needs 1.5 ms for the 14 ops of a forward pass; Adam takes 2.86 ms for 78.7M
-# parameters, at the 3.6 TB/s that plain kernels reach.
+# without dropout. It runs in NVIDIA's container 24.10, with DeepSpeed 0.16.5. In its profile of GPT-Neo 2.7B
+# on GH200 Adam takes 2.86 ms for 78.7M parameters, at the 3.6 TB/s that plain kernels reach.
 SAILOR = MEGATRON_DEEPSPEED.derive(
     "sailor",
     "2025-04",
@@ -67,7 +68,7 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     flags={"zero": 0, "precision": "fp32", "grad_dtype": "fp32"},
     # --layers-per-stage; its model is always a pipeline, and the engine of pipelines asserts ZeRO below 2
     can_run={"pipeline_layout": True, "zero_stages": (0, 1)},
-    kernels={"dropout": False, "bias_apart": False, "tf32": True, "launch_seconds": 107e-6},
+    kernels={"dropout": False, "bias_apart": False, "tf32": True},
     data_parallel={"optimizer_bytes_per_parameter": 131.0},
     memory={"fp32_gradient_copy": False, "keeps_half_gradients": False},
 )

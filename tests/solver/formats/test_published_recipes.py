@@ -62,12 +62,13 @@ def test_a_run_gets_what_its_release_has() -> None:
         True,
         "hybridep",
     )
-    assert (old.moe_exchange_overlap, old.moe_fused_experts, old.cuda_graphs, old.moe_dispatcher) == (
+    assert (old.moe_exchange_overlap, old.moe_fused_experts, old.cuda_graph_modules, old.moe_dispatcher) == (
         False,
         False,
-        False,
+        "moe_router+moe_preprocess",
         "hybridep",
     )
+    assert old.cuda_graphs and not new.cuda_graph_modules
     assert any(
         line.startswith("moe_exchange_overlap: True (megatron-bridge's performance recipe") for line in read().assumptions
     )
