@@ -22,7 +22,7 @@ from solver.step.time import PARTS
 
 #: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
 #: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
-LAYOUT_STD = 0.028
+LAYOUT_STD = 0.025
 #: 90% of a normal distribution lies within this many standard deviations.
 Z90 = 1.645
 
