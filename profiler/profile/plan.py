@@ -235,8 +235,8 @@ def group_shapes(ranks_per_node: int, nodes: int) -> list[tuple[int, int]]:
 
 def collective_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[Item]:
     """Return all collectives of one group shape, from 1 KiB by factors of four in spread order; p2p for groups of two."""
-    ops = ["all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast"]
-    ops += ["p2p"] if intra * inter == 2 else []
+    # p2p exists for pairs only, so it comes before what every other group has too
+    ops = [*(["p2p"] if intra * inter == 2 else []), "all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast"]
     sizes = [KIB << (2 * i) for i in range(int(np.log2(limits.message_bytes / KIB)) // 2 + 1)]
     whole = 4 * intra * inter  # the buffer divides into equal parts of whole elements of any dtype
     return [
