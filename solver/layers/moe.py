@@ -76,14 +76,28 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
         *_by_expert(shapes, input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False)),
     ]  # fmt: skip
     return [
+        *_padding(shapes, "experts.pad", rows * hidden),
         *_by_expert(shapes, input_casts(shapes, "experts.w13", MODULE, rows, hidden, False, normed=False)),
         *_grouped(shapes, "w13", columns, hidden),
         *between,
         *_grouped(shapes, "w2", hidden, width),
+        *_padding(shapes, "experts.unpad", rows * hidden),
         *_biases(shapes, rows * hidden),
         *_by_expert(shapes, gradient_casts(shapes, "experts.w2", MODULE, rows, hidden)),
         *weight_casts(shapes, "experts", MODULE, (columns + width) * hidden * (shapes.model.num_experts // shapes.keys.ep)),
     ]
+
+
+def _padding(shapes: Shapes, name: str, elements: Array) -> list[Op]:
+    """The copy of ``elements`` values by which each expert's rows become, and later cease to be, a multiple of 16 or 32.
+
+    Source: Megatron-Core's TEGroupedMLP in quantised runs. Rows that a capacity makes equal need none; hybrid-EP's kernels and
+    fused experts pad by themselves.
+    """
+    pads = shapes.framework.kernels.experts_apart and not shapes.run.moe_fused_experts
+    if shapes.recipe is None or not pads or shapes.run.moe_capacity_factor or shapes.run.moe_dispatcher == "hybridep":
+        return []
+    return memory_bound(name, MODULE, "copy", elements, 2.0 * shapes.element, 2.0 * shapes.element)
 
 
 def _by_expert(shapes: Shapes, casts: list[Op]) -> list[Op]:

@@ -219,3 +219,18 @@ def test_the_host_launches_the_casts_of_each_expert(given: dict[str, Any], each:
     assert len(casts) >= 2 and {float(np.ravel(o.launches)[0]) for o in casts} == {each}
     # the transposed copy comes from the same kernel
     assert all(np.all(o.launches == 0) for o in layer.ops if o.name.startswith("experts.") and o.name.endswith("_transpose"))
+
+
+def test_rows_of_quantised_experts_are_copied_to_be_padded() -> None:
+    """Megatron-Core copies all rows before the first GEMM and after the last, each way: read and written in 16 bits."""
+    given: dict[str, Any] = {"framework": "megatron-core", "precision": "fp8"}
+    layer = program(ep=4, **given)
+    for label in ("experts.pad.forward", "experts.pad.input_grad", "experts.unpad.forward", "experts.unpad.input_grad"):
+        assert op(layer, label)["bytes"] == SEQ * TOP * HIDDEN * 2 * 2
+    for other in (
+        {"precision": "bf16"},
+        {"moe_capacity_factor": 1.0},
+        {"moe_dispatcher": "hybridep"},
+        {"framework": "generic"},
+    ):
+        assert not any("pad" in o.name for o in program(ep=4, **{**given, **other}).ops)
