@@ -35,9 +35,19 @@ def run(*arguments: Any, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def works(*arguments: Any, cwd: Path = ROOT) -> str:
-    done = run(*arguments, cwd=cwd)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    """Run the program in this process, which saves its start; return what it prints."""
+    printed, errors, before = StringIO(), StringIO(), Path.cwd()
+    os.chdir(cwd)
+    try:
+        with redirect_stdout(printed), redirect_stderr(errors), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", "160")
+            status = main([str(argument) for argument in arguments])
+    except SystemExit as ended:  # of --help
+        status = int(ended.code or 0)
+    finally:
+        os.chdir(before)
+    assert status == 0 and "Traceback" not in errors.getvalue(), errors.getvalue()
+    return printed.getvalue()
 
 
 def refused(*arguments: Any) -> str:
@@ -69,10 +79,12 @@ def fitted_before(h100_model: CostModel, a100_model: CostModel) -> None:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any], Path]:
-    """Run a search; return the printed report, the JSON, and the folder with the CSV and the picture."""
+    """Run a search as a process; return the printed report, the JSON, and the folder with the CSV and the picture."""
     folder = tmp_path_factory.mktemp("out")
-    printed = works("--run_all_solu", "--world_size", 128, "--top", 5, "--json", folder / "out.json", "--csv",
-                    folder / "out.csv", "--plot", folder / "front.png")  # fmt: skip
+    done = run("--run_all_solu", "--world_size", 128, "--top", 5, "--json", folder / "out.json", "--csv",
+               folder / "out.csv", "--plot", folder / "front.png")  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    printed = done.stdout
     return printed, json.loads((folder / "out.json").read_text()), folder
 
 

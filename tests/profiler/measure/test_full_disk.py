@@ -78,7 +78,7 @@ def test_a_full_disk(small_disk: Path, ranks: int) -> None:
     assert sorted(path.name for path in small_disk.iterdir()) == ["data.previous.pt", "data.pt", "filler"]
 
 
-@pytest.mark.parametrize(("most_bytes", "some_fit"), [(2 * 2**10, False), (16 * 2**10, True)])
+@pytest.mark.parametrize(("most_bytes", "some_fit"), [(2 * 2**10, False), (8 * 2**10, True)])
 def test_a_file_that_may_not_grow(tmp_path: Path, most_bytes: int, some_fit: bool) -> None:
     """The last profile that could be written stays: yesterday's, or the first measurements of today."""
     before = earlier(tmp_path)
