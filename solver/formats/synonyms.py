@@ -57,7 +57,7 @@ def _release(framework: str, run: Mapping[str, Any], hardware: str) -> tuple[str
     if framework == "megatron-lm-2023" and hardware.startswith(_SINCE_HOPPER):
         return "megatron-core", "which Megatron-LM stands on since Hopper"
     if framework == "megatron-lm-2023" and run.get("zero") == 3:
-        return "megatron-deepspeed-2021", "since Megatron-LM before Hopper has no ZeRO-3 of its own and ran DeepSpeed's"
+        return "megatron-deepspeed-2021", "since Megatron-LM of that time has no ZeRO-3 of its own and ran DeepSpeed's"
     later = hardware.startswith(_SINCE_HOPPER) or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1
     if framework == "internevo-2023" and later:
         return "internevo-2024", "whose tensor-parallel modes and kernels the releases of 2023 lack"

@@ -88,14 +88,19 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
     ]
 
 
+def _quantised_apart(shapes: Shapes) -> bool:
+    """Whether local experts are tensors of their own in a quantised grouped GEMM."""
+    return shapes.framework.kernels.experts_apart and not shapes.run.moe_fused_experts
+
+
 def _padding(shapes: Shapes, name: str, elements: Array) -> list[Op]:
     """The copy of ``elements`` values by which each expert's rows become, and later cease to be, a multiple of 16 or 32.
 
     Source: Megatron-Core's TEGroupedMLP in quantised runs. Rows that a capacity makes equal need none; hybrid-EP's kernels and
     fused experts pad by themselves.
     """
-    pads = shapes.framework.kernels.experts_apart and not shapes.run.moe_fused_experts
-    if shapes.recipe is None or not pads or shapes.run.moe_capacity_factor or shapes.run.moe_dispatcher == "hybridep":
+    padded = shapes.run.moe_capacity_factor or shapes.run.moe_dispatcher == "hybridep"
+    if shapes.recipe is None or padded or not _quantised_apart(shapes):
         return []
     return memory_bound(name, MODULE, "copy", elements, 2.0 * shapes.element, 2.0 * shapes.element)
 
@@ -105,8 +110,7 @@ def _by_expert(shapes: Shapes, casts: list[Op]) -> list[Op]:
 
     Source: split_quantize in Transformer Engine's csrc/extensions/cast.cpp (2.1 to 2.9), which fuses delayed scaling only.
     """
-    recipe, apart = shapes.recipe, shapes.framework.kernels.experts_apart and not shapes.run.moe_fused_experts
-    if recipe is None or recipe.grouped or not apart:
+    if shapes.recipe is None or shapes.recipe.grouped or not _quantised_apart(shapes):
         return casts
     experts = np.maximum(1.0 * (shapes.model.num_experts // shapes.keys.ep), 1.0)
     return [replace(op, launches=op.launches * experts) for op in casts]

@@ -157,7 +157,7 @@ class Strategy:
         if not isinstance(self.pipeline_layout, str):
             raise InputError(f"pipeline_layout is {shown(self.pipeline_layout)}; it must be a text such as Et*3|t*4|t*4|t*3L")
         object.__setattr__(self, "recompute_modules", _modules("recompute_modules", self.recompute_modules, RECOMPUTE_MODULES))
-        if self.cuda_graph_modules:
+        if self.cuda_graph_modules != "":
             graphs = _modules("cuda_graph_modules", self.cuda_graph_modules, CUDA_GRAPH_MODULES)
             object.__setattr__(self, "cuda_graph_modules", graphs)
         for key in ("dropout", "gradient_accumulation_fusion"):

@@ -21,7 +21,7 @@ class ShardedWeights:
     """Seconds per micro batch of what ZeRO-3 sends; S: splits, one entry for each kind of layer.
 
     gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. apart: as in
-    DataParallel.zero3_by_tensor. again: share of the weights that, gathered for recomputation, is gathered again for gradients.
+    DataParallel.zero3_by_tensor. again: share of the weights that is then gathered again after recomputation.
     """
 
     gather: tuple[SideStreamWork, ...]
@@ -78,7 +78,7 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     gather, scatter = (tuple(work(f"layer{kind}", way) for kind in range(len(problem.kinds.kinds))) for way in ways)
     root = sum((work("root", way).exposed for way in ways), np.zeros(len(splits)))
     again = 1.0 - 1.0 / tensors_of_layer(problem)  # the last one's backward pass follows at once
-    return ShardedWeights(gather, scatter, root, sync.zero3_by_tensor, again * sync.zero3_by_tensor)
+    return ShardedWeights(gather, scatter, root, sync.zero3_by_tensor, again)
 
 
 def _messages(problem: Problem, name: str) -> int:
@@ -114,6 +114,6 @@ def exposed_by_sharding(
         once, again = (both.overlapped_with(compute) for compute in passes)
         layer[kind, chosen] = gather.overlapped_with(forward[kind, chosen]) + once
         recomputing[kind, chosen] = again - once  # a second forward pass hides more of the all-gather
-    # no compute runs before the first layer's all-gather
-    root[chosen] = weights.root[row] + weights.gather[0].communication[row]
+    # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
+    root[chosen] = weights.root[row] + (0.0 if weights.apart else weights.gather[0].communication[row])
     return layer, recomputing, root

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from profiler.profile.profile import GIB
 from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
+from solver.spec.frameworks.megatron import OWN_LAYERS_LAUNCH
 
 MEGATRON_DEEPSPEED = Framework(
     name="megatron-deepspeed",
@@ -28,9 +29,7 @@ MEGATRON_DEEPSPEED = Framework(
         schedules=("1f1b",),  # the engine runs nothing else
     ),
     linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM
-    # Sailor's authors profiled these layers (below): at one sequence over four tensor ranks the host needs 1.5 ms for the 14
-    # ops of a forward pass
-    kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=107e-6),
+    kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH),
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(
         grad_collective="all_reduce",
