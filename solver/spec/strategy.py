@@ -180,8 +180,12 @@ class Strategy:
 
     @property
     def unmodelled(self) -> tuple[str, ...]:
-        """What the run's settings cost beyond what is priced, in words."""
-        return ("what a deterministic run's kernels other than attention take longer",) if self.deterministic else ()
+        """What the run's settings cost, in time or memory, beyond what is priced, in words."""
+        left_out = {
+            "what a deterministic run's kernels other than attention take longer": self.deterministic,
+            "the memory that CUDA graphs hold": self.cuda_graphs,
+        }
+        return tuple(what for what, there in left_out.items() if there)
 
     @property
     def modules_recomputed(self) -> tuple[str, ...]:

@@ -82,3 +82,10 @@ def test_unknown_modules_are_named() -> None:
     with pytest.raises(InputError, match="cuda_graph_modules is 'attn\\+moe'; it must be one or several of attn, mlp"):
         run_of(8).replace(cuda_graph_modules="attn+moe")
     assert run_of(8).replace(cuda_graph_modules=["moe_router", "attn"]).cuda_graph_modules == "attn+moe_router"
+
+
+def test_what_graphs_hold_is_named() -> None:
+    assert run_of(8).unmodelled == ()
+    assert run_of(8).replace(cuda_graphs=True).unmodelled == ("the memory that CUDA graphs hold",)
+    both = run_of(8).replace(cuda_graphs=True, deterministic=True).unmodelled
+    assert len(both) == 2 and both[1] == "the memory that CUDA graphs hold"
