@@ -1,7 +1,8 @@
 """The exchange of tokens between the ranks of an expert group: permutation, dispatch and combine, by each kind of dispatcher.
 
-alltoall, allgather: NCCL's collectives between permutations, as Megatron-Core's token_dispatcher.py. deepep, hybridep: kernels
-that send a token once to each rank (and once to each node) that it goes to (github.com/deepseek-ai/DeepEP).
+alltoall, allgather: NCCL's collectives between permutations, as Megatron-Core's token_dispatcher.py; an all-gather brings all
+tokens to all ranks and takes as long however they are routed. deepep, hybridep: kernels that send a token once to each rank
+(and once to each node) that it goes to (github.com/deepseek-ai/DeepEP).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, Array,
 from solver.layers.shapes import Shapes
 
 MODULE = "expert_exchange"
-KERNELS = ("deepep", "hybridep")  #: dispatchers that are kernels of their own
 
 
 def dispatch_ops(shapes: Shapes) -> list[Op]:
@@ -37,12 +37,12 @@ def _row(shapes: Shapes) -> int:
 def _permutation(shapes: Shapes, name: str) -> list[Op]:
     """Tokens are read and their rows written, or the other way round; backward does the opposite.
 
-    DeepEP's received tokens are spread to the local experts; hybrid-EP's kernels do so themselves. Without fusion the copies go
-    through an index kernel and, where rows are added, fp32 sums (moe_permute_fusion).
+    What DeepEP or an all-gather brings is spread to the local experts; hybrid-EP's kernels do so themselves. Without fusion the
+    copies go through an index kernel and, where rows are added, fp32 sums (moe_permute_fusion).
     """
     if shapes.run.moe_dispatcher == "hybridep":
         return []
-    rows = sent_rows(shapes) if shapes.run.moe_dispatcher not in KERNELS else expert_rows(shapes)
+    rows = sent_rows(shapes) if shapes.run.moe_dispatcher == "alltoall" else expert_rows(shapes)
     size = (shapes.norm_tokens + rows) * _row(shapes)
     chain = 1.0 if shapes.run.moe_permute_fusion else 2.0
     return memory_bound(name, MODULE, "permute", size, chain, chain)
@@ -73,14 +73,16 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
         return Op(f"{name}{suffix}", MODULE, kind, phase, dims, "ep", count, under, recomputed_by=again, variant=variant)
 
     gathering = "all_gather" if direction == DISPATCH else "reduce_scatter"
-    within = op(".etp", gathering, message(sent_rows(shapes) * keys.etp * _row(shapes), groups.etp), keys.etp > 1)
     if run.moe_dispatcher == "alltoall":
-        return [op("", "all2all", message(sent_rows(shapes) * _load(shapes) * _row(shapes), groups.ep), keys.ep > 1), within]
+        hottest = expert_rows(shapes) * _row(shapes)  # the exchange ends when the rank that gets most has it
+        within = op(".etp", gathering, message(hottest, groups.etp), keys.etp > 1)
+        return [op("", "all2all", message(hottest / keys.etp, groups.ep), keys.ep > 1), within]
     if run.moe_dispatcher == "allgather":
         whole = shapes.norm_tokens * keys.ep * keys.etp * _row(shapes)
         return [op("", gathering, message(whole, shapes.groups.experts), keys.ep * keys.etp > 1)]
     place = groups.experts  # DeepEP's group is that of experts and their parts together
-    dims = {"tokens": shapes.norm_tokens, "row_bytes": _row(shapes), "top_k": shapes.model.num_experts_per_tok * keys.etp,
+    tokens = shapes.norm_tokens * np.where(keys.ep > 1, run.moe_imbalance, 1.0)  # what the rank that gets most receives
+    dims = {"tokens": tokens, "row_bytes": _row(shapes), "top_k": shapes.model.num_experts_per_tok * keys.etp,
             "experts": shapes.model.num_experts * keys.etp, "intra": place.intra, "inter": place.inter,
             "node_limit": _node_limit(shapes)}  # fmt: skip
     return [op("", direction, dims, keys.ep * keys.etp > 1, run.moe_dispatcher)]
@@ -92,11 +94,6 @@ def _node_limit(shapes: Shapes) -> Array:
     if not model.router_topk_groups:
         return 0
     return model.router_topk_groups * np.maximum(nodes // model.router_groups, 1)
-
-
-def _load(shapes: Shapes) -> Array:
-    """The exchange ends when the hottest rank has what is sent to it."""
-    return shapes.run.moe_imbalance
 
 
 def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:

@@ -106,6 +106,15 @@ def test_imbalance_costs_time_and_memory() -> None:
     assert program(ep=1, moe_imbalance=1.5).flops()[0] == program(ep=1).flops()[0]
 
 
+@pytest.mark.parametrize(("dispatcher", "size", "grows"), [
+    ("alltoall", "bytes", 1.5), ("deepep", "tokens", 1.5), ("hybridep", "tokens", 1.5), ("allgather", "bytes", 1.0),
+])  # fmt: skip
+def test_the_exchange_waits_for_the_rank_that_gets_most(dispatcher: str, size: str, grows: float) -> None:
+    even, uneven = (program(ep=4, moe_dispatcher=dispatcher, moe_imbalance=load) for load in (1.0, 1.5))
+    for name in ("dispatch.forward", "combine.forward", "dispatch.input_grad", "combine.input_grad"):
+        assert op(uneven, name)[size] == grows * op(even, name)[size]
+
+
 @pytest.mark.parametrize(("ep", "etp", "tp"), [(1, 1, 1), (4, 1, 1), (2, 2, 2), (8, 1, 2)])
 def test_all_ranks_together_hold_every_parameter_once(ep: int, etp: int, tp: int) -> None:
     model = MOE.replace(shared_expert_intermediate_size=48, shared_expert_gate=True, router_bias=True, mlp_bias=False)
