@@ -67,11 +67,8 @@ def load_problem(
     if of_experts and not run_config.model.is_mixture_of_experts:
         raise InputError(f"{of_experts[0]} changes nothing: {run_config.model.name} has no experts; leave it out")
     found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
-    topology = described.pop(TOPOLOGY, None)
-    place = _limited(cluster_of(found.device, described), memory_limit_gib)
-    cost = cost_model(found, place.network_bandwidth, CACHE)
-    if topology is not None:
-        cost = _on_topology(cost, topology, place, world_size)
+    cost, place = machine(found, described, world_size)
+    place = _limited(place, memory_limit_gib)
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
     own = str(given.get("framework", DEFAULT_FRAMEWORK))
     framework = release_for_search(str(constants.get("framework") or own))
@@ -83,6 +80,16 @@ def load_problem(
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(run_config.model, run, place, cost, approximate)
+
+
+def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple[CostModel, Cluster]:
+    """Return the cost model and the cluster of a profile's devices in a described cluster (keys: docs/formats.md).
+
+    Where the description holds a topology, collectives between servers are simulated on it.
+    """
+    place = cluster_of(profile.device, {key: value for key, value in described.items() if key != TOPOLOGY})
+    cost = cost_model(profile, place.network_bandwidth, CACHE)
+    return (_on_topology(cost, described[TOPOLOGY], place, world) if TOPOLOGY in described else cost), place
 
 
 def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int) -> CostModel:

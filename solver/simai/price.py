@@ -62,17 +62,17 @@ class Prices:
 #: Parts by key: (name, why the two differ).
 _TERMS: Mapping[str, tuple[str, str]] = {
     "compute": ("compute", "as the file states it, in both"),
-    "TP": ("tensor-parallel messages", "SimAI: no latency, ratio tables of 8-GPU nodes; here: measured collectives"),
+    "TP": ("tensor-parallel messages", "SimAI: no latency, ratio tables of 8-GPU nodes; here: those of the machine"),
     "EP": ("expert-parallel exchange", "SimAI: all-to-all by a share of the NICs; here: the profile's all-to-all"),
     "DP": ("data-parallel messages", "SimAI: each rank a node of its own, ratio 1 (line rate); here: ranks as placed"),
     "DP_EP": ("expert copies' messages", "SimAI: one GPU a node, ratio 1; here: ranks as placed"),
-    "small": ("messages below 1 MiB", "SimAI: a constant by ranks (0 for other than 2, 4, ... 128); here: measured latency"),
+    "small": ("messages below 1 MiB", "SimAI: a constant by ranks (0 for other than 2, 4, ... 128); here: the machine's latency"),
     "grad_norm": ("all-gather in grad_norm", "SimAI: parameters over the tensor group; here: over the data-parallel group"),
     "layernorm": ("all-reduce in layernorm", "SimAI: all parameters; without sequence parallelism no gradient is summed there"),
     "embedding_norm": ("all-reduce in embedding_norm", "SimAI: the embedding in every micro batch; nothing is sent there"),
     "lost": ("backward messages that are lost", "AICB states none, or 0 bytes, for the mirror of a forward collective"),
     "bubble": ("pipeline bubble", "SimAI: all rows over vpp, where AICB writes the layers of a stage; here: micro batches"),
-    "PP": ("sends between stages", "SimAI: bytes over the overlap ratio, so 0 by default; here: measured sends"),
+    "PP": ("sends between stages", "SimAI: bytes over the overlap ratio, so 0 by default; here: the machine's sends"),
     "parameters": ("parameters of the model", "AICB counts the embedding four times and a gated MLP without its gate"),
 }  # fmt: skip
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from predictor.cost_model import CostModel
-from predictor.fitted import cost_model
 from profiler.errors import InputError
 from profiler.profile.profiles import as_device, find_profile
-from solver.api import CACHE
+from solver.api import machine
 from solver.formats.config_file import find_model, load_cluster, load_run_config
+from solver.formats.topology_cluster import TOPOLOGY
 from solver.simai.analytical import sizes_of
 from solver.simai.collective_time import NVLINK_OF, Machine, Sizes
 from solver.simai.given import check_table_options, machine_of, overlaps_of
@@ -21,7 +22,7 @@ from solver.simai.price import Prices, prices
 from solver.simai.price_csv import group_sizes, table_prices
 from solver.simai.workload_csv import COMPUTATION, read_workload_csv
 from solver.simai.workload_text import read_workload_text
-from solver.spec.cluster import Cluster, cluster_of
+from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import mlp_biases, mlp_linears, parameters
@@ -94,8 +95,11 @@ def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, s
     profile, said = find_profile(name, args.pre_profiling_data_path)
     if args.as_device is not None:
         profile, said = as_device(profile, args.as_device)
-    cluster = cluster_of(profile.device, stated).for_world(gpus)
-    cost = cost_model(profile, cluster.network_bandwidth, CACHE)
+    cost, cluster = machine(profile, stated, gpus)
+    if TOPOLOGY in stated:
+        simulated: Any = cost.collectives
+        said = f"{said}; {simulated.text()}"
+    cluster = cluster.for_world(gpus)
     return cost.with_found_network(gpus, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node), cluster, said
 
 

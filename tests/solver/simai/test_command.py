@@ -134,6 +134,20 @@ def test_machines_of_a_price(workload: Path, capsys: pytest.CaptureFixture[str])
     assert "-nv 160," in capsys.readouterr().out
 
 
+def test_a_price_on_a_topology_simulates_what_crosses_servers(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = {}
+    for cluster in ("dgx_h100", "Spectrum-X"):
+        assert command.main(["--price", str(workload), "--cluster", cluster]) == 0
+        out = capsys.readouterr().out
+        assert ("simulated flow by flow" in out) == (cluster == "Spectrum-X")
+        rows = (line.split("│") for line in out.splitlines() if line.startswith("│"))
+        parts[cluster] = {row[1].strip(): float(row[3].replace(",", "")) for row in rows if row[3].strip()}
+    measured, simulated = parts["dgx_h100"], parts["Spectrum-X"]
+    assert simulated["tensor-parallel messages"] == measured["tensor-parallel messages"]  # within a server, as measured
+    assert simulated["data-parallel messages"] != measured["data-parallel messages"]
+    assert abs(simulated["data-parallel messages"] / measured["data-parallel messages"] - 1) < 0.2  # both 8 x 400 Gbit/s
+
+
 @pytest.mark.parametrize(("options", "message"), [
     (["--world_size", "8"], "--world_size says nothing to --price; leave it out"),
     (["--stage", "1"], "--stage says nothing to --price"),
