@@ -50,6 +50,10 @@ class Inputs:
             found.append(
                 "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
             )
+        if self.config.notes:
+            found.append(
+                f"as the script has it where the environment says nothing else: {printable('; '.join(self.config.notes), 400)}"
+            )
         ignored = self.config.ignored
         if ignored:
             more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""

@@ -33,6 +33,7 @@ class RunConfig:
 
     layout: Strategy field names -> values; zero_shard_size -1 means every rank that holds the same parameters. ignored: keys
     that are known but do not affect the prediction. assumed: layout fields that the file leaves to its framework's default.
+    notes: what was taken for what it leaves open.
     """
 
     name: str
@@ -42,6 +43,7 @@ class RunConfig:
     source: Path
     ignored: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def load_run_config(path: str | Path) -> RunConfig:
@@ -73,7 +75,7 @@ def read_source(source: Source) -> FileRun:
 
 def _run_config(source: Source, run: FileRun) -> RunConfig:
     seq_len = run.layout.get("seq_len")
-    return RunConfig(source.path.stem, run.model, run.layout, seq_len, source.path, run.ignored, run.assumed)
+    return RunConfig(source.path.stem, run.model, run.layout, seq_len, source.path, run.ignored, run.assumed, run.notes)
 
 
 def _neighbours(path: Path) -> Callable[[str], str | None]:

@@ -15,8 +15,15 @@ from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.megatron_run import run_of_arguments
-from solver.formats.megatron_script import PROGRAM, ranks_of_launch
-from solver.formats.script_words import arguments, launched_settings, program_at, script_words, whole_argument
+from solver.formats.megatron_script import PROGRAM
+from solver.formats.script_words import (
+    arguments,
+    launched_settings,
+    program_at,
+    ranks_of_launch,
+    script_words,
+    whole_argument,
+)
 from solver.formats.section_reader import SectionReader
 from solver.formats.text_file import json_object
 from solver.formats.trainer_script import PROGRAM as TRAINER

@@ -31,13 +31,14 @@ class FileRun:
 
     layout: Strategy fields; zero_shard_size -1 means every rank that holds the same parameters. assumed: fields of ``layout``
     that the file leaves to its framework's defaults. ignored: keys of the file that the framework knows and the prediction does
-    not use.
+    not use. notes: what was taken for what the file leaves open.
     """
 
     model: ModelSpec
     layout: Mapping[str, Any]
     assumed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def model_path(name: str) -> str:

@@ -92,11 +92,16 @@ def sections_of_megatron(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (model, run) of Megatron's arguments, in the keys of a case. arguments: flag (with its dashes) -> value or true.
 
-    A world size that is only assumed (key ``world-size-assumed``) grows until the groups of experts divide it.
+    A world size that is only assumed (key ``world-size-assumed``) grows until the groups of experts divide it. Published
+    arguments are those that their collector kept: a model with a gated MLP is then taken to train without dropout, unless the
+    key ``complete`` says that absent flags have Megatron's default.
     Raises InputError for a flag that is unknown, whose effect is not modelled, or that has no meaning beside the others.
     """
     flags = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
     _refuse(flags)
+    if "swiglu" in flags and not arguments.get("complete") and not any(flag.endswith("-dropout") for flag in flags):
+        flags |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
+        assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
     model = _model(flags)
     if arguments.get("world-size-assumed"):
         groups = _groups(flags)

@@ -39,7 +39,7 @@ def run_of_arguments(flags: Mapping[str, Any], world: int, path: Path, assumed: 
     InputError for what solver.formats.megatron_args refuses.
     """
     ignored = tuple(sorted(flag for flag in flags if flag.lstrip("-") in ARRANGEMENTS))
-    own = {flag: value for flag, value in flags.items() if flag not in ignored}
+    own = {flag: value for flag, value in flags.items() if flag not in ignored} | {"complete": True}
     case = case_of({"id": path.stem, "hardware": "", "model": {}, "measured": {}, "run": {"world_size": world},
                     "megatron_args": own | ({"world-size-assumed": True} if assumed else {})})  # fmt: skip
     if case.skipped or case.model is None or case.strategy is None:

@@ -1,20 +1,65 @@
-"""The words of a shell script that launches a framework: they are read, never run, so they must stand in it literally."""
+"""The words of a shell script that launches a framework, and the arguments in them."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, printable, shown
 from solver.formats.file_run import Source
+from solver.formats.shell_script import Shell, read_shell
+
+#: torchrun's and deepspeed's, with - or _.
+LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
+_END = ";"  #: stands between two commands
 
 
 def script_words(source: Source) -> list[str]:
-    """Return the words of a script; comments are left out. Raises InputError where a shell could not read them."""
+    """Return the words of a script's commands, with the script's own variables put in; comments are left out.
+
+    Raises InputError where a shell could not read them.
+    """
+    return [word.text for word in _shell(source).words]
+
+
+def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tuple[str, ...]:
+    """Return "NAME is value" for the script's defaults of the environment's variables that decide the run of a program.
+
+    ignored: arguments that decide nothing.
+    """
+    shell = _shell(source)
+    words = [word.text for word in shell.words]
+    at = program_at(words, program)
+    used: set[str] = set()
+    for i, word in enumerate(shell.words):
+        if at is not None and i < at and _launch_key(words[i - 1]):
+            used |= word.defaults
+        elif at is not None and i > at:
+            name = next((words[j].partition("=")[0] for j in range(i, at, -1) if words[j].startswith("--")), "")
+            used |= set() if name in ignored or _END in words[at:i] else word.defaults
+    return tuple(f"{name} is {shell.defaults[name]}" for name in sorted(used))
+
+
+def ranks_of_launch(words: Sequence[str], path: Path) -> int:
+    """Return the GPUs of torchrun's or deepspeed's words before the program. Raises InputError where they are no numbers."""
+    pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
+    pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
+    launch = {key: value for name, value in pairs if (key := _launch_key(name))}
+    if set(launch) != set(LAUNCH) or not all(value.isdecimal() for value in launch.values()):
+        found = next((f"; the script does not set {printable(value)}" for value in launch.values() if "$" in value), "")
+        raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{found}")
+    return int(launch["nodes"]) * int(launch["each"])
+
+
+def _launch_key(word: str) -> str:
+    name = word.lstrip("-").replace("_", "-")
+    return next((key for key, names in LAUNCH.items() if name in names), "") if word.startswith("-") else ""
+
+
+def _shell(source: Source) -> Shell:
     try:
-        return shlex.split(source.text.replace("\\\n", " "), comments=True)
+        return read_shell(source.text)
     except ValueError as error:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
 
@@ -24,16 +69,17 @@ def program_at(words: Sequence[str], program: str) -> int | None:
     return next((i for i, word in enumerate(words) if word == program or word.endswith(f"/{program}")), None)
 
 
-def arguments(words: Sequence[str], path: Path) -> dict[str, Any]:
-    """Return argument -> value (a number where it is one, a list's words joined, true for a switch).
+def arguments(words: Sequence[str], path: Path, ignored: Collection[str] = ()) -> dict[str, Any]:
+    """Return argument -> value (a number where it is one, a list's words joined, true for a switch) of one command.
 
-    Raises InputError for a variable, for an argument that stands twice, and for a word that belongs to none.
+    ignored: arguments whose values need not be known. Raises InputError for a variable that only the shell knows, for an
+    argument that stands twice, and for a word that belongs to none.
     """
     found: dict[str, list[str]] = {}
     name = ""
-    for word in words:
-        if "$" in word:
-            raise InputError(f"{path}: {printable(word)} is a variable; write its value, as the shell would")
+    for word in words[: words.index(_END)] if _END in words else words:
+        if "$" in word and name not in ignored and word.partition("=")[0] not in ignored:
+            raise InputError(f"{path}: {printable(word)} is a variable that the script does not set; write its value")
         if word.startswith("--"):
             name, _, value = word.partition("=")
             if name in found:

@@ -66,7 +66,7 @@ _TERMS: Mapping[str, tuple[str, str]] = {
     "EP": ("expert-parallel exchange", "SimAI: all-to-all by a share of the NICs; here: the profile's all-to-all"),
     "DP": ("data-parallel messages", "SimAI: each rank a node of its own, ratio 1 (line rate); here: ranks as placed"),
     "DP_EP": ("expert copies' messages", "SimAI: one GPU a node, ratio 1; here: ranks as placed"),
-    "small": ("messages below 1 MiB", "SimAI: a constant by ranks (0 for other than 2, 4, ... 128); here: the machine's latency"),
+    "small": ("messages below 1 MiB", "SimAI: a constant by ranks (0 for other than 2, 4, ... 128); here: a latency"),
     "grad_norm": ("all-gather in grad_norm", "SimAI: parameters over the tensor group; here: over the data-parallel group"),
     "layernorm": ("all-reduce in layernorm", "SimAI: all parameters; without sequence parallelism no gradient is summed there"),
     "embedding_norm": ("all-reduce in embedding_norm", "SimAI: the embedding in every micro batch; nothing is sent there"),

@@ -1,0 +1,251 @@
+"""The words of a shell script with its own variables put in. The script is read, never run.
+
+Understood are assignments (also arrays, +=), $NAME, ${NAME}, ${NAME[@]}, ${NAME:-default}, whole-number $((...)), and
+conditions that compare such values. What depends on the environment, on files or on programs stays as it is written, with
+its ``$``.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+_PUNCTUATION = ";&|()\n"
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_EXPANSION = re.compile(r"\$\{([^{}$]*)\}|\$([A-Za-z_]\w*)|\$\[([^\[\]$]*)\]")
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script itself is called with
+_BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
+_REDIRECTION = re.compile(r"(?<=\s)\d?>>?(?:&\d|[ \t]*[^\s&|;]+)")
+_KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
+_HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
+_PREFIXES = ("export", "declare", "local", "readonly")
+_BLOCKS = ("for", "while", "until", "case")
+_KEYWORDS = (*_BLOCKS, "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
+_SEPARATORS = (";", "\n", "&", "&&", "|", "||")
+_LONGEST = 100_000  #: characters of a variable, and times that it is expanded: beyond them a script is not meant to be read
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command. defaults: the variables of the environment in it for which the script's own default stands."""
+
+    text: str
+    defaults: frozenset[str] = frozenset()
+
+
+@dataclass
+class _State:
+    """variables: name -> value, None where it is not known. defaults: name -> value of ${NAME:-value}."""
+
+    variables: dict[str, Word | None] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+    branches: list[tuple[bool | None, bool | None]] = field(default_factory=list)  #: (this one runs, an earlier one ran)
+
+    @property
+    def runs(self) -> bool | None:
+        """Whether the present command runs: None where a condition cannot be told."""
+        return _all(branch for branch, _ in self.branches)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """words: those of the commands that run, or may run; ";" stands between two commands. defaults: variable -> value."""
+
+    words: tuple[Word, ...]
+    defaults: dict[str, str]
+
+
+def read_shell(text: str) -> Shell:
+    """Return the words of a script. Raises ValueError where quotes are not closed."""
+    state, tokens, at = _State(), _tokens(text), 0
+    found: list[Word] = []
+    starts = True  # whether the next token begins a command
+    while at < len(tokens):
+        token = tokens[at]
+        at += 1
+        if token in _SEPARATORS or starts and token in _KEYWORDS:
+            at = _control(state, token, tokens, at)
+            found += [Word(";")] if found and found[-1].text != ";" else []
+            starts = True
+            continue
+        assigned = _ASSIGNMENT.fullmatch(token) if starts else None
+        if assigned:
+            at = _assign(state, assigned, tokens, at)
+        elif not (starts and token in _PREFIXES):
+            starts = False
+            found += _expanded(state, token) if state.runs is not False else []
+    return Shell(tuple(found), state.defaults)
+
+
+def _tokens(text: str) -> list[str]:
+    """Return the words and separators of a script, with what $(...) runs hidden from the splitting."""
+    text = re.sub(r"\$\(\((.*?)\)\)", lambda m: f"$[{m[1].translate(_HIDDEN)}]", text.replace("\\\n", " "))
+    text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
+    lexer = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=_PUNCTUATION)
+    lexer.whitespace, lexer.whitespace_split = " \t\r", True
+    found: list[str] = []
+    for token in lexer:
+        if token and set(token) <= set(_PUNCTUATION):
+            found += [pair if key in "&|" else key for key, same in groupby(token) for pair in ["".join(same)]]
+        else:
+            found.append(token)
+    return found
+
+
+def _control(state: _State, token: str, tokens: Sequence[str], at: int) -> int:
+    """Enter or leave a branch; return where the commands go on."""
+    if token in ("if", "elif"):
+        end = next((i for i in range(at, len(tokens)) if tokens[i] == "then"), len(tokens))
+        holds = _condition(state, [t for t in tokens[at:end] if t not in (";", "\n")])
+        earlier = state.branches.pop()[1] if token == "elif" and state.branches else False
+        state.branches.append((_all([holds, _not(earlier)]), _any([holds, earlier])))
+        return end
+    if token == "else" and state.branches:
+        _, earlier = state.branches.pop()
+        state.branches.append((_not(earlier), True))
+    elif token in _BLOCKS:
+        state.branches.append((None, None))
+    elif token in ("fi", "done", "esac") and state.branches:
+        state.branches.pop()
+    return at
+
+
+def _assign(state: _State, match: re.Match[str], tokens: Sequence[str], at: int) -> int:
+    """Set a variable; return where the commands go on, after the elements of an array."""
+    name, more, value = match.groups()
+    parts = [value]
+    if not value and at < len(tokens) and tokens[at] == "(":
+        end = next((i for i in range(at, len(tokens)) if tokens[i] == ")"), len(tokens))
+        parts, at = [token for token in tokens[at + 1 : end] if token != "\n"], end + 1
+    if state.runs is False:
+        return at
+    words = [_word(state, part) for part in parts]
+    before = state.variables.get(name, Word("")) if more else Word("")
+    if state.runs is None or before is None:
+        state.variables[name] = None
+        return at
+    text = " ".join(filter(None, (before.text, *(word.text for word in words)))) if len(parts) != 1 or more else words[0].text
+    defaults = before.defaults.union(*(word.defaults for word in words))
+    state.variables[name] = Word(text[:_LONGEST], defaults)
+    return at
+
+
+def _expanded(state: _State, token: str) -> list[Word]:
+    """Return the words that a token stands for: what comes from variables is split at blanks, $@ is taken to be empty."""
+    word = _word(state, token)
+    return [Word(text, word.defaults) for text in (word.text.split() if "$" in token else [word.text])]
+
+
+def _word(state: _State, token: str) -> Word:
+    """Return a token with its variables put in, innermost first; one whose value is not known keeps its name."""
+    used: set[str] = set()
+
+    token = _ARGUMENTS.sub("", token)
+
+    def value(match: re.Match[str]) -> str:
+        braced, plain, sum_ = match.groups()
+        found = _arithmetic(state, sum_, used) if sum_ is not None else _value(state, braced or plain or "", used)
+        return "\0" + match[0][1:].replace("$", "\0") if found is None else found
+
+    for _ in range(_LONGEST):
+        token, count = _EXPANSION.subn(value, token)
+        if not count or len(token) > _LONGEST:
+            break
+    return Word(token.translate(_KEPT), frozenset(used))
+
+
+def _value(state: _State, written: str, used: set[str]) -> str | None:
+    """Return what ${written} is, or None where that is not known."""
+    match = _BRACED.fullmatch(written)
+    if not match:
+        return None
+    name, how, default = match.groups()
+    if name in state.variables and (how is None or (state.variables[name] or Word("?")).text or ":" not in how):
+        known = state.variables[name]
+        used |= known.defaults if known else set()
+        return known.text if known else None
+    if how is None:
+        return None
+    if name not in state.variables:
+        used.add(name)
+        state.defaults[name] = default.translate(_KEPT)
+    return str(default)
+
+
+def _arithmetic(state: _State, written: str, used: set[str]) -> str | None:
+    """Return the whole number that $((written)) is, or None."""
+
+    def number(match: re.Match[str]) -> str:
+        return _value(state, match[0], used) or "?"
+
+    text = re.sub(r"[A-Za-z_]\w*", number, written.translate(_KEPT))
+    if not re.fullmatch(r"[\d+\-*/%() ]{1,100}", text):
+        return None
+    try:
+        return str(_sum(ast.parse(text.strip(), mode="eval").body))
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _sum(node: ast.AST) -> int:
+    kinds: dict[type, Callable[[int, int], int]] = {
+        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
+    }  # fmt: skip
+    if isinstance(node, ast.BinOp) and type(node.op) in kinds:
+        return kinds[type(node.op)](_sum(node.left), _sum(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_sum(node.operand)
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise ValueError(f"{ast.dump(node)} is no sum of whole numbers")
+
+
+def _condition(state: _State, tokens: Sequence[str]) -> bool | None:
+    """Return whether a condition of [ ] or [[ ]] holds, joined by && and ||; None where that cannot be told."""
+    words = [token for token in tokens if token not in ("[", "[[", "]", "]]")]
+    parts = [list(same) for joint, same in groupby(words, lambda word: word in ("&&", "||")) if not joint]
+    joints = [word for word in words if word in ("&&", "||")]
+    if not parts or len(parts) != len(joints) + 1 or len(words) != len(tokens) - 2 * len(parts):
+        return None
+    holds = _test(state, parts[0])
+    for joint, part in zip(joints, parts[1:], strict=True):
+        holds = (_all if joint == "&&" else _any)([holds, _test(state, part)])
+    return holds
+
+
+def _test(state: _State, tokens: Sequence[str]) -> bool | None:
+    if tokens and tokens[0] == "!":
+        return _not(_test(state, tokens[1:]))
+    words = [_word(state, token).text for token in tokens]
+    if any("$" in word for word in words):
+        return None
+    if len(words) == 2 and words[0] in ("-n", "-z"):
+        return bool(words[1]) == (words[0] == "-n")
+    if len(words) != 3:
+        return None
+    left, how, right = words
+    if how in ("=", "==", "!="):
+        return None if set(right) & set("*?[") else (left == right) == (how != "!=")
+    compare = {"-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt,
+               "-le": operator.le}.get(how)  # fmt: skip
+    if compare is None or not all(re.fullmatch(r"-?\d{1,18}", word) for word in (left, right)):
+        return None
+    return bool(compare(int(left), int(right)))
+
+
+def _not(value: bool | None) -> bool | None:
+    return None if value is None else not value
+
+
+def _all(values: Sequence[bool | None] | Iterator[bool | None]) -> bool | None:
+    found = list(values)
+    return False if False in found else None if None in found else True
+
+
+def _any(values: Sequence[bool | None]) -> bool | None:
+    return True if True in values else None if None in values else False

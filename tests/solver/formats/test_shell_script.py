@@ -1,0 +1,108 @@
+"""Shell scripts are read with their own variables put in, and only those: what a shell alone knows keeps its name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import InputError
+from solver.formats.config_file import load_run_config
+from solver.formats.shell_script import read_shell
+
+SCRIPT = """#!/bin/bash
+NODES=${NUM_NODES:-2}   # as the scheduler says
+GPUS=8
+WORLD=$((GPUS * $NODES))
+MODEL="--num-layers 32 --hidden-size 4096 --num-attention-heads 32"
+ARGS=(
+    --seq-length 4096 --max-position-embeddings 4096  # tokens
+    "--micro-batch-size 1"
+    --global-batch-size $(( WORLD * 4 ))
+)
+TYPE=${DTYPE:-bf16}
+if [[ "$TYPE" == "fp8" ]]; then
+    ARGS+=(--bf16 --fp8-format hybrid)
+elif [ $GPUS -gt 4 ] && [ -n "$TYPE" ]; then
+    ARGS+=(--bf16)
+else
+    ARGS+=(--fp16)
+fi
+export NCCL_DEBUG=WARN
+mkdir -p "$LOGS"
+torchrun --nproc_per_node $GPUS --nnodes $NODES --master_addr ${MASTER_ADDR:-localhost} \\
+    pretrain_gpt.py ${MODEL} ${ARGS[@]} --save "$LOGS/$(date +%F)" --bf16x $@ 2>&1 | tee log.txt
+echo done
+"""
+
+
+def words(text: str) -> list[str]:
+    return [word.text for word in read_shell(text).words]
+
+
+def test_a_script_in_the_style_of_megatrons_examples(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.replace("--bf16x ", ""))
+    config = load_run_config(path)
+    assert {key: config.layout[key] for key in ("world_size", "dp", "seq_len", "micro_batch_size", "num_micro_batches")} == {
+        "world_size": 16, "dp": 16, "seq_len": 4096, "micro_batch_size": 1, "num_micro_batches": 4,
+    }  # fmt: skip
+    assert (config.model.num_hidden_layers, config.layout["precision"], config.ignored) == (32, "bf16", ("--save",))
+    assert config.notes == ("DTYPE is bf16", "NUM_NODES is 2")  # not MASTER_ADDR, which decides nothing
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+def test_the_words_are_those_that_bash_passes(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "torchrun").chmod(0o755)
+    text = SCRIPT.replace("$(date +%F)", "now").replace('mkdir -p "$LOGS"', "LOGS=/tmp/logs").replace("| tee log.txt", "")
+    done = subprocess.run(
+        ["bash", "-c", text], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    assert " ".join(words(text)) == f"torchrun {' '.join(done.stdout.split()[:-1])} ; echo done ;"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A=1; B=$A; run $B ${B}x", "run 1 1x ;"),
+        ("run $HOME/x `ls`", "run $HOME/x `ls` ;"),
+        ('A="x y"; run "$A"', "run x y ;"),
+        ("A=(1 2); A+=(3); run ${A[@]} ${A[*]}", "run 1 2 3 1 2 3 ;"),
+        ("A=${B:-${C:-7}}; run $A ${A}", "run 7 7 ;"),
+        ("run $((7 / 2 * (1 + 3) % 5)) $((2 ** 3)) $((1 / 0))", "run 2 $[2 ** 3] $[1 / 0] ;"),
+        ("if [ -f x ]; then A=1; else A=2; fi; run $A", "run $A ;"),  # only the machine knows
+        ("if [ 1 -eq 2 ]; then run a; elif [ 2 -eq 2 ]; then run b; else run c; fi", "run b ;"),
+        ("for N in 1 2; do A=$N; done; run $A", "N in 1 2 ; run $A ;"),
+        ("N=3; if ! [ $N -ge 3 ] || [ $N != 4 ]; then run yes; fi", "run yes ;"),
+        ("A=1 # run no\nrun '#' $A", "run # 1 ;"),
+        ('run --list "([0]*3+[1]*11)"', "run --list ([0]*3+[1]*11) ;"),
+    ],
+)
+def test_what_a_shell_would_make_of_it(text: str, expected: str) -> None:
+    found = " ".join(words(text)).removesuffix(" ;")
+    assert found.removeprefix("; ") == expected.removesuffix(" ;")
+
+
+def test_a_variable_that_grows_is_cut() -> None:
+    text = "A=xxxxxxxxxx\n" + "A=$A$A\n" * 60 + "run $A"
+    assert max(map(len, words(text))) <= 200_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("GPUS=8", "GPUS=$(nvidia-smi -L | wc -l)", "must say the number of GPUs, as numbers; the script does not set"),
+        ("--seq-length 4096", "--seq-length $LENGTH", "$LENGTH is a variable that the script does not set; write its value"),
+        ("NODES=${NUM_NODES:-2}", "NODES=$1", "the script does not set $1"),
+        ("TYPE=${DTYPE:-bf16}", "TYPE='", "it cannot be read as a command: No closing quotation"),
+    ],
+)
+def test_what_only_the_shell_knows_is_refused(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.replace("--bf16x ", "").replace(old, new))
+    with pytest.raises(InputError) as refused:
+        load_run_config(path)
+    assert sentence in str(refused.value)
