@@ -47,8 +47,9 @@ def ranks_of_launch(words: Sequence[str], path: Path) -> int:
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
     launch = {key: value for name, value in pairs if (key := _launch_key(name))}
     if set(launch) != set(LAUNCH) or not all(value.isdecimal() for value in launch.values()):
-        found = next((f"; the script does not set {printable(value)}" for value in launch.values() if "$" in value), "")
-        raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{found}")
+        unknown = next((value for value in launch.values() if "$" in value), "")
+        why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
+        raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}")
     return int(launch["nodes"]) * int(launch["each"])
 
 
@@ -79,7 +80,7 @@ def arguments(words: Sequence[str], path: Path, ignored: Collection[str] = ()) -
     name = ""
     for word in words[: words.index(_END)] if _END in words else words:
         if "$" in word and name not in ignored and word.partition("=")[0] not in ignored:
-            raise InputError(f"{path}: {printable(word)} is a variable that the script does not set; write its value")
+            raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value")
         if word.startswith("--"):
             name, _, value = word.partition("=")
             if name in found:

@@ -38,18 +38,32 @@ class Word:
     defaults: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True)
+class _Branch:
+    """Of an if, or of a loop. earlier: whether one before it ran. defaults: of the environment, which decided."""
+
+    runs: bool | None = None
+    earlier: bool | None = None
+    defaults: frozenset[str] = frozenset()
+
+
 @dataclass
 class _State:
     """variables: name -> value, None where it is not known. defaults: name -> value of ${NAME:-value}."""
 
     variables: dict[str, Word | None] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
-    branches: list[tuple[bool | None, bool | None]] = field(default_factory=list)  #: (this one runs, an earlier one ran)
+    branches: list[_Branch] = field(default_factory=list)
 
     @property
     def runs(self) -> bool | None:
         """Whether the present command runs: None where a condition cannot be told."""
-        return _all(branch for branch, _ in self.branches)
+        return _all(branch.runs for branch in self.branches)
+
+    @property
+    def decided_by(self) -> frozenset[str]:
+        """The variables whose defaults decide that it runs."""
+        return frozenset().union(*(branch.defaults for branch in self.branches))
 
 
 @dataclass(frozen=True)
@@ -101,15 +115,17 @@ def _control(state: _State, token: str, tokens: Sequence[str], at: int) -> int:
     """Enter or leave a branch; return where the commands go on."""
     if token in ("if", "elif"):
         end = next((i for i in range(at, len(tokens)) if tokens[i] == "then"), len(tokens))
-        holds = _condition(state, [t for t in tokens[at:end] if t not in (";", "\n")])
-        earlier = state.branches.pop()[1] if token == "elif" and state.branches else False
-        state.branches.append((_all([holds, _not(earlier)]), _any([holds, earlier])))
+        used: set[str] = set()
+        holds = _condition(state, [t for t in tokens[at:end] if t not in (";", "\n")], used)
+        before = state.branches.pop() if token == "elif" and state.branches else _Branch(earlier=False)
+        runs, earlier = _all([holds, _not(before.earlier)]), _any([holds, before.earlier])
+        state.branches.append(_Branch(runs, earlier, before.defaults | used))
         return end
     if token == "else" and state.branches:
-        _, earlier = state.branches.pop()
-        state.branches.append((_not(earlier), True))
+        before = state.branches.pop()
+        state.branches.append(_Branch(_not(before.earlier), True, before.defaults))
     elif token in _BLOCKS:
-        state.branches.append((None, None))
+        state.branches.append(_Branch())
     elif token in ("fi", "done", "esac") and state.branches:
         state.branches.pop()
     return at
@@ -129,8 +145,8 @@ def _assign(state: _State, match: re.Match[str], tokens: Sequence[str], at: int)
     if state.runs is None or before is None:
         state.variables[name] = None
         return at
-    text = " ".join(filter(None, (before.text, *(word.text for word in words)))) if len(parts) != 1 or more else words[0].text
-    defaults = before.defaults.union(*(word.defaults for word in words))
+    text = " ".join(filter(None, (before.text, *(word.text for word in words))))
+    defaults = state.decided_by.union(before.defaults, *(word.defaults for word in words))
     state.variables[name] = Word(text[:_LONGEST], defaults)
     return at
 
@@ -138,11 +154,17 @@ def _assign(state: _State, match: re.Match[str], tokens: Sequence[str], at: int)
 def _expanded(state: _State, token: str) -> list[Word]:
     """Return the words that a token stands for: what comes from variables is split at blanks, $@ is taken to be empty."""
     word = _word(state, token)
-    return [Word(text, word.defaults) for text in (word.text.split() if "$" in token else [word.text])]
+    parts = word.text.split() if "$" in token else [word.text]
+    return [Word(_plain(text), word.defaults | state.decided_by) for text in parts]
+
+
+def _plain(text: str) -> str:
+    """Return a word as the script writes it, where nothing is put in for its variables."""
+    return re.sub(r"\$\[([^]]*)\]", r"$((\1))", text.translate(_KEPT))
 
 
 def _word(state: _State, token: str) -> Word:
-    """Return a token with its variables put in, innermost first; one whose value is not known keeps its name."""
+    """Return a token with its variables put in, innermost first; what is not known stays hidden from further expansion."""
     used: set[str] = set()
 
     token = _ARGUMENTS.sub("", token)
@@ -156,7 +178,7 @@ def _word(state: _State, token: str) -> Word:
         token, count = _EXPANSION.subn(value, token)
         if not count or len(token) > _LONGEST:
             break
-    return Word(token.translate(_KEPT), frozenset(used))
+    return Word(token, frozenset(used))
 
 
 def _value(state: _State, written: str, used: set[str]) -> str | None:
@@ -173,7 +195,7 @@ def _value(state: _State, written: str, used: set[str]) -> str | None:
         return None
     if name not in state.variables:
         used.add(name)
-        state.defaults[name] = default.translate(_KEPT)
+        state.defaults[name] = _plain(default)
     return str(default)
 
 
@@ -205,23 +227,28 @@ def _sum(node: ast.AST) -> int:
     raise ValueError(f"{ast.dump(node)} is no sum of whole numbers")
 
 
-def _condition(state: _State, tokens: Sequence[str]) -> bool | None:
-    """Return whether a condition of [ ] or [[ ]] holds, joined by && and ||; None where that cannot be told."""
+def _condition(state: _State, tokens: Sequence[str], used: set[str]) -> bool | None:
+    """Return whether a condition of [ ] or [[ ]] holds, joined by && and ||; None where that cannot be told.
+
+    used: gets the variables whose defaults it looks at.
+    """
     words = [token for token in tokens if token not in ("[", "[[", "]", "]]")]
     parts = [list(same) for joint, same in groupby(words, lambda word: word in ("&&", "||")) if not joint]
     joints = [word for word in words if word in ("&&", "||")]
     if not parts or len(parts) != len(joints) + 1 or len(words) != len(tokens) - 2 * len(parts):
         return None
-    holds = _test(state, parts[0])
+    holds = _test(state, parts[0], used)
     for joint, part in zip(joints, parts[1:], strict=True):
-        holds = (_all if joint == "&&" else _any)([holds, _test(state, part)])
+        holds = (_all if joint == "&&" else _any)([holds, _test(state, part, used)])
     return holds
 
 
-def _test(state: _State, tokens: Sequence[str]) -> bool | None:
+def _test(state: _State, tokens: Sequence[str], used: set[str]) -> bool | None:
     if tokens and tokens[0] == "!":
-        return _not(_test(state, tokens[1:]))
-    words = [_word(state, token).text for token in tokens]
+        return _not(_test(state, tokens[1:], used))
+    found = [_word(state, token) for token in tokens]
+    used.update(*(word.defaults for word in found))
+    words = [_plain(word.text) for word in found]
     if any("$" in word for word in words):
         return None
     if len(words) == 2 and words[0] in ("-n", "-z"):

@@ -177,7 +177,7 @@ def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_pat
             SCRIPT.replace("batch_size 2", "batch_size two"),
             "--per_device_train_batch_size is 'two'; it must be a positive whole",
         ),
-        (SCRIPT.replace("size 2048", "size $LENGTH"), "$LENGTH is a variable that the script does not set; write its value"),
+        (SCRIPT.replace("size 2048", "size $LENGTH"), "$LENGTH is not known from the script alone; write its value"),
         (SCRIPT.replace("--block", "--block_size 1 --block"), "--block_size is given twice"),
         ("accelerate launch train.py", "it must name accelerate's settings, --config_file NAME.yaml, beside the script"),
     ],
