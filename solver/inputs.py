@@ -50,10 +50,7 @@ class Inputs:
             found.append(
                 "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
             )
-        if self.config.notes:
-            found.append(
-                f"as the script has it where the environment says nothing else: {printable('; '.join(self.config.notes), 400)}"
-            )
+        found += [printable(line, 400) for line in self.config.notes]
         ignored = self.config.ignored
         if ignored:
             more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""

@@ -152,9 +152,11 @@ def _precision(file: SectionReader) -> Flags:
             "fp8-param-gather": mixed.flag("fp8_param_gather", mixed.flag("fp8_param", False)),
         }  # fmt: skip
         if mixed.flag("first_last_layers_bf16", False):
+            flags["first-last-layers-bf16"] = True
             for end in ("start", "end"):
                 flags[f"num-layers-at-{end}-in-bf16"] = mixed.whole(f"num_layers_at_{end}_in_bf16", 0, least=0)
-    return {flag: value for flag, value in flags.items() if value}
+    ends = ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
+    return {flag: value for flag, value in flags.items() if value or flag in ends}
 
 
 def _training(file: SectionReader) -> Flags:

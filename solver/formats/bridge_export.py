@@ -33,6 +33,8 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
         f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name.",
         f"Over a recipe of a GPT model: {torchrun(run, gpus_per_node)} PRETRAIN.py --config-file {name}.yaml",
     ]
+    if run.cuda_graphs:
+        comments.append("CUDA graphs also need rng.te_rng_tracker=true.")
     if run.moe_fused_experts:
         comments.append("Fused experts also need NVTE_CUTEDSL_FUSED_GROUPED_MLP=1 in the environment.")
     sections = {

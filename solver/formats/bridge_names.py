@@ -29,7 +29,7 @@ VALUES: Mapping[str, str] = {
         "moe-flex-dispatcher-backend tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size "
         "expert-model-parallel-size expert-tensor-parallel-size pipeline-model-parallel-layout cp-comm-type "
         "recompute-granularity recompute-method recompute-num-layers attention-backend attention-dropout hidden-dropout "
-        "cross-entropy-fusion-impl cpu-offloading-num-layers transformer-impl"
+        "cross-entropy-fusion-impl cpu-offloading-num-layers transformer-impl cuda-graph-impl cuda-graph-scope"
     ),
     "num-experts": "num_moe_experts",
     "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
@@ -93,7 +93,7 @@ KNOWN: Known = keys(
     model=keys(
         " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL_MODEL)) + " cpu_offloading "
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
-        "should_pad_vocab tp_comm_overlap cuda_graph_impl enable_cuda_graph external_cuda_graph delay_wgrad_compute "
+        "should_pad_vocab tp_comm_overlap use_te_rng_tracker enable_cuda_graph external_cuda_graph delay_wgrad_compute "
         "use_transformer_engine_op_fuser moe_mlp_glu_interleave_size"
     ),
     train=keys(
@@ -121,9 +121,8 @@ KNOWN: Known = keys(
 )
 _OFF = (False, None, "none")
 DESCRIBED: Described = {
-    "model.cuda_graph_impl": (_OFF, "the memory of CUDA graphs"),
-    "model.enable_cuda_graph": (_OFF, "the memory of CUDA graphs"),
-    "model.external_cuda_graph": (_OFF, "the memory of CUDA graphs"),
+    "model.enable_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
+    "model.external_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "model.delay_wgrad_compute": (_OFF, "a delay of the weight gradients"),
     "comm_overlap.delay_wgrad_compute": (_OFF, "a delay of the weight gradients"),
     "train.rampup_batch_size": ((None,), "a batch that grows"),

@@ -46,6 +46,8 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             run.precision in (*PRECISIONS, "fp32"),
             f"precision {run.precision}: DeepSpeed trains in fp32, {' and '.join(PRECISIONS)}",
         ),
+        (not run.tp_comm_overlap, "tp_comm_overlap: Megatron-DeepSpeed has none"),
+        (not run.cuda_graphs, "cuda_graphs: Megatron-DeepSpeed has none"),
         (run.grad_dtype in GRADIENTS, f"grad_dtype {run.grad_dtype}: DeepSpeed has {', '.join(GRADIENTS)}"),
         (
             not run.zero or run.zero_shard_size == run.dp,

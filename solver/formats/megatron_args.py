@@ -13,78 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
+from solver.formats.megatron_flags import COUNTS, KNOWN, LEFT_OUT, MAY_BE_ZERO, OF_THE_RUN, UNMODELLED
 from solver.spec.pipeline_layout import chunk_layers
-
-
-def _flags(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
+from solver.spec.strategy import CUDA_GRAPH_MODULES
 
 #: The release whose arguments these are, over Transformer Engine and with --transformer-impl local.
 FRAMEWORK, LOCAL = "megatron-core", "megatron-core local"
+#: Values of --cuda-graph-scope that mean whole layers.
+_WHOLE_LAYERS = ("full", "full_iteration")
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 128000}
-#: Flags that change neither memory nor time as modelled: numerics, data, logging, or Megatron's default behaviour.
-NEUTRAL = _flags(
-    "apply-query-key-layer-scaling attention-softmax-in-fp32 calculate-per-token-loss ddp-average-in-collective "
-    "distributed-backend enable-experimental finetune max-position-embeddings mock-data moe-router-dtype "
-    "moe-router-load-balancing-type moe-router-pre-softmax moe-router-topk-scaling-factor mtp-loss-scaling-factor "
-    "no-bias-gelu-fusion no-check-for-nan-in-loss-and-grad no-create-attention-mask-in-dataloader no-rope-fusion "
-    "overlap-p2p-communication-warmup-flush te-rng-tracker tokenizer-type use-flash-attn use-mcore-models "
-    "use-tp-pp-dp-mapping"
-)
-#: Flags whose effect is not modelled, with what they do.
-UNMODELLED = {
-    "use-megatron-fsdp": "Megatron FSDP",
-    "fine-grained-activation-offloading": "activations on the host",
-    "cuda-graph-impl": "memory of CUDA graphs",
-    "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
-    "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro batches that is not pp",
-}
-_COUNTS = {  # flag -> key of the model
-    "num-layers": "num_hidden_layers", "hidden-size": "hidden_size", "num-attention-heads": "num_attention_heads",
-    "num-experts": "num_experts", "moe-router-topk": "num_experts_per_tok", "moe-router-num-groups": "router_groups",
-    "moe-router-group-topk": "router_topk_groups", "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
-    "q-lora-rank": "q_lora_rank", "kv-lora-rank": "kv_lora_rank", "qk-head-dim": "qk_nope_head_dim",
-    "qk-pos-emb-head-dim": "qk_rope_head_dim", "v-head-dim": "v_head_dim", "mtp-num-layers": "num_nextn_predict_layers",
-}  # fmt: skip
-_RUN = {  # flag -> (key of the run, default)
-    "seq-length": ("seq_len", None), "micro-batch-size": ("micro_batch_size", None),
-    "global-batch-size": ("global_batch_size", None), "tensor-model-parallel-size": ("tp", 1),
-    "pipeline-model-parallel-size": ("pp", 1), "context-parallel-size": ("cp", 1), "expert-model-parallel-size": ("ep", 1),
-    "decoder-first-pipeline-num-layers": ("num_layers_in_first_pipeline_stage", 0),
-    "decoder-last-pipeline-num-layers": ("num_layers_in_last_pipeline_stage", 0),
-    "overlap-grad-reduce": ("overlap_grad_reduce", False), "overlap-param-gather": ("overlap_param_gather", False),
-    "cross-entropy-loss-fusion": ("cross_entropy_fusion", False), "fp8-param-gather": ("fp8_param_gather", False),
-    "overlap-moe-expert-parallel-comm": ("moe_exchange_overlap", False),
-    "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
-    "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
-    "num-layers-at-start-in-bf16": ("num_layers_at_start_in_bf16", 0),
-    "num-layers-at-end-in-bf16": ("num_layers_at_end_in_bf16", 0),
-}  # fmt: skip
-_MAY_BE_ZERO = _flags(
-    "decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
-    "max-position-embeddings moe-shared-expert-intermediate-size mtp-num-layers cpu-offloading-num-layers recompute-num-layers "
-    "moe-router-num-groups moe-router-group-topk q-lora-rank"
-)
-_OTHERS = _flags(
-    "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
-    "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
-    "fp8-recipe group-query-attention "
-    "hidden-dropout kv-channels make-vocab-size-divisible-by moe-enable-deepep moe-ffn-hidden-size "
-    "moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-permute-fusion moe-router-enable-expert-bias "
-    "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
-    "normalization num-distributed-optimizer-instances num-layers-per-virtual-pipeline-stage num-query-groups "
-    "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type "
-    "qk-layernorm recompute-num-layers "
-    "optimizer-cpu-offload optimizer-offload-fraction use-precision-aware-optimizer exp-avg-dtype exp-avg-sq-dtype "
-    "cpu-offloading-num-layers grad-reduce-in-bf16 recompute-granularity recompute-method recompute-modules "
-    "sequence-parallel swiglu transformer-impl "
-    "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
-)
-
-#: Every flag whose effect is known, or known to be none.
-KNOWN = NEUTRAL | _OTHERS | _COUNTS.keys() | _RUN.keys()
 
 
 def sections_of_megatron(
@@ -99,6 +37,7 @@ def sections_of_megatron(
     """
     flags = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
     _refuse(flags)
+    assumptions += [f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})" for flag in sorted(flags.keys() & LEFT_OUT.keys())]
     if "swiglu" in flags and not arguments.get("complete") and not any(flag.endswith("-dropout") for flag in flags):
         flags |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
         assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
@@ -121,6 +60,8 @@ def _refuse(flags: Mapping[str, Any]) -> None:
     for flag, what in UNMODELLED.items():
         if flag in flags:
             raise InputError(f"Megatron's --{flag}: {what} is not modelled")
+    if flags.get("optimizer", "adam") != "adam":
+        raise InputError(f"Megatron's --optimizer {shown(flags['optimizer'])} is not modelled; adam is")
     unknown = sorted(flags.keys() - KNOWN)
     if unknown:
         raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
@@ -128,7 +69,7 @@ def _refuse(flags: Mapping[str, Any]) -> None:
 
 def _whole(flags: Mapping[str, Any], flag: str, default: int | None = None) -> int:
     value = flags.get(flag, default)
-    least = int(flag not in _MAY_BE_ZERO)
+    least = int(flag not in MAY_BE_ZERO)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         given = f"is {shown(value)}" if flag in flags else "is missing"
         raise InputError(f"Megatron's --{flag} {given}; it must be a whole number of at least {least}")
@@ -149,11 +90,12 @@ def _model(flags: Mapping[str, Any]) -> dict[str, Any]:
     tp, latent = _whole(flags, "tensor-model-parallel-size", 1), "multi-latent-attention" in flags
     vocab = _vocabulary(flags)
     multiple = _whole(flags, "make-vocab-size-divisible-by", 128) * tp
-    position = {"learned_absolute": "learned", "rope": "rope", "none": "none"}
+    position = {"learned_absolute": "learned", "rope": "rope", "yarn": "rope", "none": "none"}
+    rotary = "rope" if "use-rotary-position-embeddings" in flags else "learned_absolute"
     model = {
         "name": "megatron",
         "num_hidden_layers": _whole(flags, "num-layers"),
-        **{key: _whole(flags, flag) for flag, key in _COUNTS.items() if flag in flags},
+        **{key: _whole(flags, flag) for flag, key in COUNTS.items() if flag in flags},
         "intermediate_size": ffn,
         "num_key_value_heads": _whole(flags, "num-query-groups", 1) if "group-query-attention" in flags else heads,
         "head_dim": _whole(flags, "kv-channels", hidden // heads),
@@ -165,7 +107,7 @@ def _model(flags: Mapping[str, Any]) -> dict[str, Any]:
         "mlp_bias": bias,
         "norm": _choice(flags, "normalization", "LayerNorm", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}),
         "tie_word_embeddings": "untie-embeddings-and-output-weights" not in flags,
-        "position": _choice(flags, "position-embedding-type", "learned_absolute", position),
+        "position": _choice(flags, "position-embedding-type", rotary, position),
         "max_position_embeddings": _whole(flags, "max-position-embeddings", 0),
         "qk_norm": "head" if "qk-layernorm" in flags and not latent else "none",  # latent attention always norms its ranks
     }
@@ -217,7 +159,7 @@ def _choice(flags: Mapping[str, Any], flag: str, default: str, meaning: Mapping[
 def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) -> dict[str, Any]:
     local = _choice(flags, "transformer-impl", "transformer_engine", {"transformer_engine": FRAMEWORK, "local": LOCAL})
     run: dict[str, Any] = {"framework": local, "world_size": world_size}
-    for flag, (key, default) in _RUN.items():
+    for flag, (key, default) in OF_THE_RUN.items():
         value = flags.get(flag, default)
         run[key] = value if isinstance(default, bool) else _whole(flags, flag, default)
     tp, pp = run["tp"], run["pp"]
@@ -234,28 +176,63 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "grad_dtype": "bf16" if "grad-reduce-in-bf16" in flags else "fp32",
         "precision": _precision(flags),
         "attention": _attention(flags),
-        "recompute": _choice(
-            flags, "recompute-granularity", "none", {"none": "none", "selective": "selective", "full": "full"}
-        ),
+        "tp_comm_overlap": "tp-comm-overlap" in flags and "sequence-parallel" in flags and tp > 1,
         "dropout": any(_share(flags, flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
         "gradient_accumulation_fusion": "no-gradient-accumulation-fusion" not in flags,
         "fused_norm": True,
         "deterministic": "deterministic-mode" in flags,
     }
-    if flags.get("recompute-method") == "block" and run["recompute"] == "full":
-        run["recompute_layers"] = _whole(flags, "recompute-num-layers", 1)
-    if run["recompute"] == "selective" and "recompute-modules" in flags:
-        run["recompute_modules"] = re.findall(r"[a-z_]+", str(flags["recompute-modules"]))
     if run["cross_entropy_fusion"]:
         run["cross_entropy_fusion_impl"] = flags.get("cross-entropy-fusion-impl", "native")
     if run["zero"]:
         run["zero_shard_size"] = replicas // _whole(flags, own, 1)
     if flags.get("fp8-recipe", "mxfp8") != "mxfp8":  # mxfp8 is a precision of its own
         run["fp8_recipe"] = flags["fp8-recipe"]
-    run |= _context(flags) | _optimizer(flags)
+    if "no-overlap-p2p-communication" in flags:
+        run["p2p_overlap"] = False
+    if "first-last-layers-bf16" in flags:
+        run |= {f"num_layers_at_{end}_in_bf16": _whole(flags, f"num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")}
+    run |= _context(flags) | _optimizer(flags) | _graphs(flags)
     if "pipeline-model-parallel-layout" in flags:
         run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp)
+    run |= _recomputation(flags, run["vpp"])
     return {**run, **(_expert_run(flags, tp) if "num-experts" in flags else {})}
+
+
+def _recomputation(flags: Mapping[str, Any], chunks: int) -> dict[str, Any]:
+    """Return what is recomputed; --recompute-num-layers counts the layers of a chunk.
+
+    Source: megatron/core/transformer/transformer_block.py, _checkpointed_forward.
+    """
+    own = "selective" if "recompute-activations" in flags else "none"
+    level = _choice(flags, "recompute-granularity", own, {name: name for name in ("none", "selective", "full")})
+    if level == "selective" and "recompute-modules" in flags:
+        return {"recompute": level, "recompute_modules": re.findall(r"[a-z_]+", str(flags["recompute-modules"]))}
+    count = _whole(flags, "recompute-num-layers", 1) if level == "full" else 1
+    if level == "full" and flags.get("recompute-method") == "block":
+        return {"recompute": level, "recompute_layers": count * chunks}
+    if count != 1:
+        raise InputError(
+            f"Megatron's --recompute-num-layers {count} with the method uniform: layers that are recomputed {count} at a time "
+            "are not modelled; 1 is"
+        )
+    return {"recompute": level}
+
+
+def _graphs(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is replayed from CUDA graphs: nothing, whole layers, or single modules."""
+    how = str(flags.get("cuda-graph-impl", "local" if {"enable-cuda-graph", "external-cuda-graph"} & flags.keys() else "none"))
+    if how == "none":
+        return {}
+    if how not in ("local", "transformer_engine"):
+        raise InputError(f"Megatron's --cuda-graph-impl is {shown(how)}; known here are none, local, transformer_engine")
+    modules = re.findall(r"\w+", str(flags.get("cuda-graph-scope", flags.get("cuda-graph-modules", ""))))
+    unknown = [module for module in modules if module not in (*CUDA_GRAPH_MODULES, *_WHOLE_LAYERS)]
+    if unknown:
+        known = ", ".join(CUDA_GRAPH_MODULES)
+        raise InputError(f"Megatron's CUDA graphs of {shown(unknown[0])} are not modelled; those of {known} are")
+    whole = not modules or set(modules) & set(_WHOLE_LAYERS)
+    return {"cuda_graphs": True, **({} if whole else {"cuda_graph_modules": "+".join(modules)})}
 
 
 def _context(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,6 +265,8 @@ def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _precision(flags: Mapping[str, Any]) -> str:
+    if "fp4-format" in flags:
+        return "nvfp4"
     if "fp8-format" in flags:
         if "bf16" not in flags:
             raise InputError("Megatron's --fp8-format without --bf16: weights in fp32 under fp8 are not modelled")
@@ -322,7 +301,13 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
     known = {"alltoall": "alltoall", "allgather": "allgather", "deepep": "deepep", "hybridep": "hybridep"}
     if dispatcher not in known:
         raise InputError(f"Megatron's dispatcher {shown(dispatcher)} is not modelled; modelled are {', '.join(known)}")
+    capacity = flags.get("moe-expert-capacity-factor")
+    if capacity is not None and "moe-pad-expert-input-to-capacity" not in flags:
+        raise InputError(
+            "Megatron's --moe-expert-capacity-factor without --moe-pad-expert-input-to-capacity is not modelled: it pads no tokens"
+        )
     return {
+        **({"moe_capacity_factor": capacity} if capacity is not None else {}),
         "etp": _whole(flags, "expert-tensor-parallel-size", tp),
         "moe_dispatcher": known[dispatcher],
         "moe_permute_fusion": "moe-permute-fusion" in flags,

@@ -26,6 +26,7 @@ _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
 _OF_THE_RUN = (
     "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion",
     "overlap-moe-expert-parallel-comm", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "mock-data",
+    "moe-shared-expert-overlap", "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity",
 )  # fmt: skip
 
 Flags = dict[str, Any]
@@ -86,9 +87,11 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.schedule in ("1f1b", "interleaved"), f"schedule {run.schedule}"),
         (run.zero <= 1, f"ZeRO-{run.zero}"),
         (run.precision in ("bf16", "fp16", "fp8", "mxfp8"), f"precision {run.precision}"),
-        (run.fused_norm and not run.compile and not run.cuda_graphs, "unfused norms, torch.compile, or CUDA graphs"),
-        (not run.moe_capacity_factor and run.moe_imbalance == 1, "a capacity factor or an imbalance of experts"),
-        (not run.moe_shared_expert_overlap and not run.tp_comm_overlap, "overlap of shared experts or of tensor parallelism"),
+        (run.fused_norm and not run.compile, "unfused norms, or torch.compile"),
+        (run.moe_imbalance == 1, "an imbalance of experts"),
+        (not run.tp_comm_overlap or run.tp == 1 or run.tp_mode == "msp", "tp_comm_overlap with tp_mode mtp"),
+        (run.recompute_layers <= 0 or run.recompute_layers % run.vpp == 0,
+         f"recompute_layers {run.recompute_layers}, which {run.vpp} chunks do not share evenly,"),
         (not run.launch_blocking, "launch_blocking"),
     )  # fmt: skip
     for holds, what in rules:
@@ -136,6 +139,9 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
         "expert-model-parallel-size": run.ep, "expert-tensor-parallel-size": run.etp,
         "moe-grouped-gemm": run.moe_grouped_gemm, "moe-permute-fusion": run.moe_permute_fusion,
         "overlap-moe-expert-parallel-comm": run.moe_exchange_overlap,
+        "moe-shared-expert-overlap": run.moe_shared_expert_overlap,
+        "moe-expert-capacity-factor": run.moe_capacity_factor or None,
+        "moe-pad-expert-input-to-capacity": run.moe_capacity_factor > 0,
     }  # fmt: skip
     if run.moe_dispatcher in ("deepep", "hybridep"):
         return flags | {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": run.moe_dispatcher}
@@ -167,6 +173,7 @@ def _layout(run: Strategy) -> Flags:
 def _training(run: Strategy) -> Flags:
     part = run.recompute == "full" and run.recompute_layers >= 0
     quantised = run.precision in ("fp8", "mxfp8")
+    ends = bool(run.num_layers_at_start_in_bf16 or run.num_layers_at_end_in_bf16)
     usual = run.attention == "unfused" and framework_of(run.framework).kernels.dropout
     dropout = usual if run.dropout is None else run.dropout
     return {
@@ -174,15 +181,19 @@ def _training(run: Strategy) -> Flags:
         "fp8-format": "hybrid" if quantised else None,
         "fp8-recipe": ("mxfp8" if run.precision == "mxfp8" else run.fp8_recipe) if quantised else None,
         "fp8-param-gather": quantised and run.fp8_param_gather,
-        "num-layers-at-start-in-bf16": run.num_layers_at_start_in_bf16 or None,
-        "num-layers-at-end-in-bf16": run.num_layers_at_end_in_bf16 or None,
+        "first-last-layers-bf16": ends,
+        "num-layers-at-start-in-bf16": run.num_layers_at_start_in_bf16 if ends else None,
+        "num-layers-at-end-in-bf16": run.num_layers_at_end_in_bf16 if ends else None,
         "grad-reduce-in-bf16": run.grad_dtype != "fp32",
         "recompute-granularity": run.recompute if run.recompute != "none" else None,
         "recompute-modules": " ".join(run.modules_recomputed) if run.recompute == "selective" else None,
         "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,
-        "recompute-num-layers": run.recompute_layers if part else 1 if run.recompute == "full" else None,
+        "recompute-num-layers": run.recompute_layers // run.vpp if part else 1 if run.recompute == "full" else None,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
         "attention-dropout": 0.1 * dropout, "hidden-dropout": 0.1 * dropout,
+        "tp-comm-overlap": run.tp_comm_overlap and run.tp > 1,
+        "cuda-graph-impl": "transformer_engine" if run.cuda_graphs else None, "te-rng-tracker": run.cuda_graphs,
+        "cuda-graph-scope": " ".join(run.modules_graphed) or None,
         "overlap-grad-reduce": run.overlap_grad_reduce,
         "overlap-param-gather": run.overlap_param_gather and run.zero == 1,
         "cross-entropy-loss-fusion": run.cross_entropy_fusion,

@@ -17,7 +17,7 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.cases import case_of
 from solver.formats.config_file import RunConfig
-from solver.formats.megatron_args import KNOWN, UNMODELLED
+from solver.formats.megatron_flags import KNOWN, UNMODELLED
 from solver.spec.strategy import Strategy
 
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)

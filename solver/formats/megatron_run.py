@@ -11,23 +11,9 @@ from profiler.errors import InputError
 from solver.formats.cases import case_of
 from solver.formats.file_run import FileRun, Source
 from solver.formats.literal_python import Section
+from solver.formats.megatron_flags import ARRANGEMENTS
 from solver.spec.strategy import Strategy
 
-#: Flags that only arrange data, logs, checkpoints and the schedule of the learning rate: files that are run hold them.
-ARRANGEMENTS = (
-    "adam-beta1", "adam-beta2", "adam-eps", "async-save", "auto-detect-ckpt-format", "ckpt-format", "clip-grad",
-    "data-cache-path", "data-path", "dist-ckpt-optim-fully-reshardable", "dist-ckpt-strictness", "eval-interval",
-    "eval-iters", "exit-duration-in-mins", "exit-interval", "init-method-std", "load", "log-interval",
-    "log-memory-to-tensorboard", "log-num-zeros-in-grad", "log-params-norm", "log-progress", "log-throughput",
-    "log-timers-to-tensorboard", "log-validation-ppl-to-tensorboard", "lr", "lr-decay-iters", "lr-decay-samples",
-    "lr-decay-style", "lr-warmup-fraction", "lr-warmup-init", "lr-warmup-iters", "lr-warmup-samples", "manual-gc",
-    "manual-gc-interval", "merge-file", "min-lr", "moe-aux-loss-coeff", "moe-z-loss-coeff", "no-ckpt-fully-parallel-save",
-    "no-load-optim", "no-load-rng", "no-save-optim", "no-save-rng", "norm-epsilon", "num-workers",
-    "override-opt_param-scheduler", "rotary-base", "rotary-percent", "save", "save-interval", "seed", "split",
-    "tensorboard-dir", "tensorboard-log-interval", "timing-log-level", "timing-log-option",
-    "tokenizer-hf-include-special-tokens", "tokenizer-model", "train-iters", "train-samples", "use-checkpoint-args",
-    "use-persistent-ckpt-worker", "vocab-file", "wandb-exp-name", "wandb-project", "wandb-save-dir", "weight-decay",
-)  # fmt: skip
 TEST_GPUS = 8  #: on which Megatron-LM runs its functional tests, of which the files do not say it
 _TEST_KEYS = "MODEL_ARGS"
 
@@ -45,7 +31,8 @@ def run_of_arguments(flags: Mapping[str, Any], world: int, path: Path, assumed: 
     if case.skipped or case.model is None or case.strategy is None:
         raise InputError(f"{path}: {case.skipped}")
     layout = {field.name: getattr(case.strategy, field.name) for field in fields(Strategy)}
-    return FileRun(case.model.replace(name=path.stem), layout, assumed, ignored)
+    notes = tuple(line for line in case.assumptions if line.startswith("left out"))
+    return FileRun(case.model.replace(name=path.stem), layout, assumed, ignored, notes)
 
 
 def is_megatron_test(sections: Section) -> bool:

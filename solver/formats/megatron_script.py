@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from profiler.errors import InputError
 from solver.formats.file_run import FileRun, Source
-from solver.formats.megatron_run import ARRANGEMENTS, run_of_arguments
+from solver.formats.megatron_flags import ARRANGEMENTS
+from solver.formats.megatron_run import run_of_arguments
 from solver.formats.script_words import arguments, defaults_taken, program_at, ranks_of_launch, script_words
 
 PROGRAM = "pretrain_gpt.py"
@@ -25,4 +26,4 @@ def read_script(source: Source) -> FileRun:
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     flags = arguments(words[at + 1 :], path, ignored)
     run = run_of_arguments(flags, ranks_of_launch(words[:at], path), path)
-    return replace(run, notes=defaults_taken(source, PROGRAM, ignored))
+    return replace(run, notes=(*run.notes, *defaults_taken(source, PROGRAM, ignored)))

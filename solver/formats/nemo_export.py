@@ -45,6 +45,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (model.qk_norm == "none", f"{model.name}: NeMo 1's settings have no norms of q and k"),
         (run.precision in _TRAINERS, f"precision {run.precision}: NeMo 1 trains in {', '.join(_TRAINERS)}"),
         (run.cp == 1 or run.cp_comm == "ring", f"cp_comm {run.cp_comm}: NeMo 1's context parallelism is a ring"),
+        (not run.cuda_graphs, "cuda_graphs: NeMo 1 has none"),
         (run.grad_dtype in GRADIENTS, f"grad_dtype {run.grad_dtype}: NeMo 1's grad_sync_dtype is bf16 or fp32"),
         (
             not run.zero or run.zero_shard_size == run.dp * run.cp,

@@ -24,7 +24,7 @@ def script_words(source: Source) -> list[str]:
 
 
 def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tuple[str, ...]:
-    """Return "NAME is value" for the script's defaults of the environment's variables that decide the run of a program.
+    """Return a line with the script's defaults of the environment's variables that decide the run of a program, if any do.
 
     ignored: arguments that decide nothing.
     """
@@ -38,7 +38,8 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
         elif at is not None and i > at:
             name = next((words[j].partition("=")[0] for j in range(i, at, -1) if words[j].startswith("--")), "")
             used |= set() if name in ignored or _END in words[at:i] else word.defaults
-    return tuple(f"{name} is {shell.defaults[name]}" for name in sorted(used))
+    taken = "; ".join(f"{name} is {shell.defaults[name]}" for name in sorted(used))
+    return (f"the script's own, unless the environment says otherwise: {taken}",) if used else ()
 
 
 def ranks_of_launch(words: Sequence[str], path: Path) -> int:

@@ -75,7 +75,8 @@ def _recomputations(solutions: Solutions, one: Layouts, fullest: int) -> Iterato
     offered, plain = solutions.problem.framework.can_run.recompute, _plain(one)
     levels = [(Recompute[name.upper()], -1) for name in offered if name != "full"]
     if "full" in offered:
-        levels += [(Recompute.FULL, max(round(fullest * share), 1)) for share in _SHARES[1:]]
+        chunks = int(plain.splits.vpp[0])
+        levels += [(Recompute.FULL, max(round(fullest * share / chunks), 1) * chunks) for share in _SHARES[1:]]
     for level, layers in dict.fromkeys(levels):
         yield replace(plain, recompute=np.array([int(level)]), recompute_layers=np.array([layers]))
 

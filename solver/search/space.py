@@ -257,10 +257,16 @@ def _batches(
     return found
 
 
+def _in_chunks(layers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
+    """Return a number of layers rounded up to as many in each chunk."""
+    return (np.ceil(layers / chunks) * chunks).astype(np.int64)
+
+
 def cross(problem: Problem, splits: Splits) -> Layouts:
     """Combine splits with the framework's ZeRO stages (0 where nothing is sharded) and recompute levels, without duplicates.
 
-    Partial recomputation recomputes a quarter, a half or three quarters of a stage's layers, where that is a new number. ZeRO-3
+    Partial recomputation recomputes a quarter, a half or three quarters of a stage's layers, rounded up to as many in each of
+    its chunks (frameworks state it for a chunk), where that is a new number. ZeRO-3
     together with a weight-parallel group would shard the same weights twice and is left out; so is ZeRO-3 with a pipeline,
     which no framework here runs, and ZeRO-2 where the framework does not run that.
     """
@@ -280,10 +286,11 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     for stage_of_zero, valid in zeros:
         rows = np.flatnonzero(valid)
         for level, share in levels:
-            covered = np.ceil(stage[rows] * share).astype(np.int64)
+            covered = _in_chunks(stage[rows] * share, splits.vpp[rows])
             new = rows
             if 0 < share < 1:
-                smaller = np.ceil(stage[rows] * max((s for s in (0.0, *RECOMPUTE_SHARES) if s < share), default=0.0))
+                below = max((s for s in (0.0, *RECOMPUTE_SHARES) if s < share), default=0.0)
+                smaller = _in_chunks(stage[rows] * below, splits.vpp[rows])
                 fresh = (covered > smaller) & (covered < stage[rows])
                 new, covered = rows[fresh], covered[fresh]
             whole = np.full(len(new), -1) if share in (0.0, 1.0) else covered

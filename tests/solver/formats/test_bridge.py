@@ -122,6 +122,8 @@ def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path)
         ("apply_rope_fusion: false", "attention_backend: unfused", "attention", "unfused"),
         ("apply_rope_fusion: false", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}", "attention", "unfused"),
         ("apply_rope_fusion: false", "moe_shared_expert_overlap: true", "moe_shared_expert_overlap", True),
+        ("apply_rope_fusion: false", "cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [attn, moe_router]",
+         "cuda_graph_modules", "attn+moe_router"),
     ],
 )  # fmt: skip
 def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
     [
         ("tensor_model_parallel_size", "tensor_parallel_size", "line 4: model has no key 'tensor_parallel_size' (did you mean"),
         ("model_parallel_size: 2", "model_parallel_size: two", "model.tensor_model_parallel_size is 'two'; it must be a whole"),
-        ("apply_rope_fusion: false", "enable_cuda_graph: true", "because the memory of CUDA graphs is not modelled"),
+        ("apply_rope_fusion: false", "enable_cuda_graph: true", "because the older switch of CUDA graphs (cuda_graph_impl"),
         (
             "apply_rope_fusion: false",
             "attention_backend: {_args_: [9]}",
@@ -181,7 +183,6 @@ def test_a_file_without_a_model_needs_one_beside_it(tmp_path: Path) -> None:
             "tp_comm_overlap with tp_mode mtp: Megatron-Bridge",
         ),
         ({"document_lengths": "1024"}, "packed documents: not among the arguments"),
-        ({"cuda_graphs": True}, "CUDA graphs: not among the arguments"),
         ({"precision": "nvfp4"}, "precision nvfp4: not among the arguments"),
         ({"pp": 2, "dp": 32, "zero_shard_size": 32, "schedule": "zb-v", "vpp": 2, "num_micro_batches": 4}, "schedule zb-v"),
     ],

@@ -52,6 +52,52 @@ def test_flags_imply_others() -> None:
     assert not run["dropout"] and run["attention"] == "unfused" and run["framework"] == "megatron-core local"
 
 
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ({"recompute_activations": True}, {"recompute": "selective"}),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}, {"recompute": "full"}),
+        # a layer of each of a stage's three chunks
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1,
+          "pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 3},
+         {"recompute": "full", "recompute_layers": 3, "vpp": 3}),
+        ({"sequence_parallel": True, "tp_comm_overlap": True}, {"tp_comm_overlap": False}),
+        ({"sequence_parallel": True, "tp_comm_overlap": True, "tensor_model_parallel_size": 2}, {"tp_comm_overlap": True}),
+        ({"no_overlap_p2p_communication": True}, {"p2p_overlap": False}),
+        ({"fp8_format": "hybrid", "first_last_layers_bf16": True, "num_layers_at_end_in_bf16": 2},
+         {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2}),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn mlp"},
+         {"cuda_graphs": True, "cuda_graph_modules": "attn+mlp"}),
+        ({"enable_cuda_graph": True}, {"cuda_graphs": True}),
+        ({"num_experts": 8, "moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity": True},
+         {"moe_capacity_factor": 1.5}),
+        ({"num_experts": 8, "moe_shared_expert_overlap": True}, {"moe_shared_expert_overlap": True}),
+        ({"fp4_format": "e2m1"}, {"precision": "nvfp4"}),
+        ({"optimizer": "adam", "lr": 1e-4, "accumulate_allreduce_grads_in_fp32": True}, {"grad_dtype": "fp32"}),
+    ],
+)  # fmt: skip
+def test_what_flags_mean(flags: dict[str, Any], found: dict[str, Any]) -> None:
+    run = read(**flags)[1]
+    assert found.items() <= run.items()
+    assert ("num_layers_at_start_in_bf16" in run) == ("first_last_layers_bf16" in flags)  # which alone turns them on
+
+
+def test_small_effects_are_said_to_be_left_out() -> None:
+    said: list[str] = []
+    sections_of_megatron({**SMALL, "--moe-router-fusion": True, "--squared-relu": True}, 8, said)
+    assert said == [
+        "left out of the estimate: fused kernels of the router (--moe-router-fusion)",
+        "left out of the estimate: the kernels of a squared ReLU (--squared-relu)",
+    ]
+
+
+def test_published_arguments_of_gated_models_mean_no_dropout() -> None:
+    for more, dropout in (({}, False), ({"complete": True}, True), ({"--hidden-dropout": 0.1}, True)):
+        said: list[str] = []
+        run = sections_of_megatron({**SMALL, "--swiglu": True, **more}, 8, said)[1]
+        assert (run["dropout"], bool(said)) == (dropout, not more)
+
+
 def test_null_tokenizer_adds_the_end_of_a_document() -> None:
     assert read(tokenizer_type="NullTokenizer", vocab_size=131_071)[0]["vocab_size"] == 131_072
 
@@ -101,6 +147,10 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
     ("flags", "sentence"),
     [
         ({"use_megatron_fsdp": True}, "--use-megatron-fsdp: Megatron FSDP is not modelled"),
+        ({"optimizer": "muon"}, "--optimizer 'muon' is not modelled; adam is"),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 8}, "8 at a time"),
+        ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "it pads no tokens"),
+        ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "moe"}, "CUDA graphs of 'moe' are not modelled"),
         ({"brand_new": 1}, "--brand-new is not known here"),
         ({"num_layers": "many"}, "--num-layers is 'many'; it must be a whole number"),
         ({"tokenizer_type": "Tiktoken"}, "state its --vocab-size"),

@@ -50,7 +50,8 @@ def test_a_script_in_the_style_of_megatrons_examples(tmp_path: Path) -> None:
         "world_size": 16, "dp": 16, "seq_len": 4096, "micro_batch_size": 1, "num_micro_batches": 4,
     }  # fmt: skip
     assert (config.model.num_hidden_layers, config.layout["precision"], config.ignored) == (32, "bf16", ("--save",))
-    assert config.notes == ("DTYPE is bf16", "NUM_NODES is 2")  # not MASTER_ADDR, which decides nothing
+    taken = "DTYPE is bf16; NUM_NODES is 2"  # not MASTER_ADDR, which decides nothing
+    assert config.notes == (f"the script's own, unless the environment says otherwise: {taken}",)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")

@@ -1,0 +1,149 @@
+"""Every flag of Megatron-LM's pretrain_gpt.py that is known here, by what it does to the memory and the time of a step.
+
+Source: NVIDIA/Megatron-LM megatron/training/arguments.py of autumn 2025, as read.
+"""
+
+from __future__ import annotations
+
+
+def _flags(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+#: Flags that only arrange data, logs, checkpoints, evaluation, initial values and the schedule of the learning rate.
+ARRANGEMENTS = _flags(
+    # data and tokenizer
+    "blend-example-in-order data-args-path data-cache-path data-path data-sharding eod-mask-loss full-validation "
+    "legacy-tokenizer merge-file no-create-attention-mask-in-dataloader no-mmap-bin-files num-dataset-builder-threads "
+    "num-workers "
+    "per-split-data-args-path short-seq-prob split test-data-path tiktoken-num-special-tokens tiktoken-pattern "
+    "tiktoken-special-tokens tokenizer-hf-include-special-tokens tokenizer-model tokenizer-prompt-format train-data-path "
+    "valid-data-path vocab-extra-ids vocab-file "
+    # optimizer and learning rate
+    "adam-beta1 adam-beta2 adam-eps clip-grad decoupled-lr decoupled-min-lr decoupled-weight-decay end-weight-decay "
+    "hysteresis init-method-std init-method-xavier-uniform initial-loss-scale loss-scale loss-scale-window lr lr-decay-iters "
+    "lr-decay-samples lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters lr-warmup-samples lr-wsd-decay-iters "
+    "lr-wsd-decay-samples lr-wsd-decay-style min-loss-scale min-lr override-opt-param-scheduler override-opt_param-scheduler "
+    "seed start-weight-decay train-iters train-samples use-checkpoint-opt-param-scheduler use-checkpoint-opt_param-scheduler "
+    "weight-decay weight-decay-incr-style "
+    # checkpoints and evaluation
+    "async-save auto-detect-ckpt-format ckpt-assume-constant-structure ckpt-convert-format ckpt-convert-save ckpt-format "
+    "ckpt-fully-parallel-load ckpt-fully-parallel-save ckpt-step dist-ckpt-format dist-ckpt-optim-fully-reshardable "
+    "dist-ckpt-save-pre-mcore-014 dist-ckpt-strictness eval-global-batch-size eval-interval eval-iters "
+    "exit-duration-in-mins exit-interval exit-on-missing-checkpoint exit-signal-handler load no-ckpt-fully-parallel-save "
+    "no-initialization no-load-optim no-load-rng no-save-optim no-save-rng no-use-tokenizer-model-from-checkpoint-args "
+    "non-persistent-ckpt-type non-persistent-global-ckpt-dir non-persistent-save-interval pretrained-checkpoint save "
+    "save-interval save-retain-interval use-checkpoint-args use-dist-ckpt use-mp-args-from-checkpoint-args "
+    "use-persistent-ckpt-worker verify-integrity "
+    # logs and supervision
+    "app-tag-run-name app-tag-run-version barrier-with-L1-time check-for-spiky-loss "
+    "check-weight-hash-across-dp-replicas-interval "
+    "disable-straggler-on-startup distributed-timeout-minutes distributed-timeout-seconds-after-init enable-ft-package "
+    "enable-one-logger error-injection-rate exp-dir log-energy log-interval log-learning-rate-to-tensorboard "
+    "log-loss-scale-to-tensorboard log-max-attention-logit log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm "
+    "log-progress log-straggler log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard "
+    "log-world-size-to-tensorboard logging-level manual-gc manual-gc-eval manual-gc-interval memory-snapshot-path "
+    "no-barrier-with-level-1-timing no-log-learning-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-manual-gc-eval "
+    "no-one-logger one-logger-async one-logger-project one-logger-run-name profile profile-ranks profile-step-end "
+    "profile-step-start record-memory-history rerun-mode straggler-minmax-count tensorboard-dir tensorboard-log-interval "
+    "tensorboard-queue-size timing-log-level timing-log-option use-pytorch-profiler wandb-entity wandb-exp-name wandb-project "
+    "wandb-save-dir "
+    # values that no kernel waits for
+    "embedding-init-method-std mscale mscale-all-dim norm-epsilon rotary-base rotary-interleaved rotary-scaling-factor "
+    "rotary-seq-len-interpolation-factor rope-scaling-factor use-rope-scaling "
+    "moe-aux-loss-coeff moe-input-jitter-eps moe-router-bias-update-rate moe-router-num-node-limited moe-z-loss-coeff"
+)
+#: Flags that change neither memory nor time as modelled: numerics, or what is modelled as Megatron's default behaviour.
+NEUTRAL = _flags(
+    "accumulate-allreduce-grads-in-fp32 apply-layernorm-1p apply-query-key-layer-scaling attention-softmax-in-fp32 "
+    "calculate-per-token-loss cuda-graph-warmup-steps ddp-average-in-collective ddp-num-buckets-hint distributed-backend "
+    "enable-experimental finetune fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin local-rank "
+    "max-position-embeddings mock-data moe-per-layer-logging moe-router-dtype moe-router-load-balancing-type "
+    "moe-router-pre-softmax moe-router-topk-scaling-factor mtp-loss-scaling-factor no-bias-gelu-fusion "
+    "no-check-for-nan-in-loss-and-grad no-rope-fusion overlap-p2p-communication-warmup-flush "
+    "overlap-param-gather-with-optimizer-step "
+    "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings use-tp-pp-dp-mapping"
+)
+#: Flags whose small effect is left out of the estimate, with what it is.
+LEFT_OUT = {
+    "ddp-bucket-size": "buckets of another size than Megatron's own",
+    "empty-unused-memory-level": "the pauses in which the allocator's cache is emptied",
+    "moe-router-fusion": "fused kernels of the router",
+    "squared-relu": "the kernels of a squared ReLU",
+    "rotary-percent": "rotary embeddings of a part of each head",
+    "use-mup": "the factors of muP",
+    "use-transformer-engine-op-fuser": "Transformer Engine's fusions across modules",
+    "high-priority-stream-groups": "streams of high priority",
+    "nccl-ub": "buffers registered with NCCL",
+    "use-sharp": "reductions in the switches",
+    "tp-comm-bootstrap-backend": "how tensor parallelism's buffers are set up",
+    "no-persist-layer-norm": "norms by another kernel",
+    "disable-tp-comm-split-ag": "tensor parallelism's overlap of some linears only",
+    "disable-tp-comm-split-rs": "tensor parallelism's overlap of some linears only",
+    "no-bias-swiglu-fusion": "the kernels of an unfused SwiGLU",
+    "no-bias-dropout-fusion": "the kernels of unfused dropout",
+}
+#: Flags whose effect is not modelled, with what they do.
+UNMODELLED = {
+    "use-megatron-fsdp": "Megatron FSDP",
+    "use-torch-fsdp2": "FSDP2",
+    "fine-grained-activation-offloading": "activations on the host",
+    "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
+    "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro batches that is not pp",
+    "delay-wgrad-compute": "weight gradients beside the exchange of tokens",
+    "defer-embedding-wgrad-compute": "the head's weight gradients after the last micro batch",
+    "rampup-batch-size": "a batch that grows",
+    "spec": "layers of a specification of one's own",
+    "hybrid-override-pattern": "layers that are no transformer layers",
+    "experimental-attention-variant": "attention of another kind",
+}
+#: flag -> key of the model.
+COUNTS = {
+    "num-layers": "num_hidden_layers", "hidden-size": "hidden_size", "num-attention-heads": "num_attention_heads",
+    "num-experts": "num_experts", "moe-router-topk": "num_experts_per_tok", "moe-router-num-groups": "router_groups",
+    "moe-router-group-topk": "router_topk_groups", "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
+    "q-lora-rank": "q_lora_rank", "kv-lora-rank": "kv_lora_rank", "qk-head-dim": "qk_nope_head_dim",
+    "qk-pos-emb-head-dim": "qk_rope_head_dim", "v-head-dim": "v_head_dim", "mtp-num-layers": "num_nextn_predict_layers",
+}  # fmt: skip
+#: flag -> (key of the run, default).
+OF_THE_RUN = {
+    "seq-length": ("seq_len", None), "micro-batch-size": ("micro_batch_size", None),
+    "global-batch-size": ("global_batch_size", None), "tensor-model-parallel-size": ("tp", 1),
+    "pipeline-model-parallel-size": ("pp", 1), "context-parallel-size": ("cp", 1), "expert-model-parallel-size": ("ep", 1),
+    "decoder-first-pipeline-num-layers": ("num_layers_in_first_pipeline_stage", 0),
+    "decoder-last-pipeline-num-layers": ("num_layers_in_last_pipeline_stage", 0),
+    "overlap-grad-reduce": ("overlap_grad_reduce", False), "overlap-param-gather": ("overlap_param_gather", False),
+    "cross-entropy-loss-fusion": ("cross_entropy_fusion", False), "fp8-param-gather": ("fp8_param_gather", False),
+    "overlap-moe-expert-parallel-comm": ("moe_exchange_overlap", False),
+    "moe-shared-expert-overlap": ("moe_shared_expert_overlap", False),
+    "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
+    "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
+}  # fmt: skip
+#: Flags that may be 0.
+MAY_BE_ZERO = _flags(
+    "decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
+    "max-position-embeddings moe-shared-expert-intermediate-size mtp-num-layers cpu-offloading-num-layers recompute-num-layers "
+    "moe-router-num-groups moe-router-group-topk q-lora-rank"
+)
+_READ = _flags(
+    "cuda-graph-impl cuda-graph-modules cuda-graph-scope enable-cuda-graph external-cuda-graph first-last-layers-bf16 "
+    "fp4-format "
+    "moe-expert-capacity-factor moe-pad-expert-input-to-capacity no-overlap-p2p-communication num-layers-at-end-in-bf16 "
+    "num-layers-at-start-in-bf16 optimizer recompute-activations tp-comm-overlap "
+    "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
+    "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
+    "fp8-recipe group-query-attention "
+    "hidden-dropout kv-channels make-vocab-size-divisible-by moe-enable-deepep moe-ffn-hidden-size "
+    "moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-permute-fusion moe-router-enable-expert-bias "
+    "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
+    "normalization num-distributed-optimizer-instances num-layers-per-virtual-pipeline-stage num-query-groups "
+    "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type "
+    "qk-layernorm recompute-num-layers "
+    "optimizer-cpu-offload optimizer-offload-fraction use-precision-aware-optimizer exp-avg-dtype exp-avg-sq-dtype "
+    "cpu-offloading-num-layers grad-reduce-in-bf16 recompute-granularity recompute-method recompute-modules "
+    "sequence-parallel swiglu transformer-impl "
+    "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"
+)
+
+#: Every flag whose effect is known, known to be none, or said to be left out.
+KNOWN = NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | _READ | COUNTS.keys() | OF_THE_RUN.keys()
