@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
 _WORDS = ("name", "architecture", "source")
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
-_OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale", *_HOST)
+_OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale", "aliases", *_HOST)
+_MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room.
 _BALANCE = (5e-4, 5e-2)
@@ -29,7 +31,7 @@ class Datasheet:
     architecture: generation of the chip; kernels of one generation scale with clocks, units and bandwidths. power: watts at
     most. derived_from: the profile whose measurements are rescaled, "" where it has its own. links_from: the profile whose
     collectives are, where that is another one. source: of the figures. kernel_scale: time of GEMMs that were measured on it
-    over the rescaled one, by number format (bf16, fp8).
+    over the rescaled one, by number format (bf16, fp8). aliases: other names that people write, in any spelling.
     """
 
     device: Device
@@ -39,6 +41,7 @@ class Datasheet:
     links_from: str = ""
     source: str = ""
     kernel_scale: Mapping[str, float] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
 
 
 def read_datasheet(path: Path) -> Datasheet:
@@ -88,7 +91,10 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         raise InputError(f"kernel_scale is {shown(stated)}; it must be factors by bf16 and fp8, which other formats follow")
     scale = {dtype: _positive(f"kernel_scale of {dtype}", value) for dtype, value in stated.items()}
     architecture, source = str(values["architecture"]), str(values["source"])
-    return Datasheet(device, architecture, figures["power_watts"], derived_from, links_from, source, scale)
+    aliases = values.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) and _spelling(alias) for alias in aliases):
+        raise InputError(f"aliases is {shown(aliases)}; it must be a list of names")
+    return Datasheet(device, architecture, figures["power_watts"], derived_from, links_from, source, scale, tuple(aliases))
 
 
 def _check(device: Device) -> None:
@@ -123,6 +129,10 @@ def _whole(key: str, value: Any) -> int:
     return value
 
 
+def _spelling(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", _MAKERS.sub(" ", name.lower()))
+
+
 #: Datasheets by profile name.
 DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
     {path.stem: read_datasheet(path) for path in sorted(FOLDER.glob("*.json"))}
@@ -130,6 +140,17 @@ DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
 #: Their devices. Dense peaks; memory is what a CUDA program can use (torch's total_memory), a little less than printed on the
 #: part. Network: that of the usual node, per GPU.
 DEVICES: Mapping[str, Device] = MappingProxyType({name: sheet.device for name, sheet in DATASHEETS.items()})
+
+
+def device_named(name: str) -> str:
+    """Return the device of configs/devices that ``name`` means, in any spelling ("A100-SXM4-40GB"), or ``name`` as it is."""
+    return name if name in DATASHEETS else _NAMES.get(_spelling(name), name)
+
+
+#: Device by each of its names, in letters and digits.
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {_spelling(word): name for name, sheet in DATASHEETS.items() for word in (*sheet.aliases, sheet.device.name, name)}
+)
 
 
 def device(name: str) -> Device:

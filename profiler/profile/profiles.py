@@ -6,7 +6,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, closest
 from profiler.profile.derived import derived_profile
-from profiler.profile.devices import DATASHEETS, Datasheet, read_datasheet
+from profiler.profile.devices import DATASHEETS, Datasheet, device_named, read_datasheet
 from profiler.profile.profile import Profile
 from profiler.profile.store import read_profile
 
@@ -29,8 +29,9 @@ def derived_profiles() -> list[str]:
 def find_profile(name: str | None = None, path: Path | None = None, folder: Path = PROF_DATA) -> tuple[Profile, str]:
     """Return (profile, a sentence that states which): ``path`` if given, else ``name``, else the shipped default.
 
-    "data" names the user's own measurements; without a name they are mentioned, but not used, so that the same command has the
-    same answer before and after measuring. Raises InputError for a name that is not known.
+    A device's name may be spelt as people write it ("H100 PCIe"). "data" names the user's own measurements; without a name they
+    are mentioned, but not used, so that the same command has the same answer before and after measuring. Raises InputError for
+    a name that is not known.
     """
     own = folder / OWN_PROFILE
     if path is not None:
@@ -40,6 +41,7 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
             raise InputError(f"no profile {OWN_NAME!r}: nothing was measured here yet (gen_profiler_data.py writes {own})")
         return read_profile(own), f"profile: {own}, measured on this machine"
     known, derived = shipped_profiles(folder), derived_profiles()
+    name = device_named(name) if name is not None and name not in known else name
     if name in derived and name not in known:
         return _derived(name, DATASHEETS[name], folder)
     if name is not None and name not in known:
@@ -57,8 +59,9 @@ def as_device(profile: Profile, name_or_path: str) -> tuple[Profile, str]:
     """
     if profile.derivation:
         raise InputError(f"profile {profile.name} is itself derived; name a measured one")
-    if name_or_path in DATASHEETS:
-        name, sheet = name_or_path, DATASHEETS[name_or_path]
+    name = device_named(name_or_path)
+    if name in DATASHEETS:
+        sheet = DATASHEETS[name]
     elif name_or_path.endswith(".json"):
         name, sheet = Path(name_or_path).stem, read_datasheet(Path(name_or_path))
     else:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, shown
+from profiler.profile.devices import device_named
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
 from solver.formats.published_recipes import with_facts, with_recipe
@@ -17,6 +19,8 @@ from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
 from solver.formats.unstated import alternatives
 from solver.spec.bounds import NUMBERS, number, whole_number
+from solver.spec.cluster import FIGURES
+from solver.spec.feasibility import check_sizes
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
@@ -30,6 +34,8 @@ MEMORY_KINDS = ("allocated", "reserved", "device")
 #: Value of ``memory_of``: the peak of the job's last rank instead of the fullest one's.
 LAST_RANK = "last rank"
 MAX_BYTES = 1 << 28  #: limit of a file of cases
+_OTHER_LAYERS = r"mamba|ssm|hybrid|encoder|linear_att|rwkv|recurrent"  #: keys of a model of other layers
+_UNGATED = ("gelu", "gelu_new", "relu", "relu2", "squared_relu")  #: activations of MLPs without a gate
 _LINE = "line"  #: begins the id of what is no case
 _CASE_KEYS = ("id", "hardware", "model", "run", "measured")
 
@@ -103,6 +109,9 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     name = str(plain["id"])
     sections = {key: _section(plain.get(key), name, key) for key in ("cluster", "model", "run", "measured")}
     assumptions: list[str] = []
+    hardware = device_named(str(plain["hardware"]))
+    if hardware != plain["hardware"]:
+        assumptions.append(f"hardware: {hardware}")
     model, strategy, skipped = None, None, None
     others: tuple[Strategy, ...] = ()
     try:
@@ -114,18 +123,21 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
         check_model(model, _count(sections["run"], "seq_len"), approximate=True)
-        run = normalized_run(sections["run"], str(plain["hardware"]), assumptions)
-        run = with_stages(with_recipe(run, model, str(plain["hardware"]), assumptions), model.num_hidden_layers)
+        run = normalized_run(sections["run"], hardware, assumptions)
+        run = with_stages(with_recipe(run, model, hardware, assumptions), model.num_hidden_layers)
         strategy = _strategy(run, model, assumptions)
+        check_sizes(model, strategy)
         others = alternatives(run, model, framework_of(strategy.framework), strategy)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
+    unread = sorted(sections["cluster"].keys() - {*FIGURES, "gpus_per_node"})
+    assumptions += [f"not read: cluster.{key}={sections['cluster'][key]}" for key in unread]
     if "inter_node_gbit_per_gpu" not in sections["cluster"]:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")
     return Case(
         name,
-        str(plain["hardware"]),
+        hardware,
         sections["cluster"],
         model,
         strategy,
@@ -170,7 +182,12 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
         assumptions.append(f"vocab_size: {config['vocab_size']}")
     foreign = bool(MARKS & set(config))
     unread = unread_keys(config) if foreign else unknown_keys(config, but_misspelt=True)
+    other = [key for key in unread if re.search(_OTHER_LAYERS, key)]
+    if other:
+        raise InputError(f"model key {other[0]}: its layers are no transformer decoder's, which alone are described")
     assumptions += [f"not read: model.{key}={config[key]}" for key in unread]
+    if not foreign and "gated_mlp" not in config and config.get("hidden_act") in _UNGATED:
+        config = {**config, "gated_mlp": False}
     read = model_of_config if foreign else model_from_keys
     found = read({key: value for key, value in config.items() if key not in unread}, "model")
     stated = foreign or any("bias" in key for key in config)
@@ -184,6 +201,13 @@ def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:
     value = values.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 40:
         raise InputError(f"run key {key} is {value!r}; it must be a positive whole number")
+    return value
+
+
+def _switch(run: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = run.get(key, default)
+    if not isinstance(value, bool):
+        raise InputError(f"run key {key} is {shown(value)}; it must be true or false")
     return value
 
 
@@ -226,11 +250,14 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
         values[key] = _count(values, key, 0)
     tp, cp, pp, vpp, size = (_count(values, key) for key in ("tp", "cp", "pp", "vpp", "micro_batch_size"))
     named = values.get("schedule", "1f1b")
+    if named in WAVES and "vpp" not in given:
+        vpp = values["vpp"] = 2  # one chunk on the way down the pipeline, one on the way back
     values["schedule"] = "interleaved" if vpp > 1 and named not in WAVES else named
     if "tp_mode" not in given:
-        values["tp_mode"] = "msp" if run.get("sequence_parallel") and tp > 1 else "mtp"
+        usual = framework.tensor_parallel.splits_sequence
+        values["tp_mode"] = "msp" if _switch(run, "sequence_parallel", usual) and tp > 1 else "mtp"
     if isinstance(values.get("cross_entropy_fusion"), str):
-        values["cross_entropy_fusion"] = values["cross_entropy_fusion"] not in ("", "none", "false")
+        values["cross_entropy_fusion"] = values["cross_entropy_fusion"].lower() not in ("", "none", "false")
     dp = values["dp"] = _count(values, "dp", max(values["world_size"] // (tp * cp * pp), 1))
     if "global_batch_size" in run and "num_micro_batches" not in given:
         batch = _count(run, "global_batch_size")
@@ -241,6 +268,15 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
             size = values["micro_batch_size"] = each // (pp * vpp)
             assumptions.append(f"micro_batch_size: {size}, so that there are as many micro batches as stages")
         values["num_micro_batches"] = batch // (dp * size)
+    elif "global_batch_size" in run and run["global_batch_size"] != dp * size * _count(values, "num_micro_batches"):
+        raise InputError(
+            f"global_batch_size {run['global_batch_size']} is not dp {dp} * micro_batch_size {size} * num_micro_batches "
+            f"{values['num_micro_batches']}"
+        )
+    elif "num_micro_batches" not in given:
+        assumptions.append("num_micro_batches: 1, because no global_batch_size is stated")
+    sizes = ("tp", "pp", "cp", *(("ep",) if model.is_mixture_of_experts else ()))
+    assumptions += [f"{key}: 1 (not stated)" for key in sizes if key not in given]
     if pp > 1 and values.get("zero") == 3 and framework.pipeline.keeps_weights:
         values["zero"] = 2
         assumptions.append("zero: 2, because with a pipeline weights stay whole between micro batches")
@@ -254,15 +290,14 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     if _must_count_ends(framework, model.num_hidden_layers, pp * vpp, given):
         values |= dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), True)
         assumptions.append("embedding and loss count as layers, or the stages would not divide")
-    if pp > model.num_hidden_layers:
-        raise InputError(f"pp {pp} is more than the model's {model.num_hidden_layers} layers")
     assumptions += [
         f"{key}: {values.get(key, getattr(Strategy, key, None))} (default of {framework.name})"
         for key in ("recompute", "precision", "attention", "zero", "grad_dtype", "overlap_grad_reduce", "fused_norm")
         if key not in given
     ]
     if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
-        assumptions.append("sequence_parallel: false")
+        split = "true" if values["tp_mode"] == "msp" else "false"
+        assumptions.append(f"sequence_parallel: {split} (usual with {framework.name})")
     values = _dealt(values, model, pp * vpp, framework)
     if "pipeline_layout" in values and "pipeline_layout" not in given:
         assumptions.append(f"pipeline_layout: {values['pipeline_layout']} (layers dealt as evenly as possible)")

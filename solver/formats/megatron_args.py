@@ -304,7 +304,7 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
     capacity = flags.get("moe-expert-capacity-factor")
     if capacity is not None and "moe-pad-expert-input-to-capacity" not in flags:
         raise InputError(
-            "Megatron's --moe-expert-capacity-factor without --moe-pad-expert-input-to-capacity is not modelled: it pads no tokens"
+            "Megatron's --moe-expert-capacity-factor without --moe-pad-expert-input-to-capacity is not modelled"
         )
     return {
         **({"moe_capacity_factor": capacity} if capacity is not None else {}),

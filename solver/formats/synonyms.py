@@ -6,33 +6,67 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from profiler.profile.devices import DATASHEETS
 from solver.spec.frameworks import framework_of
-from solver.spec.strategy import CHOICES
+from solver.spec.pipeline_layout import chunk_layers
+from solver.spec.strategy import CHOICES, SWITCHES
 
-#: Prefixes of the names of profiles of Hopper and later.
-_SINCE_HOPPER = ("h100", "h200", "b200")
+_LONGEST = 12  #: digits of a count
+
+#: Architectures before Hopper, on which a Megatron-LM that names no release is the one of 2023.
+_BEFORE_HOPPER = ("volta", "ampere")
 #: Letters and digits of a word -> this project's word. This project's own words match in any spelling; other words stay as
 #: they are.
 _WORDS: Mapping[str, Mapping[str, str]] = {
-    "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v"},
+    "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v", "afab": "gpipe",
+                 "zerobubble": "zb-h1", "dualpipe": "dualpipev"},
     "cp_comm": {"p2p": "ring", "alltoall": "a2a", "ulysses": "a2a", "a2ap2p": "a2a+ring"},
     "grad_dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
     "precision": {"bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "fp16mixed": "fp16",
-                  "float8": "fp8", "fp8hybrid": "fp8", "fp8e4m3": "fp8", "fp8delayed": "fp8", "fp8cs": "fp8", "fp8mx": "mxfp8",
-                  "float32": "fp32"},
+                  "16mixed": "fp16", "float8": "fp8", "fp8hybrid": "fp8", "fp8e4m3": "fp8", "fp8delayed": "fp8", "fp8cs": "fp8",
+                  "fp8mx": "mxfp8", "float32": "fp32", "fp8blockwise": "fp8", "fp8sc": "fp8", "fp8tensorwise": "fp8"},
     "recompute": {"": "none", "false": "none", "no": "none", "off": "none", "true": "full", "yes": "full", "uniform": "full",
                   "block": "full", "layer": "full", "coreattn": "selective", "op": "selective"},
+    "attention": {"flashattention": "flash", "flashattention2": "flash", "flashattention3": "flash", "fa2": "flash",
+                  "fa3": "flash", "sdpa": "flash", "cudnn": "flash", "te": "flash", "fused": "flash", "eager": "unfused",
+                  "math": "unfused", "naive": "unfused"},
+    "moe_dispatcher": {"flex": "deepep"},
 }  # fmt: skip
-_OTHER_KEYS = {"cp_comm_type": "cp_comm", "pipeline_schedule": "schedule", "dtype": "precision"}
+#: Of a precision's word: how it scales its values.
+_RECIPES = {"fp8blockwise": "blockwise", "fp8sc": "blockwise", "fp8tensorwise": "tensorwise", "fp8delayed": "delayed",
+            "fp8cs": "tensorwise"}  # fmt: skip
+_OTHER_KEYS = {
+    "cp_comm_type": "cp_comm", "pipeline_schedule": "schedule", "dtype": "precision", "zero_stage": "zero",
+    "tensor_parallel_size": "tp", "tensor_model_parallel_size": "tp", "pipeline_parallel_size": "pp",
+    "pipeline_model_parallel_size": "pp", "context_parallel_size": "cp", "expert_parallel_size": "ep",
+    "expert_model_parallel_size": "ep", "data_parallel_size": "dp", "virtual_pipeline_model_parallel_size": "vpp",
+    "seq_length": "seq_len", "sequence_length": "seq_len", "num_gpus": "world_size", "mbs": "micro_batch_size",
+    "per_device_train_batch_size": "micro_batch_size", "gbs": "global_batch_size",
+    "gradient_accumulation_steps": "num_micro_batches",
+}  # fmt: skip
+_SWITCHES = {"true": True, "false": False}
+_COUNTS = ("world_size", "seq_len", "tp", "pp", "cp", "ep", "etp", "dp", "vpp", "wp", "micro_batch_size", "num_micro_batches",
+           "global_batch_size", "zero", "zero_shard_size")  # fmt: skip
 
 
 def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, Any]:
-    """Return ``run`` in this project's names; any interpretation beyond spelling is added to ``assumptions``."""
+    """Return ``run`` in this project's names; any interpretation beyond spelling is added to ``assumptions``.
+
+    hardware: a device of configs/devices.
+    """
     named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
     ours = {key: _word(key, value) for key, value in named.items()}
+    recipe = _RECIPES.get(_spelling(str(named.get("precision", ""))))
+    if recipe and "fp8_recipe" not in ours:
+        ours["fp8_recipe"] = recipe
     framework = framework_of(str(ours.get("framework", "")))
     if ours.get("recompute") == "selective" and framework.recomputation.selective_is_full:
         ours["recompute"] = "full"
+    stage = re.search(r"zero\W?([0-3])\b", str(ours.get("framework", "")).lower())
+    if stage and "zero" not in ours:
+        ours["zero"] = int(stage[1])
+    if "pipeline_layout" in ours and "vpp" not in ours and isinstance(ours.get("pp"), int) and ours["pp"] > 0:
+        ours["vpp"] = max(len(chunk_layers(str(ours["pipeline_layout"]))) // ours["pp"], 1)
     stated = framework.name in str(ours.get("framework", "")).lower()  # the run names its release
     release = None if stated else _release(framework.name, ours, hardware)
     if release:
@@ -42,6 +76,11 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
 
 
 def _word(key: str, value: Any) -> Any:
+    if key in SWITCHES and isinstance(value, str | int):
+        return _SWITCHES.get(str(value).lower(), bool(value) if value in (0, 1) else value)
+    if key in _COUNTS and isinstance(value, str | float):
+        text = str(value).lower().removeprefix("zero").strip("-_ ").removesuffix(".0")
+        return int(text) if text.isdecimal() and len(text) < _LONGEST else value
     if key not in _WORDS or not isinstance(value, str | bool):
         return value
     own = {_spelling(choice): choice for choice in CHOICES[key]}
@@ -54,11 +93,12 @@ def _spelling(word: str) -> str:
 
 def _release(framework: str, run: Mapping[str, Any], hardware: str) -> tuple[str, str] | None:
     """Return the release that a run must have used, and the reason, where its framework name means an earlier one."""
-    if framework == "megatron-lm-2023" and hardware.startswith(_SINCE_HOPPER):
+    modern = hardware in DATASHEETS and DATASHEETS[hardware].architecture not in _BEFORE_HOPPER
+    if framework == "megatron-lm-2023" and modern:
         return "megatron-core", "which Megatron-LM stands on since Hopper"
     if framework == "megatron-lm-2023" and run.get("zero") == 3:
         return "megatron-deepspeed-2021", "since Megatron-LM of that time has no ZeRO-3 of its own and ran DeepSpeed's"
-    later = hardware.startswith(_SINCE_HOPPER) or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1
+    later = modern or run.get("tp_mode") in ("msp", "fsp", "isp") or run.get("wp", 1) != 1
     if framework == "internevo-2023" and later:
         return "internevo-2024", "whose tensor-parallel modes and kernels the releases of 2023 lack"
     return None

@@ -54,7 +54,7 @@ def _levels(model: ModelSpec, framework: Framework, layout: Strategy) -> list[tu
 
 def _chunks(model: ModelSpec, framework: Framework, layout: Strategy) -> list[int]:
     """Chunks into which a stage can be interleaved: the divisors of its layers."""
-    stated = layout.num_layers_in_first_pipeline_stage or layout.num_layers_in_last_pipeline_stage
+    stated = layout.num_layers_in_first_pipeline_stage or layout.num_layers_in_last_pipeline_stage or layout.pipeline_layout
     counted = layout.account_for_embedding_in_pipeline_split + layout.account_for_loss_in_pipeline_split
     layers = model.num_hidden_layers + counted
     can = layout.pp > 1 and "interleaved" in framework.can_run.schedules and layout.schedule == "1f1b" and not stated

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from predictor.cost_model import CostModel
-from profiler.errors import InputError
+from profiler.errors import InputError, closest, shown
+from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB
 from solver.formats.cases import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
@@ -21,7 +22,7 @@ from solver.spec.model_size import flops_per_token
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages
-from solver.step.problem import problem_of
+from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts
 
 #: (hardware name, network bandwidth per accelerator) -> cost model; None where no profile is known.
@@ -120,22 +121,36 @@ def predict_cases(
         gbit = dict(cluster).get("inter_node_gbit_per_gpu")
         cost = cost_models(hardware, gbit * 1e9 / 8 if gbit else None)
         if cost is None:
-            reason = f"no profile of {hardware}"
+            reason = f"no profile of {hardware}{closest(hardware, list(DATASHEETS))}"
             out.update({place: Prediction(case, reason) for place, case in members})
             continue
-        layouts = [layout for _, case in members for layout in _layouts(case)]
         try:
             problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost, approximate)
-            solutions = estimate_layouts(problem, Layouts.of(layouts))
         except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue
-        first = 0
-        for place, case in members:
-            several = _layouts(case)
-            out[place] = _prediction(case, solutions, np.arange(first, first + len(several)))
-            first += len(several)
+        out.update(_predict_together(problem, members))
     return [out[place] for place in range(len(cases))]
+
+
+def _predict_together(problem: Problem, members: Sequence[tuple[int, Case]]) -> dict[int, Prediction]:
+    """Return the predictions of cases of one problem by place; where they fail together each is tried alone.
+
+    A published layout may be one that no framework runs, and one such case must not lose the others of its file.
+    """
+    layouts = [_layouts(case) for _, case in members]
+    try:
+        solutions = estimate_layouts(problem, Layouts.of([layout for several in layouts for layout in several]))
+        starts = np.cumsum([0, *map(len, layouts)])
+        return {
+            place: _prediction(case, solutions, np.arange(start, start + len(several)))
+            for (place, case), several, start in zip(members, layouts, starts[:-1], strict=True)
+        }
+    except (InputError, ArithmeticError, LookupError, ValueError) as error:
+        if len(members) == 1:
+            why = str(error) if isinstance(error, InputError) else f"its layout cannot be estimated: {shown(error)}"
+            return {place: Prediction(case, why) for place, case in members}
+        return {place: one for member in members for place, one in _predict_together(problem, [member]).items()}
 
 
 def _layouts(case: Case) -> tuple[Strategy, ...]:

@@ -55,7 +55,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "cross_entropy_fusion_impl": ("te", "native", "linear"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
 }
-_FLAGS = (
+#: Keys that are true or false.
+SWITCHES = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "overlap_grad_reduce",
     "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm",
     "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
@@ -147,7 +148,7 @@ class Strategy:
         for key, allowed in CHOICES.items():
             if not isinstance(getattr(self, key), str | int) or getattr(self, key) not in allowed:
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be one of {', '.join(map(str, allowed))}")
-        for key in _FLAGS:
+        for key in SWITCHES:
             if not isinstance(getattr(self, key), bool):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.document_lengths:

@@ -97,9 +97,10 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     tensor_parallel={
-        "async_backward": False,
+        "async_backward": False,  # Transformer Engine's GEMMs leave no room for NCCL's kernels
         "gathers_quantised": True,
-    },  # Transformer Engine's GEMMs leave no room for NCCL's kernels
+        "splits_sequence": True,  # experts need it beside tp (arguments.py); recipes and examples set it
+    },
 )
 
 MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(

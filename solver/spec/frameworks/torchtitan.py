@@ -30,7 +30,9 @@ TORCHTITAN_2025 = Framework(
         compiled_loss=True,
         flash_attention=2,
     ),
-    tensor_parallel=TensorParallel(regathers_input=False, shares_input=True, async_backward=False),
+    tensor_parallel=TensorParallel(  # parallelize_llama.py: always with SequenceParallel norms
+        regathers_input=False, shares_input=True, async_backward=False, splits_sequence=True
+    ),
     data_parallel=DataParallel(all_gather_copies=2.0, reduce_scatter_copies=2.0, accumulating_gemms=False),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
     pipeline=Pipeline(keeps_weights=True),  # parallelize_llama.py: no reshard after forward

@@ -149,7 +149,7 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ({"use_megatron_fsdp": True}, "--use-megatron-fsdp: Megatron FSDP is not modelled"),
         ({"optimizer": "muon"}, "--optimizer 'muon' is not modelled; adam is"),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 8}, "8 at a time"),
-        ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "it pads no tokens"),
+        ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "-input-to-capacity is not modelled"),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "moe"}, "CUDA graphs of 'moe' are not modelled"),
         ({"brand_new": 1}, "--brand-new is not known here"),
         ({"num_layers": "many"}, "--num-layers is 'many'; it must be a whole number"),

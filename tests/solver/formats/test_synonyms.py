@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from toy import toy_cost
 
 from profiler.errors import InputError
 from solver.formats.cases import case_of
 from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import normalized_run
+from solver.report import validate
 from solver.spec.frameworks import framework_of
 
 MODEL = {
@@ -122,3 +124,66 @@ def test_zero3_beside_megatron_lm_of_its_time_was_deepspeeds() -> None:
     assert framework_of(normalized_run({"framework": "megatron-lm", "zero": 1}, "a100_sxm_80gb", [])["framework"]).name == (
         "megatron-lm-2023"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "word", "meant"),
+    [("attention", "FlashAttention-2", {"attention": "flash"}), ("attention", "eager", {"attention": "unfused"}),
+     ("moe_dispatcher", "DeepEP", {"moe_dispatcher": "deepep"}), ("schedule", "AFAB", {"schedule": "gpipe"}),
+     ("moe_dispatcher", "all-to-all", {"moe_dispatcher": "alltoall"}),
+     ("precision", "fp8_blockwise", {"precision": "fp8", "fp8_recipe": "blockwise"}),
+     ("tp", "2", {"tp": 2}), ("seq_len", 8192.0, {"seq_len": 8192}), ("zero", "ZeRO-1", {"zero": 1}),
+     ("overlap_grad_reduce", "False", {"overlap_grad_reduce": False}), ("compile", 1, {"compile": True}),
+     ("tensor_model_parallel_size", 4, {"tp": 4}), ("gradient_accumulation_steps", 8, {"num_micro_batches": 8}),
+     ("framework", "DeepSpeed ZeRO-3", {"framework": "DeepSpeed ZeRO-3", "zero": 3})],
+)  # fmt: skip
+def test_other_spellings(key: str, word: Any, meant: dict[str, Any]) -> None:
+    assert run(**{key: word}) == meant
+
+
+def predicted(framework: str = "megatron-core", hardware: str = "h100_sxm", model: Any = None, **keys: Any) -> Any:
+    whole = {"framework": framework, "world_size": 16, "seq_len": 4096, "global_batch_size": 64, "micro_batch_size": 1, **keys}
+    return case_of({"id": "X-1", "hardware": hardware, "model": {**MODEL, **(model or {})}, "run": whole, "measured": {}})
+
+
+def test_what_no_run_can_have_had_is_refused() -> None:
+    for keys, sentence in (
+        ({"pp": 64, "world_size": 64}, "pp 64 is more than the model's 32 layers"),
+        ({"pp": 2, "tp": 2, "dp": 4, "pipeline_layout": "Et*16|t*15L"}, "deals 31 layers to 2 chunks, but there are 32"),
+        ({"pp": 4, "tp": 1, "dp": 4, "num_layers_in_first_pipeline_stage": 31}, "leave too few of 32 for pp 4"),
+        ({"dp": 16, "num_micro_batches": 1}, "global_batch_size 64 is not dp 16 * micro_batch_size 1 * num_micro_batches 1"),
+        ({"sequence_parallel": "maybe"}, "sequence_parallel is 'maybe'; it must be true or false"),
+    ):
+        assert sentence in str(predicted(**keys).skipped)
+    mixed = predicted(model={"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 11008}, tp=1, ep=16)
+    assert "ep 16 * etp 1 do not divide 8 experts" in str(mixed.skipped)
+    assert "model key mamba_num_heads: its layers are no" in str(predicted(model={"mamba_num_heads": 8}).skipped)
+
+
+def test_what_a_run_leaves_open_is_listed() -> None:
+    wave = predicted("torchtitan", schedule="zb-v", pp=4, dp=4)
+    assert (wave.strategy.vpp, wave.skipped) == (2, None)
+    layout = predicted(pp=4, tp=1, dp=4, pipeline_layout="Et*7|t*9|t*9|t*7L")
+    assert layout.strategy.vpp == 1 and {other.vpp for other in layout.alternatives} <= {1}
+    for framework, mode in (("torchtitan", "msp"), ("nanotron", "mtp"), ("nemo 25.05", "msp")):
+        case = predicted(framework, tp=2, dp=8)
+        assert case.strategy.tp_mode == mode
+        assert any(line.startswith("sequence_parallel: ") for line in case.assumptions)
+    said = predicted(hardware="H100 SXM5 80GB").assumptions
+    assert {"hardware: h100_sxm", "tp: 1 (not stated)", "pp: 1 (not stated)"} <= set(said)
+    assert predicted(model={"hidden_act": "gelu"}).model.gated_mlp is False
+
+
+def test_one_case_that_cannot_be_estimated_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = predicted(tp=2, dp=8), predicted(tp=4, dp=4)
+    real = validate.estimate_layouts
+
+    def fails(problem: Any, layouts: Any) -> Any:
+        if (layouts.splits.tp == 4).any():
+            raise ValueError("negative dimensions")
+        return real(problem, layouts)
+
+    monkeypatch.setattr(validate, "estimate_layouts", fails)
+    one, other = validate.predict_cases([good, bad], lambda hardware, network: toy_cost())
+    assert one.skipped is None and one.seconds > 0
+    assert "its layout cannot be estimated: ValueError('negative dimensions')" in str(other.skipped)
