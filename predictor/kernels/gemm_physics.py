@@ -11,6 +11,7 @@ import numpy as np
 #: Output tiles that GEMM libraries choose from, and the numbers of parts they split the reduction into when tiles are too few.
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (256, 64), (128, 256), (256, 128), (256, 256))
 SPLITS = (1, 2, 4, 8)
+ADDED_BYTES = 8.0  #: of an fp32 number that is read and written again
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,15 @@ def _compute_seconds(
             chosen = np.where(seconds < best, np.int8(index), chosen)
             best = np.minimum(best, seconds)
     return best, chosen
+
+
+def adding_seconds(
+    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
+) -> np.ndarray:
+    """Return the least seconds of GEMMs that are added to an fp32 buffer, shape [rows]: it is read and written."""
+    moved = batch * (machine.element * (m + n) * k + ADDED_BYTES * m * n)
+    seconds: np.ndarray = physics.launch + moved / (physics.bandwidth * machine.bandwidth)
+    return seconds
 
 
 def cast_seconds(physics: GemmPhysics, machine: Machine, m: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:

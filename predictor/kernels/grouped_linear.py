@@ -95,7 +95,7 @@ class GroupedLinearModel:
         overhead of the others, extrapolated.
         """
         passes = np.asarray(passes, dtype=np.int64)
-        dense = self.linear.predict(*_gemm(tokens_per_group, n, k, passes), groups, passes, dtype, accumulate)
+        dense = self.linear.predict(*_gemm(tokens_per_group, n, k, passes), groups, passes, dtype, accumulate, buffer=False)
         bandwidth = self.linear.parts[FAMILIES[dtype]].machine.bandwidth
         output = self.output_share * _output_bytes(groups, n, k, passes, accumulate) / bandwidth
         seconds = np.maximum(dense.seconds * self.overhead[passes] + output, np.asarray(groups) * self.launch)
@@ -145,7 +145,7 @@ def _parts(linear: LinearModel, rows: Table) -> tuple[np.ndarray, np.ndarray]:
         at = rows["dtype"] == dtype
         part, codes, adds = rows.where(at), passes[at], accumulate[at]
         shape = _gemm(part["tokens_per_group"], part["n"], part["k"], codes)
-        dense[at] = linear.predict(*shape, part["groups"], codes, str(dtype), adds).seconds
+        dense[at] = linear.predict(*shape, part["groups"], codes, str(dtype), adds, buffer=False).seconds
         bandwidth = linear.parts[FAMILIES[str(dtype)]].machine.bandwidth
         output[at] = _output_bytes(part["groups"], part["n"], part["k"], codes, adds) / bandwidth
     return dense, output

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.kernels.gemm_physics import GemmPhysics, Machine, cast_seconds, fit_gemm_physics, gemm_times
+from predictor.kernels.gemm_physics import GemmPhysics, Machine, adding_seconds, cast_seconds, fit_gemm_physics, gemm_times
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
 from profiler.errors import InputError
@@ -93,11 +93,12 @@ class LinearModel:
 
     def predict(
         self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16",
-        accumulate: Any = False,
+        accumulate: Any = False, buffer: bool = True,
     ) -> Estimate:  # fmt: skip
         """Seconds of ``batch`` GEMMs [m, k] x [k, n] -> [m, n] of one dtype; array arguments broadcast.
 
-        layout: codes of Layout. accumulate: bool, the output is added to an fp32 buffer.
+        layout: codes of Layout. accumulate: bool, the output is added to an fp32 buffer. buffer: which then takes no less than
+        its bytes; False where the caller counts them.
         """
         part = self.parts.get(FAMILIES.get(dtype, dtype))
         if part is None:
@@ -108,6 +109,8 @@ class LinearModel:
         seconds, std, basis = _predict_forward(part, *size)
         layouts, adds = flat[4].astype(np.int64), flat[5].astype(np.int64)
         seconds = seconds * part.layout_factor[layouts, adds]
+        if buffer and adds.any():  # of few tokens the buffer takes longer than the products
+            seconds = np.where(adds, np.maximum(seconds, adding_seconds(part.physics, part.machine, *size)), seconds)
         layout_uncertainty = part.layout_uncertainty[layouts, adds]
         std = np.hypot(std, layout_uncertainty)
         measured = find(part.known, shape_keys(*size))[1] & (layout_uncertainty == 0) & (basis < Basis.ROOFLINE)

@@ -73,17 +73,19 @@ def _synchronisation(
     With overlap, gradients are sent bucket by bucket during the last micro batch's backward pass; the last bucket, that of the
     embedding, has nothing left to overlap with, and no compute runs before the first parameters, the embedding's, have arrived.
     ZeRO-2 keeps only its share of the gradients, so it must reduce-scatter them in every micro batch, overlapped with its
-    backward pass and what follows.
+    backward pass and what follows; FSDP's also gathers the weights again, unless a pipeline keeps them.
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
     whole = (zero == 0) | ((zero == 1) & (framework.data_parallel.grad_collective == "all_reduce"))
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
-    gather = terms.all_gather.take(row)
+    freed = (zero == 2) & framework.data_parallel.frees_gathered_weights & (terms.splits.pp[row] == 1)
+    gathers = np.where(freed, times, 1)
+    gather = terms.all_gather.take(row) * gathers
     parameters, embedding = terms.parameters, terms.embedding_parameters
     one_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
     last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
     sync = reduce.overlapped_with(backward * times, last_bucket / times) if run.overlap_grad_reduce else reduce.exposed
-    gathered = gather.overlapped_with(forward, last_bucket) if run.overlap_param_gather else gather.exposed
+    gathered = gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather else gather.exposed
     return sync * (zero < 3), gathered * ((zero == 1) | (zero == 2))

@@ -22,7 +22,7 @@ LLM_FOUNDRY_2023 = Framework(
         flash_attention=1,  # attn_impl "triton": a kernel of the first generation
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
-    data_parallel=DataParallel(reduce_scatter_copies=4.0),
+    data_parallel=DataParallel(reduce_scatter_copies=4.0, frees_gathered_weights=True),
 )
 
 LLM_FOUNDRY_2024 = LLM_FOUNDRY_2023.derive(

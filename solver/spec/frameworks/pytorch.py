@@ -52,7 +52,7 @@ FSDP = Framework(
     can_run=FSDP_ONLY,
     kernels=Kernels(fused_gate_up=False, torch_loss=True, flash_attention=2),  # what scaled_dot_product_attention runs
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
-    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False),
+    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, frees_gathered_weights=True),
     recomputation=Recomputation(stops_early=True),
 )
 

@@ -33,7 +33,9 @@ TORCHTITAN_2025 = Framework(
     tensor_parallel=TensorParallel(  # parallelize_llama.py: always with SequenceParallel norms
         regathers_input=False, shares_input=True, async_backward=False, splits_sequence=True
     ),
-    data_parallel=DataParallel(all_gather_copies=2.0, reduce_scatter_copies=2.0, accumulating_gemms=False),
+    data_parallel=DataParallel(
+        all_gather_copies=2.0, reduce_scatter_copies=2.0, accumulating_gemms=False, frees_gathered_weights=True
+    ),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
     pipeline=Pipeline(keeps_weights=True),  # parallelize_llama.py: no reshard after forward
     memory=MemoryUse(allocator_gaps=(0.1, 0.1)),  # expandable segments leave few gaps; the share is assumed

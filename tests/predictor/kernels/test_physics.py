@@ -187,3 +187,15 @@ def test_a_table_may_leave_out_what_equals_something_else() -> None:
                "causal": 1, "seconds": 1.0}  # fmt: skip
     shape = shape_of(Table.from_columns("flash_attn", columns))
     assert (shape.v_head_dim.tolist(), shape.kv_heads.tolist()) == ([64, 32], [6, 2])
+
+
+def test_products_added_to_an_fp32_buffer_take_no_less_than_its_bytes(h100_model: CostModel) -> None:
+    linears = h100_model.linears
+    physics = linears.parts["bf16"].physics
+    weights, tokens = 8192.0, np.array([128.0, 512.0, 8192.0])
+    plain, added = (linears.predict(weights, weights, tokens, 1, Layout.NT, "bf16", add).seconds for add in (False, True))
+    # 512 tokens: 8 bytes a weight, and two operands of 8192 x 512 in bf16, over what GEMMs reach of 3.35 TB/s
+    moved = 8 * weights**2 + 2 * 2 * weights * tokens
+    least = physics.launch + moved / (physics.bandwidth * 3.35e12)
+    assert added[:2] == pytest.approx(least[:2]) and (added[:2] > 1.5 * plain[:2]).all()
+    assert plain[2] < added[2] < 1.1 * plain[2]  # of many tokens the arithmetic covers it

@@ -100,7 +100,7 @@ def test_offload_never_takes_memory_and_never_saves_time(
     [
         ({}, {"framework": "megatron-core-0.8", "optimizer_offload_fraction": 0.5}, "does not offer to offload optimizer"),
         ({"zero": 3}, {"framework": "torchtitan", "optimizer_states": "bf16"}, "does not offer optimizer_states bf16"),
-        ({"pp": 2, "dp": 4}, {"offload_layers": 4}, "offload_layers needs pp 1"),
+        ({"pp": 2, "dp": 4, "zero_shard_size": 4}, {"offload_layers": 4}, "offload_layers needs pp 1"),
         ({"recompute": "full"}, {"offload_layers": 4}, "offload_layers needs pp 1, no recomputation"),
         ({}, {"offload_layers": 32}, "leaves none of the 32 layers"),
         ({}, {"optimizer_offload_fraction": 1.5}, "optimizer_offload_fraction is 1.5"),

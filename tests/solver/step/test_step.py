@@ -191,6 +191,14 @@ def test_zero_2_reduce_scatters_every_micro_batch_and_exposes_the_last_bucket_on
     assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, 4 * reduce_scatter - 4 * backward * 0.95], rel=1e-9)
 
 
+@pytest.mark.parametrize(("framework", "gathers"), [("fsdp", 4), ("megatron-bridge", 1)])
+def test_fsdp_frees_weights_after_each_backward_pass_under_zero_2(framework: str, gathers: int) -> None:
+    problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework=framework, grad_dtype="fp32", overlap_param_gather=False)
+    found = estimated(problem, [problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    once, several = part(found, "parameter_gather")
+    assert several == pytest.approx(gathers * once, rel=1e-12)
+
+
 # invariants of all layouts, on fitted machines
 
 
