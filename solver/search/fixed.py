@@ -25,6 +25,8 @@ LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not t
 _FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
 #: Ranks of ZeRO and layers of end stages, which must divide what others are, and the schedule, which vpp decides.
 _DIVIDING = ("schedule", "zero_shard_size", *Division._fields)
+#: How a rank does its work: free where the config does not say, as a size that it does not state is 1.
+_SETTINGS = ("tp_mode", "micro_batch_size", "zero", "recompute", "recompute_layers")
 AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
 
 
@@ -102,12 +104,12 @@ def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strateg
     """Return what is fixed where only ``varied`` axes vary: every other axis as ``layout`` has it.
 
     dp and num_micro_batches stay free, for they fill the world and the batch; so do the ranks of ZeRO and the layers of the end
-    stages, which must divide what other axes are, unless ``stated`` names them.
+    stages, which must divide what other axes are, and the settings of a rank, unless ``stated`` names them.
     """
     both = [name for name in varied if name in fixed]
     if both:
         raise InputError(f"{both[0]} is both fixed and searched; leave one out")
-    free = {*varied, *_FILLING, *(name for name in _DIVIDING if name not in stated)}
+    free = {*varied, *_FILLING, *(name for name in (*_DIVIDING, *_SETTINGS) if name not in stated)}
     kept = [name for name in AXES if name not in free]
     return {name: getattr(layout, name) for name in kept} | dict(fixed)
 
@@ -126,12 +128,14 @@ def fixed_splits(splits: Splits, fixed: Mapping[str, Any], most: Mapping[str, in
     for name, size in most.items():
         keep &= getattr(splits, name) <= size
     for name in (name for name in fixed if name in _OF_SPLITS):
-        column = splits.mode if name == "tp_mode" else getattr(splits, name)
-        keep &= column == _code(name, fixed[name])
+        agrees = (splits.mode if name == "tp_mode" else getattr(splits, name)) == _code(name, fixed[name])
+        keep &= agrees
         if not keep.any():
+            others = ", ".join(f"{other} {value}" for other, value in fixed.items() if other in _OF_SPLITS and other != name)
+            beside = f" together with what else is fixed ({others})" if agrees.any() else ", whatever else is fixed"
             raise InputError(
-                f"no layout of this search has {name} {fixed[name]} together with what else is fixed; sizes that do not divide "
-                "the ranks, the batch or the layers are not searched"
+                f"no layout of this search has {name} {fixed[name]}{beside}; sizes that do not divide the ranks, the batch or "
+                "the layers, or that the framework does not run, are not searched"
             )
     return splits.take(keep)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times
 from predictor.kernels.flash_attn import FlashAttnModel, main_rows, shape_of

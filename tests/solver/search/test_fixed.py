@@ -92,7 +92,8 @@ def test_axes_are_not_constants_and_batches_have_a_unit() -> None:
 def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None:
     problem = make_problem(MODEL, 16, toy_cost(), 512, framework="internevo-2024")
     layout = problem.run.replace(tp=2, tp_mode="msp", dp=8, zero=1, recompute="full", recompute_layers=-1)
-    fixed = fixed_but(("tp", "pp"), {"zero": 0}, layout, stated=())
+    settings = ("tp_mode", "recompute", "recompute_layers", "micro_batch_size")
+    fixed = fixed_but(("tp", "pp"), {"zero": 0}, layout, stated=settings)
     assert "dp" not in fixed and "num_micro_batches" not in fixed and "zero_shard_size" not in fixed and "tp" not in fixed
     assert fixed["zero"] == 0 and fixed["recompute"] == "full" and fixed["tp_mode"] == "msp" and fixed["vpp"] == 1
     found = search(problem, 32, top=1000, fixed=fixed | {"zero_shard_size": 1}).best
@@ -102,6 +103,12 @@ def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None
     with pytest.raises(InputError, match="tp is both fixed and searched"):
         fixed_but(("tp",), {"tp": 2}, layout, ())
     assert fixed_but(("tp",), {}, layout, ("zero_shard_size",))["zero_shard_size"] == 1
+    # of a model's file, which states no layout, sizes are 1 and settings free
+    assert fixed_but(("cp",), {"tp": 2}, layout, ()) == {"tp": 2, "wp": 1, "ep": 1, "etp": 1, "pp": 1, "vpp": 1}
+    with pytest.raises(InputError, match="no layout of this search has tp 3, whatever else is fixed; sizes"):
+        search(problem, 32, fixed={"pp": 1, "tp": 3})
+    with pytest.raises(InputError, match=r"has tp 4 together with what else is fixed \(pp 8\); sizes"):
+        search(problem, 32, fixed={"pp": 8, "tp": 4})
 
 
 def test_limits_leave_out_what_exceeds_them() -> None:
