@@ -23,6 +23,7 @@ from solver.arguments import (
 )
 from solver.command_line import predict, run, validate
 from solver.comparing import add_compare_arguments, compare
+from solver.examples import epilog, overview
 from solver.explaining import add_explain_arguments, explain_layout
 from solver.fitting import add_fit_arguments, fit
 from solver.importing import add_health_arguments, add_import_arguments, add_learn_arguments, import_log, learn_runs
@@ -33,21 +34,6 @@ from solver.sweeping import add_sweep_arguments, sweep_all
 #: The measuring script; it is started in processes of its own, one per rank.
 MEASURE = Path(__file__).resolve().parents[1] / "gen_profiler_data.py"
 
-_EXAMPLES = """examples:
-  foretrain search --model_size llama3_70b --framework megatron-core --world_size 512
-  foretrain predict --config configs/7B_internlm2.py --world_size 64
-  foretrain compare --config configs/7B_internlm2.py --world_size 64 . tp=2 profile=h200_sxm,tp=2
-  foretrain fit --config configs/7B_internlm2.py --world_size 64
-  foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512
-  foretrain plan --model_size llama3_70b --framework megatron-core --tokens 15e12 --days 90 --least 1024 --most 4096
-  foretrain sweep out.csv --models llama3_8b,llama3_70b --world_sizes 128,256 --machines h100_sxm,h200_sxm --plot out.png
-  foretrain export run.sh --model_size llama3_70b --framework megatron-core --world_size 512 --best
-  foretrain health job.json --config configs/7B_internlm2.py --world_size 64
-  foretrain import job.log --runs runs.jsonl
-  foretrain learn runs.jsonl --output mine.json
-  foretrain validate configs/cases/published.jsonl
-  foretrain measure --nproc-per-node 8 --budget 30
-"""
 _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_data.py, with its options"
 
 
@@ -56,20 +42,25 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="foretrain",
         description="Predict which parallel layout trains a language model fastest, how fast, if it fits, how sure, and why.",
-        epilog=_EXAMPLES,
+        epilog=overview(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    search = commands.add_parser("search", allow_abbrev=False, help="estimate every layout of a model on a number of GPUs")
+
+    def command(name: str, about: str) -> argparse.ArgumentParser:
+        shape = argparse.RawDescriptionHelpFormatter
+        return commands.add_parser(name, allow_abbrev=False, help=about, epilog=epilog(name), formatter_class=shape)
+
+    search = command("search", "estimate every layout of a model on a number of GPUs")
     search.set_defaults(run_all_solu=True, validate=None)
     add_prediction_arguments(search)
     add_search_arguments(search)
-    single = commands.add_parser("predict", allow_abbrev=False, help="estimate the layout that a config states")
+    single = command("predict", "estimate the layout that a config states")
     single.set_defaults(run_all_solu=False, validate=None, top=1, jobs=1, plot=None, plot_scaling=None, fix=None, search=None)
     single.set_defaults(also=None, **{f"max_{name}": None for name in LIMITED})
     add_prediction_arguments(single)
     for name, (about, add_arguments) in _COMMANDS.items():
-        add_arguments(commands.add_parser(name, allow_abbrev=False, help=about))
+        add_arguments(command(name, about))
     commands.add_parser("measure", help=_MEASURE_HELP, add_help=False)
     return p
 
@@ -157,6 +148,6 @@ def _measure(options: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if {"-h", "--help"} & set(rest):
-        print("foretrain measure --nproc-per-node N (default 1) starts N processes of:\n")
+        print(f"foretrain measure --nproc-per-node N (default 1) starts N processes of what follows\n\n{epilog('measure')}\n")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *launcher, str(MEASURE), *rest])

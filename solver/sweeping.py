@@ -67,7 +67,7 @@ def sweep_all(args: argparse.Namespace, console: Console) -> None:
     journal.unlink(missing_ok=True)
     console.print(_table(rows))
     failed = sum(row["reason"] is not None for row in rows)
-    console.print(f"wrote {args.output}: {len(rows)} problems, {failed} without a layout", markup=False)
+    console.print(f"wrote {args.output}: {len(rows)} problem{'s' * (len(rows) != 1)}, {failed} without a layout", markup=False)
     if args.plot:
         save_figure(sweep_figure(rows), args.plot)
         console.print(f"wrote {args.plot}", markup=False)

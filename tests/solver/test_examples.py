@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from solver.command_line import _EXAMPLES
+from solver.command_line import main as script
 from solver.console import main, parser
+from solver.examples import EXAMPLES, epilog
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Examples that measure, that predict a thousand cases, or that other tests run in the same words.
-_ELSEWHERE = ("foretrain measure", "foretrain validate", "foretrain import job.log", "foretrain learn", "foretrain health")
+LOG = "".join(f" iteration {i}/ 50 | elapsed time per iteration (ms): {7400 + i}.5 | loss 2.1\n" for i in range(1, 30))
 
 
 @pytest.fixture
@@ -44,15 +46,42 @@ def test_the_first_hour(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(json.loads((folder / "step.json").read_text())["traceEvents"]) > 100
 
 
-@pytest.mark.parametrize(
-    "line", [line.strip() for line in (parser().epilog or "").splitlines() if line.startswith("  foretrain")]
-)
-def test_examples_of_help(line: str, folder: Path) -> None:
-    if not line.startswith(_ELSEWHERE):
-        run(line)
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_examples_of_a_command(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("""echo '{"step_s": 7.4, "peak_memory_gib": 61}' > job.json""")
+    (folder / "job.log").write_text(LOG)
+    if command in ("learn", "validate"):
+        rows = (ROOT / "configs/cases/published.jsonl").read_text().splitlines()
+        of_one_machine = [row for row in rows if '"id": "IE-' in row or '"id":"IE-' in row][:4]
+        (folder / "runs.jsonl").write_text("\n".join(of_one_machine))
+    if command == "learn":
+        (folder / "runs.jsonl").unlink()
+        for world, seconds in ((64, 7.4), (128, 3.6)):
+            run(f"""echo '{{"step_s": {seconds}}}' > own.json""")
+            run(f"foretrain import own.json --config configs/7B_internlm2.py --world_size {world} --runs runs.jsonl")
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda program, words: started.append(words))
+    for line, _ in EXAMPLES[command]:
+        if command == "measure":  # which other tests do
+            main(shlex.split(line)[1:])
+        else:
+            run(line)
+    assert len(started) == (len(EXAMPLES[command]) if command == "measure" else 0)
 
 
-def test_every_command_has_an_example() -> None:
+def test_every_help_shows_its_examples(capsys: pytest.CaptureFixture[str]) -> None:
     (commands,) = (action.choices for action in parser()._subparsers._group_actions)  # type: ignore[union-attr]
-    shown = set(re.findall(r"^  foretrain (\w+)", parser().epilog or "", re.M))
-    assert set(commands or ()) <= shown
+    assert set(commands or ()) == set(EXAMPLES)
+    for name, own in (commands or {}).items():
+        shown = own.format_help() if name != "measure" else epilog(name)
+        assert all(line in shown and answer in shown for line, answer in EXAMPLES[name]), name
+        assert EXAMPLES[name][0][0] in parser().format_help()
+
+
+def test_the_script_s_own_examples(folder: Path) -> None:
+    lines = [line.strip() for line in _EXAMPLES.splitlines() if line.startswith("  python")]
+    assert len(lines) == 4
+    for line in lines:
+        words = shlex.split(line)
+        if "--validate" not in words:
+            assert words[:2] == ["python", "simulation_train_formulaic.py"] and script(words[2:]) == 0, line
