@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from solver.report.terminal import describe
 from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import AUTOMATIC, part_of, splits_backward
 from solver.spec.strategy import SCHEDULES, WAVES
+from solver.step.op_estimates import STREAMS
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.pipeline import weight_share
 from solver.step.solutions import Solutions
@@ -22,13 +24,21 @@ MAX_PASSES = 200_000
 _BEFORE, _AFTER = ("parameter_gather",), ("gradient_accumulation", "gradient_sync", "optimizer", "stragglers")
 #: Parts that belong to the passes of a stage.
 _OF_PASSES = tuple(part for part in PARTS if part not in (*_BEFORE, *_AFTER, "bubble", "pp_transfer"))
+#: Parts that are drawn among the collectives of data parallelism.
+_DATA_PARALLEL = ("parameter_gather", "gradient_sync")
+_THREADS = {
+    "compute": "passes", "tp": "tensor parallel, exposed", "cp": "context parallel, exposed", "wp": "weights, exposed",
+    "ep": "experts' exchange, exposed", "send": "sends between stages", "data parallel": "data parallel, exposed",
+}  # fmt: skip
 WORDS = {"F": "forward", "B": "backward", "W": "weight gradient", "BW": "whole backward"}
 
 
 @dataclass(frozen=True)
 class StepTimeline:
     """line: the passes. critical: bool [passes], those on the path that ends last. send: seconds at the end of a pass in which
-    its stage sends; before, after: (part, seconds) around the passes; predicted: the estimate's seconds of the step."""
+    its stage sends; beside: seconds after a pass in which it sends while the next one runs; exposed: seconds of a pass that
+    wait for collectives, by stream; before, after: (part, seconds) around the passes; predicted: the estimate's seconds of the
+    step."""
 
     title: str
     line: Timeline
@@ -37,6 +47,8 @@ class StepTimeline:
     before: tuple[tuple[str, float], ...]
     after: tuple[tuple[str, float], ...]
     predicted: float
+    exposed: Mapping[str, np.ndarray]
+    beside: np.ndarray
     waits: bool = True  #: stages wait for each other at the end of a step
 
     @property
@@ -62,7 +74,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     passes = pp * vpp * m * (3 if splits_backward(schedule) else 2)
     if passes > MAX_PASSES:
         raise InputError(f"a step of {passes:,} passes is too long to draw, {MAX_PASSES:,} at most; fix fewer micro batches")
-    forward, backward, weight = _chunk_seconds(solutions, index, pp, vpp, schedule)
+    (forward, backward, weight), streams = _chunk_seconds(solutions, index, pp, vpp, schedule)
     row = int(solutions.layouts.row[index])
     overlapped = schedule in AUTOMATIC or (solutions.problem.run.p2p_overlap and schedule == "interleaved")
     sends = 1.0 if overlapped else solutions.problem.framework.pipeline.blocking_sends / 2
@@ -76,6 +88,8 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     parts = dict(zip(PARTS, solutions.times.parts[:, index].tolist(), strict=True))
     before, after = (tuple((name, parts[name]) for name in names if parts[name] > 0) for names in (_BEFORE, _AFTER))
     title = f"{solutions.problem.model.name}, {describe(solutions, index)}"
+    way = np.where(line.kind == "F", 0, 1)
+    exposed = {name: np.where(line.kind == "W", 0.0, seconds[way, line.stage, line.chunk]) for name, seconds in streams.items()}
     return StepTimeline(
         title,
         line,
@@ -84,22 +98,26 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         before,
         after,
         float(solutions.times.seconds[index]),
+        {name: seconds for name, seconds in exposed.items() if seconds.any()},
+        np.where(quiet | (pp == 1) | (not overlapped), 0.0, send),
         solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *WAVES),
     )
 
 
 def _chunk_seconds(
     solutions: Solutions, index: int, pp: int, vpp: int, schedule: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the seconds of a micro batch's forward, backward and weight-gradient pass of every chunk: [pp, vpp] each.
+) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], dict[str, np.ndarray]]:
+    """Return the seconds of a micro batch's forward, backward and weight-gradient pass of every chunk, [pp, vpp] each, and what
+    of the first two waits for collectives, by stream: [2, pp, vpp].
 
     A stage's passes take together what the estimate says of the stage; its chunks share that by their layers and ends.
     """
     terms, row = solutions.terms, int(solutions.layouts.row[index])
     key, of_layer = int(terms.key[row]), solutions.problem.kinds.of_layer
-    forward, backward = terms.forward[:, :, row].sum(axis=1), terms.backward[:, :, row].sum(axis=1)
+    both = np.array([terms.forward[:, :, row], terms.backward[:, :, row]])  # [2, kinds, streams]
+    forward, backward = both.sum(axis=2)
     weight = terms.weight_grad[:, row]
-    times = np.zeros((3, pp, vpp))
+    times, waits = np.zeros((3, pp, vpp)), np.zeros((2, both.shape[2], pp, vpp))
     first = 0
     for number, layers in enumerate(chunks_of(solutions, index)):
         kinds = of_layer[first : first + layers]
@@ -108,6 +126,7 @@ def _chunk_seconds(
             for chunk in range(vpp):
                 if int(part_of(schedule, np.array(stage), np.array(chunk), pp)) == number:
                     times[:, stage, chunk] = forward[kinds].sum(), backward[kinds].sum(), weight[kinds].sum()
+                    waits[:, :, stage, chunk] = both[:, kinds].sum(axis=1)
     for end, number in ((solutions.table.embedding, 0), (solutions.table.head, pp * vpp - 1)):
         stage, chunk = next((s, c) for s in range(pp) for c in range(vpp)
                             if int(part_of(schedule, np.array(s), np.array(c), pp)) == number)  # fmt: skip
@@ -118,7 +137,8 @@ def _chunk_seconds(
     whole = time_of_stages(solutions, index)[chosen].sum(axis=0) / micro_batches
     extra = np.maximum(whole - times[:2].sum(axis=(0, 2)), 0.0)[:, None] / vpp  # recomputation and what else waits in backward
     times[1] += extra
-    return times[0], times[1], np.minimum(times[2], times[1])
+    streams = {name: waits[:, STREAMS.index(name)] for name in STREAMS[1:]}
+    return (times[0], times[1], np.minimum(times[2], times[1])), streams
 
 
 def _critical(line: Timeline) -> np.ndarray:
@@ -132,33 +152,49 @@ def _critical(line: Timeline) -> np.ndarray:
 
 
 def chrome_trace(step: StepTimeline) -> dict[str, Any]:
-    """Return the step in Chrome's trace format (also Perfetto's): a process with two threads for each stage, compute and sends;
-    times in microseconds."""
-    line, events = step.line, []
-    stages = len(line.in_flight)
-    for stage in range(stages):
-        for thread, name in ((0, "compute"), (1, "send")):
-            events.append({"ph": "M", "name": "thread_name", "pid": stage, "tid": thread, "args": {"name": name}})
-        events.append({"ph": "M", "name": "process_name", "pid": stage, "args": {"name": f"stage {stage}"}})
+    """Return the step in Chrome's trace format (also Perfetto's), times in microseconds: a process for each stage, with a
+    thread for its passes, one for each stream of collectives that they wait for, for sends and for data parallelism.
+
+    What a pass waits for is drawn at its end, all at once; what is hidden under compute is not drawn.
+    """
+    line, threads = step.line, ["compute", *step.exposed, "send", "data parallel"]
+    stages = range(len(line.in_flight))
+    events = [_named("process_name", stage, 0, f"stage {stage}") for stage in stages]
+    events += [_named("thread_name", stage, thread, _THREADS[name]) for stage in stages for thread, name in enumerate(threads)]
     begin = sum(seconds for _, seconds in step.before)
-    clock = 0.0
-    for name, seconds in step.before:
-        events += [_event(name, "step", stage, 0, clock, seconds) for stage in range(stages)]
-        clock += seconds
     for i in range(len(line.end)):
-        kind, stage, start = str(line.kind[i]), int(line.stage[i]), float(line.start[i]) + begin
-        busy, send = float(line.end[i] - line.start[i] - step.send[i]), float(step.send[i])
-        arguments = {"micro batch": int(line.micro_batch[i]), "chunk": int(line.chunk[i]), "critical": bool(step.critical[i])}
-        event = _event(f"{kind} {int(line.micro_batch[i])}", WORDS[kind], stage, 0, start, busy) | {"args": arguments}
-        events.append(event | ({"cname": "terrible"} if step.critical[i] else {}))
-        if send:
-            events.append(_event(f"send {kind} {int(line.micro_batch[i])}", "send", stage, 1, start + busy, send))
-    clock = begin + line.makespan
-    for name, seconds in step.after:
-        events += [_event(name, "step", stage, 0, clock, seconds) for stage in range(stages)]
-        clock += seconds
+        events += _events_of(step, i, begin, threads)
+    for clock, parts in ((0.0, step.before), (begin + line.makespan, step.after)):
+        for name, seconds in parts:
+            thread = threads.index("data parallel") if name in _DATA_PARALLEL else 0
+            events += [_event(name, "step", stage, thread, clock, seconds) for stage in stages]
+            clock += seconds
     about = {"layout": step.title, "simulated_step_s": step.seconds, "predicted_step_s": step.predicted}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _events_of(step: StepTimeline, i: int, begin: float, threads: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the events of pass ``i``: itself, what it waits for at its end, and what it sends."""
+    line = step.line
+    kind, stage, start = str(line.kind[i]), int(line.stage[i]), float(line.start[i]) + begin
+    busy, end = float(line.end[i] - line.start[i] - step.send[i]), float(line.end[i]) + begin
+    number = f"{kind} {int(line.micro_batch[i])}"
+    arguments = {"micro batch": int(line.micro_batch[i]), "chunk": int(line.chunk[i]), "critical": bool(step.critical[i])}
+    event = _event(number, WORDS[kind], stage, 0, start, busy) | {"args": arguments}
+    events = [event | ({"cname": "terrible"} if step.critical[i] else {})]
+    waiting = start + busy
+    for name, seconds in ((name, float(of_passes[i])) for name, of_passes in step.exposed.items()):
+        if seconds > 0:
+            waiting -= seconds
+            events.append(_event(f"{name} {number}", "exposed", stage, threads.index(name), waiting, seconds))
+    for at, seconds in ((start + busy, float(step.send[i])), (end, float(step.beside[i]))):
+        if seconds:
+            events.append(_event(f"send {number}", "send", stage, threads.index("send"), at, seconds))
+    return events
+
+
+def _named(what: str, stage: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": stage, "tid": thread, "args": {"name": name}}
 
 
 def _event(name: str, category: str, stage: int, thread: int, start: float, seconds: float) -> dict[str, Any]:

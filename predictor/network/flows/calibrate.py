@@ -11,7 +11,8 @@ otherwise. A measured group runs alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -23,6 +24,7 @@ from predictor.network.flows.simulate import simulate
 from predictor.network.topology.generate import generate
 from predictor.network.topology.templates import make_options
 from predictor.network.topology.types import LinkKind, Topology
+from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profiles import PROF_DATA, find_profile
 
@@ -105,29 +107,34 @@ def network(nodes: int) -> Topology:
 
 
 def simulated(row: Row, topology: Topology, latency: float) -> float:
-    """Return the simulated seconds of a measured collective; rings between nodes keep to their rails, as NCCL's do."""
+    """Return the simulated seconds of a measured collective; rings between nodes keep to their rails, as NCCL's do.
+
+    Of an all-reduce the faster of ring and tree counts.
+    """
     group = strided_group(row.nodes, row.intra, topology.gpus_per_server, topology.gpus_per_server)
     ring = OPERATIONS[row.op] != "all_to_all" and row.intra > 1
-    return simulate(topology, collective(OPERATIONS[row.op], [group], row.bytes, pxn=ring), latency).seconds
+    flows = [collective(OPERATIONS[row.op], [group], row.bytes, pxn=ring)]
+    if row.op == "all_reduce":
+        flows.append(collective("all_reduce", [group], row.bytes, algorithm="tree"))
+    times = []
+    for each in flows:
+        with suppress(InputError):  # a group that is too large for the simulation of a tree
+            times.append(simulate(topology, each, latency).seconds)
+    return min(times)
 
 
-def errors(rows: list[Row], found: Calibration) -> np.ndarray:
-    """Return log(simulated / measured) of every row."""
+def errors(rows: Sequence[Row], found: Calibration, network: Callable[[int], Topology] = network) -> np.ndarray:
+    """Return log(simulated / measured) of every row. network: the topology of a number of nodes."""
     reached = {nodes: as_reached(network(nodes), found) for nodes in {row.nodes for row in rows}}
     return np.array([np.log(simulated(row, reached[row.nodes], found.latency) / row.seconds) for row in rows])
 
 
-def _rms(rows: list[Row], found: Calibration) -> float:
-    return float(np.sqrt(np.mean(errors(rows, found) ** 2)))
-
-
-def main() -> None:
-    rows = list(measured_rows())
-    fitted = [row for row in rows if row.nodes == _FITTED_NODES]
+def calibrate(rows: Sequence[Row], network: Callable[[int], Topology] = network) -> Calibration:
+    """Return the shares of links and the latency that fit measured rows best."""
 
     def residual(values: np.ndarray) -> np.ndarray:
         shares = 1 / (1 + np.exp(-values[:2]))
-        return errors(fitted, Calibration(float(shares[0]), float(shares[1]), 1e-6 * float(np.exp(values[2])), 0.0))
+        return errors(rows, Calibration(float(shares[0]), float(shares[1]), 1e-6 * float(np.exp(values[2])), 0.0), network)
 
     from scipy.optimize import least_squares  # predictions read the result, and need no scipy
 
@@ -135,15 +142,25 @@ def main() -> None:
     best = least_squares(residual, start, diff_step=0.02, loss="soft_l1", f_scale=0.1, max_nfev=12)
     shares = 1 / (1 + np.exp(-best.x[:2]))
     found = Calibration(float(shares[0]), float(shares[1]), 1e-6 * float(np.exp(best.x[2])), 0.0)
+    return replace(found, relative_std=root_mean_square(errors(rows, found, network)))
+
+
+def root_mean_square(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+def main() -> None:
+    rows = list(measured_rows())
+    found = calibrate([row for row in rows if row.nodes == _FITTED_NODES])
     groups = sorted({(row.op, row.nodes) for row in rows})
     spread = {
-        f"{op}, {nodes} nodes": f"{_rms([r for r in rows if (r.op, r.nodes) == (op, nodes)], found):.1%}"
+        f"{op}, {nodes} nodes": f"{root_mean_square(errors([r for r in rows if (r.op, r.nodes) == (op, nodes)], found)):.1%}"
         for op, nodes in groups
     }
     plain = {
         "about": "fitted by python -m predictor.network.flows.calibrate to nccl-tests of H100 on InfiniBand, 10 nodes",
         "network": round(found.network, 4), "nvlink": round(found.nvlink, 4), "latency": float(f"{found.latency:.4g}"),
-        "relative_std": round(_rms(fitted, found), 4), "root_mean_square_error": spread,
+        "relative_std": round(found.relative_std, 4), "root_mean_square_error": spread,
     }  # fmt: skip
     write_text(OUTPUT, json.dumps(plain, indent=1) + "\n")
     print(json.dumps(plain, indent=1))

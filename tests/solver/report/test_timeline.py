@@ -74,6 +74,33 @@ def test_the_trace_is_what_viewers_read(h100_model: CostModel) -> None:
     assert any(event.get("cname") == "terrible" and event["args"]["critical"] for event in passes)
 
 
+def test_each_stream_of_collectives_has_a_lane(h100_model: CostModel) -> None:
+    problem = make_problem(MODEL, 16, h100_model, 4096, framework="megatron-core", precision="bf16")
+    layout = problem.run.replace(zero=1, zero_shard_size=2, pp=2, dp=2, tp=2, cp=2, tp_mode="msp", num_micro_batches=6)
+    found = estimated(problem, [layout])
+    step = step_timeline(found, 0)
+    events = chrome_trace(step)["traceEvents"]
+    lanes = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 0]
+    assert lanes == ["passes", "tensor parallel, exposed", "context parallel, exposed", "sends between stages",
+                     "data parallel, exposed"]  # fmt: skip
+    exposed = sum(event["dur"] for event in events if event["name"].startswith("tp ") and event["pid"] == 1)
+    tensor = found.terms.forward[:, 1, 0] + found.terms.backward[:, 1, 0]
+    assert exposed == pytest.approx(1e6 * 6 * 16 * tensor[0], rel=1e-9)  # six micro batches of sixteen layers
+    for stage in range(2):  # what a pass waits for lies within it
+        passes = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and "args" in e and e["pid"] == stage]
+        for event in (e for e in events if e.get("cat") == "exposed" and e["pid"] == stage):
+            start, end = event["ts"], event["ts"] + event["dur"]
+            assert any(first <= start + 1e-3 and end <= last + 1e-3 for first, last in passes)
+
+
+def test_sends_beside_the_next_pass_are_drawn(h100_model: CostModel) -> None:
+    problem = make_problem(MODEL, 8, h100_model, 4096, framework="megatron-core", precision="bf16", p2p_overlap=True)
+    found = estimated(problem, [problem.run.replace(zero=1, zero_shard_size=2, **LAYOUTS["interleaved"])])
+    sends = [event for event in chrome_trace(step_timeline(found, 0))["traceEvents"] if event.get("cat") == "send"]
+    assert len(sends) == 2 * 12 * (4 * 2 - 1)  # forward and backward, of all chunks but one that has no further one
+    assert all(event["dur"] == pytest.approx(1e6 * found.terms.send_recv[0]) for event in sends)
+
+
 def test_a_step_that_no_viewer_shows_is_refused(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 4096, framework="generic", precision="bf16")
     layout = {"pp": 8, "dp": 1, "num_micro_batches": 20000}
