@@ -1,6 +1,7 @@
 """Calibrate the flow simulation on another network than the shipped one, and predict larger groups of it.
 
-usage: python benchmarks/simulated_slingshot.py FILE    (a100_sxm_nccl.parquet: nccl-tests of Polaris, 4 A100 and 2 x 200 Gbit/s a node)
+usage: python benchmarks/simulated_slingshot.py FILE    (a100_sxm_nccl.parquet, with nccl-tests of Polaris: nodes of 4 A100 with two
+NICs of 200 Gbit/s)
 
 The two shares and the latency are fitted to all-reduce and all-gather on 8 nodes; all-to-all, and 2, 256 and 540 nodes, are
 held out.
@@ -53,7 +54,8 @@ def main() -> None:
     for nodes, op in sorted({(row.nodes, row.op) for row in rows}):
         off = errors([row for row in rows if (row.nodes, row.op) == (nodes, op)], found, slingshot)
         held = "" if nodes == FITTED and op != "all2all" else " (held out)"
-        print(f"| {nodes}{held} | {OPERATIONS[op]} | {len(off)} | {root_mean_square(off):.1%} | {off.mean():+.1%} |", flush=True)
+        spread = f"{root_mean_square(off):.1%} | {off.mean():+.1%}"
+        print(f"| {nodes}{held} | {OPERATIONS[op]} | {len(off)} | {spread} |", flush=True)
 
 
 if __name__ == "__main__":

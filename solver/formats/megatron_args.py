@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.megatron_flags import COUNTS, KNOWN, LEFT_OUT, MAY_BE_ZERO, OF_THE_RUN, UNMODELLED
+from solver.formats.megatron_flags import COUNTS, IDLE, KNOWN, LEFT_OUT, MAY_BE_ZERO, OF_THE_RUN, UNMODELLED
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.strategy import CUDA_GRAPH_MODULES
 
@@ -37,7 +37,11 @@ def sections_of_megatron(
     """
     flags = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
     _refuse(flags)
-    assumptions += [f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})" for flag in sorted(flags.keys() & LEFT_OUT.keys())]
+    assumptions += [
+        f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})"
+        for flag in sorted(flags.keys() & LEFT_OUT.keys())
+        if flags[flag] != IDLE.get(flag)
+    ]
     if "swiglu" in flags and not arguments.get("complete") and not any(flag.endswith("-dropout") for flag in flags):
         flags |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
         assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")

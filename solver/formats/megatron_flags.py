@@ -83,6 +83,8 @@ LEFT_OUT = {
     "no-bias-swiglu-fusion": "the kernels of an unfused SwiGLU",
     "no-bias-dropout-fusion": "the kernels of unfused dropout",
 }
+#: Values of these with which they do nothing.
+IDLE = {"rotary-percent": 1.0, "empty-unused-memory-level": 0, "tp-comm-bootstrap-backend": "nccl"}
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
     "use-megatron-fsdp": "Megatron FSDP",

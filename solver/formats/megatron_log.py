@@ -57,7 +57,8 @@ def config_in_log(text: str, path: Path) -> RunConfig:
     if case.skipped or case.model is None or case.strategy is None:
         raise InputError(f"{path}: {case.skipped}")
     layout = {f.name: getattr(case.strategy, f.name) for f in fields(Strategy)}
-    return RunConfig(path.stem, case.model.replace(name=path.stem), layout, layout["seq_len"], path)
+    notes = tuple(line for line in case.assumptions if line.startswith("left out"))
+    return RunConfig(path.stem, case.model.replace(name=path.stem), layout, layout["seq_len"], path, notes=notes)
 
 
 def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:
