@@ -1,7 +1,8 @@
 """Calibrate the flow simulation on another network than the shipped one, and predict larger groups of it.
 
-usage: python benchmarks/simulated_slingshot.py FILE    (a100_sxm_nccl.parquet, with nccl-tests of Polaris: nodes of 4 A100 with two
-NICs of 200 Gbit/s)
+usage: python benchmarks/simulated_slingshot.py FILE    (a100_sxm_nccl.parquet, with nccl-tests of Polaris)
+
+Nodes of 4 A100 have two NICs of 200 Gbit/s.
 
 The two shares and the latency are fitted to all-reduce and all-gather on 8 nodes; all-to-all, and 2, 256 and 540 nodes, are
 held out.
