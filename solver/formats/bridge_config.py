@@ -12,7 +12,6 @@ from solver.formats.bridge_names import (
     KNOWN,
     MOMENTS,
     RECIPES,
-    STRATEGIES,
     SWITCHES,
     VALUES,
 )
@@ -20,6 +19,7 @@ from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.megatron_export import model_arguments
+from solver.formats.megatron_flags import SHARDING
 from solver.formats.megatron_run import TEST_GPUS, run_of_arguments
 from solver.formats.section_reader import SectionReader
 from solver.spec.frameworks import framework_of
@@ -69,7 +69,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     world = dp * ranks or -(-TEST_GPUS // ranks) * ranks
     read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed)
     sharded = ddp.flag("use_megatron_fsdp", False)
-    stage = STRATEGIES[ddp.choice("data_parallel_sharding_strategy", STRATEGIES, "no_shard")]
+    stage = SHARDING[ddp.choice("data_parallel_sharding_strategy", SHARDING, "no_shard")]
     layout = {
         **read.layout, **guessed, "framework": FRAMEWORK, **({"zero": stage} if sharded else {}),
         "tp_comm_overlap": overlap.flag("tp_comm_overlap", model.flag("tp_comm_overlap", False)),

@@ -6,9 +6,10 @@ import re
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, STRATEGIES, SWITCHES, VALUES
+from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, SWITCHES, VALUES
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
+from solver.formats.megatron_flags import SHARDING
 from solver.formats.torchrun import torchrun
 from solver.formats.yaml_text import write_yaml
 from solver.spec.layer_kinds import has_experts
@@ -103,7 +104,7 @@ def _ddp(run: Strategy, flags: Values) -> Values:
         "num_distributed_optimizer_instances": flags.get("num-distributed-optimizer-instances", 1),
     }  # fmt: skip
     if run.zero > 1:
-        strategy = next(word for word, stage in STRATEGIES.items() if stage == run.zero)
+        strategy = next(word for word, stage in SHARDING.items() if stage == run.zero)
         found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
     return found
 

@@ -53,8 +53,6 @@ INVERTED: Mapping[str, str] = {
 }
 #: Values of GPTModelProvider that differ from the defaults of Megatron-LM's arguments.
 DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True, "expert_tensor_parallel_size": 1}
-#: ddp.data_parallel_sharding_strategy of Megatron-FSDP -> ZeRO stage.
-STRATEGIES: Mapping[str, int] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 #: torch's types of Adam's moments -> Megatron's words.
 MOMENTS: Mapping[str, str] = {
     "torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8",

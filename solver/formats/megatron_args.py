@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.megatron_flags import COUNTS, IDLE, KNOWN, LEFT_OUT, MAY_BE_ZERO, OF_THE_RUN, UNMODELLED
+from solver.formats.megatron_flags import COUNTS, IDLE, KNOWN, LEFT_OUT, MAY_BE_ZERO, OF_THE_RUN, SHARDING, UNMODELLED
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.strategy import CUDA_GRAPH_MODULES
 
-#: The release whose arguments these are, over Transformer Engine and with --transformer-impl local.
-FRAMEWORK, LOCAL = "megatron-core", "megatron-core local"
+#: The release whose arguments these are, over Transformer Engine, with --transformer-impl local, and with Megatron-FSDP.
+FRAMEWORK, LOCAL, FSDP = "megatron-core", "megatron-core local", "megatron-bridge"
 #: Values of --cuda-graph-scope that mean whole layers.
 _WHOLE_LAYERS = ("full", "full_iteration")
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
@@ -45,6 +45,11 @@ def sections_of_megatron(
     if "swiglu" in flags and not arguments.get("complete") and not any(flag.endswith("-dropout") for flag in flags):
         flags |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
         assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
+    if "use-megatron-fsdp" in flags:
+        assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated; its own buffers are left out")
+        if "data-parallel-sharding-strategy" not in flags and not arguments.get("complete"):
+            flags["data-parallel-sharding-strategy"] = "optim_grads_params"
+            assumptions.append("zero: 3, for which Megatron-FSDP is turned on; the arguments state no strategy")
     model = _model(flags)
     if arguments.get("world-size-assumed"):
         groups = _groups(flags)
@@ -188,6 +193,9 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
     }
     if run["cross_entropy_fusion"]:
         run["cross_entropy_fusion_impl"] = flags.get("cross-entropy-fusion-impl", "native")
+    if "use-megatron-fsdp" in flags:
+        words = {name: name for name in SHARDING}
+        run |= {"framework": FSDP, "zero": SHARDING[_choice(flags, "data-parallel-sharding-strategy", "no_shard", words)]}
     if run["zero"]:
         run["zero_shard_size"] = replicas // _whole(flags, own, 1)
     if flags.get("fp8-recipe", "mxfp8") != "mxfp8":  # mxfp8 is a precision of its own

@@ -58,7 +58,8 @@ NEUTRAL = _flags(
     "accumulate-allreduce-grads-in-fp32 apply-layernorm-1p apply-query-key-layer-scaling attention-softmax-in-fp32 "
     "calculate-per-token-loss cuda-graph-warmup-steps ddp-average-in-collective ddp-num-buckets-hint distributed-backend "
     "enable-experimental finetune fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin local-rank "
-    "max-position-embeddings mock-data moe-per-layer-logging moe-router-dtype moe-router-load-balancing-type "
+    "max-position-embeddings megatron-fsdp-grad-comm-dtype megatron-fsdp-main-grads-dtype megatron-fsdp-main-params-dtype "
+    "outer-dp-sharding-strategy mock-data moe-per-layer-logging moe-router-dtype moe-router-load-balancing-type "
     "moe-router-pre-softmax moe-router-topk-scaling-factor mtp-loss-scaling-factor no-bias-gelu-fusion "
     "no-check-for-nan-in-loss-and-grad no-rope-fusion overlap-p2p-communication-warmup-flush "
     "overlap-param-gather-with-optimizer-step "
@@ -87,7 +88,6 @@ LEFT_OUT = {
 IDLE = {"rotary-percent": 1.0, "empty-unused-memory-level": 0, "tp-comm-bootstrap-backend": "nccl"}
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
-    "use-megatron-fsdp": "Megatron FSDP",
     "use-torch-fsdp2": "FSDP2",
     "fine-grained-activation-offloading": "activations on the host",
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
@@ -121,6 +121,8 @@ OF_THE_RUN = {
     "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
     "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
 }  # fmt: skip
+#: --data-parallel-sharding-strategy of Megatron-FSDP -> ZeRO stage.
+SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 #: Flags that may be 0.
 MAY_BE_ZERO = _flags(
     "decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
@@ -128,6 +130,7 @@ MAY_BE_ZERO = _flags(
     "moe-router-num-groups moe-router-group-topk q-lora-rank"
 )
 _READ = _flags(
+    "data-parallel-sharding-strategy use-megatron-fsdp "
     "cuda-graph-impl cuda-graph-modules cuda-graph-scope enable-cuda-graph external-cuda-graph first-last-layers-bf16 "
     "fp4-format "
     "moe-expert-capacity-factor moe-pad-expert-input-to-capacity no-overlap-p2p-communication num-layers-at-end-in-bf16 "

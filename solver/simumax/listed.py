@@ -27,9 +27,11 @@ class ListedLinears(LinearModel):
     listed: _Listed = field(default_factory=dict)
 
     def predict(
-        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16", accumulate: Any = False
-    ) -> Estimate:
-        fitted, listed = super().predict(m, n, k, batch, layout, dtype, accumulate), self.listed.get(FAMILIES.get(dtype, dtype))
+        self, m: Any, n: Any, k: Any, batch: Any = 1, layout: Any = Layout.TN, dtype: str = "bf16",
+        accumulate: Any = False, buffer: bool = True,
+    ) -> Estimate:  # fmt: skip
+        fitted = super().predict(m, n, k, batch, layout, dtype, accumulate, buffer)
+        listed = self.listed.get(FAMILIES.get(dtype, dtype))
         return _instead_of(fitted, listed, m, n, k, batch, layout, accumulate) if listed else fitted
 
 

@@ -91,6 +91,15 @@ def test_small_effects_are_said_to_be_left_out() -> None:
     ]
 
 
+def test_megatron_fsdp_shards_what_it_is_told_to() -> None:
+    sharded = {**SMALL, "--use-megatron-fsdp": True, "--use-distributed-optimizer": True}
+    for more, zero in (({}, 3), ({"complete": True}, 0), ({"--data-parallel-sharding-strategy": "optim_grads"}, 2)):
+        said: list[str] = []
+        run = sections_of_megatron({**sharded, **more}, 8, said)[1]
+        assert (run["zero"], run["framework"]) == (zero, "megatron-bridge") and "own buffers are left out" in said[0]
+        assert any("state no strategy" in line for line in said) == (not more)
+
+
 def test_published_arguments_of_gated_models_mean_no_dropout() -> None:
     for more, dropout in (({}, False), ({"complete": True}, True), ({"--hidden-dropout": 0.1}, True)):
         said: list[str] = []
@@ -146,7 +155,7 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"use_megatron_fsdp": True}, "--use-megatron-fsdp: Megatron FSDP is not modelled"),
+        ({"use_torch_fsdp2": True}, "--use-torch-fsdp2: FSDP2 is not modelled"),
         ({"optimizer": "muon"}, "--optimizer 'muon' is not modelled; adam is"),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 8}, "8 at a time"),
         ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "-input-to-capacity is not modelled"),
