@@ -26,7 +26,7 @@ LEVELS = (
     ("solver.formats", "solver.schedule", "solver.layers"),
     ("solver.step",),
     ("solver.search",),
-    ("solver.report", "solver.api", "solver.arguments"),
+    ("solver.report", "solver.api", "solver.arguments", "solver.examples"),
     ("solver.inputs", "solver.largest", "solver.interruptions"),
     ("solver.command_line", "solver.learning"),
     ("solver.sweep",),

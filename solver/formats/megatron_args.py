@@ -45,6 +45,9 @@ def sections_of_megatron(
     if "swiglu" in flags and not arguments.get("complete") and not any(flag.endswith("-dropout") for flag in flags):
         flags |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
         assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
+    if "fp8-format" in flags and not arguments.get("complete") and not {"bf16", "fp16"} & flags.keys():
+        flags["bf16"] = True
+        assumptions.append("precision: bf16 where it is not fp8; the arguments state none")
     if "use-megatron-fsdp" in flags:
         assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated; its own buffers are left out")
         if "data-parallel-sharding-strategy" not in flags and not arguments.get("complete"):

@@ -48,7 +48,7 @@ def test_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("system", "said"),
     [
-        ("a100", "no profile is called 'a100'"),
+        ("a1000", "no profile is called 'a1000'"),
         ("none.json", "none.json: no such"),
         (str(DATA / "llama3_8b.json"), "system field 'model_type' is not known"),
     ],
