@@ -30,6 +30,7 @@ FAMILIES = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "fp8": "fp8", "mxfp8": "fp8",
     "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
+UNMEASURED = ("mxfp8",)  #: formats whose GEMMs are those of another that was measured
 HALF = 2.0  #: bytes of a 16-bit element
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "tf32": 4.0, "nvfp4": 0.5625}
 
@@ -115,6 +116,8 @@ class LinearModel:
         std = np.hypot(std, layout_uncertainty)
         measured = find(part.known, shape_keys(*size))[1] & (layout_uncertainty == 0) & (basis < Basis.ROOFLINE)
         basis = np.where(measured, np.int8(Basis.MEASURED), basis)
+        if dtype in UNMEASURED:
+            basis = np.maximum(basis, np.int8(Basis.EXTRAPOLATED))
         return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
 
     def on(self, device: Device) -> LinearModel:

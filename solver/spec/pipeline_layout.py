@@ -16,8 +16,8 @@ from profiler.errors import InputError, shown
 def chunk_layers(text: str) -> tuple[int, ...]:
     """Return the layers of every chunk of a layout string.
 
-    Raises InputError for what is no layout, and where the embedding is not in the first chunk, or loss (and multi-token
-    prediction) not in the last one.
+    Multi-token prediction is in the last chunk, with the loss, or in the one before it (see predicts_apart). Raises InputError
+    for what is no layout, and where the embedding is not in the first chunk, or the loss not in the last one.
     """
     expanded = re.sub(r"[\s,]", "", text)
     while match := re.search(r"\(([^()]*)\)\*(\d{1,3})", expanded):
@@ -30,10 +30,16 @@ def chunk_layers(text: str) -> tuple[int, ...]:
         raise InputError(
             f"pipeline_layout {shown(text)} must start with E in its first chunk and end with L in another, as in Et*3|t*4|t*3L"
         )
-    wrong = [chunk for chunk in chunks[1:-1] if chunk.strip("t")]
+    before = re.fullmatch(r"t*m+", chunks[-2]) if "m" not in chunks[-1] and len(chunks) > 2 else None
+    wrong = [chunk for chunk in chunks[1 : -2 if before else -1] if chunk.strip("t")]
     if wrong:
         raise InputError(f"pipeline_layout {shown(text)}: a chunk {shown(wrong[0])} is not described; inner chunks hold layers")
     return tuple(chunk.count("t") for chunk in chunks)
+
+
+def predicts_apart(text: str) -> bool:
+    """Whether multi-token prediction stands in a chunk before the loss's, as in ``Et*3|(tt|)*29m|L`` of DeepSeek-V3."""
+    return "m" in text and "m" not in text.rsplit("|", 1)[-1]
 
 
 def layout_text(chunks: Sequence[int], predicts_further: int = 0) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
 from solver.spec.documents import effective_document
+from solver.spec.pipeline_layout import predicts_apart
 from solver.spec.recipes import FP8_RECIPES
 
 
@@ -185,6 +186,7 @@ class Strategy:
         left_out = {
             "what a deterministic run's kernels other than attention take longer": self.deterministic,
             "the memory that CUDA graphs hold": self.cuda_graphs,
+            "that multi-token prediction runs a chunk before the loss": predicts_apart(self.pipeline_layout),
         }
         return tuple(what for what, there in left_out.items() if there)
 

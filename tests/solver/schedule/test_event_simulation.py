@@ -303,3 +303,14 @@ def test_closed_forms_of_uneven_stages_stay_within_the_documented_error(
         form = pipeline_seconds(schedule, m, pp, vpp, busy.sum(), busy.max(), 0.0)
         errors.append(form / simulate(schedule, *one, m, vpp).makespan - 1)
     assert np.abs(errors).mean() < mean and min(errors) > low and max(errors) < high
+
+
+@given(st.integers(1, 6).flatmap(lambda pp: st.tuples(
+    st.integers(1, 12), *(st.lists(st.integers(1, 9), min_size=pp, max_size=pp) for _ in range(3)))))  # fmt: skip
+def test_postponing_weight_gradients_never_makes_a_step_longer(drawn: tuple[int, list[int], list[int], list[int]]) -> None:
+    m, forward, inputs, weights = drawn
+    backward = np.add(inputs, weights).astype(float)
+    plain = simulate("1f1b", np.array(forward, dtype=float), backward, m)
+    zero_bubble = simulate("zb-h1", np.array(forward, dtype=float), backward, m, weight_grad=np.array(weights, dtype=float))
+    assert zero_bubble.makespan <= plain.makespan * (1 + 1e-12)
+    assert zero_bubble.makespan >= m * float(np.max(np.add(forward, backward)))

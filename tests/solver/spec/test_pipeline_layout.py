@@ -16,8 +16,8 @@ from solver.schedule.stages import stated_layers_in_flight
 from solver.search.search import search
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
-from solver.spec.pipeline_layout import chunk_layers, layout_text
-from solver.spec.strategy import SCHEDULES
+from solver.spec.pipeline_layout import chunk_layers, layout_text, predicts_apart
+from solver.spec.strategy import SCHEDULES, Strategy
 from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages
 
 LLAMA = ModelSpec(
@@ -33,10 +33,18 @@ LLAMA = ModelSpec(
         ("E|t*3|(t|tt|)*2L", (0, 3, 1, 2, 1, 2, 0)),
         ("Ett,|ttL", (2, 2)),
         ("Et*15|((t|)*2tt|)*2mL", (15, 1, 1, 2, 1, 1, 2, 0)),
+        ("Et*3|(tt|)*29m|L", (3, *[2] * 29, 0, 0)),  # DeepSeek-V3 on 16 stages, as NVIDIA runs it
     ],
 )
 def test_layouts_by_hand(text: str, layers: tuple[int, ...]) -> None:
     assert chunk_layers(text) == layers
+
+
+def test_prediction_in_a_chunk_of_its_own_is_said_to_be_left_out() -> None:
+    for text, apart in (("Et*3|(tt|)*29m|L", True), ("Et*3|(tt|)*30mL", False), ("Et|tL", False), ("", False)):
+        assert predicts_apart(text) == apart
+        run = Strategy(world_size=8, seq_len=64, pp=4, vpp=1, dp=2, pipeline_layout=text)
+        assert any("multi-token" in line for line in run.unmodelled) == apart
 
 
 @given(st.lists(st.integers(0, 9), min_size=2, max_size=40), st.integers(0, 2))
@@ -45,7 +53,8 @@ def test_a_layout_reads_as_it_was_written(chunks: list[int], predicts: int) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["", "t|tL", "Et*4L", "Et|t|t", "EtL|t", "Et|x|tL", "Et|tE|tL", "((((", "Et|tmL|L", "E(t*9)*9)"]
+    "text",
+    ["", "t|tL", "Et*4L", "Et|t|t", "EtL|t", "Et|x|tL", "Et|tE|tL", "((((", "Et|tmL|L", "Et|tm|t|L", "Et|m|tmL", "E(t*9)*9)"],
 )
 def test_what_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="pipeline_layout"):
