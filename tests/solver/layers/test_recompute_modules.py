@@ -102,3 +102,13 @@ def test_a_search_recomputes_the_modules_that_are_stated(h100_model: CostModel) 
     with pytest.raises(InputError, match="has no moe_act"):
         search(make_problem(DENSE, 8, h100_model, framework="megatron-core", recompute_modules="moe_act"), 64)
     assert np.isfinite(found.times.seconds).all()
+
+
+def test_all_modules_recompute_all_but_the_projections_of_attention(h100_model: CostModel) -> None:
+    every = "+".join(modules_of(DENSE))
+    assert every == "core_attn+layernorm+mlp"
+    (_, held), (_, whole) = measured(h100_model, every, model=DENSE), measured(h100_model, "core_attn", "full", DENSE)
+    tokens, heads, kv = 4096, DENSE.num_attention_heads * DENSE.head_dim, DENSE.num_key_value_heads * DENSE.head_dim
+    kept = tokens * 2 * (heads + 2 * kv + heads + DENSE.hidden_size)  # q, k, v; the context; what the second norm reads
+    assert held - whole == pytest.approx(DENSE.num_hidden_layers * kept, rel=1e-9)
+    assert measured(h100_model, every, model=DENSE)[0] < measured(h100_model, "core_attn", "full", DENSE)[0]
