@@ -238,6 +238,11 @@ class CostModel:
             found = replace(found, found=FoundNetwork(nodes, bandwidth / self.network_bandwidth))
         return found
 
+    @property
+    def origin(self) -> str:
+        """Whether the device's own kernels were measured: "measured" or "derived"."""
+        return "measured" if self.doubt is None else "derived"
+
     def with_flash_version(self, version: int, deterministic: bool = False) -> CostModel:
         """The same device under a framework whose FlashAttention is of generation ``version`` (0: the device's best).
 

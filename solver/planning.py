@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from profiler.errors import InputError
-from profiler.profile.devices import DATASHEETS
+from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Device
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, check_picture
@@ -68,6 +68,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if not found:
         raise InputError(failed[0])
     notes = dict.fromkeys(line for *_, inputs in offers for line in inputs.notes(_sequences(args, inputs)[1]).splitlines())
+    notes |= dict.fromkeys(inputs.said for *_, inputs in offers if inputs.problem.cost.origin == "derived")
     title = _title(args, offers[0][2], bool(args.machines))
     console.print("\n".join([title, *notes, *failed]), markup=False)
     console.print(answer(found, args.days, args.budget), style="bold", markup=False)
@@ -112,8 +113,8 @@ def _named(args: argparse.Namespace, name: str) -> argparse.Namespace:
     """Return the options of a plan on one machine."""
     named = argparse.Namespace(**vars(args))
     named.world_size = args.least
-    if name in (*shipped_profiles(), *derived_profiles()):
-        named.profile = name
+    if device_named(name) in (*shipped_profiles(), *derived_profiles()):
+        named.profile = device_named(name)
     elif name:
         named.cluster = name
     return named

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from profiler.errors import InputError
+from profiler.profile.devices import device_named
 from profiler.profile.profiles import derived_profiles, shipped_profiles
+from solver.formats.config_file import CONFIG_ENDINGS
 from solver.inputs import load_inputs
 from solver.report.explain import explain
 from solver.report.output import layout_dict
@@ -48,7 +50,7 @@ Row = dict[str, Any]
 #: Columns of a problem whose search found a layout; where none is, ``reason`` says why.
 _FOUND = (
     "tgs", "step_s", "interval_low_s", "interval_high_s", "mfu", "peak_memory_bytes", "memory_bound_bytes", "verdict",
-    "layouts_priced", "layout", "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero",
+    "kernels", "layouts_priced", "layout", "tp", "tp_mode", "wp", "cp", "ep", "etp", "pp", "vpp", "schedule", "dp", "zero",
     "zero_shard_size", "micro_batch_size", "num_micro_batches", "recompute", "recompute_layers",
 )  # fmt: skip
 COLUMNS = (*(field.name for field in fields(Point)), *_FOUND, "reason")
@@ -79,18 +81,20 @@ def price(point: Point, options: Options) -> Row:
         "seq_len": problem.run.seq_len, "framework": problem.run.framework, "tgs": float(best.tgs[0]), "step_s": why.seconds,
         "interval_low_s": low, "interval_high_s": high, "mfu": float(best.mfu[0]),
         "peak_memory_bytes": float(best.memory.device[0]), "memory_bound_bytes": float(best.memory.bound[0]),
-        "verdict": best.verdict(0), "layouts_priced": result.layouts_estimated, "layout": describe(best, 0),
+        "verdict": best.verdict(0), "kernels": problem.cost.origin,
+        "layouts_priced": result.layouts_estimated, "layout": describe(best, 0),
         **{name: value for name, value in layout.items() if name in _FOUND},
     }  # fmt: skip
 
 
 def _arguments(point: Point, options: Options) -> argparse.Namespace:
     """Return the options of a search as the command line has them."""
-    of_profile = point.machine in (*shipped_profiles(), *derived_profiles())
-    is_file = point.model.endswith((".json", ".py", ".sh"))
+    named = device_named(point.machine)
+    of_profile = named in (*shipped_profiles(), *derived_profiles())
+    is_file = Path(point.model).suffix in CONFIG_ENDINGS
     return argparse.Namespace(
         config=Path(point.model) if is_file else None, model_size=None if is_file else point.model,
-        profile=point.machine if of_profile else None, cluster=None if of_profile else point.machine, as_device=None,
+        profile=named if of_profile else None, cluster=None if of_profile else point.machine, as_device=None,
         pre_profiling_data_path=None, framework=point.framework, seq_len=point.seq_len, world_size=point.world_size,
         set=options.set, memory_limit_gib=options.memory_limit_gib, approximate=options.approximate,
     )  # fmt: skip

@@ -13,10 +13,11 @@ from rich.table import Table
 
 from profiler.errors import InputError
 from profiler.files import replacing, write_text
+from profiler.profile.devices import device_named
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.command_line import progress_bar
-from solver.formats.config_file import find_model, load_cluster
+from solver.formats.config_file import CONFIG_ENDINGS, find_model, load_cluster
 from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
@@ -77,11 +78,11 @@ def _asked(args: argparse.Namespace) -> list[Point]:
     """Return the problems. Raises InputError for names that nothing has and numbers that cannot be."""
     models, machines = _names("models", args.models), _names("machines", args.machines)
     for model in models:
-        if not model.endswith((".json", ".py", ".sh")):
+        if Path(model).suffix not in CONFIG_ENDINGS:
             find_model(model)
     known = (*shipped_profiles(), *derived_profiles())
     for machine in machines:
-        if machine not in known:
+        if device_named(machine) not in known:
             load_cluster(machine)
     found = points(
         model=models, seq_len=_numbers("seq_lens", args.seq_lens, "seq_len"), machine=machines,

@@ -70,15 +70,38 @@ def as_device(profile: Profile, name_or_path: str) -> tuple[Profile, str]:
             f"no device is called {name_or_path!r}{closest(name_or_path, known)}; choose one of {', '.join(known)}, or give a "
             "device file (.json)"
         )
-    return derived_profile(name, sheet, profile), _said(name, profile.name, "")
+    found = derived_profile(name, sheet, profile)
+    return found, said_of_derived(found)
 
 
 def _derived(name: str, sheet: Datasheet, folder: Path) -> tuple[Profile, str]:
     kernels = read_profile(folder / f"{sheet.derived_from}.pt")
     links = read_profile(folder / f"{sheet.links_from}.pt") if sheet.links_from else None
-    return derived_profile(name, sheet, kernels, links), _said(name, sheet.derived_from, sheet.links_from)
+    found = derived_profile(name, sheet, kernels, links)
+    return found, said_of_derived(found)
 
 
-def _said(name: str, kernels: str, links: str) -> str:
-    of_links = f", collectives inside a node of {links}" if links else ""
-    return f"profile: {name}, derived: nothing was measured on it; kernels of {kernels} rescaled by the datasheets{of_links}"
+#: Words for Derivation.similarity.
+_SHARED = {"architecture": "of the same generation", "vendor": "of another generation", "": "of another vendor"}
+
+
+def said_of_derived(profile: Profile) -> str:
+    """Return in words what a derived profile is made of, and by which ratios."""
+    made, own = profile.derivation, profile.device
+    if made is None:
+        return f"profile: {profile.name}"
+    base, links = made.kernels.device, made.links.device
+    half = [device.peak_flops.get("bf16") or device.peak_flops["fp16"] for device in (own, base)]
+    ratios = {
+        "16-bit peak": half[0] / half[1],
+        "memory": own.memory_bandwidth / base.memory_bandwidth,
+        "links": own.link_bandwidth / links.link_bandwidth,
+        "time at the limit of power": made.power_slowdown,
+    }
+    known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
+    of_links = f", collectives inside a node of {made.links.name}" if made.links is not made.kernels else ""
+    by = ", ".join(f"{what} x {ratio:.2f}" for what, ratio in ratios.items())
+    return (
+        f"profile: {profile.name}, derived: {known}; kernels of {made.kernels.name}, {_SHARED[made.similarity]}, rescaled by "
+        f"the datasheets ({by}){of_links}"
+    )

@@ -96,6 +96,7 @@ _READERS: Mapping[str, Callable[[Source], FileRun]] = {
     ".py": _internevo, ".sh": read_script_file, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
     ".json": read_deepspeed,
 }  # fmt: skip
+CONFIG_ENDINGS = tuple(_READERS)  #: of the files that load_run_config reads
 
 
 def _case_like(plain: Mapping[str, Any], path: Path) -> RunConfig:

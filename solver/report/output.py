@@ -188,7 +188,8 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def write_csv(path: Path, solutions: Solutions) -> None:
     """Write the solutions as a table, one row per layout.
 
-    Columns: the layout's keys, then seconds, interval, TGS, MFU, bytes and each part in seconds.
+    Columns: the layout's keys, then seconds, interval, TGS, MFU, bytes, whether the device's kernels were measured, and each
+    part in seconds.
     """
     rows = []
     for index in range(len(solutions)):
@@ -198,6 +199,7 @@ def write_csv(path: Path, solutions: Solutions) -> None:
             layout_dict(solutions, index)
             | {"step_s": why.seconds, "interval_low_s": low, "interval_high_s": high, "tgs": float(solutions.tgs[index])}
             | {"mfu": float(solutions.mfu[index]), "peak_memory_bytes": float(solutions.memory.device[index])}
+            | {"kernels": solutions.problem.cost.origin}
             | {f"{part}_s": seconds for part, seconds in why.by_part().items()}
         )
     write_text(path, csv_text(rows))

@@ -106,7 +106,8 @@ def plan_rows(found: Sequence[Training]) -> list[dict[str, Any]]:
 
 def _row(one: Training) -> dict[str, Any]:
     return {
-        "machine": one.machine.name or None, "world_size": one.world_size, "days": one.days[1],
+        "machine": one.machine.name or None, "kernels": one.result.best.problem.cost.origin,
+        "world_size": one.world_size, "days": one.days[1],
         "days_interval": [one.days[0], one.days[2]], "gpu_hours": one.gpu_hours, "money": one.money,
         "energy_mwh": one.energy_mwh, "tgs": float(one.result.best.tgs[0]), "layout": layout_dict(one.result.best, 0),
         "goodput": None if one.goodput is None else {

@@ -42,6 +42,8 @@ _VALIDATION_LEGEND = Text(
     "first over the measured best, minus 1, in families of runs that differ in layout only. More in docs/glossary.md",
     style="dim",
 )
+#: Why GEMMs and attention take longer in a training run, by where a device's kernels are from.
+_CLOCKS = {"measured": "sustained-clock derating", "derived": "power and clocks"}
 
 
 def show_search(
@@ -121,7 +123,7 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"
         f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
-        f"{profile}; sustained-clock derating: GEMM and attention times x {p.cost.derating:.2f}",
+        f"{profile}; {_CLOCKS[p.cost.origin]}: GEMM and attention times x {p.cost.derating:.2f}",
         *([notes] if notes else []),
     ]
     return Text("\n".join(lines))
