@@ -37,7 +37,7 @@ from solver.arguments import (
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
 from solver.formats.export import write_export
-from solver.formats.step_log import read_observation
+from solver.formats.step_log import Batch, read_observation
 from solver.inputs import Inputs, load_inputs
 from solver.report.health import Finding, health
 from solver.report.memory_timeline import memory_through_step, peak_words, snapshot
@@ -180,7 +180,8 @@ def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> N
 
 def _health(path: Path, solutions: Solutions) -> list[Finding]:
     """Return what was measured beside the prediction."""
-    return health(solutions, 0, read_observation(path, float(solutions.tokens[0]) / solutions.problem.run.world_size))
+    tokens, run = float(solutions.tokens[0]), solutions.problem.run
+    return health(solutions, 0, read_observation(path, Batch(tokens / run.world_size, tokens / run.seq_len)))
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What was measured of a training job: a JSON object, or the log of a trainer or of nccl-tests.
 
-Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)``, ``train_step_timing in s``), torchtitan
-(``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron (``time_per_iteration_ms``), nccl-tests' tables.
+Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)``, ``max allocated``, ``train_step_timing in s``),
+torchtitan (``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron (``time_per_iteration_ms``), DeepSpeed
+(``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), nccl-tests' tables.
 """
 
 from __future__ import annotations
@@ -22,15 +23,32 @@ from solver.formats.text_file import read_text
 from solver.spec.bounds import number
 
 _NUMBER = r"[:=\s|]*([0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(K?)"
-#: Trainer's words before a number, and how it becomes seconds of a step; tokens: of a step, per GPU.
-_STEPS: tuple[tuple[str, Callable[[float, float], float]], ...] = (
-    (r"elapsed time per iteration \(ms\)", lambda value, tokens: value / 1e3),
-    (r"time_per_iteration_ms", lambda value, tokens: value / 1e3),
-    (r"train_step_timing in s", lambda value, tokens: value),
-    (r"\btps", lambda value, tokens: tokens / value),
-    (r"\btgs \(tokens/gpu/second\)", lambda value, tokens: tokens / value),
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Of a step: tokens of a GPU, sequences of all; for logs that print a rate."""
+
+    tokens_per_gpu: float
+    sequences: float
+
+
+#: Trainer's words before a number, and how it becomes seconds of a step.
+_STEPS: tuple[tuple[str, Callable[[float, Batch], float]], ...] = (
+    (r"elapsed time per iteration \(ms\)", lambda value, batch: value / 1e3),
+    (r"time_per_iteration_ms", lambda value, batch: value / 1e3),
+    (r"train_step_timing in s", lambda value, batch: value),
+    (r"\btps", lambda value, batch: batch.tokens_per_gpu / value),
+    (r"\btgs \(tokens/gpu/second\)", lambda value, batch: batch.tokens_per_gpu / value),
+    (r"\biter time \(s\)", lambda value, batch: value),
+    (r"\bCurrSamplesPerSec", lambda value, batch: batch.sequences / value),
 )
-_RESERVED = re.compile(r"\bmemory[:=\s]*([0-9.]+)GiB")  # torchtitan: most reserved
+#: Most memory, in units of bytes, by its kind. torchtitan prints what is reserved.
+_PEAKS = (
+    (re.compile(r"\bmemory[:=\s]*([0-9.]+)GiB"), GIB, "reserved"),
+    (re.compile(r"\bmax allocated:\s*([0-9.]+)"), float(1 << 20), "allocated"),
+    (re.compile(r"\bMaxMemAllocated=([0-9.]+)\s*GB"), GIB, "allocated"),
+)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: A job's first steps wait for compilation, communicators and data; they count where there are few others.
 WARM_UP, _LEAST = 5, 5
@@ -61,32 +79,39 @@ class Observation:
     collectives: tuple[Collectives, ...] = ()
 
 
-def read_observation(path: Path, tokens_per_gpu: float) -> Observation:
-    """Read what was measured from a file. tokens_per_gpu: of a step, for logs that print a rate.
+def read_observation(path: Path, batch: Batch) -> Observation:
+    """Read what was measured from a file.
 
     Raises InputError for a file that holds nothing of what is read.
     """
     text = read_text(path, "a log or a JSON object", _MOST_BYTES)
     if text.lstrip().startswith("{"):
         return _from_json(text, path)
-    steps = step_seconds(text, tokens_per_gpu)
-    reserved = [float(found) for found in _RESERVED.findall(_ANSI.sub("", text))]
+    steps = step_seconds(text, batch)
     collectives = _from_nccl_tests(path) if "nThread" in text else ()
     if not len(steps) and not collectives:
         raise InputError(
             f"{path}: no step times and no table of nccl-tests; a trainer's log has lines such as "
             "'elapsed time per iteration (ms): 512.3' or 'tps: 5,762', a JSON file {\"step_s\": 0.512}"
         )
-    peak = max(reserved, default=0.0) * GIB
-    return Observation(steps, peak or None, "reserved" if peak else "allocated", collectives=collectives)
+    return Observation(steps, *_peak(_ANSI.sub("", text)), collectives=collectives)
 
 
-def step_seconds(text: str, tokens_per_gpu: float) -> np.ndarray:
+def _peak(text: str) -> tuple[float | None, str]:
+    """Return the most memory that a trainer's log prints, of any rank, and its kind."""
+    for words, unit, kind in _PEAKS:
+        found = [float(value) for value in words.findall(text)]
+        if found:
+            return max(found) * unit, kind
+    return None, "allocated"
+
+
+def step_seconds(text: str, batch: Batch) -> np.ndarray:
     """Return the step times of a trainer's log in order, without those of its warm-up."""
     text = _ANSI.sub("", text)
     for words, seconds in _STEPS:
         found = [float(value.replace(",", "")) * (1e3 if kilo else 1.0) for value, kilo in re.findall(words + _NUMBER, text)]
-        steps = np.array([seconds(value, tokens_per_gpu) for value in found if value > 0])
+        steps = np.array([seconds(value, batch) for value in found if value > 0])
         if len(steps):
             return steps[WARM_UP:] if len(steps) >= WARM_UP + _LEAST else steps
     return np.empty(0)

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.formats.step_log import read_observation, step_seconds
+from solver.formats.step_log import Batch, read_observation, step_seconds
 
 NCCL = """# nThread 1 nGpus 1 minBytes 33554432 maxBytes 67108864 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 # Collective test starting: all_reduce_perf
@@ -20,6 +20,9 @@ NCCL = """# nThread 1 nGpus 1 minBytes 33554432 maxBytes 67108864 step: 2(factor
     67108864      16777216     float     sum      -1    400.0   167.8   167.8      0    401.0   167.4   167.4      0
 # Out of bounds values : 0 OK
 """
+
+
+BATCH = Batch(tokens_per_gpu=16384, sequences=64)
 
 
 def written(folder: Path, text: str, name: str = "all_reduce.log") -> Path:
@@ -36,37 +39,55 @@ def written(folder: Path, text: str, name: str = "all_reduce.log") -> Path:
         ("Training epoch 0, iteration 3/99 | train_step_timing in s: 9.81", 9.81),
         ("[titan] step: 10  loss:  7.9  \x1b[34mtps: 5,000  tflops: 289.66\x1b[39m", 16384 / 5000),
         ("INFO tgs (tokens/gpu/second)=4096.0 loss=2.9", 4.0),
+        ("steps: 10 loss: 2.3412 iter time (s): 1.755 samples/sec: 18.234", 1.755),
+        ("[Rank 0] epoch=0/micro_step=80/global_step=10, RunningAvgSamplesPerSec=24.9, CurrSamplesPerSec=25.6, "
+         "MemAllocated=9.84GB, MaxMemAllocated=45.51GB", 2.5),
     ],
 )
 def test_lines_of_trainers(line: str, seconds: float) -> None:
-    assert step_seconds(line, tokens_per_gpu=16384) == pytest.approx([seconds])
+    assert step_seconds(line, BATCH) == pytest.approx([seconds])
 
 
 def test_warm_up_is_left_out_where_enough_steps_follow() -> None:
     def log(count: int) -> str:
         return "\n".join(f"elapsed time per iteration (ms): {1000 + i}" for i in range(count))
 
-    assert step_seconds(log(10), 1).tolist() == pytest.approx([1.005, 1.006, 1.007, 1.008, 1.009])
-    assert len(step_seconds(log(9), 1)) == 9
+    assert step_seconds(log(10), BATCH).tolist() == pytest.approx([1.005, 1.006, 1.007, 1.008, 1.009])
+    assert len(step_seconds(log(9), BATCH)) == 9
 
 
 def test_json(tmp_path: Path) -> None:
     text = '{"step_s": [1, 2.5], "peak_memory_gib": 60, "memory_kind": "device", "all_reduce_busbw_gb_s": 35}'
-    found = read_observation(written(tmp_path, text), 1)
+    found = read_observation(written(tmp_path, text), Batch(1, 1))
     assert found.steps.tolist() == [1.0, 2.5] and found.peak_memory == 60 * GIB and found.memory_kind == "device"
     assert found.busbw == 35e9 and found.busbw_in_node is None
 
 
 def test_torchtitan_prints_reserved_memory(tmp_path: Path) -> None:
     lines = "".join(f"step: {i}  memory: {gib}GiB(70%)  tps: 4,096\n" for i, gib in enumerate((55.5, 56.72, 56.7)))
-    found = read_observation(written(tmp_path, lines), 4096)
+    found = read_observation(written(tmp_path, lines), Batch(4096, 1))
     assert (
         found.peak_memory == pytest.approx(56.72 * GIB) and found.memory_kind == "reserved" and found.steps.tolist() == [1] * 3
     )
 
 
+@pytest.mark.parametrize(
+    ("lines", "bytes_"),
+    [
+        ("[Rank 0] (after 10 iterations) memory (MB) | allocated: 9.5 | max allocated: 40960.5 | reserved: 1.0 | max reserved: 2.0"
+         "\n [Rank 8] (after 10 iterations) memory (MB) | allocated: 9.5 | max allocated: 30000.0 | reserved: 1.0\n"
+         "elapsed time per iteration (ms): 512.5", 40960.5 * 2**20),
+        ("CurrSamplesPerSec=25.6, MemAllocated=9.84GB, MaxMemAllocated=45.5GB\n"
+         "CurrSamplesPerSec=25.6, MemAllocated=9.84GB, MaxMemAllocated=45.25GB", 45.5 * GIB),
+    ],
+)  # fmt: skip
+def test_the_most_memory_of_any_rank(lines: str, bytes_: float, tmp_path: Path) -> None:
+    found = read_observation(written(tmp_path, lines), BATCH)
+    assert (found.peak_memory, found.memory_kind) == (pytest.approx(bytes_), "allocated") and len(found.steps) in (1, 2)
+
+
 def test_tables_of_nccl_tests(tmp_path: Path) -> None:
-    (found,) = read_observation(written(tmp_path, NCCL), 1).collectives
+    (found,) = read_observation(written(tmp_path, NCCL), Batch(1, 1)).collectives
     assert (found.op, found.intra, found.inter) == ("all_reduce", 2, 1)
     np.testing.assert_allclose([found.size, found.seconds], [[2.0**25, 2.0**26], [200e-6, 400e-6]])
 
@@ -84,4 +105,4 @@ def test_tables_of_nccl_tests(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_observation(written(tmp_path, text), 1)
+        read_observation(written(tmp_path, text), Batch(1, 1))
