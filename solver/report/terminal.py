@@ -54,9 +54,9 @@ def show_search(
     console.print(verdict_text(result.best))
     if variants:
         console.print(_variants_table(variants))
-    console.print(solutions_table("Best layouts", [(result.best, i) for i in range(len(result.best))]))
     sizes = [(result.best_of_sizes, i) for i in range(len(result.best_of_sizes))]
     console.print(solutions_table("Best layout of each tp x cp x pp", sizes, ties=True))
+    console.print(solutions_table("Best layouts, near twins too", [(result.best, i) for i in range(len(result.best))]))
     modes = [(found, 0) for found in result.best_of_mode.values()]
     console.print(solutions_table("Best of each tensor-parallel mode", modes))
     console.print(_LEGEND)

@@ -135,7 +135,7 @@ def test_the_report_starts_with_the_best_layout(searched: tuple[str, dict[str, A
     best = plain["best"][0]
     lines = printed.splitlines()
     verdict = next(i for i, line in enumerate(lines) if "tokens/GPU/s" in line)
-    assert verdict < next(i for i, line in enumerate(lines) if "Best layouts" in line)
+    assert verdict < next(i for i, line in enumerate(lines) if "Best layout of each" in line)
     assert f"{best['tgs']:,.0f} tokens/GPU/s" in lines[verdict] and f"MFU {best['mfu']:.1%}" in lines[verdict + 1]
     assert f"searched {plain['search']['layouts_priced']:,} layouts" in printed
     assert "profile: h100_sxm" in printed and "128 x NVIDIA H100" in printed
