@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from profiler.errors import InputError
+from profiler.files import write_text
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
@@ -20,7 +21,8 @@ from solver.inputs import Inputs, load_inputs
 from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, kept_out, standing
 from solver.report.explain import Explanation
 from solver.report.html import write_report
-from solver.report.output import layout_dict, problem_dict, solution_dict, write_json
+from solver.report.measuring_plan import MOST, measuring_plan
+from solver.report.output import csv_text, layout_dict, problem_dict, solution_dict, write_json
 from solver.report.terminal import breakdown, describe, heading, verdict_text
 from solver.report.words import seconds
 from solver.search.fixed import parse_fixed
@@ -37,6 +39,9 @@ def add_explain_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--own", action="store_true", help="explain the layout that the config states instead of the best one")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="explain the best of the layouts with these")
     p.add_argument("--jobs", type=int, default=1, help="processes that share the search (default 1)")
+    p.add_argument(
+        "--measurements", type=Path, metavar="OUT.csv", help=f"the {MOST} shapes whose measurement would shrink the doubt most"
+    )
     p.add_argument("--report", type=Path, metavar="OUT.html", help="write all of it as one page, with pictures")
     add_json_argument(p)
 
@@ -45,6 +50,8 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
     """Print why a layout takes what it takes, its rivals, its neighbours and what would decide; write it to ``--json``."""
     if args.report and args.report.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--report {args.report}: the file must end in .html")
+    if args.measurements and args.measurements.suffix.lower() != ".csv":
+        raise InputError(f"--measurements {args.measurements}: the file must end in .csv")
     if args.own and args.fix:
         raise InputError("--fix chooses among the layouts of a search, --own takes the config's; leave one out")
     inputs = load_inputs(args)
@@ -60,6 +67,11 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
         console.print(line, markup=False)
     console.print(_sensitivity_table(decision))
     console.print(_what_would_decide(decision), style="bold", markup=False)
+    if args.measurements:
+        planned = measuring_plan(decision.why[0])
+        write_text(args.measurements, csv_text([one.to_dict() for one in planned]))
+        told = f"{sum(one.share for one in planned):.0%} of the squared doubt of kernels and collectives"
+        console.print(f"wrote {args.measurements}: {len(planned)} shapes, {told}", markup=False)
     if args.report:
         write_report(args.report, decision, inputs.said, inputs.notes(rounded), shlex.join(sys.argv), result)
         console.print(f"wrote {args.report}", markup=False)

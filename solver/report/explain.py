@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from predictor.cost_model import HOST_STD
 from predictor.estimate import Basis
 from predictor.learned import Learned
-from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND
+from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND, Op
 from solver.report.doubt import system_std
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.strategy import Recompute
@@ -29,7 +29,10 @@ Z90 = 1.645
 
 @dataclass(frozen=True)
 class Line:
-    """One op's share of the step: exposed seconds on the slowest stage, what it belongs to, its uncertainty and basis."""
+    """One op's share of the step: exposed seconds on the slowest stage, what it belongs to, its uncertainty and basis.
+
+    op: what was priced, where it is one op of a layer; key: its place in the arrays of the op's sizes.
+    """
 
     name: str
     module: str
@@ -38,6 +41,8 @@ class Line:
     seconds: float
     relative_std: float
     basis: Basis | None
+    op: Op | None = field(default=None, repr=False, compare=False)
+    key: int = field(default=0, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,8 @@ def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to
     estimates = part.estimates
     seconds, std = float(part.exposed[row, key]) * times, float(estimates.relative_std[row, key])
     basis = Basis(int(estimates.basis[row, key]))
-    return Line(name, estimates.ops[row].module, belongs_to, _kind(part, row, key), seconds, std, basis)
+    op = estimates.ops[row]
+    return Line(name, op.module, belongs_to, _kind(part, row, key), seconds, std, basis, op, key)
 
 
 #: Beginnings of the names of the once-per-step ops that each part of the step consists of.
