@@ -20,11 +20,11 @@ from solver.formats.text_file import read_text
 from solver.formats.unstated import alternatives
 from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.cluster import FIGURES
-from solver.spec.feasibility import check_sizes
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
 from solver.spec.pipeline_layout import layout_text
+from solver.spec.size_rules import check_sizes
 from solver.spec.strategy import WAVES, Strategy
 
 #: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.megatron_flags import COUNTS, IDLE, KNOWN, LEFT_OUT, MAY_BE_ZERO, OF_THE_RUN, SHARDING, UNMODELLED
+from solver.formats.megatron_flags import IDLE, KNOWN, LEFT_OUT, OF_THE_RUN, SHARDING, UNMODELLED
+from solver.formats.megatron_model import model_of
+from solver.formats.megatron_values import choice, share, whole
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.strategy import CUDA_GRAPH_MODULES
 
@@ -21,8 +23,6 @@ from solver.spec.strategy import CUDA_GRAPH_MODULES
 FRAMEWORK, LOCAL, FSDP = "megatron-core", "megatron-core local", "megatron-bridge"
 #: Values of --cuda-graph-scope that mean whole layers.
 _WHOLE_LAYERS = ("full", "full_iteration")
-#: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
-TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 128000}
 
 
 def sections_of_megatron(
@@ -42,18 +42,11 @@ def sections_of_megatron(
         for flag in sorted(flags.keys() & LEFT_OUT.keys())
         if flags[flag] != IDLE.get(flag)
     ]
-    if "swiglu" in flags and not arguments.get("complete") and not any(flag.endswith("-dropout") for flag in flags):
-        flags |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
-        assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
-    if "fp8-format" in flags and not arguments.get("complete") and not {"bf16", "fp16"} & flags.keys():
-        flags["bf16"] = True
-        assumptions.append("precision: bf16 where it is not fp8; the arguments state none")
+    if not arguments.get("complete"):
+        flags |= _left_open(flags, assumptions)
     if "use-megatron-fsdp" in flags:
         assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated; its own buffers are left out")
-        if "data-parallel-sharding-strategy" not in flags and not arguments.get("complete"):
-            flags["data-parallel-sharding-strategy"] = "optim_grads_params"
-            assumptions.append("zero: 3, for which Megatron-FSDP is turned on; the arguments state no strategy")
-    model = _model(flags)
+    model = model_of(flags)
     if arguments.get("world-size-assumed"):
         groups = _groups(flags)
         world_size = -(-world_size // groups) * groups
@@ -61,11 +54,26 @@ def sections_of_megatron(
     return model, _run(flags, model, world_size)
 
 
+def _left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """Return what is assumed where a collector of arguments kept none that say it; says so."""
+    found: dict[str, Any] = {}
+    if "swiglu" in flags and not any(flag.endswith("-dropout") for flag in flags):
+        found |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
+        assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
+    if "fp8-format" in flags and not {"bf16", "fp16"} & flags.keys():
+        found["bf16"] = True
+        assumptions.append("precision: bf16 where it is not fp8; the arguments state none")
+    if "use-megatron-fsdp" in flags and "data-parallel-sharding-strategy" not in flags:
+        found["data-parallel-sharding-strategy"] = "optim_grads_params"
+        assumptions.append("zero: 3, for which Megatron-FSDP is turned on; the arguments state no strategy")
+    return found
+
+
 def _groups(flags: Mapping[str, Any]) -> int:
     """Return the least number of ranks that every group of the arguments divides."""
-    tp, cp, pp, ep = (_whole(flags, f"{name}-parallel-size", 1) for name in
+    tp, cp, pp, ep = (whole(flags, f"{name}-parallel-size", 1) for name in
                       ("tensor-model", "context", "pipeline-model", "expert-model"))  # fmt: skip
-    return pp * math.lcm(tp * cp, ep * _whole(flags, "expert-tensor-parallel-size", tp) if "num-experts" in flags else 1)
+    return pp * math.lcm(tp * cp, ep * whole(flags, "expert-tensor-parallel-size", tp) if "num-experts" in flags else 1)
 
 
 def _refuse(flags: Mapping[str, Any]) -> None:
@@ -79,101 +87,12 @@ def _refuse(flags: Mapping[str, Any]) -> None:
         raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
 
 
-def _whole(flags: Mapping[str, Any], flag: str, default: int | None = None) -> int:
-    value = flags.get(flag, default)
-    least = int(flag not in MAY_BE_ZERO)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        given = f"is {shown(value)}" if flag in flags else "is missing"
-        raise InputError(f"Megatron's --{flag} {given}; it must be a whole number of at least {least}")
-    return value
-
-
-def _share(flags: Mapping[str, Any], flag: str, default: float) -> float:
-    value = flags.get(flag, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise InputError(f"Megatron's --{flag} is {shown(value)}; it must be a number from 0 to 1")
-    return float(value)
-
-
-def _model(flags: Mapping[str, Any]) -> dict[str, Any]:
-    heads, hidden = _whole(flags, "num-attention-heads"), _whole(flags, "hidden-size")
-    ffn = _whole(flags, "ffn-hidden-size", int(4 * hidden * 2 / 3) // 64 * 64 if "swiglu" in flags else 4 * hidden)
-    bias = "disable-bias-linear" not in flags
-    tp, latent = _whole(flags, "tensor-model-parallel-size", 1), "multi-latent-attention" in flags
-    vocab = _vocabulary(flags)
-    multiple = _whole(flags, "make-vocab-size-divisible-by", 128) * tp
-    position = {"learned_absolute": "learned", "rope": "rope", "yarn": "rope", "none": "none"}
-    rotary = "rope" if "use-rotary-position-embeddings" in flags else "learned_absolute"
-    model = {
-        "name": "megatron",
-        "num_hidden_layers": _whole(flags, "num-layers"),
-        **{key: _whole(flags, flag) for flag, key in COUNTS.items() if flag in flags},
-        "intermediate_size": ffn,
-        "num_key_value_heads": _whole(flags, "num-query-groups", 1) if "group-query-attention" in flags else heads,
-        "head_dim": _whole(flags, "kv-channels", hidden // heads),
-        "vocab_size": vocab,
-        "padded_vocab_size": -(-vocab // multiple) * multiple,
-        "gated_mlp": "swiglu" in flags,
-        "qkv_bias": bias or "add-qkv-bias" in flags,
-        "output_bias": bias,
-        "mlp_bias": bias,
-        "norm": _choice(flags, "normalization", "LayerNorm", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}),
-        "tie_word_embeddings": "untie-embeddings-and-output-weights" not in flags,
-        "position": _choice(flags, "position-embedding-type", rotary, position),
-        "max_position_embeddings": _whole(flags, "max-position-embeddings", 0),
-        "qk_norm": "head" if "qk-layernorm" in flags and not latent else "none",  # latent attention always norms its ranks
-    }
-    if not latent:
-        for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
-            model.pop(key, None)
-    return {**model, **(_experts(flags, ffn) if "num-experts" in flags else {})}
-
-
-def _vocabulary(flags: Mapping[str, Any]) -> int:
-    tokenizer = str(flags.get("tokenizer-type", "GPT2BPETokenizer"))
-    if "vocab-size" in flags:
-        return _whole(flags, "vocab-size") + (tokenizer == "NullTokenizer")  # which adds the end of a document
-    if tokenizer not in TOKENIZERS:
-        raise InputError(f"Megatron's --tokenizer-type {tokenizer}: state its --vocab-size")
-    return TOKENIZERS[tokenizer]
-
-
-def _experts(flags: Mapping[str, Any], ffn: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "moe_intermediate_size": _whole(flags, "moe-ffn-hidden-size", ffn),
-        "num_experts_per_tok": _whole(flags, "moe-router-topk", 2),
-        "router_score": str(flags.get("moe-router-score-function", "softmax")),
-        "router_bias": "moe-router-enable-expert-bias" in flags,
-    }
-    if "moe-layer-freq" in flags:
-        found["moe_layer_freq"] = _pattern(flags["moe-layer-freq"])
-    return found
-
-
-def _pattern(given: Any) -> int | list[int]:
-    """Return ``--moe-layer-freq``: a number n (every n-th layer), or a list expression like ([0]*3+[1]*11)."""
-    if isinstance(given, int):
-        return given
-    parts = re.fullmatch(r"\(?(\[[01]\](\*\d+)?(\+\[[01]\](\*\d+)?)*)\)?", str(given).replace(" ", ""))
-    if not parts:
-        raise InputError(f"Megatron's --moe-layer-freq is {shown(given)}; it must be a number or like ([0]*3+[1]*11)")
-    pieces = re.findall(r"\[([01])\](?:\*(\d+))?", parts[1])
-    return [int(kind) for kind, times in pieces for _ in range(int(times or 1))]
-
-
-def _choice(flags: Mapping[str, Any], flag: str, default: str, meaning: Mapping[str, str]) -> str:
-    value = str(flags.get(flag, default))
-    if value not in meaning:
-        raise InputError(f"Megatron's --{flag} is {shown(value)}; known here are {', '.join(meaning)}")
-    return meaning[value]
-
-
 def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) -> dict[str, Any]:
-    local = _choice(flags, "transformer-impl", "transformer_engine", {"transformer_engine": FRAMEWORK, "local": LOCAL})
+    local = choice(flags, "transformer-impl", "transformer_engine", {"transformer_engine": FRAMEWORK, "local": LOCAL})
     run: dict[str, Any] = {"framework": local, "world_size": world_size}
     for flag, (key, default) in OF_THE_RUN.items():
         value = flags.get(flag, default)
-        run[key] = value if isinstance(default, bool) else _whole(flags, flag, default)
+        run[key] = value if isinstance(default, bool) else whole(flags, flag, default)
     tp, pp = run["tp"], run["pp"]
     own = "num-distributed-optimizer-instances"
     if world_size % (tp * pp * run["cp"]):
@@ -189,7 +108,7 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "precision": _precision(flags),
         "attention": _attention(flags),
         "tp_comm_overlap": "tp-comm-overlap" in flags and "sequence-parallel" in flags and tp > 1,
-        "dropout": any(_share(flags, flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
+        "dropout": any(share(flags, flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
         "gradient_accumulation_fusion": "no-gradient-accumulation-fusion" not in flags,
         "fused_norm": True,
         "deterministic": "deterministic-mode" in flags,
@@ -198,15 +117,15 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         run["cross_entropy_fusion_impl"] = flags.get("cross-entropy-fusion-impl", "native")
     if "use-megatron-fsdp" in flags:
         words = {name: name for name in SHARDING}
-        run |= {"framework": FSDP, "zero": SHARDING[_choice(flags, "data-parallel-sharding-strategy", "no_shard", words)]}
+        run |= {"framework": FSDP, "zero": SHARDING[choice(flags, "data-parallel-sharding-strategy", "no_shard", words)]}
     if run["zero"]:
-        run["zero_shard_size"] = replicas // _whole(flags, own, 1)
+        run["zero_shard_size"] = replicas // whole(flags, own, 1)
     if flags.get("fp8-recipe", "mxfp8") != "mxfp8":  # mxfp8 is a precision of its own
         run["fp8_recipe"] = flags["fp8-recipe"]
     if "no-overlap-p2p-communication" in flags:
         run["p2p_overlap"] = False
     if "first-last-layers-bf16" in flags:
-        run |= {f"num_layers_at_{end}_in_bf16": _whole(flags, f"num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")}
+        run |= {f"num_layers_at_{end}_in_bf16": whole(flags, f"num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")}
     run |= _context(flags) | _optimizer(flags) | _graphs(flags)
     if "pipeline-model-parallel-layout" in flags:
         run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp)
@@ -220,10 +139,10 @@ def _recomputation(flags: Mapping[str, Any], chunks: int) -> dict[str, Any]:
     Source: megatron/core/transformer/transformer_block.py, _checkpointed_forward.
     """
     own = "selective" if "recompute-activations" in flags else "none"
-    level = _choice(flags, "recompute-granularity", own, {name: name for name in ("none", "selective", "full")})
+    level = choice(flags, "recompute-granularity", own, {name: name for name in ("none", "selective", "full")})
     if level == "selective" and "recompute-modules" in flags:
         return {"recompute": level, "recompute_modules": re.findall(r"[a-z_]+", str(flags["recompute-modules"]))}
-    count = _whole(flags, "recompute-num-layers", 1) if level == "full" else 1
+    count = whole(flags, "recompute-num-layers", 1) if level == "full" else 1
     if level == "full" and flags.get("recompute-method") == "block":
         return {"recompute": level, "recompute_layers": count * chunks}
     if count != 1:
@@ -253,7 +172,7 @@ def _graphs(flags: Mapping[str, Any]) -> dict[str, Any]:
 def _context(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return how context-parallel ranks exchange keys: --cp-comm-type, a2a+p2p with the sizes of its two groups."""
     words = {"p2p": "ring", "a2a": "a2a", "all_gather": "allgather", "allgather": "allgather", "a2a+p2p": "a2a+ring"}
-    how = _choice(flags, "cp-comm-type", "p2p", words)
+    how = choice(flags, "cp-comm-type", "p2p", words)
     sizes = re.findall(r"\d+", str(flags.get("hierarchical-context-parallel-sizes", "")))
     if (how == "a2a+ring") != (len(sizes) == 2):
         raise InputError(
@@ -266,9 +185,9 @@ def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return where the optimizer's moments and the activations are, and how wide the moments are."""
     found: dict[str, Any] = {}
     if "optimizer-cpu-offload" in flags:
-        found["optimizer_offload_fraction"] = _share(flags, "optimizer-offload-fraction", 1.0)
+        found["optimizer_offload_fraction"] = share(flags, "optimizer-offload-fraction", 1.0)
     if "cpu-offloading-num-layers" in flags:
-        found["offload_layers"] = _whole(flags, "cpu-offloading-num-layers")
+        found["offload_layers"] = whole(flags, "cpu-offloading-num-layers")
     widths = {str(flags.get(flag, "fp32")) for flag in ("exp-avg-dtype", "exp-avg-sq-dtype")}
     known = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "8bit"}
     if "use-precision-aware-optimizer" in flags and widths != {"fp32"}:
@@ -294,16 +213,16 @@ def _attention(flags: Mapping[str, Any]) -> str:
     if flags.get("transformer-impl") == "local":
         return "flash" if "use-flash-attn" in flags else "unfused"
     kernels = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}
-    return _choice(flags, "attention-backend", "auto", kernels)
+    return choice(flags, "attention-backend", "auto", kernels)
 
 
 def _chunks(flags: Mapping[str, Any], layers: int, pp: int) -> int:
     """Return the chunks of a stage: stated, or from the layers of a chunk."""
     if "num-virtual-stages-per-pipeline-rank" in flags:
-        return _whole(flags, "num-virtual-stages-per-pipeline-rank") if pp > 1 else 1
+        return whole(flags, "num-virtual-stages-per-pipeline-rank") if pp > 1 else 1
     if "num-layers-per-virtual-pipeline-stage" not in flags or pp == 1:
         return 1
-    each = _whole(flags, "num-layers-per-virtual-pipeline-stage")
+    each = whole(flags, "num-layers-per-virtual-pipeline-stage")
     if each < 1 or layers % (pp * each):
         raise InputError(f"Megatron's --num-layers-per-virtual-pipeline-stage {each} does not divide {layers} layers in {pp}")
     return layers // (pp * each)
@@ -323,7 +242,7 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
         )
     return {
         **({"moe_capacity_factor": capacity} if capacity is not None else {}),
-        "etp": _whole(flags, "expert-tensor-parallel-size", tp),
+        "etp": whole(flags, "expert-tensor-parallel-size", tp),
         "moe_dispatcher": known[dispatcher],
         "moe_permute_fusion": "moe-permute-fusion" in flags,
         "moe_grouped_gemm": "moe-grouped-gemm" in flags,

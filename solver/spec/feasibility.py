@@ -9,7 +9,6 @@ from profiler.errors import InputError
 from solver.spec.cluster import Cluster
 from solver.spec.expert_rules import (
     context_exchange_runs,
-    experts_divide,
     experts_run,
     fused_experts_broken,
     heads_divide_by_cp,
@@ -20,9 +19,9 @@ from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
-from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import QUANTISED
-from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy, chunks_broken
+from solver.spec.size_rules import deal_broken, size_rules
+from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy
 
 MAX_WORLD_SIZE = 1 << 20
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -95,22 +94,11 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     return ""
 
 
-def _deal_broken(layers: int, s: Strategy) -> str:
-    """Return what is wrong with the layers that a stated layout of the pipeline deals, or ""."""
-    chunks = chunk_layers(s.pipeline_layout) if s.pipeline_layout else ()
-    if not chunks or (len(chunks), sum(chunks)) == (s.pp * s.vpp, layers):
-        return ""
-    return (
-        f"pipeline_layout {s.pipeline_layout} deals {sum(chunks)} layers to {len(chunks)} chunks, but there are {layers} "
-        f"layers and pp {s.pp} * vpp {s.vpp}"
-    )
-
-
 def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     """Return what is wrong with a stated layout of the pipeline, or ""."""
     if not can_run.pipeline_layout:
         return "does not offer pipeline_layout"
-    if wrong := _deal_broken(layers, s):
+    if wrong := deal_broken(layers, s):
         return wrong
     if s.num_layers_in_first_pipeline_stage or s.num_layers_in_last_pipeline_stage or s.counts_ends:
         return "pipeline_layout says what every stage holds; leave out the layers of end stages and account_for_..._split"
@@ -290,7 +278,7 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
         (sequence_divides(s.seq_len, s.cp, split), f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"),
         (heads_divide_by_cp(model, s, s.tp, s.cp), f"cp {s.cp} by {s.cp_comm} does not divide the heads of tp {s.tp}"),
-        *_size_rules(model, s),
+        *size_rules(model, s),
         *_module_rules(model, s),
         *_graph_rules(model, s),
         (
@@ -307,45 +295,6 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         if not holds:
             raise InputError(broken)
     check_framework(model, s)
-
-
-def check_sizes(model: ModelSpec, s: Strategy) -> None:
-    """Raise InputError where the sizes of a layout contradict each other or the model, so that no run can have had them."""
-    for holds, broken in _size_rules(model, s):
-        if not holds:
-            raise InputError(broken)
-
-
-def _size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of sizes: stages, chunks, layers, and groups of ranks."""
-    replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
-    layers, ranks = model.num_hidden_layers, s.tp * s.cp * s.dp
-    ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
-    chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches)
-    dealt = _deal_broken(layers, s)
-    return (
-        (not dealt, dealt),
-        (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
-        (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
-        (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
-        (not chunks, chunks),
-        (
-            s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16 <= layers,
-            f"more layers are to stay in bf16 than the model's {layers}",
-        ),
-        (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
-        (s.offload_layers < layers or not layers, f"offload_layers {s.offload_layers} leaves none of the {layers} layers here"),
-        (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
-        (
-            experts_divide(model, ranks, s.ep, s.etp),
-            f"ep {s.ep} * etp {s.etp} do not divide {model.num_experts or 'no'} experts over {ranks} ranks",
-        ),
-        (ranks % s.wp == 0, f"wp {s.wp} does not divide the {ranks} ranks of a stage"),
-        (
-            replicas > 0 and replicas % s.zero_shard_size == 0,
-            f"zero_shard_size {s.zero_shard_size} does not divide the {replicas} ranks that share parameters",
-        ),
-    )
 
 
 def check_framework(model: ModelSpec, s: Strategy) -> None:

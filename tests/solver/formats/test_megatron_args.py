@@ -96,8 +96,18 @@ def test_megatron_fsdp_shards_what_it_is_told_to() -> None:
     for more, zero in (({}, 3), ({"complete": True}, 0), ({"--data-parallel-sharding-strategy": "optim_grads"}, 2)):
         said: list[str] = []
         run = sections_of_megatron({**sharded, **more}, 8, said)[1]
-        assert (run["zero"], run["framework"]) == (zero, "megatron-bridge") and "own buffers are left out" in said[0]
+        assert (run["zero"], run["framework"]) == (zero, "megatron-bridge") and "own buffers are left out" in said[-1]
         assert any("state no strategy" in line for line in said) == (not more)
+
+
+def test_fp8_beside_another_format_than_bf16() -> None:
+    plain = {flag: value for flag, value in SMALL.items() if flag != "--bf16"} | {"--fp8-format": "hybrid"}
+    said: list[str] = []
+    assert sections_of_megatron(plain, 8, said)[1]["precision"] == "fp8" and said == [
+        "precision: bf16 where it is not fp8; the arguments state none"
+    ]
+    with pytest.raises(InputError, match="--fp8-format without --bf16: weights in fp32 under fp8 are not modelled"):
+        sections_of_megatron({**plain, "complete": True}, 8, [])
 
 
 def test_published_arguments_of_gated_models_mean_no_dropout() -> None:
@@ -167,7 +177,6 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ({"pipeline_model_parallel_layout": "Et*6|t*6", "pipeline_model_parallel_size": 2}, "end with L in another"),
         ({"pipeline_model_parallel_layout": "Et|tm|t|tL", "pipeline_model_parallel_size": 2}, "'tm' is not described"),
         ({"pipeline_model_parallel_size": 3}, "8 ranks are no multiple of tp 1 * pp 3"),
-        ({"fp8_format": "hybrid", "bf16": False}, "without --bf16"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(flags: dict[str, Any], sentence: str) -> None:

@@ -1,0 +1,59 @@
+"""Sizes of a layout that contradict each other or the model, so that no run can have had them."""
+
+from __future__ import annotations
+
+from profiler.errors import InputError
+from solver.spec.expert_rules import experts_divide
+from solver.spec.model import ModelSpec
+from solver.spec.pipeline_layout import chunk_layers
+from solver.spec.strategy import Strategy, chunks_broken
+
+
+def check_sizes(model: ModelSpec, s: Strategy) -> None:
+    """Raise InputError where the sizes of a layout contradict each other or the model, so that no run can have had them."""
+    for holds, broken in size_rules(model, s):
+        if not holds:
+            raise InputError(broken)
+
+
+def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of sizes: stages, chunks, layers, and groups of ranks."""
+    replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
+    layers, ranks = model.num_hidden_layers, s.tp * s.cp * s.dp
+    ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
+    chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches)
+    dealt = deal_broken(layers, s)
+    return (
+        (not dealt, dealt),
+        (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
+        (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
+        (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
+        (not chunks, chunks),
+        (
+            s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16 <= layers,
+            f"more layers are to stay in bf16 than the model's {layers}",
+        ),
+        (s.recompute_layers <= layers, f"recompute_layers {s.recompute_layers} is more than the model's {layers} layers"),
+        (s.offload_layers < layers or not layers, f"offload_layers {s.offload_layers} leaves none of the {layers} layers here"),
+        (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
+        (
+            experts_divide(model, ranks, s.ep, s.etp),
+            f"ep {s.ep} * etp {s.etp} do not divide {model.num_experts or 'no'} experts over {ranks} ranks",
+        ),
+        (ranks % s.wp == 0, f"wp {s.wp} does not divide the {ranks} ranks of a stage"),
+        (
+            replicas > 0 and replicas % s.zero_shard_size == 0,
+            f"zero_shard_size {s.zero_shard_size} does not divide the {replicas} ranks that share parameters",
+        ),
+    )
+
+
+def deal_broken(layers: int, s: Strategy) -> str:
+    """Return what is wrong with the layers that a stated layout of the pipeline deals, or ""."""
+    chunks = chunk_layers(s.pipeline_layout) if s.pipeline_layout else ()
+    if not chunks or (len(chunks), sum(chunks)) == (s.pp * s.vpp, layers):
+        return ""
+    return (
+        f"pipeline_layout {s.pipeline_layout} deals {sum(chunks)} layers to {len(chunks)} chunks, but there are {layers} "
+        f"layers and pp {s.pp} * vpp {s.vpp}"
+    )
