@@ -12,7 +12,6 @@ import numpy as np
 
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
-from solver.step.stragglers import straggler_share
 
 # Two laboratories measuring one GPU differ by 3-9 percent, one run across releases of a framework by 3-8 percent. The value of
 # a framework (Framework.doubt) stands for both; these come on top.
@@ -21,7 +20,6 @@ LONG_SEQUENCE = 0.15  #: which attention kernel ran counts most, and kernels are
 LONG_FROM = 16_384  #: tokens
 SPREAD_TENSOR_GROUP = 0.35  #: tensor-parallel collectives between nodes, whose latency is not understood
 BLOCKING = 0.10  #: launches that wait for each other
-WAITING = 1.0  #: of what stragglers add: clusters differ by as much as they lose, so the doubt grows with the ranks
 DETERMINISTIC = 0.10  #: attention's backward pass loses between nothing and 38%, other kernels are not priced
 
 
@@ -35,7 +33,6 @@ def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
         "a tensor group that spans nodes": SPREAD_TENSOR_GROUP * spread,
         "blocking launches": BLOCKING * layout.launch_blocking,
         "deterministic kernels": DETERMINISTIC * layout.deterministic,
-        "waiting for the slowest rank": WAITING * straggler_share(layout.world_size, problem.cluster.gpus_per_node),
     }
     return {name: std for name, std in found.items() if std}
 
