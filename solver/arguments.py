@@ -102,8 +102,11 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--top", type=int, default=10, help="layouts to show and write (default 10)")
     p.add_argument("--jobs", type=int, default=1, help="processes that share a search (default 1)")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help=f"search only layouts with these, of {', '.join(AXES)}")
-    p.add_argument("--search", metavar="AXIS,...", help="vary only these axes; every other one is as the config states it, "
-                        "and sizes that it does not state are 1")
+    p.add_argument(
+        "--search",
+        metavar="AXIS,...",
+        help="vary only these axes; every other one is as the config states it, and sizes that it does not state are 1",
+    )
     p.add_argument("--also", metavar="AXIS,...", help="vary these constants of the run too, each combination in a search of "
                    f"its own: {', '.join(DEMANDED)}")  # fmt: skip
     for name in LIMITED:

@@ -119,7 +119,10 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         words = {name: name for name in SHARDING}
         run |= {"framework": FSDP, "zero": SHARDING[choice(flags, "data-parallel-sharding-strategy", "no_shard", words)]}
     if run["zero"]:
-        run["zero_shard_size"] = replicas // whole(flags, own, 1)
+        instances = whole(flags, own, 1)
+        if replicas % instances:
+            raise InputError(f"Megatron's --{own} {instances} does not divide the {replicas} data-parallel ranks")
+        run["zero_shard_size"] = replicas // instances
     if flags.get("fp8-recipe", "mxfp8") != "mxfp8":  # mxfp8 is a precision of its own
         run["fp8_recipe"] = flags["fp8-recipe"]
     if "no-overlap-p2p-communication" in flags:
@@ -160,7 +163,8 @@ def _graphs(flags: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if how not in ("local", "transformer_engine"):
         raise InputError(f"Megatron's --cuda-graph-impl is {shown(how)}; known here are none, local, transformer_engine")
-    modules = re.findall(r"\w+", str(flags.get("cuda-graph-scope", flags.get("cuda-graph-modules", ""))))
+    scope = str(flags.get("cuda-graph-scope", flags.get("cuda-graph-modules", "")))
+    modules = re.findall(r"<\w+\.(\w+)", scope) or re.findall(r"\w+", scope)  # a printed enumeration, or words
     unknown = [module for module in modules if module not in (*CUDA_GRAPH_MODULES, *_WHOLE_LAYERS)]
     if unknown:
         known = ", ".join(CUDA_GRAPH_MODULES)
@@ -237,9 +241,7 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
         raise InputError(f"Megatron's dispatcher {shown(dispatcher)} is not modelled; modelled are {', '.join(known)}")
     capacity = flags.get("moe-expert-capacity-factor")
     if capacity is not None and "moe-pad-expert-input-to-capacity" not in flags:
-        raise InputError(
-            "Megatron's --moe-expert-capacity-factor without --moe-pad-expert-input-to-capacity is not modelled"
-        )
+        raise InputError("Megatron's --moe-expert-capacity-factor without --moe-pad-expert-input-to-capacity is not modelled")
     return {
         **({"moe_capacity_factor": capacity} if capacity is not None else {}),
         "etp": whole(flags, "expert-tensor-parallel-size", tp),

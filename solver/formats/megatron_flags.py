@@ -82,6 +82,8 @@ LEFT_OUT = {
     "disable-tp-comm-split-ag": "tensor parallelism's overlap of some linears only",
     "disable-tp-comm-split-rs": "tensor parallelism's overlap of some linears only",
     "no-bias-swiglu-fusion": "the kernels of an unfused SwiGLU",
+    "no-masked-softmax-fusion": "the kernels of an unfused softmax",
+    "no-async-tensor-model-parallel-allreduce": "gradients of inputs that are reduced beside nothing",
     "no-bias-dropout-fusion": "the kernels of unfused dropout",
 }
 #: Values of these with which they do nothing.

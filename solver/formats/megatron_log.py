@@ -23,9 +23,12 @@ from solver.spec.strategy import Strategy
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
 _LINE = re.compile(r"^[^\S\n]*(?:\[?[^\s\[\]]*\]?:\s+)?([a-z][a-z0-9_]*) \.{2,} ?(.*)$", re.MULTILINE)
 _NAMES = {  # Python name -> flag, where they differ
-    "fp8": "fp8-format", "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "fp8": "fp8-format", "fp4": "fp4-format", "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
 }  # fmt: skip
-_INVERTED = {"add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion"}
+_INVERTED = {
+    "add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
+    "overlap_p2p_comm": "no-overlap-p2p-communication",
+}  # fmt: skip
 #: Arguments (by the beginning of the flag) that say nothing where another one is not given.
 _NEEDS = {
     "moe-": "num-experts", "expert-": "num-experts", "num-query-groups": "group-query-attention",

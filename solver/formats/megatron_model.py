@@ -77,7 +77,7 @@ def _pattern(given: Any) -> int | list[int]:
     """Return ``--moe-layer-freq``: a number n (every n-th layer), or a list expression like ([0]*3+[1]*11)."""
     if isinstance(given, int):
         return given
-    parts = re.fullmatch(r"\(?(\[[01]\](\*\d+)?(\+\[[01]\](\*\d+)?)*)\)?", str(given).replace(" ", ""))
+    parts = re.fullmatch(r"\(?(\[[01]\](\*\d{1,4})?(\+\[[01]\](\*\d{1,4})?)*)\)?", str(given).replace(" ", ""))
     if not parts:
         raise InputError(f"Megatron's --moe-layer-freq is {shown(given)}; it must be a number or like ([0]*3+[1]*11)")
     pieces = re.findall(r"\[([01])\](?:\*(\d+))?", parts[1])

@@ -23,6 +23,8 @@ def read_script(source: Source) -> FileRun:
     at = program_at(words, PROGRAM)
     if at is None:
         raise InputError(f"{path}: no {PROGRAM} in it, which a script of Megatron-LM launches")
+    if program_at(words[at + 1 :], PROGRAM) is not None:
+        raise InputError(f"{path}: it launches {PROGRAM} more than once; keep the launch that is meant")
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     flags = arguments(words[at + 1 :], path, ignored)
     run = run_of_arguments(flags, ranks_of_launch(words[:at], path), path)

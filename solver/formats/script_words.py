@@ -12,6 +12,8 @@ from solver.formats.shell_script import Shell, read_shell
 
 #: torchrun's and deepspeed's, with - or _.
 LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
+#: Variables of the environment that say where ranks are, not how many.
+_PLACES = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "RDZV_ID", "RDZV_ENDPOINT", "CUDA_DEVICE_MAX_CONNECTIONS"}
 _END = ";"  #: stands between two commands
 
 
@@ -38,8 +40,8 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
         elif at is not None and i > at:
             name = next((words[j].partition("=")[0] for j in range(i, at, -1) if words[j].startswith("--")), "")
             used |= set() if name in ignored or _END in words[at:i] else word.defaults
-    taken = "; ".join(f"{name} is {shell.defaults[name]}" for name in sorted(used))
-    return (f"the script's own, unless the environment says otherwise: {taken}",) if used else ()
+    taken = "; ".join(f"{name} is {shell.defaults[name]}" for name in sorted(used - _PLACES))
+    return (f"the script's own, unless the environment says otherwise: {taken}",) if taken else ()
 
 
 def ranks_of_launch(words: Sequence[str], path: Path) -> int:
@@ -47,7 +49,7 @@ def ranks_of_launch(words: Sequence[str], path: Path) -> int:
     pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
     launch = {key: value for name, value in pairs if (key := _launch_key(name))}
-    if set(launch) != set(LAUNCH) or not all(value.isdecimal() for value in launch.values()):
+    if set(launch) != set(LAUNCH) or not all(value.isdecimal() and len(value) < 8 for value in launch.values()):
         unknown = next((value for value in launch.values() if "$" in value), "")
         why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
         raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}")

@@ -10,20 +10,18 @@ from __future__ import annotations
 import ast
 import operator
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-_PUNCTUATION = ";&|()\n"
+from solver.formats.shell_tokens import KEPT, tokens_of
+
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _EXPANSION = re.compile(r"\$\{([^{}$]*)\}|\$([A-Za-z_]\w*)|\$\[([^\[\]$]*)\]")
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script itself is called with
 _BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
-_REDIRECTION = re.compile(r"(?<=\s)\d?>>?(?:&\d|[ \t]*[^\s&|;]+)")
-_KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
-_HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
 _PREFIXES = ("export", "declare", "local", "readonly")
+_CHANGING = ("unset", "read", "let", "mapfile", "readarray")  #: commands that change the variables that they name
 _BLOCKS = ("for", "while", "until", "case")
 _KEYWORDS = (*_BLOCKS, "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
 _SEPARATORS = (";", "\n", "&", "&&", "|", "||")
@@ -54,11 +52,13 @@ class _State:
     variables: dict[str, Word | None] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
     branches: list[_Branch] = field(default_factory=list)
+    chained: bool | None = True  #: whether the present command runs as far as && and || before it say
+    succeeded: bool | None = True  #: of the command before it; what is no test is taken to succeed
 
     @property
     def runs(self) -> bool | None:
         """Whether the present command runs: None where a condition cannot be told."""
-        return _all(branch.runs for branch in self.branches)
+        return _all([self.chained, *(branch.runs for branch in self.branches)])
 
     @property
     def decided_by(self) -> frozenset[str]:
@@ -76,43 +76,58 @@ class Shell:
 
 def read_shell(text: str) -> Shell:
     """Return the words of a script. Raises ValueError where quotes are not closed."""
-    state, tokens, at = _State(), _tokens(text), 0
+    state, tokens, at = _State(), tokens_of(text), 0
     found: list[Word] = []
     starts = True  # whether the next token begins a command
     while at < len(tokens):
         token = tokens[at]
         at += 1
-        if token in _SEPARATORS or starts and token in _KEYWORDS:
+        if token in _SEPARATORS or (starts and token in _KEYWORDS):
             at = _control(state, token, tokens, at)
             found += [Word(";")] if found and found[-1].text != ";" else []
             starts = True
-            continue
-        assigned = _ASSIGNMENT.fullmatch(token) if starts else None
-        if assigned:
-            at = _assign(state, assigned, tokens, at)
-        elif not (starts and token in _PREFIXES):
+        elif starts and tokens[at - 1 : at + 1] == ["(", "("]:  # an arithmetic command may change what it names
+            at = _forget(state, tokens, at)
+        elif token in ("(", ")"):  # of a function's head, a pattern of case, a subshell: what follows is a command
+            starts = True
+        elif starts and token in ("[", "[["):
+            at = _tested(state, tokens, at - 1)
             starts = False
+        elif starts and (assigned := _ASSIGNMENT.fullmatch(token)):
+            at = _assign(state, assigned, tokens, at)
+            state.succeeded = state.succeeded if state.chained is not True else True
+        elif starts and token in _CHANGING:
+            at = _forget(state, tokens, at)
+        elif not (starts and (token in _PREFIXES or token.startswith("-") and tokens[at - 2] in _PREFIXES)):
+            starts = False
+            state.succeeded = state.succeeded if state.chained is not True else True
             found += _expanded(state, token) if state.runs is not False else []
     return Shell(tuple(found), state.defaults)
 
 
-def _tokens(text: str) -> list[str]:
-    """Return the words and separators of a script, with what $(...) runs hidden from the splitting."""
-    text = re.sub(r"\$\(\((.*?)\)\)", lambda m: f"$[{m[1].translate(_HIDDEN)}]", text.replace("\\\n", " "))
-    text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
-    lexer = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=_PUNCTUATION)
-    lexer.whitespace, lexer.whitespace_split = " \t\r", True
-    found: list[str] = []
-    for token in lexer:
-        if token and set(token) <= set(_PUNCTUATION):
-            found += [pair if key in "&|" else key for key, same in groupby(token) for pair in ["".join(same)]]
-        else:
-            found.append(token)
-    return found
+def _tested(state: _State, tokens: Sequence[str], at: int) -> int:
+    """Evaluate a test that is a command of its own; return where the commands go on."""
+    close = {"[": "]", "[[": "]]"}[tokens[at]]
+    end = next((i for i in range(at, len(tokens)) if tokens[i] == close), len(tokens) - 1) + 1
+    if state.chained is not False:
+        state.succeeded = _condition(state, tokens[at:end], set()) if state.chained else None
+    return end
+
+
+def _forget(state: _State, tokens: Sequence[str], at: int) -> int:
+    """Mark the variables that the words of a command name as unknown; return where the commands go on."""
+    end = next((i for i in range(at, len(tokens)) if tokens[i] in _SEPARATORS), len(tokens))
+    for name in re.findall(r"[A-Za-z_]\w*", " ".join(tokens[at:end])):
+        state.variables[name] = None
+    return end
 
 
 def _control(state: _State, token: str, tokens: Sequence[str], at: int) -> int:
     """Enter or leave a branch; return where the commands go on."""
+    if token in ("&&", "||"):
+        state.chained = state.succeeded if token == "&&" else _not(state.succeeded)
+        return at
+    state.chained, state.succeeded = True, True
     if token in ("if", "elif"):
         end = next((i for i in range(at, len(tokens)) if tokens[i] == "then"), len(tokens))
         used: set[str] = set()
@@ -126,7 +141,11 @@ def _control(state: _State, token: str, tokens: Sequence[str], at: int) -> int:
         state.branches.append(_Branch(_not(before.earlier), True, before.defaults))
     elif token in _BLOCKS:
         state.branches.append(_Branch())
-    elif token in ("fi", "done", "esac") and state.branches:
+    elif token == "{":  # a function's body runs when it is called; other braces run now
+        head = [word for word in tokens[max(at - 6, 0) : at - 1] if word != "\n"]
+        of_function = head[-2:] == ["(", ")"] or head[-2:-1] == ["function"]
+        state.branches.append(_Branch() if of_function else _Branch(True))
+    elif token in ("fi", "done", "esac", "}") and state.branches:
         state.branches.pop()
     return at
 
@@ -134,10 +153,10 @@ def _control(state: _State, token: str, tokens: Sequence[str], at: int) -> int:
 def _assign(state: _State, match: re.Match[str], tokens: Sequence[str], at: int) -> int:
     """Set a variable; return where the commands go on, after the elements of an array."""
     name, more, value = match.groups()
-    parts = [value]
+    parts, joint = [value], ""
     if not value and at < len(tokens) and tokens[at] == "(":
         end = next((i for i in range(at, len(tokens)) if tokens[i] == ")"), len(tokens))
-        parts, at = [token for token in tokens[at + 1 : end] if token != "\n"], end + 1
+        parts, joint, at = [token for token in tokens[at + 1 : end] if token != "\n"], " ", end + 1
     if state.runs is False:
         return at
     words = [_word(state, part) for part in parts]
@@ -145,7 +164,7 @@ def _assign(state: _State, match: re.Match[str], tokens: Sequence[str], at: int)
     if state.runs is None or before is None:
         state.variables[name] = None
         return at
-    text = " ".join(filter(None, (before.text, *(word.text for word in words))))
+    text = joint.join(filter(None, (before.text, *(word.text for word in words))))
     defaults = state.decided_by.union(before.defaults, *(word.defaults for word in words))
     state.variables[name] = Word(text[:_LONGEST], defaults)
     return at
@@ -160,7 +179,7 @@ def _expanded(state: _State, token: str) -> list[Word]:
 
 def _plain(text: str) -> str:
     """Return a word as the script writes it, where nothing is put in for its variables."""
-    return re.sub(r"\$\[([^]]*)\]", r"$((\1))", text.translate(_KEPT))
+    return re.sub(r"\$\[([^]]*)\]", r"$((\1))", text.translate(KEPT))
 
 
 def _word(state: _State, token: str) -> Word:
@@ -205,7 +224,7 @@ def _arithmetic(state: _State, written: str, used: set[str]) -> str | None:
     def number(match: re.Match[str]) -> str:
         return _value(state, match[0], used) or "?"
 
-    text = re.sub(r"[A-Za-z_]\w*", number, written.translate(_KEPT))
+    text = re.sub(r"[A-Za-z_]\w*", number, written.translate(KEPT))
     if not re.fullmatch(r"[\d+\-*/%() ]{1,100}", text):
         return None
     try:

@@ -69,6 +69,8 @@ def test_flags_imply_others() -> None:
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "attn mlp"},
          {"cuda_graphs": True, "cuda_graph_modules": "attn+mlp"}),
         ({"enable_cuda_graph": True}, {"cuda_graphs": True}),
+        ({"cuda_graph_impl": "local", "cuda_graph_scope": "[<CudaGraphScope.attn: 2>, <CudaGraphScope.mlp: 3>]"},
+         {"cuda_graph_modules": "attn+mlp"}),
         ({"num_experts": 8, "moe_expert_capacity_factor": 1.5, "moe_pad_expert_input_to_capacity": True},
          {"moe_capacity_factor": 1.5}),
         ({"num_experts": 8, "moe_shared_expert_overlap": True}, {"moe_shared_expert_overlap": True}),
@@ -166,6 +168,8 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
     ("flags", "sentence"),
     [
         ({"use_torch_fsdp2": True}, "--use-torch-fsdp2: FSDP2 is not modelled"),
+        ({"num_experts": 8, "moe_layer_freq": "([0]*99999999999)"}, "--moe-layer-freq is '([0]*99999999999)'"),
+        ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 3}, "3 does not divide the 8"),
         ({"optimizer": "muon"}, "--optimizer 'muon' is not modelled; adam is"),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 8}, "8 at a time"),
         ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "-input-to-capacity is not modelled"),

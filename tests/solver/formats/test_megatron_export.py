@@ -33,12 +33,27 @@ UNSAID = {
 }
 MODELS = ("llama3_8b", "mixtral_8x7b", "deepseek_v3", "qwen3_30b_a3b", "llama2_13b")
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "llama3_8b": {"precision": "fp8", "fp8_recipe": "blockwise", "cp_comm": "a2a", "optimizer_states": "bf16",
-                  "cuda_graphs": True, "cuda_graph_modules": "attn+mlp", "num_layers_at_end_in_bf16": 2},
-    "mixtral_8x7b": {"precision": "bf16", "recompute_modules": "layernorm+moe_act", "grad_dtype": "fp32",
-                     "moe_capacity_factor": 1.25},
-    "deepseek_v3": {"precision": "mxfp8", "moe_dispatcher": "hybridep", "recompute_modules": "mla_up_proj",
-                    "cuda_graphs": True},
+    "llama3_8b": {
+        "precision": "fp8",
+        "fp8_recipe": "blockwise",
+        "cp_comm": "a2a",
+        "optimizer_states": "bf16",
+        "cuda_graphs": True,
+        "cuda_graph_modules": "attn+mlp",
+        "num_layers_at_end_in_bf16": 2,
+    },
+    "mixtral_8x7b": {
+        "precision": "bf16",
+        "recompute_modules": "layernorm+moe_act",
+        "grad_dtype": "fp32",
+        "moe_capacity_factor": 1.25,
+    },
+    "deepseek_v3": {
+        "precision": "mxfp8",
+        "moe_dispatcher": "hybridep",
+        "recompute_modules": "mla_up_proj",
+        "cuda_graphs": True,
+    },
     "qwen3_30b_a3b": {"precision": "bf16", "moe_dispatcher": "deepep", "cp_comm": "a2a+ring", "cp_a2a_size": 2},
     "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "cross_entropy_fusion": True},
 }

@@ -80,6 +80,21 @@ def test_the_words_are_those_that_bash_passes(tmp_path: Path) -> None:
         ("N=3; if ! [ $N -ge 3 ] || [ $N != 4 ]; then run yes; fi", "run yes ;"),
         ("A=1 # run no\nrun '#' $A", "run # 1 ;"),
         ('run --list "([0]*3+[1]*11)"', "run --list ([0]*3+[1]*11) ;"),
+        ("A=2; [ $A -gt 4 ] && A=4; run $A", "run 2 ;"),
+        ("A=2; [ $A -gt 1 ] && A=4; run $A", "run 4 ;"),
+        ('A=1; [[ -z "$A" ]] && A=5; run $A', "run 1 ;"),
+        ("A=1; [ -f x ] && A=2; run $A", "run $A ;"),
+        ("[ 1 -eq 2 ] && run a || run b", "run b ;"),
+        ("cd x && run $((1 + 1)) || exit 1", "cd x ; run 2 ;"),
+        ("A=1; case $M in\n 7b) A=2 ;;\nesac; run $A", "$M in ; 7b ; run $A ;"),
+        ("A=2\nbig() {\n A=8\n}\nrun $A", "big ; run $A ;"),
+        ("A=2\ncat > x <<EOF\nA=8 don't\nEOF\nrun $A", "cat ; run 2 ;"),
+        ("run x#1 $A1 # no", "run x#1 $A1 ;"),
+        ("A=1; declare -i A=2; export B=3; run $A $B", "run 2 3 ;"),
+        ("A=2; ((A*=2)); run $A", "run $A ;"),
+        ("A=2; unset A; run $A", "run $A ;"),
+        ("A=1; run '$A' \\$A x\"$A\"y", "run $A $A x1y ;"),
+        ("A=ab; A+=cd; run $A < /dev/null", "run abcd ;"),
     ],
 )
 def test_what_a_shell_would_make_of_it(text: str, expected: str) -> None:
@@ -99,6 +114,8 @@ def test_a_variable_that_grows_is_cut() -> None:
         ("--seq-length 4096", "--seq-length $LENGTH", "$LENGTH is not known from the script alone; write its value"),
         ("NODES=${NUM_NODES:-2}", "NODES=$1", "$(( WORLD * 4 )) is not known from the script alone"),
         ("TYPE=${DTYPE:-bf16}", "TYPE='", "it cannot be read as a command: No closing quotation"),
+        ("--nnodes $NODES", "--nnodes " + "9" * 5000, "must say the number of GPUs, as numbers"),
+        ("echo done", "torchrun pretrain_gpt.py --num-layers 2", "it launches pretrain_gpt.py more than once"),
     ],
 )
 def test_what_only_the_shell_knows_is_refused(old: str, new: str, sentence: str, tmp_path: Path) -> None:

@@ -40,8 +40,11 @@ def written(folder: Path, text: str, name: str = "all_reduce.log") -> Path:
         ("[titan] step: 10  loss:  7.9  \x1b[34mtps: 5,000  tflops: 289.66\x1b[39m", 16384 / 5000),
         ("INFO tgs (tokens/gpu/second)=4096.0 loss=2.9", 4.0),
         ("steps: 10 loss: 2.3412 iter time (s): 1.755 samples/sec: 18.234", 1.755),
-        ("[Rank 0] epoch=0/micro_step=80/global_step=10, RunningAvgSamplesPerSec=24.9, CurrSamplesPerSec=25.6, "
-         "MemAllocated=9.84GB, MaxMemAllocated=45.51GB", 2.5),
+        (
+            "[Rank 0] epoch=0/micro_step=80/global_step=10, RunningAvgSamplesPerSec=24.9, CurrSamplesPerSec=25.6, "
+            "MemAllocated=9.84GB, MaxMemAllocated=45.51GB",
+            2.5,
+        ),
     ],
 )
 def test_lines_of_trainers(line: str, seconds: float) -> None:

@@ -1,0 +1,55 @@
+"""The words and separators of a shell script, before anything is put in for its variables."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import groupby
+
+_PUNCTUATION = ";&|()\n"
+_REDIRECTION = re.compile(r"(?<=\s)(?:\d?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
+_HERE = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n.*?^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
+#: Stand for characters that are quoted, or that belong to what $(...) runs.
+KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
+_HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
+
+
+def tokens_of(text: str) -> list[str]:
+    """Return the words and separators of a script, with what $(...) runs hidden from the splitting."""
+    text = _prepared(_HERE.sub(r"\3", text.replace("\\\n", " ")))
+    text = re.sub(r"\$\(\((.*?)\)\)", lambda m: f"$[{m[1].translate(_HIDDEN)}]", text)
+    text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
+    lexer = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=_PUNCTUATION)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    found: list[str] = []
+    for token in lexer:
+        if token and set(token) <= set(_PUNCTUATION):
+            parts = (("".join(same),) if key in "&|" else tuple(same) for key, same in groupby(token))
+            found += [part for several in parts for part in several]
+        else:
+            found.append(token)
+    return found
+
+
+def _prepared(text: str) -> str:
+    """Return a script without comments, with what is quoted from expansion hidden from it, and "$NAME" written "${NAME}"."""
+    found, at = [], 0
+    while at < len(text):
+        char, end = text[at], at + 1
+        if char == "\\":
+            end = at + 2
+            found.append(text[at:end].replace("$", "\0"))
+        elif char == "'":
+            end = text.find("'", at + 1) + 1 or len(text)
+            found.append(text[at:end].replace("$", "\0"))
+        elif char == '"':
+            quoted = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL).match(text, at)
+            end = quoted.end() if quoted else end
+            found.append(re.sub(r"\$([A-Za-z_]\w*)", r"${\1}", text[at:end].replace("\\$", "\0")))
+        elif char == "#" and (at == 0 or text[at - 1] in " \t\r\n;&|("):
+            end = text.find("\n", at)
+            end = len(text) if end < 0 else end
+        else:
+            found.append(char)
+        at = end
+    return "".join(found)
