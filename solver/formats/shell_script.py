@@ -25,6 +25,7 @@ _CHANGING = ("unset", "read", "let", "mapfile", "readarray")  #: commands that c
 _BLOCKS = ("for", "while", "until", "case")
 _KEYWORDS = (*_BLOCKS, "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
 _SEPARATORS = (";", "\n", "&", "&&", "|", "||")
+_DEEPEST = 100  #: blocks within each other
 _LONGEST = 100_000  #: characters of a variable, and times that it is expanded: beyond them a script is not meant to be read
 
 
@@ -75,7 +76,7 @@ class Shell:
 
 
 def read_shell(text: str) -> Shell:
-    """Return the words of a script. Raises ValueError where quotes are not closed."""
+    """Return the words of a script. Raises ValueError where quotes are not closed, and for blocks within a hundred others."""
     state, tokens, at = _State(), tokens_of(text), 0
     found: list[Word] = []
     starts = True  # whether the next token begins a command
@@ -124,6 +125,8 @@ def _forget(state: _State, tokens: Sequence[str], at: int) -> int:
 
 def _control(state: _State, token: str, tokens: Sequence[str], at: int) -> int:
     """Enter or leave a branch; return where the commands go on."""
+    if len(state.branches) > _DEEPEST:
+        raise ValueError("blocks are nested too deeply")
     if token in ("&&", "||"):
         state.chained = state.succeeded if token == "&&" else _not(state.succeeded)
         return at

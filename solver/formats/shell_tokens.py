@@ -8,7 +8,7 @@ from itertools import groupby
 
 _PUNCTUATION = ";&|()\n"
 _REDIRECTION = re.compile(r"(?<=\s)(?:\d?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
-_HERE = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n.*?^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
+_HERE = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"]?)(\w+)\1")
 #: Stand for characters that are quoted, or that belong to what $(...) runs.
 KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
 _HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
@@ -16,7 +16,7 @@ _HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|
 
 def tokens_of(text: str) -> list[str]:
     """Return the words and separators of a script, with what $(...) runs hidden from the splitting."""
-    text = _prepared(_HERE.sub(r"\3", text.replace("\\\n", " ")))
+    text = _prepared(_without_documents(text.replace("\\\n", " ")))
     text = re.sub(r"\$\(\((.*?)\)\)", lambda m: f"$[{m[1].translate(_HIDDEN)}]", text)
     text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
     lexer = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=_PUNCTUATION)
@@ -29,6 +29,20 @@ def tokens_of(text: str) -> list[str]:
         else:
             found.append(token)
     return found
+
+
+def _without_documents(text: str) -> str:
+    """Return a script without its here-documents."""
+    found, end = [], ""
+    for line in text.split("\n"):
+        if end:
+            end = "" if line.strip() == end else end
+            continue
+        here = None if line.lstrip().startswith("#") else _HERE.search(line)
+        if here:
+            line, end = line[: here.start()] + line[here.end() :], here[2]
+        found.append(line)
+    return "\n".join(found)
 
 
 def _prepared(text: str) -> str:
