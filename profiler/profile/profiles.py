@@ -71,25 +71,24 @@ def as_device(profile: Profile, name_or_path: str) -> tuple[Profile, str]:
             "device file (.json)"
         )
     found = derived_profile(name, sheet, profile)
-    return found, said_of_derived(found)
+    return found, _said(found)
 
 
 def _derived(name: str, sheet: Datasheet, folder: Path) -> tuple[Profile, str]:
     kernels = read_profile(folder / f"{sheet.derived_from}.pt")
     links = read_profile(folder / f"{sheet.links_from}.pt") if sheet.links_from else None
     found = derived_profile(name, sheet, kernels, links)
-    return found, said_of_derived(found)
+    return found, _said(found)
 
 
 #: Words for Derivation.similarity.
 _SHARED = {"architecture": "of the same generation", "vendor": "of another generation", "": "of another vendor"}
 
 
-def said_of_derived(profile: Profile) -> str:
+def _said(profile: Profile) -> str:
     """Return in words what a derived profile is made of, and by which ratios."""
     made, own = profile.derivation, profile.device
-    if made is None:
-        return f"profile: {profile.name}"
+    assert made is not None
     base, links = made.kernels.device, made.links.device
     half = [device.peak_flops.get("bf16") or device.peak_flops["fp16"] for device in (own, base)]
     ratios = {

@@ -10,15 +10,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.cases import case_of
 from solver.formats.config_file import RunConfig
 from solver.formats.megatron_flags import KNOWN, UNMODELLED
-from solver.spec.strategy import Strategy
+from solver.formats.megatron_run import run_of_arguments
 
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
 _LINE = re.compile(r"^[^\S\n]*(?:\[?[^\s\[\]]*\]?:\s+)?([a-z][a-z0-9_]*) \.{2,} ?(.*)$", re.MULTILINE)
@@ -55,13 +53,8 @@ def config_in_log(text: str, path: Path) -> RunConfig:
         raise InputError(f"{path}: it holds no arguments as Megatron-LM prints them, with world_size among them")
     flags = _flags({name: _value(value.strip()) for name, value in printed.items()})
     world = _value(printed["world_size"])
-    case = case_of({"id": path.stem, "hardware": "", "model": {}, "measured": {}, "run": {"world_size": world},
-                    "megatron_args": flags})  # fmt: skip
-    if case.skipped or case.model is None or case.strategy is None:
-        raise InputError(f"{path}: {case.skipped}")
-    layout = {f.name: getattr(case.strategy, f.name) for f in fields(Strategy)}
-    notes = tuple(line for line in case.assumptions if line.startswith("left out"))
-    return RunConfig(path.stem, case.model.replace(name=path.stem), layout, layout["seq_len"], path, notes=notes)
+    run = run_of_arguments(flags, world, path)
+    return RunConfig(path.stem, run.model, run.layout, run.layout["seq_len"], path, notes=run.notes)
 
 
 def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
     shell = _shell(source)
     words = [word.text for word in shell.words]
     at = program_at(words, program)
-    used: set[str] = set()
-    for i, word in enumerate(shell.words):
-        if at is not None and i < at and _launch_key(words[i - 1]):
-            used |= word.defaults
-        elif at is not None and i > at:
-            name = next((words[j].partition("=")[0] for j in range(i, at, -1) if words[j].startswith("--")), "")
-            used |= set() if name in ignored or _END in words[at:i] else word.defaults
+    if at is None:
+        return ()
+    used = {name for before, word in pairwise(shell.words[:at]) if _launch_key(before.text) for name in word.defaults}
+    name = ""
+    for word in takewhile(lambda word: word.text != _END, shell.words[at + 1 :]):
+        name = word.text.partition("=")[0] if word.text.startswith("--") else name
+        used |= set() if name in ignored else word.defaults
     taken = "; ".join(f"{name} is {shell.defaults[name]}" for name in sorted(used - _PLACES))
     return (f"the script's own, unless the environment says otherwise: {taken}",) if taken else ()
 

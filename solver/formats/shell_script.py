@@ -54,6 +54,7 @@ class _State:
     defaults: dict[str, str] = field(default_factory=dict)
     branches: list[_Branch] = field(default_factory=list)
     chained: bool | None = True  #: whether the present command runs as far as && and || before it say
+    tested: frozenset[str] = frozenset()  #: defaults of the environment that decide ``chained``
     succeeded: bool | None = True  #: of the command before it; what is no test is taken to succeed
 
     @property
@@ -64,7 +65,7 @@ class _State:
     @property
     def decided_by(self) -> frozenset[str]:
         """The variables whose defaults decide that it runs."""
-        return frozenset().union(*(branch.defaults for branch in self.branches))
+        return self.tested.union(*(branch.defaults for branch in self.branches))
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,12 @@ def read_shell(text: str) -> Shell:
             starts = False
         elif starts and (assigned := _ASSIGNMENT.fullmatch(token)):
             at = _assign(state, assigned, tokens, at)
-            state.succeeded = state.succeeded if state.chained is not True else True
+            state.succeeded = True if state.chained else state.succeeded
         elif starts and token in _CHANGING:
             at = _forget(state, tokens, at)
         elif not (starts and (token in _PREFIXES or token.startswith("-") and tokens[at - 2] in _PREFIXES)):
             starts = False
-            state.succeeded = state.succeeded if state.chained is not True else True
+            state.succeeded = True if state.chained else state.succeeded
             found += _expanded(state, token) if state.runs is not False else []
     return Shell(tuple(found), state.defaults)
 
@@ -111,7 +112,9 @@ def _tested(state: _State, tokens: Sequence[str], at: int) -> int:
     close = {"[": "]", "[[": "]]"}[tokens[at]]
     end = next((i for i in range(at, len(tokens)) if tokens[i] == close), len(tokens) - 1) + 1
     if state.chained is not False:
-        state.succeeded = _condition(state, tokens[at:end], set()) if state.chained else None
+        used: set[str] = set()
+        state.succeeded = _condition(state, tokens[at:end], used) if state.chained else None
+        state.tested |= used
     return end
 
 
@@ -130,7 +133,7 @@ def _control(state: _State, token: str, tokens: Sequence[str], at: int) -> int:
     if token in ("&&", "||"):
         state.chained = state.succeeded if token == "&&" else _not(state.succeeded)
         return at
-    state.chained, state.succeeded = True, True
+    state.chained, state.succeeded, state.tested = True, True, frozenset()
     if token in ("if", "elif"):
         end = next((i for i in range(at, len(tokens)) if tokens[i] == "then"), len(tokens))
         used: set[str] = set()

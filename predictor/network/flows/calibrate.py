@@ -113,14 +113,12 @@ def simulated(row: Row, topology: Topology, latency: float) -> float:
     """
     group = strided_group(row.nodes, row.intra, topology.gpus_per_server, topology.gpus_per_server)
     ring = OPERATIONS[row.op] != "all_to_all" and row.intra > 1
-    flows = [collective(OPERATIONS[row.op], [group], row.bytes, pxn=ring)]
+    seconds = simulate(topology, collective(OPERATIONS[row.op], [group], row.bytes, pxn=ring), latency).seconds
     if row.op == "all_reduce":
-        flows.append(collective("all_reduce", [group], row.bytes, algorithm="tree"))
-    times = []
-    for each in flows:
         with suppress(InputError):  # a group that is too large for the simulation of a tree
-            times.append(simulate(topology, each, latency).seconds)
-    return min(times)
+            tree = collective("all_reduce", [group], row.bytes, algorithm="tree")
+            seconds = min(seconds, simulate(topology, tree, latency).seconds)
+    return seconds
 
 
 def errors(rows: Sequence[Row], found: Calibration, network: Callable[[int], Topology] = network) -> np.ndarray:
@@ -132,16 +130,18 @@ def errors(rows: Sequence[Row], found: Calibration, network: Callable[[int], Top
 def calibrate(rows: Sequence[Row], network: Callable[[int], Topology] = network) -> Calibration:
     """Return the shares of links and the latency that fit measured rows best."""
 
-    def residual(values: np.ndarray) -> np.ndarray:
+    def calibration(values: np.ndarray) -> Calibration:
         shares = 1 / (1 + np.exp(-values[:2]))
-        return errors(rows, Calibration(float(shares[0]), float(shares[1]), 1e-6 * float(np.exp(values[2])), 0.0), network)
+        return Calibration(float(shares[0]), float(shares[1]), 1e-6 * float(np.exp(values[2])), 0.0)
+
+    def residual(values: np.ndarray) -> np.ndarray:
+        return errors(rows, calibration(values), network)
 
     from scipy.optimize import least_squares  # predictions read the result, and need no scipy
 
     start = np.array([2.0, 1.5, np.log(6.0)])
     best = least_squares(residual, start, diff_step=0.02, loss="soft_l1", f_scale=0.1, max_nfev=12)
-    shares = 1 / (1 + np.exp(-best.x[:2]))
-    found = Calibration(float(shares[0]), float(shares[1]), 1e-6 * float(np.exp(best.x[2])), 0.0)
+    found = calibration(best.x)
     return replace(found, relative_std=root_mean_square(errors(rows, found, network)))
 
 

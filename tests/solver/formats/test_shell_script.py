@@ -54,6 +54,13 @@ def test_a_script_in_the_style_of_megatrons_examples(tmp_path: Path) -> None:
     assert config.notes == (f"the script's own, unless the environment says otherwise: {taken}",)
 
 
+def test_a_default_that_decides_a_chain_is_of_its_words() -> None:
+    found = read_shell('A=1; [ "${KIND:-fp8}" = fp8 ] && A=2; run $A; run 3')
+    assert [(word.text, set(word.defaults)) for word in found.words if word.text != ";"] == [
+        ("run", set()), ("2", {"KIND"}), ("run", set()), ("3", set()),
+    ]  # fmt: skip
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
 def test_the_words_are_those_that_bash_passes(tmp_path: Path) -> None:
     (tmp_path / "torchrun").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
