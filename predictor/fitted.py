@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from predictor.cost_model import CostModel
-from predictor.kernels.derating import Derating, derating_of, quantised_derating_of
+from predictor.kernels.derating import Derating, Laboratories, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -29,7 +29,7 @@ from profiler.profile.profile import Profile
 
 _MODELS: dict[str, Any] = {
     "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,
-    "collectives": CollectiveModel, "exchanges": ExpertExchangeModel,
+    "collectives": CollectiveModel, "exchanges": ExpertExchangeModel, "laboratories": Laboratories,
 }  # fmt: skip
 
 
@@ -39,15 +39,17 @@ _MOST_OVER_PEAK = 3.0  #: boost clocks, and formats whose peak is not stated, ex
 def fit_all(profile: Profile) -> dict[str, Any]:
     """Fit every model to the profile's tables (takes seconds)."""
     linears = LinearModel.fit(profile.table("linear"), profile.device)
+    laboratories = Laboratories(linears.lab_scale(profile))
     return {
         "linears": linears,
-        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), linears, linears.lab_scale(profile)),
+        "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), linears, laboratories.scales),
         "attention": FlashAttnModel.fit(profile.table("flash_attn"), profile.device),
         "kernels": MemoryBoundModel.fit(
             profile.table("memory_bound"), profile.device, _meta_constants(profile).get("memory_bound")
         ),
         "collectives": CollectiveModel.fit(profile),
         "exchanges": ExpertExchangeModel.fit(profile.table("expert_exchange"), profile.device),
+        "laboratories": laboratories,
     }
 
 
@@ -97,13 +99,14 @@ def cost_model(
         fits = _checked_fit(profile)
         if cache_dir:
             _write_cache(profile, fits, cache_dir)
+    laboratories: Laboratories = fits.pop("laboratories")
     return CostModel(
         device=profile.device,
         network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
         contention=contention(profile.device, profile.table("overlap")),
         rank_skew=rank_skew_seconds(profile),
-        derating=derating or derating_of(profile, fits["linears"]),
-        quantised_derating=Derating(derating, 0.0) if derating else quantised_derating_of(profile, fits["linears"]),
+        derating=derating or derating_of(profile, laboratories),
+        quantised_derating=Derating(derating, 0.0) if derating else quantised_derating_of(profile, laboratories),
         shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
         **fits,
     )

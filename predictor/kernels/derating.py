@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from predictor.kernels.linear import LinearModel
 from profiler.errors import InputError
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import PROF_DATA
@@ -30,7 +31,23 @@ class Derating(NamedTuple):
 OTHER_LABORATORY = Derating(1.12, 0.12)
 
 
-def derating_of(profile: Profile, linears: LinearModel) -> float:
+@dataclass(frozen=True)
+class Laboratories:
+    """What other laboratories timed on a device: (median of measured / predicted, measurements) by source, as
+    ``LinearModel.lab_scale`` finds it; kept with the fits, because it takes as long to find as all else of a start."""
+
+    scales: Mapping[str, tuple[float, int]]
+
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """Flat plain arrays, for an npz file."""
+        return {source: np.array(found, dtype=float) for source, found in self.scales.items()}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Laboratories:
+        return cls({source: (float(scale), int(rows)) for source, (scale, rows) in arrays.items()})
+
+
+def derating_of(profile: Profile, laboratories: Laboratories) -> float:
     """The derating that the profile states; else the slowdown in other laboratories times the factor of training steps.
 
     The slowdown compares measurements of the same GEMMs; it is 1 where there is no other laboratory. The main source of a
@@ -39,20 +56,20 @@ def derating_of(profile: Profile, linears: LinearModel) -> float:
     """
     if "sustained_scale" in profile.meta:
         return float(profile.meta["sustained_scale"])
-    labs = linears.lab_scale(profile)
-    rows = sum(n for _, n in labs.values())
-    lab = float(np.exp(sum(n * np.log(scale) for scale, n in labs.values()) / rows)) if rows else 1.0
+    scales = laboratories.scales.values()
+    rows = sum(n for _, n in scales)
+    lab = float(np.exp(sum(n * np.log(scale) for scale, n in scales) / rows)) if rows else 1.0
     return lab * step_factor(profile)
 
 
-def quantised_derating_of(profile: Profile, linears: LinearModel) -> Derating:
+def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derating:
     """The derating of GEMMs with operands of less than 16 bits.
 
     No second laboratory timed these on a shipped device, and how much slower a laboratory's machine ran 16-bit GEMMs need not
     hold for them: such a profile gets the median of what laboratories found for 16 bits on other devices, with their spread.
     """
     if "sustained_scale" in profile.meta or "sustained" not in profile.meta:
-        return Derating(derating_of(profile, linears), 0.0)
+        return Derating(derating_of(profile, laboratories), 0.0)
     return OTHER_LABORATORY
 
 

@@ -171,6 +171,9 @@ def _training(file: SectionReader) -> Flags:
         "overlap-grad-reduce": overlap.flag("overlap_grad_reduce", ddp.flag("overlap_grad_reduce", False) or beside),
         "overlap-param-gather": overlap.flag("overlap_param_gather", ddp.flag("overlap_param_gather", False) or beside),
         "overlap-moe-expert-parallel-comm": overlap.flag("overlap_moe_expert_parallel_comm", False),
+        "delay-wgrad-compute": overlap.flag("delay_wgrad_compute", False),
+        "defer-embedding-wgrad-compute": overlap.flag("defer_embedding_wgrad_compute", False),
+        "wgrad-deferral-limit": overlap.whole("wgrad_deferral_limit", 0, least=0),
         "optimizer-cpu-offload": optimizer.flag("optimizer_cpu_offload", False),
         "use-precision-aware-optimizer": optimizer.flag("use_precision_aware_optimizer", False),
     }  # fmt: skip

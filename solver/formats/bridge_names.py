@@ -29,7 +29,8 @@ VALUES: Mapping[str, str] = {
         "moe-flex-dispatcher-backend tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size "
         "expert-model-parallel-size expert-tensor-parallel-size pipeline-model-parallel-layout cp-comm-type "
         "recompute-granularity recompute-method recompute-num-layers attention-backend attention-dropout hidden-dropout "
-        "cross-entropy-fusion-impl cpu-offloading-num-layers transformer-impl cuda-graph-impl cuda-graph-scope"
+        "cross-entropy-fusion-impl cpu-offloading-num-layers transformer-impl cuda-graph-impl cuda-graph-scope "
+        "wgrad-deferral-limit"
     ),
     "num-experts": "num_moe_experts",
     "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
@@ -41,7 +42,8 @@ SWITCHES: Mapping[str, str] = {
     **_same(
         "sequence-parallel multi-latent-attention qk-layernorm add-qkv-bias moe-router-enable-expert-bias moe-grouped-gemm "
         "moe-permute-fusion overlap-moe-expert-parallel-comm account-for-embedding-in-pipeline-split "
-        "account-for-loss-in-pipeline-split cross-entropy-loss-fusion deterministic-mode"
+        "account-for-loss-in-pipeline-split cross-entropy-loss-fusion deterministic-mode delay-wgrad-compute "
+        "defer-embedding-wgrad-compute"
     ),
     "swiglu": "gated_linear_unit",
 }
@@ -91,7 +93,7 @@ KNOWN: Known = keys(
     model=keys(
         " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL_MODEL)) + " cpu_offloading "
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
-        "should_pad_vocab tp_comm_overlap use_te_rng_tracker enable_cuda_graph external_cuda_graph delay_wgrad_compute "
+        "should_pad_vocab tp_comm_overlap use_te_rng_tracker enable_cuda_graph external_cuda_graph "
         "use_transformer_engine_op_fuser moe_mlp_glu_interleave_size"
     ),
     train=keys(
@@ -114,15 +116,14 @@ KNOWN: Known = keys(
     ),
     comm_overlap=keys(
         "_target_ tp_comm_overlap tp_comm_overlap_cfg overlap_p2p_comm batch_p2p_comm overlap_grad_reduce overlap_param_gather "
-        "overlap_moe_expert_parallel_comm delay_wgrad_compute data_parallel_size"
+        "overlap_moe_expert_parallel_comm delay_wgrad_compute defer_embedding_wgrad_compute wgrad_deferral_limit "
+        "data_parallel_size"
     ),
 )
 _OFF = (False, None, "none")
 DESCRIBED: Described = {
     "model.enable_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "model.external_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
-    "model.delay_wgrad_compute": (_OFF, "a delay of the weight gradients"),
-    "comm_overlap.delay_wgrad_compute": (_OFF, "a delay of the weight gradients"),
     "train.rampup_batch_size": ((None,), "a batch that grows"),
     "optimizer.optimizer": (("adam",), "another optimizer than Adam"),
 }

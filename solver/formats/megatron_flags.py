@@ -94,8 +94,6 @@ UNMODELLED = {
     "fine-grained-activation-offloading": "activations on the host",
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
     "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro batches that is not pp",
-    "delay-wgrad-compute": "weight gradients beside the exchange of tokens",
-    "defer-embedding-wgrad-compute": "the head's weight gradients after the last micro batch",
     "rampup-batch-size": "a batch that grows",
     "spec": "layers of a specification of one's own",
     "hybrid-override-pattern": "layers that are no transformer layers",
@@ -120,6 +118,9 @@ OF_THE_RUN = {
     "cross-entropy-loss-fusion": ("cross_entropy_fusion", False), "fp8-param-gather": ("fp8_param_gather", False),
     "overlap-moe-expert-parallel-comm": ("moe_exchange_overlap", False),
     "moe-shared-expert-overlap": ("moe_shared_expert_overlap", False),
+    "delay-wgrad-compute": ("delay_wgrad_compute", False),
+    "defer-embedding-wgrad-compute": ("defer_embedding_wgrad_compute", False),
+    "wgrad-deferral-limit": ("wgrad_deferral_limit", 0),
     "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
     "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
 }  # fmt: skip
@@ -129,7 +130,7 @@ SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 MAY_BE_ZERO = _flags(
     "decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
     "max-position-embeddings moe-shared-expert-intermediate-size mtp-num-layers cpu-offloading-num-layers recompute-num-layers "
-    "moe-router-num-groups moe-router-group-topk q-lora-rank"
+    "moe-router-num-groups moe-router-group-topk q-lora-rank wgrad-deferral-limit"
 )
 _READ = _flags(
     "data-parallel-sharding-strategy use-megatron-fsdp "

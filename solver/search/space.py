@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from profiler.errors import InputError
+from solver.spec.deferral_rules import NO_DRAIN, check_deferral, deferral_runs
 from solver.spec.expert_rules import (
     context_exchange_runs,
     experts_divide,
@@ -68,6 +69,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
     check_modules(framework, model, problem.run)
+    check_deferral(framework, problem.run)
     check_graphs(framework, model, problem.run)
     check_fused_experts(framework, model, problem.run)
     check_offload(framework, model, problem.run)
@@ -138,8 +140,12 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     if not sharing:
         rejected["experts need the sequence split over tp"] += 1
         return None
-    overlaps = problem.run.moe_exchange_overlap
+    overlaps, defers = problem.run.moe_exchange_overlap, problem.run.defer_embedding_wgrad_compute
     schedules = can_run.schedules if pp > 1 else ("1f1b",)
+    schedules = tuple(name for name in schedules if deferral_runs(defers, pp, name))
+    if not schedules:
+        rejected[NO_DRAIN] += 1
+        return None
     ways = divisions(can_run, problem.model.num_hidden_layers, pp)
     divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none")]
     batches = _batches(divided, schedules, pp, sequences, rejected)

@@ -39,6 +39,9 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     "tp_comm_overlap": lambda p: _flag(p.framework.can_run.tp_comm_overlap),
     "recompute_modules": _modules,
     "moe_dispatcher": lambda p: p.framework.can_run.dispatchers,
+    "defer_embedding_wgrad_compute": lambda p: _flag(
+        p.framework.can_run.defers_head and p.framework.fuses_accumulation(p.run.gradient_accumulation_fusion)
+    ),
     "moe_exchange_overlap": lambda p: _flag(p.framework.can_run.overlaps_exchange),
     "optimizer_offload_fraction": lambda p: _offloaded(p, "optimizer", OFFLOADED, p.cluster.host_link * p.cluster.host_memory),
     "offload_layers": lambda p: _offloaded(

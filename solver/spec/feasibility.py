@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from profiler.errors import InputError
 from solver.spec.cluster import Cluster
+from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.expert_rules import (
     context_exchange_runs,
     experts_run,
@@ -131,6 +132,8 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         ),
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
+        *deferral_rules(framework, s),
+        (deferral_runs(s.defer_embedding_wgrad_compute, s.pp, s.schedule), NO_DRAIN),
         (can.fuses_projection or not fuses_projection(s), f"{name} does not offer cross_entropy_fusion_impl linear"),
         (s.optimizer_states in can.optimizer_states, f"{name} does not offer optimizer_states {s.optimizer_states}"),
         *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in _offloads(s)),

@@ -205,7 +205,8 @@ class CanRun:
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
-    overlaps_exchange: bool = False  #: moe_exchange_overlap
+    overlaps_exchange: bool = False  #: moe_exchange_overlap, with or without delay_wgrad_compute
+    defers_head: bool = False  #: defer_embedding_wgrad_compute
     fuses_experts: bool = False  #: moe_fused_experts
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
@@ -246,6 +247,10 @@ class Framework:
     #: Standard deviation of log(step time) of what the description leaves open: 0.05 where the release's code was read and runs
     #: of several laboratories or models agree, more where settings or code are less certain. Judged, not fitted.
     doubt: float = 0.05
+
+    def fuses_accumulation(self, stated: bool | None) -> bool:
+        """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""
+        return self.data_parallel.fused_gradient_accumulation if stated is None else stated
 
     def derive(self, name: str, released: str, **changes: Any) -> Framework:
         """A later or related release: ``changes`` by field; of a record (kernels=..., memory=...) and of flags and

@@ -61,6 +61,7 @@ SWITCHES = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "overlap_grad_reduce",
     "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm",
     "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
+    "delay_wgrad_compute", "defer_embedding_wgrad_compute",
     "moe_fused_experts", "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
 )  # fmt: skip
 
@@ -125,6 +126,10 @@ class Strategy:
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
     moe_shared_expert_overlap: bool = False  #: shared experts run beside the exchange of tokens
     moe_exchange_overlap: bool = False  #: the exchange of one micro batch runs beside the compute of another
+    #: Weight gradients of the head wait until the last stage has run its passes, while the other stages drain the pipeline.
+    defer_embedding_wgrad_compute: bool = False
+    wgrad_deferral_limit: int = 0  #: micro batches of a step whose gradients wait so; 0: all
+    delay_wgrad_compute: bool = False  #: with moe_exchange_overlap: weight gradients run while gradients of inputs are sent
     #: MXFP8 runs: activation, probabilities, biases and the quantisation between the experts' GEMMs are part of their kernels
     moe_fused_experts: bool = False
     fused_norm: bool = True

@@ -14,6 +14,7 @@ from solver.schedule.kinds import is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
+from solver.step.deferred_head import deferred_share
 from solver.step.layouts import Layouts, Splits
 from solver.step.offload import RESIDENT_LAYERS, moments_on_host
 from solver.step.pipeline import recomputed_limit
@@ -201,6 +202,8 @@ class PeakMemory:
         has_head = stages.has_head[stage]
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
         kept_logits = has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)
+        # operands of the head's weight gradients that wait
+        kept_logits += has_head * self._table.head.postponed[self._key] * m * deferred_share(problem.run, m)
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (has_head * (head + transient))[row]
         at_loss = loss > backward

@@ -184,17 +184,17 @@ class LayerTimes:
     """Exposed seconds per micro batch by stream: float64 arrays of shape [streams, keys].
 
     recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass. weight_grad: shape [keys],
-    the part of backward that zero-bubble schedules may postpone. exchange: shape [2, keys], the exchange of tokens in both
-    passes and the seconds by which it would delay compute that it overlaps with. host: shape [2, keys], seconds in which the
-    host launches forward and backward. tp_collectives: shape [2, keys], their number.
+    the part of backward that zero-bubble schedules may postpone. host: shape [2, keys], seconds in which the
+    host launches forward and backward. waits: shape [keys], of these in which the device has nothing to do. tp_collectives:
+    shape [2, keys], their number.
     """
 
     forward: np.ndarray
     backward: np.ndarray
     recompute: np.ndarray
     weight_grad: np.ndarray
-    exchange: np.ndarray
     host: np.ndarray
+    waits: np.ndarray
     tp_collectives: np.ndarray
 
 
@@ -225,16 +225,14 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     recompute = [total([i for i in forward if level in ops[i].recomputed_by]) for level in Recompute]
     later = [i for i in backward if ops[i].phase == WEIGHT_GRAD]
     weight_grad = sum((exposed[i] for i in later), np.zeros(keys))
-    sent = [i for i, op in enumerate(ops) if op.stream == "ep"]
-    exchange = [sum((exposed[i] for i in sent), np.zeros(keys)),
-                sum((exposed[i] * estimates.contention[i] for i in sent), np.zeros(keys))]  # fmt: skip
     passes = (forward, backward)
     launches = [sum((_launches(ops[i]) for i in chosen), np.zeros(keys)) for chosen in passes]
     collectives = [sum((_launches(ops[i]) for i in chosen if ops[i].stream == "tp"), np.zeros(keys)) for chosen in passes]
     bound = host_op_seconds * launches[1] > sum((exposed[i] for i in backward), np.zeros(keys))
     host_later = host_op_seconds * sum((_launches(ops[i]) for i in later), np.zeros(keys))
     weight_grad = np.where(bound, host_later, weight_grad)
+    waits = host_op_seconds * sum((_launches(op) for op in ops if op.after_wait), np.zeros(keys))
     return LayerTimes(
-        total(forward), total(backward), np.array(recompute), weight_grad, np.array(exchange),
-        host_op_seconds * np.array(launches), np.array(collectives),
+        total(forward), total(backward), np.array(recompute), weight_grad, host_op_seconds * np.array(launches), waits,
+        np.array(collectives),
     )  # fmt: skip

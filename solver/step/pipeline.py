@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from solver.schedule.kinds import is_schedule
 from solver.schedule.stages import PipelineColumns, automatic_pipeline_seconds, pipeline_seconds, wave_pipeline_seconds
+from solver.spec.strategy import SPLIT_BACKWARD
+from solver.step.deferred_head import deferred_share, with_deferred
 from solver.step.layouts import Layouts
 from solver.step.offload import exposed_transfer
 from solver.step.op_estimates import STREAMS
@@ -57,7 +60,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     """Return the seconds of each layout's pipeline."""
     row, run = layouts.row, problem.run
     pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
-    layer, root = _layer_seconds(terms, layouts, run.moe_exchange_overlap)
+    layer, root = _layer_seconds(terms, layouts, run.moe_exchange_overlap, run.delay_wgrad_compute)
     # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
     # chunks are exposed
     overlapped = (vpp > 1) & run.p2p_overlap & ~terms.splits.waves[row]
@@ -65,9 +68,10 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     blocking = problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row]
     send_recv = np.where(overlapped | terms.splits.automatic[row], 0.0, blocking)
 
+    deferred = deferred_share(run, m) * terms.head_weight_grad[row]
     limit = recomputed_limit(problem, layouts)
     head_recompute = np.where(limit > 0, terms.head_recompute[layouts.recompute, row], 0.0)
-    embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute
+    embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute - deferred
     bottleneck, recomputed_of_all = _slowest_stage(terms, layouts, (embedding, head), layer, limit)
     stage = bottleneck.stage
     slowest = bottleneck.seconds + send_recv + root
@@ -83,13 +87,16 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     passes = _Passes(total, slowest, first, deferrable, send_recv)
     pipeline = _pipeline(passes, terms, layouts, stage, problem.framework.pipeline.waits_for_norm)
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
+    drains = over_kinds(terms.stages.totals[:, None], layer.backward) + over_kinds(recomputed_of_all, layer.recompute)
+    pipeline = with_deferred(pipeline, m * deferred, drains * (pp - 1) / (pp * vpp))
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * head_recompute
     fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_recomputing)
     backward = over_kinds(stage.layers, layer.backward)
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
     parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * send_recv, pipeline - m * slowest,
+        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * send_recv,
+        pipeline - m * (slowest + stage.has_head * deferred),
     ])  # fmt: skip
     return PipelineTimes(pipeline, parts, stage, layer.hidden, forward, backward + recomputed)
 
@@ -163,21 +170,25 @@ class _LayerSeconds(NamedTuple):
     recomputing: np.ndarray
 
 
-def _layer_seconds(terms: SplitTerms, layouts: Layouts, overlaps_exchange: bool) -> tuple[_LayerSeconds, np.ndarray]:
+def _layer_seconds(
+    terms: SplitTerms, layouts: Layouts, overlaps_exchange: bool, delays: bool
+) -> tuple[_LayerSeconds, np.ndarray]:
     """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
     row = layouts.row
     forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
     recompute = terms.recompute[:, layouts.recompute, row]
     fsdp, fsdp_recomputing, root = exposed_by_sharding(terms.sharded, layouts, forward, backward, recompute)
-    hidden = _hidden_exchange(terms, layouts, forward + backward) if overlaps_exchange else np.zeros(forward.shape)
+    both, nothing = forward + backward, np.zeros(forward.shape)
+    hidden = _hidden_exchange(terms, layouts, both, delays) if overlaps_exchange else nothing
     once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing
     return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing, hidden, once, recomputing), root
 
 
-def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray) -> np.ndarray:
+def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, delays: bool) -> np.ndarray:
     """Return the seconds per layer that the exchange of tokens takes no more beside another micro batch: [kinds, layouts].
 
-    both: forward and backward, one after the other. In the steady state of a stage, each forward pass of a chunk runs together
+    both: forward and backward, one after the other. delays: weight gradients are delayed, as they are where the schedule splits
+    the backward pass. In the steady state of a stage, each forward pass of a chunk runs together
     with the backward pass of an earlier micro batch (DeepSeek-V3's DualPipe, arXiv 2412.19437 section 3.2.1; Megatron-Core's
     combined_1f1b.py), so the exchange of both runs beside the compute of both; filling and draining the pipeline does not.
     """
@@ -185,11 +196,11 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray) -> n
     pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
     alone = np.where(vpp > 1, (2 * (pp - 1) + (vpp - 1) * pp) / vpp, pp - 1)
     share = np.maximum(m - np.maximum(alone, 1), 0) / m
-    hidden = []
-    for exchange, seconds in zip(terms.exchange, both, strict=True):
-        work = exchange.take(row)
-        hidden.append(work.communication - work.overlapped_with(seconds - work.communication))
-    found: np.ndarray = share * np.array(hidden)
+    splits_passes = delays | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
+    together = np.where(splits_passes, terms.paired[1][:, row], terms.paired[0][:, row])
+    ep = STREAMS.index("ep")
+    sent = (terms.forward[:, ep] + terms.backward[:, ep])[:, row]
+    found: np.ndarray = share * np.clip(both - together, 0.0, sent)
     return found
 
 

@@ -25,6 +25,7 @@ from solver.spec.strategy import Recompute, Strategy
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
 from solver.step.op_estimates import LayerTimes, OpEstimates, estimate_ops, layer_times
+from solver.step.paired_exchange import paired_seconds
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ class Problem:
     @property
     def fused_accumulation(self) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as the run states it, or as its framework does."""
-        stated = self.run.gradient_accumulation_fusion
-        return self.framework.data_parallel.fused_gradient_accumulation if stated is None else stated
+        return self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)
 
     @cached_property
     def kinds(self) -> LayerKinds:
@@ -116,6 +116,7 @@ class Part:
     estimates: OpEstimates
     exposed: np.ndarray  #: seconds that each op adds to its pass, shape [ops, keys]
     times: LayerTimes
+    paired: np.ndarray  #: seconds of both passes beside each other (solver.step.paired_exchange), [2, keys]; if they ever are
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
     postponed: np.ndarray  #: bytes per micro batch that weight gradients need, shape [keys]
     transient: np.ndarray  #: bytes, shape [keys]
@@ -166,11 +167,14 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         whole = run.cuda_graphs and not run.cuda_graph_modules
         host = 0.0 if run.compile or whole else launch
         exposed = estimates.exposed(run.launch_blocking)
+        times = layer_times(estimates, exposed, host, run.launch_blocking)
+        pairs = run.moe_exchange_overlap and not run.launch_blocking
         parts.append(
             Part(
                 estimates=estimates,
                 exposed=exposed,
-                times=layer_times(estimates, exposed, host, run.launch_blocking),
+                times=times,
+                paired=paired_seconds(estimates, exposed, times) if pairs else np.full((2, len(keys)), np.inf),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
                 postponed=program.weight_gradient_operands() * problem.element_bytes.activation,
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),

@@ -41,7 +41,7 @@ class SplitTerms:
     weight_grad: np.ndarray  #: [kinds, S]
     saved: np.ndarray  #: [kinds, levels, S] bytes of activations that a layer keeps of a micro batch
     postponed: np.ndarray  #: [kinds, S] bytes of a micro batch that a layer's weight gradients need
-    exchange: tuple[SideStreamWork, ...]  #: [S] of expert tokens in both passes of a layer of each kind
+    paired: np.ndarray  #: [2, kinds, S] both passes beside each other, as Part.paired
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
     head_forward: np.ndarray  #: [S] all streams together
@@ -121,9 +121,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
         saved=np.array([part.saved[:, key] for part in table.layers]),
         postponed=np.array([part.postponed[key] for part in table.layers]),
-        exchange=tuple(
-            SideStreamWork(layer.exchange[0][key], layer.exchange[1][key], np.zeros(len(key))) for layer in layers
-        ),
+        paired=np.array([part.paired[:, key] for part in table.layers]).transpose(1, 0, 2),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_forward=head.forward.sum(axis=0)[key], head_weight_grad=head.weight_grad[key],
         head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,

@@ -77,6 +77,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         # --moe-token-dispatcher-type flex, since 0.11; --moe-flex-dispatcher-backend hybridep, since 0.15
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "tp_comm_overlap": True,
+        "defers_head": True,  # --defer-embedding-wgrad-compute, since 0.7
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
         "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
         "cuda_graph_modules": CUDA_GRAPH_MODULES,  # --cuda-graph-scope, since 0.15

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from predictor.estimate import Basis
-from predictor.kernels.derating import STEP_FACTORS, derating_of, quantised_derating_of
+from predictor.kernels.derating import STEP_FACTORS, Laboratories, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -71,10 +71,12 @@ def test_kernels_of_other_laboratories_state_the_derating() -> None:
     assert fit.lab_scale(profile) == {
         "microsoft/vidur:y": (pytest.approx(1.6, rel=0.01), 10), "simumax:x": (pytest.approx(1.2, rel=0.01), 30)
     }  # fmt: skip
-    assert derating_of(profile, fit) == pytest.approx(1.2**0.75 * 1.6**0.25, rel=0.01)
+    labs = Laboratories(fit.lab_scale(profile))
+    assert Laboratories.from_arrays(labs.to_arrays()) == labs
+    assert derating_of(profile, labs) == pytest.approx(1.2**0.75 * 1.6**0.25, rel=0.01)
     # a profile may state it; one laboratory alone has none
-    assert derating_of(Profile("test", DEVICE, {"linear": table}, {"sustained_scale": 1.7}), fit) == 1.7
-    assert derating_of(Profile("test", DEVICE, {"linear": linear_table(linear_rows("TN", 40, 1.0))}), fit) == 1
+    assert derating_of(Profile("test", DEVICE, {"linear": table}, {"sustained_scale": 1.7}), labs) == 1.7
+    assert derating_of(Profile("test", DEVICE, {"linear": linear_table(linear_rows("TN", 40, 1.0))}), Laboratories({})) == 1
 
 
 def test_the_factor_of_training_steps_multiplies_the_scale_of_laboratories() -> None:
@@ -83,8 +85,9 @@ def test_the_factor_of_training_steps_multiplies_the_scale_of_laboratories() -> 
     fit, kept = LinearModel.fit(table, DEVICE), json.loads(STEP_FACTORS.read_text())["profiles"]["b200_sxm"]["factor"]
     assert kept > 1.03
     bursts = Profile("b200_sxm", DEVICE, {"linear": table}, {"sustained": "bursts"})
-    assert derating_of(bursts, fit) == pytest.approx(1.2 * kept, rel=0.003)
-    assert derating_of(Profile("b200_sxm", DEVICE, {"linear": table}), fit) == pytest.approx(1.2, rel=0.01)
+    labs = Laboratories(fit.lab_scale(bursts))
+    assert derating_of(bursts, labs) == pytest.approx(1.2 * kept, rel=0.003)
+    assert derating_of(Profile("b200_sxm", DEVICE, {"linear": table}), labs) == pytest.approx(1.2, rel=0.01)
 
 
 def test_short_kernels_do_not_count_where_there_are_30_long_ones() -> None:
@@ -232,6 +235,6 @@ def test_fp8_gradients_sum_in_full_precision_until_hopper() -> None:
 def test_quantised_gemms_of_bursts_get_the_median_of_other_laboratories() -> None:
     burst, own = ({"sustained": "bursts"}, {"sustained_scale": 1.0})
     table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.34, "simumax:x", size=8192))
-    fit = LinearModel.fit(table, DEVICE)
-    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), fit) == (1.12, 0.12)
-    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, {**burst, **own}), fit) == (1.0, 0.0)
+    labs = Laboratories(LinearModel.fit(table, DEVICE).lab_scale(Profile("new", DEVICE, {"linear": table})))
+    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == (1.12, 0.12)
+    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, {**burst, **own}), labs) == (1.0, 0.0)

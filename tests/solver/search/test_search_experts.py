@@ -109,7 +109,8 @@ def test_imbalance_never_helps(h100_model: CostModel) -> None:
 
 
 def test_the_exchange_runs_beside_another_micro_batch(h100_model: CostModel) -> None:
-    apart, beside = (problem_of(DEEP, h100_model, moe_exchange_overlap=flag) for flag in (False, True))
+    graphs = {"cuda_graphs": True}  # the host launches nothing: it could not launch two passes at once any faster
+    apart, beside = (problem_of(DEEP, h100_model, moe_exchange_overlap=flag, **graphs) for flag in (False, True))
     layouts = all_layouts(beside, 32)
     splits = layouts.splits
     assert ((splits.pp == 1) | (splits.vpp > 1)).all() and not (layouts.recompute == Recompute.FULL).any()
@@ -126,12 +127,48 @@ def test_the_exchange_runs_beside_another_micro_batch(h100_model: CostModel) -> 
 
 
 def test_how_much_of_the_exchange_is_hidden_by_hand(h100_model: CostModel) -> None:
-    # one stage, 4 micro batches: 3 of 4 have another beside them, and then only the contention of the exchange is left
-    problem = problem_of(DEEP.replace(num_nextn_predict_layers=0), h100_model, moe_exchange_overlap=True)
-    found = estimate_layouts(problem, Layouts.of([problem.run.replace(ep=4, num_micro_batches=4, zero_shard_size=16)]))
-    sent, delay = found.table.layers[1].times.exchange[:, 0]
-    assert found.times.hidden[1, 0] == pytest.approx(3 / 4 * (sent - delay), rel=1e-9) and sent > 5 * delay > 0
+    # one stage, 4 micro batches: 3 of 4 have another beside them
+    plain = DEEP.replace(num_nextn_predict_layers=0)
+    beside, delayed = (
+        problem_of(plain, h100_model, moe_exchange_overlap=True, cuda_graphs=True, delay_wgrad_compute=flag)
+        for flag in (False, True)
+    )
+    layout = {"ep": 4, "num_micro_batches": 4, "zero_shard_size": 16}
+    found, later = (estimate_layouts(problem, Layouts.of([problem.run.replace(**layout)])) for problem in (beside, delayed))
+    part = found.table.layers[1]
+    apart = part.times.forward.sum(axis=0) + part.times.backward.sum(axis=0)
+    assert found.times.hidden[1, 0] == pytest.approx(3 / 4 * (apart - part.paired[0])[0], rel=1e-9)
+    assert later.times.hidden[1, 0] == pytest.approx(3 / 4 * (apart - part.paired[1])[0], rel=1e-9)
+    assert later.times.hidden[1, 0] >= found.times.hidden[1, 0] > 0.5 * 3 / 4 * part.times.forward[-1, 0]
     assert found.times.hidden[0, 0] == 0, "dense layers send no tokens"
+
+
+def test_schedules_that_split_the_backward_pass_delay_weight_gradients(h100_model: CostModel) -> None:
+    problem = problem_of(DEEP, h100_model, framework="generic", moe_exchange_overlap=True, cuda_graphs=True)
+    shape = {"ep": 4, "pp": 2, "dp": 8, "vpp": 2, "num_micro_batches": 8, "zero_shard_size": 8}
+    wave, interleaved = (
+        estimate_layouts(problem, Layouts.of([problem.run.replace(**shape, schedule=name)])) for name in ("dualpipev", "1f1b")
+    )
+    part, key = wave.table.layers[1], int(wave.terms.key[0])
+    apart = (part.times.forward.sum(axis=0) + part.times.backward.sum(axis=0))[key]
+    share = 1 - ((2 * 1 + 2) / 2) / 8  # of the micro batches have another beside them
+    for found, row in ((interleaved, 0), (wave, 1)):
+        assert found.times.hidden[1, 0] == pytest.approx(share * (apart - part.paired[row, key]), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("constants", "reason"),
+    [
+        ({"delay_wgrad_compute": True}, "delay_wgrad_compute needs moe_exchange_overlap"),
+        ({"wgrad_deferral_limit": 4}, "changes nothing without defer_embedding_wgrad_compute"),
+    ],
+)
+def test_what_cannot_be_delayed_is_refused(constants: dict[str, Any], reason: str, h100_model: CostModel) -> None:
+    problem = problem_of(DEEP, h100_model, **constants)
+    with pytest.raises(InputError, match=reason):
+        check_layout(DEEP, problem.cluster, problem.run.replace(ep=4))
+    with pytest.raises(InputError, match=reason):
+        search(problem, 32)
 
 
 def test_multi_token_prediction_costs_a_layer_and_a_loss(h100_model: CostModel) -> None:

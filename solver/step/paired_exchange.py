@@ -1,0 +1,95 @@
+"""A layer's forward pass together with another's backward pass: the exchange of tokens of one beside the compute of the other.
+
+Compute and exchange each run in order on a stream of their own, and wait for what they need from the other:
+
+    compute    attention F | experts B | experts W | experts F | attention B | attention W
+    exchange   combine B | dispatch F | dispatch B | combine F
+
+Where weight gradients (W) are not delayed they are part of B. Sources: Megatron-Core's model_chunk_schedule_plan.py
+(``--overlap-moe-expert-parallel-comm``, ``--delay-wgrad-compute``) as read; DeepSeek-V3's DualPipe has the same order, with
+delayed weight gradients (arXiv 2412.19437, figure 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from solver.layers.expert_exchange import MODULE as EXCHANGE
+from solver.layers.moe import MODULE as EXPERTS
+from solver.layers.moe import SHARED
+from solver.layers.program import COMBINE, DISPATCH, FORWARD, WEIGHT_GRAD, Op
+from solver.step.op_estimates import LayerTimes, OpEstimates
+
+#: Layers that are simulated, and of these those that are left out of the mean: the first pairs fill the two streams.
+_LAYERS, _FIRST = 24, 8
+_STREAM = "ep"  #: of the exchange
+
+
+def paired_seconds(estimates: OpEstimates, exposed: np.ndarray, times: LayerTimes) -> np.ndarray:
+    """Return the seconds of the two passes of a layer of one kind when they run together: [2, keys].
+
+    The second row is with delayed weight gradients. exposed: seconds of each op, [ops, keys] (OpEstimates.exposed). times: of
+    the same layer, of which the host's are used: it launches both passes one after the other. The exchange slows the compute
+    that it runs beside by its contention.
+    """
+
+    def seconds(chosen: Callable[[Op], bool], passes: int) -> list[np.ndarray]:
+        found = [np.zeros(exposed.shape[1]) for _ in range(passes)]
+        for op, row in zip(estimates.ops, exposed, strict=True):
+            if chosen(op):
+                found[_pass_of(op)] += row
+        return found
+
+    def compute(of_experts: bool) -> list[np.ndarray]:
+        return seconds(lambda op: op.stream != _STREAM and _of_experts(op) == of_experts, 3)
+
+    def sent(name: str) -> list[np.ndarray]:
+        return seconds(lambda op: op.stream == _STREAM and op.name.startswith(name), 2)
+
+    attention, experts, dispatch, combine = compute(False), compute(True), sent(DISPATCH), sent(COMBINE)
+    attention[0] = attention[0] + times.waits
+    both = np.array([_steady_seconds(attention, experts, dispatch, combine, delays) for delays in (False, True)])
+    communication = np.sum([*dispatch, *combine], axis=0)
+    slowed = sum((exposed[i] * estimates.contention[i] for i, op in enumerate(estimates.ops) if op.stream == _STREAM), 0.0)
+    alone = both - np.sum([*attention, *experts], axis=0)
+    together = both + slowed * (1.0 - alone / np.maximum(communication, 1e-30))
+    paired: np.ndarray = np.maximum(together, times.host.sum(axis=0))
+    return paired
+
+
+def _pass_of(op: Op) -> int:
+    """0: forward, 1: gradients of inputs, 2: gradients of weights."""
+    return 0 if op.phase == FORWARD else 1 + (op.phase == WEIGHT_GRAD)
+
+
+def _of_experts(op: Op) -> bool:
+    return op.module in (EXPERTS, SHARED) or (op.module == EXCHANGE and op.name in ("sort", "unsort"))
+
+
+def _steady_seconds(
+    attention: list[np.ndarray], experts: list[np.ndarray], dispatch: list[np.ndarray], combine: list[np.ndarray], delays: bool
+) -> np.ndarray:
+    """Return the seconds from one layer to the next, once the streams are full: the mean of some.
+
+    attention, experts: forward pass, gradients of inputs and of weights. dispatch, combine: forward and backward.
+    """
+    nothing = np.zeros_like(attention[0])
+    experts_with, experts_after = (nothing, experts[2]) if delays else (experts[2], nothing)
+    attention_with, attention_after = (nothing, attention[2]) if delays else (attention[2], nothing)
+    computed = gradient = combined = filled = nothing
+    for layer in range(_LAYERS):
+        if layer == _FIRST:
+            filled = combined
+        attention_f = np.maximum(computed, combined) + attention[0]
+        combine_b = np.maximum(combined, gradient) + combine[1]
+        experts_b = np.maximum(attention_f, combine_b) + experts[1] + experts_with
+        dispatch_f = np.maximum(combine_b, attention_f) + dispatch[0]
+        dispatch_b = np.maximum(dispatch_f, experts_b) + dispatch[1]
+        experts_f = np.maximum(experts_b + experts_after, dispatch_f) + experts[0]
+        combined = np.maximum(dispatch_b, experts_f) + combine[0]
+        gradient = np.maximum(experts_f, dispatch_b) + attention[1] + attention_with
+        computed = gradient + attention_after
+    mean: np.ndarray = (combined - filled) / (_LAYERS - _FIRST)
+    return mean
