@@ -97,10 +97,11 @@ def low_discrepancy(count: int, dims: int) -> np.ndarray:
 
     Sobol's sequence (Sobol 1967; direction numbers of Joe and Kuo 2008), moved off the cube's faces by half a step.
     """
-    from scipy.stats import qmc
+    import torch
+    from torch.quasirandom import SobolEngine
 
-    octaves = max(count - 1, 1).bit_length()
-    points: np.ndarray = qmc.Sobol(dims, scramble=False).random_base2(octaves)[:count] + 0.5 / 2**octaves
+    drawn: np.ndarray = SobolEngine(dims, scramble=False).draw(count, dtype=torch.float64).numpy()
+    points: np.ndarray = drawn + 0.5 / 2 ** max(count - 1, 1).bit_length()
     return points
 
 

@@ -79,7 +79,7 @@ def layouts(framework: str) -> list[Strategy]:
     stages = {"fsdp": (0, 2, 3), "torchtitan-2025-06": (2, 3), "pytorch-ddp": (0,)}[framework]
     found = []
     for world, size, count, zero, again, of_node, dtype in product(
-        (8, 16, 64, 512), (1, 4), (1, 16), stages, ("none", "full"), (False, True), ("bf16", "fp16")
+        (8, 16, 512), (1, 4), (1, 16), stages, ("none", "full"), (False, True), ("bf16", "fp16")
     ):
         if (again == "full" and framework == "pytorch-ddp") or (of_node and not zero):
             continue
@@ -98,7 +98,7 @@ def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path
     for run in runs[::7]:  # the framework runs them
         check_layout(model, cluster_of(toy_cost().device), run)
     came, refused = round_trips(model, runs, ".yaml", tmp_path)
-    assert came == len(runs) >= 32 and not refused
+    assert came == len(runs) >= 24 and not refused
     assert_same_estimate(model, [run for run in runs if run.precision == "bf16"][-2:])
 
 
