@@ -100,7 +100,8 @@ def low_discrepancy(count: int, dims: int) -> np.ndarray:
     import torch
     from torch.quasirandom import SobolEngine
 
-    drawn: np.ndarray = SobolEngine(dims, scramble=False).draw(count, dtype=torch.float64).numpy()
+    engine = SobolEngine(dims, scramble=False)  # type: ignore[no-untyped-call]
+    drawn: np.ndarray = engine.draw(count, dtype=torch.float64).numpy()
     points: np.ndarray = drawn + 0.5 / 2 ** max(count - 1, 1).bit_length()
     return points
 

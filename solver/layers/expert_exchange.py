@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.expert_rows import expert_rows, sent_rows
+from solver.layers.expert_rows import arriving_rows, expert_rows, sent_rows
 from solver.layers.ops import WHOLE_LAYER, memory_bound
 from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, Array, Op, message
 from solver.layers.shapes import Shapes
@@ -37,14 +37,14 @@ def _row(shapes: Shapes) -> int:
 def _permutation(shapes: Shapes, name: str) -> list[Op]:
     """Tokens are read and their rows written, or the other way round; backward does the opposite.
 
-    What DeepEP or an all-gather brings is spread to the local experts; hybrid-EP's kernels do so themselves. Without fusion the
-    copies go through an index kernel and, where rows are added, fp32 sums (moe_permute_fusion).
+    What DeepEP, hybrid-EP (its dispatch_with_permute, in a kernel after that of the dispatch) or an all-gather brings is spread
+    to the local experts. Without fusion the copies go through an index kernel and, where rows are added, fp32 sums
+    (moe_permute_fusion); hybrid-EP has kernels of its own.
     """
-    if shapes.run.moe_dispatcher == "hybridep":
-        return []
-    rows = sent_rows(shapes) if shapes.run.moe_dispatcher == "alltoall" else expert_rows(shapes)
-    size = (shapes.norm_tokens + rows) * _row(shapes)
-    chain = 1.0 if shapes.run.moe_permute_fusion else 2.0
+    run = shapes.run
+    rows = sent_rows(shapes) if run.moe_dispatcher == "alltoall" else expert_rows(shapes)
+    size = (arriving_rows(shapes) + rows) * _row(shapes)
+    chain = 1.0 if run.moe_permute_fusion or run.moe_dispatcher == "hybridep" else 2.0
     return memory_bound(name, MODULE, "permute", size, chain, chain)
 
 

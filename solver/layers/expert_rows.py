@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from profiler.profile.routing import expected_groups
+from solver.layers.program import Array
 from solver.layers.shapes import Shapes
 
 
@@ -28,3 +30,16 @@ def expert_rows(shapes: Shapes) -> np.ndarray:
     load = np.where(shapes.keys.ep > 1, shapes.run.moe_imbalance, 1.0)
     rows: np.ndarray = sent_rows(shapes) * shapes.keys.etp * load
     return rows
+
+
+def arriving_rows(shapes: Shapes) -> Array:
+    """Return the rows from which a rank's rows are made: its own tokens before all-to-alls; else those that arrive, of which an
+    all-gather brings all and DeepEP's and hybrid-EP's kernels one for each rank that a token goes to."""
+    keys, model, tokens = shapes.keys, shapes.model, shapes.norm_tokens
+    if shapes.run.moe_dispatcher == "alltoall":
+        return tokens
+    ranks = keys.ep * keys.etp
+    if shapes.run.moe_dispatcher == "allgather":
+        return tokens * ranks
+    reached = expected_groups(keys.ep, model.num_experts, model.num_experts_per_tok) * keys.etp
+    return tokens * reached * np.where(keys.ep > 1, shapes.run.moe_imbalance, 1.0)

@@ -96,6 +96,16 @@ def test_nothing_is_sent_within_one_rank(dispatcher: str) -> None:
         assert any(np.any(o.count) for o in layer.ops if o.stream == "ep") == sends
 
 
+@pytest.mark.parametrize(("dispatcher", "arriving"), [
+    ("alltoall", 1.0), ("allgather", 4.0), ("deepep", 4 * 13 / 28), ("hybridep", 4 * 13 / 28),
+])  # fmt: skip
+def test_rows_are_made_of_what_arrives(dispatcher: str, arriving: float) -> None:
+    # a token goes to a rank with 2 of 8 experts unless both of its experts are among the other 6: 1 - 15 / 28
+    layer = program(ep=4, moe_dispatcher=dispatcher)
+    for name in ("permute.forward", "unpermute.forward", "permute.input_grad"):
+        assert op(layer, name)["bytes"] == pytest.approx((arriving + TOP) * SEQ * HIDDEN * 2, rel=1e-6)
+
+
 def test_imbalance_costs_time_and_memory() -> None:
     even, balanced, uneven = (program(ep=4, **k) for k in ({}, {"moe_imbalance": 1.0}, {"moe_imbalance": 1.5}))
     assert balanced.flops()[0] == even.flops()[0] and saved(balanced, "expert_input") == saved(even, "expert_input")
