@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
+from predictor.kernels.block_scaled import block_scaled
 from predictor.kernels.derating import OTHER_LABORATORY, Derating
 from predictor.kernels.device_doubt import DEVICE_DOUBTS, DeviceDoubt
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import ELEMENT_BYTES, FAMILIES, HALF, LinearModel
+from predictor.kernels.linear import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF, LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.learned import Learned
@@ -94,19 +95,26 @@ class CostModel:
 
         parts: kernels over which m is spread, which together take no less time than one.
         """
-        whole = self._learned(self._derated(self.linears.predict(m, n, k, batch, layout, dtype, accumulate), dtype), "gemm")
+
+        def of(rows: Any) -> Estimate:
+            alone = self.linears.predict(rows, n, k, batch, layout, dtype, accumulate)
+            return self._gemm(alone, layout, dtype)
+
+        whole = of(m)
         if np.max(parts, initial=1) == 1:
             return whole
-        part = self._derated(self.linears.predict(np.maximum(m // parts, 1), n, k, batch, layout, dtype, accumulate), dtype)
-        part = self._learned(part, "gemm")
+        part = of(np.maximum(m // parts, 1))
         return whole._replace(seconds=np.maximum(whole.seconds, parts * part.seconds))
 
     def grouped_linear(
         self, groups: Any, tokens_per_group: Any, n: Any, k: Any, passes: Any = 0, accumulate: Any = False, dtype: str = "bf16"
     ) -> Estimate:
         """GEMMs of ``groups`` experts in one kernel; arguments as in predictor.kernels.grouped_linear."""
-        alone = self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate)
-        return self._learned(self._derated(alone, dtype), "gemm")
+        return self._gemm(self.grouped.predict(groups, tokens_per_group, n, k, passes, dtype, accumulate), passes, dtype)
+
+    def _gemm(self, alone: Estimate, layout: Any, dtype: str) -> Estimate:
+        scaled = block_scaled(alone, layout, self.device) if dtype == BLOCKWISE else alone
+        return self._learned(self._derated(scaled, dtype), "gemm")
 
     def flash_attn(
         self,

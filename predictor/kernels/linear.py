@@ -25,12 +25,13 @@ class Layout(IntEnum):
     NT = 2  #: weight gradient
 
 
+BLOCKWISE = "fp8_blockwise"  #: fp8 with scales for blocks (predictor.kernels.block_scaled)
 #: Number format -> arithmetic; 16-bit floats run equally fast and share one fit.
 FAMILIES = {
     "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "fp8": "fp8", "mxfp8": "fp8",
-    "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
+    BLOCKWISE: "fp8", "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
-UNMEASURED = ("mxfp8",)  #: formats whose GEMMs are those of another that was measured
+UNMEASURED = ("mxfp8", BLOCKWISE)  #: formats whose GEMMs are those of another that was measured
 HALF = 2.0  #: bytes of a 16-bit element
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "tf32": 4.0, "nvfp4": 0.5625}
 
@@ -88,7 +89,7 @@ class LinearModel:
         parts: dict[str, _Part] = {}
         for name, machine in _machines(device).items():
             launch = parts["bf16"].physics.launch if "bf16" in parts else None
-            gradients = {"fp8": FULL_ACCUMULATION, "tf32": TRANSPOSED_TF32}.get(name) if _is_hopper(device) else None
+            gradients = {"fp8": FULL_ACCUMULATION, "tf32": TRANSPOSED_TF32}.get(name) if is_hopper(device) else None
             parts[name] = _fit_part(table.where(family == name), machine, launch, gradients)
         return cls(parts)
 
@@ -266,7 +267,7 @@ def _sizes(table: Table) -> list[np.ndarray]:
     return [np.maximum(table[name].astype(np.float64), 1.0) for name in ("m", "n", "k", "batch")]
 
 
-def _is_hopper(device: Device) -> bool:
+def is_hopper(device: Device) -> bool:
     """Whether tensor cores read operands of other than 16 bits along k only: chips with fp8 before the block-scaled formats."""
     return "fp8" in device.peak_flops and device.transposes_fp8 and not device.link_kind.startswith("xGMI")
 

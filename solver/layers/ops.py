@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from predictor.kernels.linear import BLOCKWISE
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.program import (
     FORWARD,
@@ -92,7 +93,9 @@ def gemm_dtype(shapes: Shapes, quantised: bool) -> str:
     precision = shapes.run.precision
     if precision == "fp32":
         return shapes.framework.kernels.arithmetic(precision)
-    return precision if quantised and shapes.recipe is not None else "bf16"
+    if not quantised or shapes.recipe is None:
+        return "bf16"
+    return BLOCKWISE if (precision, shapes.run.fp8_recipe) == ("fp8", "blockwise") else precision
 
 
 def memory_bound(

@@ -1,0 +1,33 @@
+"""GEMMs in fp8 with scales for blocks of 128 values on Hopper, whose tensor cores take none: kernels scale the sums themselves.
+
+They add up in fp32 in every pass, so that no pass is faster than another for that reason, and in a weight gradient both
+operands have scales along the sum.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from predictor.estimate import Estimate
+from predictor.kernels.linear import FULL_ACCUMULATION, LAYOUT_PRIOR, Layout, is_hopper
+from profiler.profile.profile import Device
+
+#: Time of a weight gradient over that of a forward pass of as many products, and the standard deviation of its logarithm: 2.70
+#: for grouped GEMMs of H100 (pytorch/ao, benchmarks/prototype/blockwise_fp8_training/README.md: 457 and 1,234 TFLOP/s), 1.55
+#: for all linears of a traced training step on H800 (deepseek-ai/profile-data 4496024); their geometric mean.
+WEIGHT_GRADIENT = (2.05, 0.28)
+#: Of an input gradient: 1.00 in the first of these.
+INPUT_GRADIENT = (1.0, 0.05)
+
+
+def block_scaled(estimate: Estimate, layout: np.ndarray, device: Device) -> Estimate:
+    """Return the times of fp8 GEMMs with one scale for each tensor as those of blockwise scales; layout: codes of Layout."""
+    if not is_hopper(device):
+        return estimate
+    usual = [LAYOUT_PRIOR[code, False][0] * FULL_ACCUMULATION[0] for code in (Layout.NN, Layout.NT)]
+    factors = np.array([1.0, INPUT_GRADIENT[0] / usual[0], WEIGHT_GRADIENT[0] / usual[1]])
+    doubts = np.array([0.0, INPUT_GRADIENT[1], WEIGHT_GRADIENT[1]])
+    codes = np.broadcast_to(np.asarray(layout, dtype=np.int64), estimate.seconds.shape)
+    return estimate._replace(
+        seconds=estimate.seconds * factors[codes], relative_std=np.hypot(estimate.relative_std, doubts[codes])
+    )
