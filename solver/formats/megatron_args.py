@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.megatron_flags import IDLE, KNOWN, LEFT_OUT, OF_THE_RUN, SHARDING, UNMODELLED
+from solver.formats.megatron_flags import IDLE, KNOWN, LEFT_OUT, MUON, OF_THE_RUN, OPTIMIZERS, SHARDING, UNMODELLED
 from solver.formats.megatron_model import model_of
 from solver.formats.megatron_values import choice, share, whole
 from solver.spec.pipeline_layout import chunk_layers
@@ -80,8 +80,15 @@ def _refuse(flags: Mapping[str, Any]) -> None:
     for flag, what in UNMODELLED.items():
         if flag in flags:
             raise InputError(f"Megatron's --{flag}: {what} is not modelled")
-    if flags.get("optimizer", "adam") != "adam":
-        raise InputError(f"Megatron's --optimizer {shown(flags['optimizer'])} is not modelled; adam is")
+    optimizer = flags.get("optimizer", "adam")
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"Megatron's --optimizer {shown(optimizer)} is not modelled; {', '.join(OPTIMIZERS)} are")
+    if OPTIMIZERS[optimizer][0] == "muon":
+        for flag, usual in MUON.items():
+            if str(flags.get(flag, usual)) != usual:
+                raise InputError(f"Megatron's --{flag} {shown(flags[flag])} is not modelled; {usual} is")
+        if "use-distributed-optimizer" in flags:
+            raise InputError("Megatron's --optimizer muon does not run with --use-distributed-optimizer; dist_muon shards it")
     unknown = sorted(flags.keys() - KNOWN)
     if unknown:
         raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
@@ -102,7 +109,7 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "dp": replicas // run["cp"],
         "sequence_parallel": "sequence-parallel" in flags and tp > 1,  # validate_args turns it off otherwise
         "vpp": _chunks(flags, model["num_hidden_layers"], pp),
-        "zero": int("use-distributed-optimizer" in flags),
+        "zero": int("use-distributed-optimizer" in flags or OPTIMIZERS[flags.get("optimizer", "adam")][1]),
         # bf16 implies --accumulate-allreduce-grads-in-fp32, unless that is turned off
         "grad_dtype": "bf16" if "grad-reduce-in-bf16" in flags else "fp32",
         "precision": _precision(flags),
@@ -186,8 +193,8 @@ def _context(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where the optimizer's moments and the activations are, and how wide the moments are."""
-    found: dict[str, Any] = {}
+    """Return which optimizer it is, where its moments and the activations are, and how wide the moments are."""
+    found: dict[str, Any] = {"optimizer": OPTIMIZERS[flags.get("optimizer", "adam")][0]}
     if "optimizer-cpu-offload" in flags:
         found["optimizer_offload_fraction"] = share(flags, "optimizer-offload-fraction", 1.0)
     if "cpu-offloading-num-layers" in flags:

@@ -155,7 +155,8 @@ def _layout(run: Strategy) -> Flags:
         "tensor-model-parallel-size": run.tp, "pipeline-model-parallel-size": run.pp, "context-parallel-size": run.cp,
         "sequence-parallel": run.tp_mode == "msp" and run.tp > 1,
         "micro-batch-size": run.micro_batch_size, "global-batch-size": run.global_batch_sequences, "seq-length": run.seq_len,
-        "use-distributed-optimizer": run.zero == 1,
+        "use-distributed-optimizer": run.zero == 1 and run.optimizer == "adam",
+        "optimizer": {"adam": None, "muon": "dist_muon" if run.zero else "muon"}[run.optimizer],
         "num-distributed-optimizer-instances": replicas // run.zero_shard_size
         if run.zero and run.zero_shard_size != replicas else None,
         "cp-comm-type": _CONTEXT[run.cp_comm] if run.cp > 1 else None,
@@ -196,7 +197,7 @@ def _training(run: Strategy) -> Flags:
         "cuda-graph-impl": "transformer_engine" if run.cuda_graphs else None, "te-rng-tracker": run.cuda_graphs,
         "cuda-graph-scope": " ".join(run.modules_graphed) or None,
         "overlap-grad-reduce": run.overlap_grad_reduce,
-        "overlap-param-gather": run.overlap_param_gather and run.zero == 1,
+        "overlap-param-gather": run.overlap_param_gather and run.zero == 1 and run.optimizer == "adam",
         "cross-entropy-loss-fusion": run.cross_entropy_fusion,
         "cross-entropy-fusion-impl": run.cross_entropy_fusion_impl if run.cross_entropy_fusion else None,
         "no-gradient-accumulation-fusion": run.gradient_accumulation_fusion is False,

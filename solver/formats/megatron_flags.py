@@ -23,7 +23,9 @@ ARRANGEMENTS = _flags(
     "adam-beta1 adam-beta2 adam-eps clip-grad decoupled-lr decoupled-min-lr decoupled-weight-decay end-weight-decay "
     "hysteresis init-method-std init-method-xavier-uniform initial-loss-scale loss-scale loss-scale-window lr lr-decay-iters "
     "lr-decay-samples lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters lr-warmup-samples lr-wsd-decay-iters "
-    "lr-wsd-decay-samples lr-wsd-decay-style min-loss-scale min-lr override-opt-param-scheduler override-opt_param-scheduler "
+    "lr-wsd-decay-samples lr-wsd-decay-style min-loss-scale min-lr muon-extra-scale-factor muon-fp32-matmul-prec "
+    "muon-momentum muon-no-split-qkv muon-scale-mode muon-use-nesterov "
+    "override-opt-param-scheduler override-opt_param-scheduler "
     "seed start-weight-decay train-iters train-samples use-checkpoint-opt-param-scheduler use-checkpoint-opt_param-scheduler "
     "weight-decay weight-decay-incr-style "
     # checkpoints and evaluation
@@ -124,6 +126,10 @@ OF_THE_RUN = {
     "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
     "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
 }  # fmt: skip
+#: --optimizer -> (optimizer, whether its states are sharded without --use-distributed-optimizer).
+OPTIMIZERS = {"adam": ("adam", False), "muon": ("muon", False), "dist_muon": ("muon", True)}
+#: Values of Muon's flags that are modelled, which are the defaults.
+MUON = {"muon-tp-mode": "blockwise", "muon-num-ns-steps": "5"}
 #: --data-parallel-sharding-strategy of Megatron-FSDP -> ZeRO stage.
 SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 #: Flags that may be 0.
@@ -137,7 +143,7 @@ _READ = _flags(
     "cuda-graph-impl cuda-graph-modules cuda-graph-scope enable-cuda-graph external-cuda-graph first-last-layers-bf16 "
     "fp4-format "
     "moe-expert-capacity-factor moe-pad-expert-input-to-capacity no-overlap-p2p-communication num-layers-at-end-in-bf16 "
-    "num-layers-at-start-in-bf16 optimizer recompute-activations tp-comm-overlap "
+    "num-layers-at-start-in-bf16 muon-num-ns-steps muon-tp-mode optimizer recompute-activations tp-comm-overlap "
     "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
     "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
     "fp8-recipe group-query-attention "

@@ -47,7 +47,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         (run.precision != "fp8", ("fp8_recipe",)),
         (not run.cross_entropy_fusion, ("cross_entropy_fusion_impl",)),
         (not several, ("overlap_grad_reduce", "overlap_param_gather")),
-        (not run.zero, ("overlap_param_gather",)),
+        (not run.zero or run.optimizer == "muon", ("overlap_param_gather",)),
     )
     changes: dict[str, Any] = {name: getattr(Strategy, name) for holds, names in idle if holds for name in names}
     framework = framework_of(run.framework)

@@ -32,6 +32,7 @@ from solver.spec.feasibility import (
     tensor_parallel_runs,
 )
 from solver.spec.framework import CanRun
+from solver.spec.optimizer_rules import MUON_ZERO
 from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
@@ -286,7 +287,8 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     sharded = ~whole_states
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
     zeros = [(0, whole_states), (1, sharded), (2, second), (3, sharded & one_stage & (splits.wp == 1))]
-    zeros = [(zero, valid) for zero, valid in zeros if zero in problem.framework.can_run.zero_stages]
+    offered = set(problem.framework.can_run.zero_stages) & (set(MUON_ZERO) if problem.run.optimizer == "muon" else {0, 1, 2, 3})
+    zeros = [(zero, valid) for zero, valid in zeros if zero in offered]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []
     for stage_of_zero, valid in zeros:

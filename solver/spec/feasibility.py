@@ -20,6 +20,7 @@ from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
+from solver.spec.optimizer_rules import MUON_ZERO, check_optimizer, optimizer_rules
 from solver.spec.precision import QUANTISED
 from solver.spec.size_rules import deal_broken, size_rules
 from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy
@@ -135,8 +136,8 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         *deferral_rules(framework, s),
         (deferral_runs(s.defer_embedding_wgrad_compute, s.pp, s.schedule), NO_DRAIN),
         (can.fuses_projection or not fuses_projection(s), f"{name} does not offer cross_entropy_fusion_impl linear"),
-        (s.optimizer_states in can.optimizer_states, f"{name} does not offer optimizer_states {s.optimizer_states}"),
-        *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in _offloads(s)),
+        *optimizer_rules(framework, s),
+        (s.optimizer != "muon" or s.zero in MUON_ZERO, f"optimizer muon runs with ZeRO-0 or 1, not ZeRO-{s.zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         *(
             (module in can.recompute_modules, f"{name} does not offer to recompute {module} alone")
@@ -154,10 +155,6 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
 def fuses_projection(s: Strategy) -> bool:
     """Whether the cross entropy is fused with the vocabulary's projection."""
     return s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
-
-
-def _offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
-    return ("optimizer", s.optimizer_offload_fraction > 0), ("activations", s.offload_layers > 0)
 
 
 def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
@@ -248,14 +245,10 @@ def check_fused_experts(framework: Framework, model: ModelSpec, run: Strategy) -
 
 
 def check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where a search's framework does not offload or fuse what the run says."""
-    for what, used in _offloads(run):
-        if used and what not in framework.can_run.offloads:
-            raise InputError(f"{framework.name} does not offer to offload {what}")
+    """Raise InputError where a search's framework does not offload or fuse what the run says, or run its optimizer."""
+    check_optimizer(framework, run)
     if fuses_projection(run) and not framework.can_run.fuses_projection:
         raise InputError(f"{framework.name} does not offer cross_entropy_fusion_impl linear")
-    if run.optimizer_states not in framework.can_run.optimizer_states:
-        raise InputError(f"{framework.name} does not offer optimizer_states {run.optimizer_states}")
     if run.offload_layers >= model.num_hidden_layers:
         raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
 

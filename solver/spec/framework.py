@@ -210,6 +210,7 @@ class CanRun:
     fuses_experts: bool = False  #: moe_fused_experts
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
+    optimizers: tuple[str, ...] = ("adam",)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
     offloads: tuple[str, ...] = ()  #: to the host: "optimizer" (a share of the moments), "activations" (of some layers)
     compiles_split_backward: bool = True  #: torch.compile together with a schedule that splits the backward pass

@@ -52,6 +52,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "fp8_recipe": FP8_RECIPES,
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
+    "optimizer": ("adam", "muon"),
     "optimizer_states": ("fp32", "bf16", "8bit"),
     "cross_entropy_fusion_impl": ("te", "native", "linear"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
@@ -141,6 +142,7 @@ class Strategy:
     #: Attention, memory of new tensors and cuBLAS's workspaces are as torch's deterministic mode has them.
     deterministic: bool = False
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
+    optimizer: str = "adam"  #: muon: of the matrices of the layers; adam of all other parameters
     optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
     optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it
     offload_layers: int = 0  #: layers whose saved activations wait on the host for the backward pass

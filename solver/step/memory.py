@@ -16,6 +16,7 @@ from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
 from solver.step.deferred_head import deferred_share
 from solver.step.layouts import Layouts, Splits
+from solver.step.muon import largest_matrix, momentum_saved
 from solver.step.offload import RESIDENT_LAYERS, moments_on_host
 from solver.step.pipeline import recomputed_limit
 from solver.step.problem import LayerTable, Problem
@@ -100,12 +101,12 @@ def stage_state(
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
         for zero in range(4):
             out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
-            partitioned = elements / share
+            partitioned = np.maximum(elements / share, largest_matrix(problem, table, key, name))
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
             whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
             out[1, zero] += (sizes.gradient + half) * whole
             out[1, zero] += copied * partitioned if zero else 0.0
-            state = (sizes.sharded if zero == 3 else sizes.states) - on_host
+            state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
             out[2, zero] += state * (elements if zero == 0 else partitioned)
     return out
 

@@ -29,6 +29,10 @@ from solver.step.offload import optimizer_ops
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
 
+#: Bytes per parameter around Muon's iterations (solver.step.muon), in fp32: momentum (gradient and it read, it written: 12),
+#: Nesterov's mean (12), norm (4), weight decay (8), update (12), the 16-bit weight (6).
+MUON_BYTES = 54.0
+
 
 @dataclass(frozen=True)
 class ParameterGroup:
@@ -166,7 +170,8 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
                       variant="residual"))  # fmt: skip
         for kind, owned in (("whole", group.elements), ("shard", shares[name])):
             here = 1.0 - problem.run.optimizer_offload_fraction
-            adam = {"bytes": owned * here * adam_bytes(problem)}
+            moved = MUON_BYTES if orthogonalises(problem, name) else adam_bytes(problem)
+            adam = {"bytes": owned * here * moved}
             ops += optimizer_ops(problem, f"optimizer.{kind}", owned)
             passes = {"bytes": owned * grad * sync.gradient_passes}
             ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, variant="adam"))
@@ -175,6 +180,11 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_domain)
     ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
     return ops
+
+
+def orthogonalises(problem: Problem, name: str) -> bool:
+    """Whether Muon, and not Adam, updates a group of parameters."""
+    return problem.run.optimizer == "muon" and name != OTHERS
 
 
 def adam_bytes(problem: Problem) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
+from solver.step.muon import muon_ops
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
@@ -76,6 +77,7 @@ def estimate_synchronisation(
         *synchronisation_ops(problem, groups, splits),
         *sharded_weight_ops(problem, table, key, groups, splits),
         tied_embedding_op(problem, table, key, splits),
+        *muon_ops(problem, table, key, groups, splits),
     ]
     return estimate_ops(ops, len(splits), problem.cost)
 

@@ -77,7 +77,8 @@ def _synchronisation(
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
-    whole = (zero == 0) | ((zero == 1) & (framework.data_parallel.grad_collective == "all_reduce"))
+    muon = run.optimizer == "muon"  # whose distributed form keeps all gradients, and gathers parameters after the step
+    whole = (zero == 0) | ((zero == 1) & (muon or framework.data_parallel.grad_collective == "all_reduce"))
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
     freed = (zero == 2) & framework.data_parallel.frees_gathered_weights & (terms.splits.pp[row] == 1)
@@ -87,5 +88,7 @@ def _synchronisation(
     one_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
     last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
     sync = reduce.overlapped_with(backward * times, last_bucket / times) if run.overlap_grad_reduce else reduce.exposed
-    gathered = gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather else gather.exposed
+    gathered = (
+        gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather and not muon else gather.exposed
+    )
     return sync * (zero < 3), gathered * ((zero == 1) | (zero == 2))

@@ -81,6 +81,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
         "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
         "cuda_graph_modules": CUDA_GRAPH_MODULES,  # --cuda-graph-scope, since 0.15
+        "optimizers": ("adam", "muon"),  # --optimizer muon and dist_muon, since 0.16
         "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
         "offloads": ("optimizer", "activations"),  # --optimizer-cpu-offload, since 0.12; --cpu-offloading-num-layers
     },
@@ -119,6 +120,7 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
         "overlaps_exchange": False,
         "recompute_modules": ("core_attn",),  # others since 0.12
         "cuda_graph_modules": (),
+        "optimizers": ("adam",),
         "optimizer_states": ("fp32",),
         "offloads": ("activations",),
     },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
@@ -165,6 +167,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "overlaps_exchange": False,
         "recompute_modules": ("core_attn",),
         "cuda_graph_modules": (),
+        "optimizers": ("adam",),
         "optimizer_states": ("fp32",),
         "offloads": ("activations",),
     },
@@ -280,6 +283,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "fuses_experts": True,
         "recompute_modules": RECOMPUTE_MODULES,
         "cuda_graph_modules": CUDA_GRAPH_MODULES,
+        "optimizers": ("adam", "muon"),
         "optimizer_states": ("fp32", "bf16", "8bit"),
         "offloads": ("optimizer", "activations"),
     },

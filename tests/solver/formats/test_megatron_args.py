@@ -140,6 +140,19 @@ def test_context_flags() -> None:
         read(cp_comm_type="a2a+p2p")
 
 
+def test_muon() -> None:
+    alone, dealt = (read(optimizer=name)[1] for name in ("muon", "dist_muon"))
+    assert (alone["optimizer"], alone["zero"], dealt["optimizer"], dealt["zero"]) == ("muon", 0, "muon", 1)
+    assert read()[1]["optimizer"] == "adam" and read(optimizer="muon", muon_momentum=0.9)[1] == alone
+    for flags, reason in (
+        ({"muon_tp_mode": "distributed"}, "--muon-tp-mode 'distributed' is not modelled; blockwise is"),
+        ({"use_distributed_optimizer": True}, "does not run with --use-distributed-optimizer"),
+        ({"optimizer": "sgd"}, "adam, muon, dist_muon are"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            read(**{"optimizer": "muon", **flags})
+
+
 def test_optimizer_and_host_flags() -> None:
     run = read(optimizer_cpu_offload=True, optimizer_offload_fraction=0.25, cpu_offloading_num_layers=3)[1]
     assert (run["optimizer_offload_fraction"], run["offload_layers"]) == (0.25, 3)
@@ -170,7 +183,7 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ({"use_torch_fsdp2": True}, "--use-torch-fsdp2: FSDP2 is not modelled"),
         ({"num_experts": 8, "moe_layer_freq": "([0]*99999999999)"}, "--moe-layer-freq is '([0]*99999999999)'"),
         ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 3}, "3 does not divide the 8"),
-        ({"optimizer": "muon"}, "--optimizer 'muon' is not modelled; adam is"),
+        ({"optimizer": "sgd"}, "--optimizer 'sgd' is not modelled; adam, muon, dist_muon are"),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 8}, "8 at a time"),
         ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "-input-to-capacity is not modelled"),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "moe"}, "CUDA graphs of 'moe' are not modelled"),

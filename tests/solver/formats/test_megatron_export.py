@@ -47,14 +47,25 @@ CONSTANTS: dict[str, dict[str, Any]] = {
         "recompute_modules": "layernorm+moe_act",
         "grad_dtype": "fp32",
         "moe_capacity_factor": 1.25,
+        "optimizer": "muon",
+        "overlap_param_gather": False,
     },
     "deepseek_v3": {
         "precision": "mxfp8",
         "moe_dispatcher": "hybridep",
         "recompute_modules": "mla_up_proj",
         "cuda_graphs": True,
+        "moe_exchange_overlap": True,
+        "delay_wgrad_compute": True,
     },
-    "qwen3_30b_a3b": {"precision": "bf16", "moe_dispatcher": "deepep", "cp_comm": "a2a+ring", "cp_a2a_size": 2},
+    "qwen3_30b_a3b": {
+        "precision": "bf16",
+        "moe_dispatcher": "deepep",
+        "cp_comm": "a2a+ring",
+        "cp_a2a_size": 2,
+        "defer_embedding_wgrad_compute": True,
+        "wgrad_deferral_limit": 16,
+    },
     "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "cross_entropy_fusion": True},
 }
 

@@ -1,0 +1,35 @@
+"""Rules of the optimizer: which one, how wide its states are, and what of them is on the host."""
+
+from __future__ import annotations
+
+from profiler.errors import InputError
+from solver.spec.framework import Framework
+from solver.spec.strategy import Strategy
+
+#: ZeRO stages of Muon: whole matrices are dealt to ranks, and gradients are never cut (Megatron-Core, layer_wise_optimizer.py).
+MUON_ZERO = (0, 1)
+
+
+def offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
+    """Return (what, whether it is on the host), as in CanRun.offloads."""
+    return ("optimizer", s.optimizer_offload_fraction > 0), ("activations", s.offload_layers > 0)
+
+
+def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken), whatever the ZeRO stage. Muon: asserted in Megatron-Core's optimizer/muon.py."""
+    can, name, muon = framework.can_run, framework.name, s.optimizer == "muon"
+    return (
+        (s.optimizer in can.optimizers, f"{name} does not offer optimizer {s.optimizer}"),
+        (s.optimizer_states in can.optimizer_states, f"{name} does not offer optimizer_states {s.optimizer_states}"),
+        *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in offloads(s)),
+        (not muon or s.precision != "fp16", "optimizer muon does not run in fp16"),
+        (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),
+        (not muon or not s.optimizer_offload_fraction, "optimizer muon keeps its states on the device"),
+    )
+
+
+def check_optimizer(framework: Framework, run: Strategy) -> None:
+    """Raise InputError where a search's framework does not run its optimizer."""
+    for holds, broken in optimizer_rules(framework, run):
+        if not holds:
+            raise InputError(broken)

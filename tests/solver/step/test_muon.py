@@ -1,0 +1,113 @@
+"""Muon: the products of its iterations, its bytes and its messages by hand; what it does not run with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from toy import FLOP, TINY, all_layouts, make_problem, part, toy_cost
+
+from profiler.errors import InputError
+from solver.search.search import search
+from solver.spec.feasibility import check_layout
+from solver.step.layouts import Layouts
+from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.problem import Problem
+from solver.step.solutions import Solutions, estimate_layouts
+
+#: Of one layer of TINY: (rows, columns) of q, k and v together, attention's output, gate and up together, down.
+MATRICES = ((128, 64), (64, 64), (256, 64), (64, 128))
+
+
+def products(rows: int, columns: int) -> float:
+    """FLOPs of five iterations: X X', its square, and that times X."""
+    small, large = min(rows, columns), max(rows, columns)
+    return 5 * 2 * (small * small * large + small**3 + small * small * large)
+
+
+ONE_LAYER = sum(products(*sizes) for sizes in MATRICES)
+
+
+def problem(world: int = 1, **constants: Any) -> Problem:
+    values = {"framework": "megatron-core", "optimizer": "muon", "cuda_graphs": True, **constants}
+    return make_problem(TINY, world, toy_cost(), 512, **values)
+
+
+def estimated(world: int = 1, layout: dict[str, Any] | None = None, **constants: Any) -> Solutions:
+    one = problem(world, **constants)
+    return estimate_layouts(one, Layouts.of([one.run.replace(**(layout or {}))]))
+
+
+def held(found: Solutions) -> float:
+    return float(found.memory.parts[MEMORY_PARTS.index("optimizer"), 0])
+
+
+def test_the_products_of_two_layers_by_hand() -> None:
+    muon, adam = estimated(), estimated(optimizer="adam")
+    matrices = 2 * sum(rows * columns for rows, columns in MATRICES)
+    moved = float(part(muon, "optimizer")[0]) - float(part(adam, "optimizer")[0])
+    adam_bytes = adam.problem.framework.data_parallel.optimizer_bytes_per_parameter
+    assert moved == pytest.approx(2 * ONE_LAYER * FLOP + matrices * (54 - adam_bytes) * 1e-12, rel=1e-9)
+    assert held(adam) - held(muon) == pytest.approx(4 * matrices)  # one momentum instead of two moments
+
+
+def test_tensor_ranks_work_on_their_part() -> None:
+    whole, halves = estimated(2), estimated(2, {"tp": 2, "dp": 1})
+    parts = ((64, 64), (64, 32), (128, 64), (64, 64))
+    iterations = 2 * sum(products(*sizes) for sizes in parts) * FLOP
+    matrices = sum(rows * columns for rows, columns in parts) * 2
+    other = estimated(2, {"tp": 2, "dp": 1}, optimizer="adam")
+    adam_bytes = other.problem.framework.data_parallel.optimizer_bytes_per_parameter
+    moved = float(part(halves, "optimizer")[0] - part(other, "optimizer")[0])
+    assert moved == pytest.approx(iterations + matrices * (54 - adam_bytes) * 1e-12, rel=1e-9)
+    assert part(halves, "optimizer")[0] < part(whole, "optimizer")[0]
+
+
+@pytest.mark.parametrize(("ranks", "layers"), [(4, 2 / 4), (8, 2 / 8)])
+def test_matrices_are_dealt_to_ranks(ranks: int, layers: float) -> None:
+    # of 8 matrices (two layers) each of 4 ranks gets two, each of 8 one
+    alone, dealt = (estimated(ranks, {"zero": zero, "zero_shard_size": ranks if zero else 1}) for zero in (0, 1))
+    both = [estimated(ranks, {"zero": z, "zero_shard_size": ranks if z else 1}, optimizer="adam") for z in (0, 1)]
+    adam_bytes = both[0].problem.framework.data_parallel.optimizer_bytes_per_parameter
+    matrices = 2 * sum(rows * columns for rows, columns in MATRICES)
+    for muon, adam, share in ((alone, both[0], 2.0), (dealt, both[1], layers)):
+        moved = float(part(muon, "optimizer")[0] - part(adam, "optimizer")[0])
+        per_rank = matrices * share / 2
+        assert moved == pytest.approx(share * ONE_LAYER * FLOP + per_rank * (54 - adam_bytes) * 1e-12, rel=1e-6)
+    # gradients are all-reduced whole, and nothing hides the gather of what was updated
+    assert part(dealt, "gradient_sync")[0] == pytest.approx(part(both[0], "gradient_sync")[0], rel=1e-9)
+    after = estimated(ranks, {"zero": 1, "zero_shard_size": ranks}, optimizer="adam", overlap_param_gather=False)
+    assert part(dealt, "parameter_gather")[0] == pytest.approx(part(after, "parameter_gather")[0], rel=1e-9)
+
+
+def test_more_ranks_than_matrices_leave_the_largest_one() -> None:
+    sixteen, adam = (estimated(16, {"zero": 1, "zero_shard_size": 16}, optimizer=name) for name in ("muon", "adam"))
+    moved = float(part(sixteen, "optimizer")[0] - part(adam, "optimizer")[0])
+    assert moved > products(256, 64) * FLOP  # and its bytes
+    largest, even = 256 * 64, 2 * sum(rows * columns for rows, columns in MATRICES) / 16
+    assert held(sixteen) - held(adam) == pytest.approx(8 * largest - 12 * even)
+
+
+def test_a_search_offers_what_runs() -> None:
+    one = problem(8, cuda_graphs=False)
+    layouts = all_layouts(one, 16)
+    assert set(layouts.zero.tolist()) == {0, 1}
+    found = estimate_layouts(one, layouts)
+    fits = found.memory.device <= one.cluster.memory_bytes
+    assert search(one, 16).best.times.seconds[0] == pytest.approx(np.min(found.times.seconds[fits]), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("constants", "reason"),
+    [
+        ({"precision": "fp16"}, "does not run in fp16"),
+        ({"optimizer_states": "bf16"}, "keeps its momentum in fp32"),
+        ({"framework": "fsdp", "zero": 3, "zero_shard_size": 8}, "does not offer optimizer muon"),
+        ({"zero": 2, "zero_shard_size": 8, "framework": "generic"}, "ZeRO-0 or 1, not ZeRO-2"),
+    ],
+)
+def test_refused(constants: dict[str, Any], reason: str) -> None:
+    one = problem(8)
+    with pytest.raises(InputError, match=reason):
+        check_layout(TINY, one.cluster, one.run.replace(**constants))
