@@ -77,7 +77,20 @@ def _zero(file: SectionReader) -> dict[str, Any]:
     if stage > 3:
         raise zero.wrong("stage", "0, 1, 2 or 3")
     overlaps = zero.flag("overlap_comm", stage == 3)  # DeepSpeed's own default
-    return {"zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps}
+    return {"zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps, **_offload(zero, stage)}
+
+
+def _offload(zero: SectionReader, stage: int) -> dict[str, Any]:
+    """Return what of the optimizer is on the host; gradients are where it is."""
+    host = zero.section("offload_optimizer")
+    if host.choice("device", ("cpu", "none"), "none") == "none":
+        return {}
+    share = host.number("ratio", 1.0)
+    if stage < 2:
+        raise zero.wrong("stage", "2 or 3 beside offload_optimizer, which is not described otherwise")
+    if not 0 < share <= 1 or (share < 1 and stage == 2):
+        raise host.wrong("ratio", "1 with stage 2, and between 0 and 1 with stage 3")
+    return {"optimizer_offload_fraction": share, "offload_gradients": True}
 
 
 def _precision(file: SectionReader) -> dict[str, str]:

@@ -29,11 +29,21 @@ def deepspeed_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
     settings = {
         "train_batch_size": run.global_batch_sequences, "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.num_micro_batches, "gradient_clipping": 1.0, "steps_per_print": 10,
-        "zero_optimization": {"stage": run.zero, "overlap_comm": run.overlap_grad_reduce, "reduce_bucket_size": 500_000_000},
+        "zero_optimization": {
+            "stage": run.zero, "overlap_comm": run.overlap_grad_reduce, "reduce_bucket_size": 500_000_000, **_offload(run),
+        },
         "data_types": {"grad_accum_dtype": run.grad_dtype},
         **({run.precision: {"enabled": True}} if run.precision in PRECISIONS else {}),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(settings, indent=2) + "\n", f"{name}.sh": _script(model, run, gpus_per_node, name)}
+
+
+def _offload(run: Strategy) -> dict[str, Any]:
+    """Return where the optimizer's states are; a part of them only under ZeRO-3 (its partial offload)."""
+    share = run.optimizer_offload_fraction
+    if not share:
+        return {}
+    return {"offload_optimizer": {"device": "cpu", "pin_memory": True, **({"ratio": share} if share < 1 else {})}}
 
 
 def _refuse(model: ModelSpec, run: Strategy) -> None:
@@ -45,6 +55,10 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (
             run.precision in (*PRECISIONS, "fp32"),
             f"precision {run.precision}: DeepSpeed trains in fp32, {' and '.join(PRECISIONS)}",
+        ),
+        (
+            run.optimizer_offload_fraction in (0, 1) or run.zero == 3,
+            f"optimizer_offload_fraction {run.optimizer_offload_fraction:g}: DeepSpeed offloads a part under ZeRO-3 only",
         ),
         (not run.tp_comm_overlap, "tp_comm_overlap: Megatron-DeepSpeed has none"),
         (not run.cuda_graphs, "cuda_graphs: Megatron-DeepSpeed has none"),

@@ -47,7 +47,6 @@ DESCRIBED: Described = {
     "zero_optimization.zero_quantized_weights": (_OFF, "quantised all-gathers"),
     "zero_optimization.zero_quantized_gradients": (_OFF, "quantised reductions"),
     "zero_optimization.mics_shard_size": ((-1,), "sharding over some ranks"),
-    "zero_optimization.offload_optimizer.device": (_NONE, "an optimizer on the host under DeepSpeed"),
     "zero_optimization.offload_param.device": (_NONE, "parameters on the host"),
     "sparse_gradients": (_OFF, "sparse gradients"),
     "amp.enabled": (_OFF, "apex's mixed precision"),

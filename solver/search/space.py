@@ -288,6 +288,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
     zeros = [(0, whole_states), (1, sharded), (2, second), (3, sharded & one_stage & (splits.wp == 1))]
     offered = set(problem.framework.can_run.zero_stages) & (set(MUON_ZERO) if problem.run.optimizer == "muon" else {0, 1, 2, 3})
+    offered -= {0, 1} if problem.run.offload_gradients else set()
     zeros = [(zero, valid) for zero, valid in zeros if zero in offered]
     stage = -(-problem.model.num_hidden_layers // splits.pp)
     columns: list[tuple[np.ndarray, ...]] = []

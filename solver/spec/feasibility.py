@@ -137,6 +137,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (deferral_runs(s.defer_embedding_wgrad_compute, s.pp, s.schedule), NO_DRAIN),
         (can.fuses_projection or not fuses_projection(s), f"{name} does not offer cross_entropy_fusion_impl linear"),
         *optimizer_rules(framework, s),
+        (s.zero > 1 or not s.offload_gradients, f"offload_gradients needs ZeRO-2 or 3, not ZeRO-{s.zero}"),
         (s.optimizer != "muon" or s.zero in MUON_ZERO, f"optimizer muon runs with ZeRO-0 or 1, not ZeRO-{s.zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         *(

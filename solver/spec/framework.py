@@ -160,6 +160,7 @@ class MemoryUse:
     #: Unfused attention computes its scores in a buffer that stays (Megatron's own implementation).
     scores_buffer: bool = False
     #: ZeRO-1 copies the 16-bit gradients that a rank updates to fp32 before it does.
+    offloads_master: bool = False  #: where moments are on the host, the fp32 master weights are there too
     fp32_gradient_copy: bool = False
     #: The 16-bit gradients of the backward pass stay beside fp32 gradients, into which they are accumulated.
     keeps_half_gradients: bool = False
@@ -212,7 +213,8 @@ class CanRun:
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
     optimizers: tuple[str, ...] = ("adam",)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
-    offloads: tuple[str, ...] = ()  #: to the host: "optimizer" (a share of the moments), "activations" (of some layers)
+    #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers).
+    offloads: tuple[str, ...] = ()
     compiles_split_backward: bool = True  #: torch.compile together with a schedule that splits the backward pass
 
     @property

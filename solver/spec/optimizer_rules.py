@@ -12,7 +12,11 @@ MUON_ZERO = (0, 1)
 
 def offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
     """Return (what, whether it is on the host), as in CanRun.offloads."""
-    return ("optimizer", s.optimizer_offload_fraction > 0), ("activations", s.offload_layers > 0)
+    return (
+        ("optimizer", s.optimizer_offload_fraction > 0),
+        ("gradients", s.offload_gradients),
+        ("activations", s.offload_layers > 0),
+    )
 
 
 def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
@@ -22,6 +26,11 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
         (s.optimizer in can.optimizers, f"{name} does not offer optimizer {s.optimizer}"),
         (s.optimizer_states in can.optimizer_states, f"{name} does not offer optimizer_states {s.optimizer_states}"),
         *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in offloads(s)),
+        (s.optimizer_offload_fraction > 0 or not s.offload_gradients, "offload_gradients needs optimizer_offload_fraction"),
+        (
+            "gradients" not in can.offloads or s.offload_gradients == (s.optimizer_offload_fraction > 0),
+            f"{name} keeps gradients where its optimizer is: give offload_gradients with optimizer_offload_fraction",
+        ),
         (not muon or s.precision != "fp16", "optimizer muon does not run in fp16"),
         (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),
         (not muon or not s.optimizer_offload_fraction, "optimizer muon keeps its states on the device"),

@@ -64,6 +64,7 @@ SWITCHES = (
     "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
     "delay_wgrad_compute", "defer_embedding_wgrad_compute",
     "moe_fused_experts", "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
+    "offload_gradients",
 )  # fmt: skip
 
 
@@ -145,6 +146,7 @@ class Strategy:
     optimizer: str = "adam"  #: muon: of the matrices of the layers; adam of all other parameters
     optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
     optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it
+    offload_gradients: bool = False  #: that share of a rank's part of the gradients goes to the host in each micro batch
     offload_layers: int = 0  #: layers whose saved activations wait on the host for the backward pass
     framework: str = "internevo-2024"
 

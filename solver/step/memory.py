@@ -17,7 +17,7 @@ from solver.spec.strategy import TpMode
 from solver.step.deferred_head import deferred_share
 from solver.step.layouts import Layouts, Splits
 from solver.step.muon import largest_matrix, momentum_saved
-from solver.step.offload import RESIDENT_LAYERS, moments_on_host
+from solver.step.offload import RESIDENT_LAYERS, gradients_here, states_on_host
 from solver.step.pipeline import recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
@@ -89,7 +89,7 @@ def stage_state(
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
     in_sync = problem.framework.memory.synchronisation_bytes
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
-    piped, on_host = (stages.index > 0).any(axis=0), moments_on_host(problem)
+    piped, on_host = (stages.index > 0).any(axis=0), states_on_host(problem)
     half, copied = kept_halves(problem), FP32 * (problem.framework.memory.fp32_gradient_copy and sizes.gradient == HALF)
     if buckets := problem.framework.memory.gradient_buckets:
         out[1] += buckets * problem.framework.data_parallel.bucket_elements * sizes.gradient
@@ -104,8 +104,9 @@ def stage_state(
             partitioned = np.maximum(elements / share, largest_matrix(problem, table, key, name))
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
             whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
-            out[1, zero] += (sizes.gradient + half) * whole
-            out[1, zero] += copied * partitioned if zero else 0.0
+            here = gradients_here(problem) if zero > 1 else 1.0
+            out[1, zero] += (sizes.gradient + half) * whole * here
+            out[1, zero] += copied * partitioned * here if zero else 0.0
             state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
             out[2, zero] += state * (elements if zero == 0 else partitioned)
     return out

@@ -10,31 +10,58 @@ import numpy as np
 
 from solver.layers.program import HOST_LINK, HOST_MEMORY, Op
 from solver.spec.precision import MOMENTS
-from solver.spec.recipes import FP32
+from solver.spec.recipes import FP32, HALF
 from solver.step.problem import Problem
 
+TO_HOST = "gradients.to_host"  #: name of the op
 #: Adam on the host reads weight, both moments and the gradient, and writes all but the last, in fp32 [bytes per parameter].
 HOST_ADAM_BYTES = 7 * FP32
 #: Layers whose activations are on the device at a time: the one that computes, and the one that leaves or comes back.
 RESIDENT_LAYERS = 2
 
 
+def gradient_ops(problem: Problem, owned: np.ndarray) -> list[Op]:
+    """Return the way of a micro batch's gradients of ``owned`` parameters to the host, in 16 bits."""
+    if not problem.run.offload_gradients:
+        return []
+    moved = owned * problem.run.optimizer_offload_fraction
+    return [Op(TO_HOST, "gradients", HOST_LINK, "step", {"bytes": moved * HALF})]
+
+
+def late_gradients(to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray) -> np.ndarray:
+    """Return the seconds of a step by which gradients are late on the host: what their way takes longer than a backward pass.
+
+    After the first micro batch the host's sum comes to the device first, which adds to it (DeepSpeed's stage_1_and_2.py,
+    async_accumulate_grad_in_cpu_via_gpu).
+    """
+    later = np.maximum(2 * to_host - backward, 0.0)
+    late: np.ndarray = np.maximum(to_host - backward, 0.0) + (micro_batches - 1) * later
+    return late
+
+
 def optimizer_ops(problem: Problem, name: str, owned: np.ndarray) -> list[Op]:
     """Return the host's part of an optimizer step over ``owned`` parameters of a rank: fp32 gradients go to the host, the
-    host's Adam runs, fp32 weights come back, one after the other."""
+    host's Adam runs, fp32 weights come back, one after the other. Gradients that are there already leave 16-bit weights."""
     share = problem.run.optimizer_offload_fraction
     if not share:
         return []
     moved = owned * share
     return [
-        Op(name, "optimizer", HOST_LINK, "step", {"bytes": moved * 2 * FP32}),
+        Op(name, "optimizer", HOST_LINK, "step", {"bytes": moved * (HALF if problem.run.offload_gradients else 2 * FP32)}),
         Op(name, "optimizer", HOST_MEMORY, "step", {"bytes": moved * HOST_ADAM_BYTES}),
     ]
 
 
-def moments_on_host(problem: Problem) -> float:
-    """Return the bytes per parameter of both moments that are on the host."""
-    return problem.run.optimizer_offload_fraction * 2.0 * MOMENTS[problem.run.optimizer_states]
+def states_on_host(problem: Problem) -> float:
+    """Return the bytes per parameter of the optimizer's states on the host: both moments, and perhaps the fp32 weight."""
+    memory, sizes = problem.framework.memory, problem.element_bytes
+    master = FP32 if memory.offloads_master and sizes.weight < FP32 else 0.0
+    return problem.run.optimizer_offload_fraction * (2.0 * MOMENTS[problem.run.optimizer_states] + master)
+
+
+def gradients_here(problem: Problem) -> float:
+    """Return the share of a rank's part of the gradients that stays on the device under ZeRO-2 and 3."""
+    return 1.0 - problem.run.optimizer_offload_fraction * problem.run.offload_gradients
 
 
 def exposed_transfer(problem: Problem, saved: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ from solver.spec.framework import Framework
 from solver.spec.precision import MOMENTS
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Splits
-from solver.step.offload import optimizer_ops
+from solver.step.offload import gradient_ops, optimizer_ops
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
 
@@ -173,6 +173,7 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
             moved = MUON_BYTES if orthogonalises(problem, name) else adam_bytes(problem)
             adam = {"bytes": owned * here * moved}
             ops += optimizer_ops(problem, f"optimizer.{kind}", owned)
+            ops += gradient_ops(problem, owned) if kind == "shard" else []
             passes = {"bytes": owned * grad * sync.gradient_passes}
             ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, variant="adam"))
             ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, variant="residual",

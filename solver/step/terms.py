@@ -10,6 +10,7 @@ import numpy as np
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
 from solver.step.muon import muon_ops
+from solver.step.offload import TO_HOST
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
@@ -54,6 +55,7 @@ class SplitTerms:
     all_gather: SideStreamWork  #: [S] of parameters inside shard groups
     sharded: ShardedWeights
     accumulation: np.ndarray  #: [S] adding one micro batch's gradients to the buffer, where a separate kernel does it
+    to_host: np.ndarray  #: [S] gradients of one micro batch on their way to the host
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
     once: np.ndarray  #: [S] gradient norm and tied embedding
@@ -131,7 +133,8 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
         all_gather=side("parameters.all_gather"),
         sharded=sharded_weights(problem, sync, group, splits),
-        accumulation=once("accumulation"), optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
+        accumulation=once("accumulation"), to_host=once(*([TO_HOST] if problem.run.offload_gradients else [])),
+        optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
         once=once("gradient_norm", "tied_embedding", "gradient_buffer", *(["weight_casts"] if problem.weight_recipe else [])),
         parameters=np.sum([one.elements for one in groups.values()], axis=0)[group],
         embedding_parameters=table.embedding.parameters[key], synchronisation=sync, synchronisation_row=group,

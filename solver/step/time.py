@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from solver.step.layouts import Layouts
+from solver.step.offload import late_gradients
 from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, SlowestStage, pipeline_times
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
@@ -55,6 +56,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     accumulation = np.where(layouts.zero < 2, again[row], 0.0)
     passes = pipelines.backward[same], pipelines.forward[same]
     sync, gather = _synchronisation(problem, terms, layouts, *passes)
+    if problem.run.offload_gradients:
+        sync = sync + late_gradients(terms.to_host[row], passes[0], terms.splits.num_micro_batches[row])
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)

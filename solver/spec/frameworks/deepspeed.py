@@ -27,6 +27,7 @@ MEGATRON_DEEPSPEED = Framework(
         replicated_kv_heads=False,  # Megatron's tensor parallelism
         cp_comms=(),
         schedules=("1f1b",),  # the engine runs nothing else
+        offloads=("optimizer", "gradients"),  # zero_optimization.offload_optimizer
     ),
     linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM
     kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH),
@@ -40,7 +41,9 @@ MEGATRON_DEEPSPEED = Framework(
     # runtime/zero/stage_1_and_2.py: a bucket of reduce_bucket_size, an fp32 copy of the partition's gradients.
     # runtime/bf16_optimizer.py and pipe/engine.py: update_hp_grads leaves the 16-bit gradients. NCCL of 2021 keeps about
     # 0.4 GiB for each of the groups for data, tensors, pipeline, model, embedding and all (assumed)
-    memory=MemoryUse(fp32_gradient_copy=True, keeps_half_gradients=True, gradient_buckets=1.0, runtime_bytes=3.9 * GIB),
+    memory=MemoryUse(
+        fp32_gradient_copy=True, keeps_half_gradients=True, gradient_buckets=1.0, runtime_bytes=3.9 * GIB, offloads_master=True
+    ),
     doubt=0.09,  # which kernels were fused is stated by few runs
 )
 
@@ -66,7 +69,7 @@ SAILOR = MEGATRON_DEEPSPEED.derive(
     aliases=("megatron-deepspeed (sailor)",),
     flags={"zero": 0, "precision": "fp32", "grad_dtype": "fp32"},
     # --layers-per-stage; its model is always a pipeline, and the engine of pipelines asserts ZeRO below 2
-    can_run={"pipeline_layout": True, "zero_stages": (0, 1)},
+    can_run={"pipeline_layout": True, "zero_stages": (0, 1), "offloads": ()},
     kernels={"dropout": False, "bias_apart": False, "tf32": True},
     data_parallel={"optimizer_bytes_per_parameter": 131.0},
     memory={"fp32_gradient_copy": False, "keeps_half_gradients": False},

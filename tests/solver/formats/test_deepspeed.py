@@ -66,6 +66,17 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
         assert_same_estimate(model, runs[:4])
 
 
+@pytest.mark.parametrize(("zero", "share"), [(2, 1.0), (3, 1.0), (3, 0.4)])
+def test_an_optimizer_on_the_host_comes_back(zero: int, share: float, tmp_path: Path) -> None:
+    run = RUN.replace(zero=zero, optimizer_offload_fraction=share, offload_gradients=True)
+    came, refused = round_trips(model_of("llama3_8b"), [run], ".json", tmp_path)
+    assert came == 1 and not refused
+    written = json.loads((tmp_path / "run.json").read_text())["zero_optimization"]["offload_optimizer"]
+    assert written == {"device": "cpu", "pin_memory": True} | ({"ratio": share} if share < 1 else {})
+    with pytest.raises(InputError, match="a part under ZeRO-3 only"):
+        exported(tmp_path / "other.json", model_of("llama3_8b"), run.replace(zero=2, optimizer_offload_fraction=0.4), 8)
+
+
 def test_the_example_is_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, EXAMPLE)
     expected = {
@@ -120,7 +131,7 @@ def test_what_a_key_means(change: dict[str, Any], fields: dict[str, Any], tmp_pa
         ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 1000}}, "because another size of buckets is not modelled"),
         (
             {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
-            "an optimizer on the host under DeepSpeed",
+            "zero_optimization.stage is 1; it must be 2 or 3 beside offload_optimizer",
         ),
         ({"fp16": {"enabled": True}}, "fp16.enabled is True; it must be False beside bf16"),
         ({"bf16": {"enabled": "auto"}}, "it must be true or false, because what the trainer fills in is not read"),

@@ -139,3 +139,58 @@ def test_constants_of_a_layout_are_those_of_its_problem(h100_model: CostModel) -
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core")
     with pytest.raises(InputError, match=r"optimizer_states is 'bf16' in a layout, but 'fp32' in the problem"):
         estimate(problem, [problem.run.replace(**LAYOUT, optimizer_states="bf16")])
+
+
+def offloaded(cost: CostModel, micro_batches: int = 4, zero: int = 2, **constants: Any) -> Solutions:
+    cluster = cluster_of(DEVICES["h100_sxm"], HOST)
+    problem = make_problem(MODEL, 8, cost, 8192, cluster, framework="deepspeed", precision="bf16", grad_dtype="bf16",
+                           attention="flash", **constants)  # fmt: skip
+    layout = {"zero": zero, "zero_shard_size": 8, "num_micro_batches": micro_batches}
+    return estimated(problem, [problem.run.replace(**layout)])
+
+
+def test_gradients_on_the_host_by_hand(h100_model: CostModel) -> None:
+    away = {"optimizer_offload_fraction": 1.0, "offload_gradients": True}
+    here, there = offloaded(h100_model), offloaded(h100_model, **away)
+    owned = parameters(MODEL) / 8
+    # both moments and the fp32 weights; the gradients' part in 16 bits, and the copies of it that the framework keeps
+    assert held(here, "optimizer") - held(there, "optimizer") == pytest.approx(12 * owned, rel=1e-3)
+    memory = here.problem.framework.memory
+    assert memory.fp32_gradient_copy and not memory.keeps_half_gradients * (here.problem.element_bytes.gradient > 2)
+    assert held(here, "gradients") - held(there, "gradients") == pytest.approx((2 + 4) * owned, rel=1e-3)
+    # to the host in 16 bits beside each backward pass; after the first also back from it and there again
+    backward = float(there.times.pipelines.backward[0])
+    way = owned * 2 / LINK
+    late = max(way - backward, 0) + 3 * max(2 * way - backward, 0)
+    assert part(there, "gradient_sync") - part(here, "gradient_sync") == pytest.approx(late, rel=1e-3, abs=1e-9)
+    # Adam moves 28 bytes of the host's memory, 16-bit weights come back
+    assert part(there, "optimizer") == pytest.approx(owned * (28 / MEMORY + 2 / LINK), rel=0.1)
+
+
+def test_a_slow_link_is_waited_for(h100_model: CostModel) -> None:
+    slow = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 1, "host_memory_gb_s": 40})
+    problem = make_problem(MODEL, 8, h100_model, 8192, slow, framework="deepspeed", precision="bf16", grad_dtype="bf16",
+                           attention="flash", optimizer_offload_fraction=1.0, offload_gradients=True)  # fmt: skip
+    one, four = (estimated(problem, [problem.run.replace(zero=2, zero_shard_size=8, num_micro_batches=m)]) for m in (1, 4))
+    way, backward = parameters(MODEL) / 8 * 2 / 1e9, float(one.times.pipelines.backward[0])
+    assert way > backward
+    more = part(four, "gradient_sync") - part(one, "gradient_sync")
+    reduces = part(offloaded(h100_model, 4), "gradient_sync") - part(offloaded(h100_model, 1), "gradient_sync")
+    assert more - reduces == pytest.approx(3 * (2 * way - backward), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("constants", "zero", "reason"),
+    [
+        ({"offload_gradients": True}, 2, "needs optimizer_offload_fraction"),
+        ({"optimizer_offload_fraction": 1.0}, 2, "keeps gradients where its optimizer is"),
+        ({"optimizer_offload_fraction": 1.0, "offload_gradients": True}, 1, "needs ZeRO-2 or 3, not ZeRO-1"),
+        ({"optimizer_offload_fraction": 1.0, "offload_gradients": True, "framework": "generic"}, 2,
+         "does not offer to offload gradients"),
+    ],
+)  # fmt: skip
+def test_gradients_stay_here_where(constants: dict[str, Any], zero: int, reason: str, h100_model: CostModel) -> None:
+    found = offloaded(h100_model)
+    run = found.problem.run.replace(zero=zero, zero_shard_size=8, **constants)
+    with pytest.raises(InputError, match=reason):
+        check_layout(MODEL, found.problem.cluster, run)
