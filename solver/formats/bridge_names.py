@@ -33,6 +33,7 @@ VALUES: Mapping[str, str] = {
         "wgrad-deferral-limit"
     ),
     "num-experts": "num_moe_experts",
+    "microbatch-group-size-per-virtual-pipeline-stage": "microbatch_group_size_per_vp_stage",
     "num-virtual-stages-per-pipeline-rank": "virtual_pipeline_model_parallel_size",
     "decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
     "decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",

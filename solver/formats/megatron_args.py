@@ -136,6 +136,8 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         run["p2p_overlap"] = False
     if "first-last-layers-bf16" in flags:
         run |= {f"num_layers_at_{end}_in_bf16": whole(flags, f"num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")}
+    if run["vpp"] == 1 or run["micro_batch_group"] == pp:
+        run["micro_batch_group"] = 0  # which is Megatron's own
     run |= _context(flags) | _optimizer(flags) | _graphs(flags)
     if "pipeline-model-parallel-layout" in flags:
         run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp)

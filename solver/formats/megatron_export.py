@@ -164,6 +164,7 @@ def _layout(run: Strategy) -> Flags:
         if run.cp_comm == "a2a+ring" and run.cp > 1 else None,
         "decoder-first-pipeline-num-layers": run.num_layers_in_first_pipeline_stage or None,
         "decoder-last-pipeline-num-layers": run.num_layers_in_last_pipeline_stage or None,
+        "microbatch-group-size-per-virtual-pipeline-stage": run.micro_batch_group or None,
         "account-for-embedding-in-pipeline-split": run.account_for_embedding_in_pipeline_split,
         "account-for-loss-in-pipeline-split": run.account_for_loss_in_pipeline_split,
     }  # fmt: skip

@@ -95,7 +95,6 @@ UNMODELLED = {
     "use-torch-fsdp2": "FSDP2",
     "fine-grained-activation-offloading": "activations on the host",
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
-    "microbatch-group-size-per-virtual-pipeline-stage": "a group of micro batches that is not pp",
     "rampup-batch-size": "a batch that grows",
     "spec": "layers of a specification of one's own",
     "hybrid-override-pattern": "layers that are no transformer layers",
@@ -122,6 +121,7 @@ OF_THE_RUN = {
     "moe-shared-expert-overlap": ("moe_shared_expert_overlap", False),
     "delay-wgrad-compute": ("delay_wgrad_compute", False),
     "defer-embedding-wgrad-compute": ("defer_embedding_wgrad_compute", False),
+    "microbatch-group-size-per-virtual-pipeline-stage": ("micro_batch_group", 0),
     "wgrad-deferral-limit": ("wgrad_deferral_limit", 0),
     "account-for-embedding-in-pipeline-split": ("account_for_embedding_in_pipeline_split", False),
     "account-for-loss-in-pipeline-split": ("account_for_loss_in_pipeline_split", False),
@@ -136,7 +136,8 @@ SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3
 MAY_BE_ZERO = _flags(
     "decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers num-layers-at-start-in-bf16 num-layers-at-end-in-bf16 "
     "max-position-embeddings moe-shared-expert-intermediate-size mtp-num-layers cpu-offloading-num-layers recompute-num-layers "
-    "moe-router-num-groups moe-router-group-topk q-lora-rank wgrad-deferral-limit"
+    "moe-router-num-groups moe-router-group-topk q-lora-rank wgrad-deferral-limit "
+    "microbatch-group-size-per-virtual-pipeline-stage"
 )
 _READ = _flags(
     "data-parallel-sharding-strategy use-megatron-fsdp "

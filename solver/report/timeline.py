@@ -80,7 +80,8 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     sends = 1.0 if overlapped else solutions.problem.framework.pipeline.blocking_sends / 2
     send = float(solutions.terms.send_recv[row]) * sends
     share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])
-    line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, not overlapped, share)
+    group = solutions.problem.run.micro_batch_group
+    line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, not overlapped, share, group)
     part = part_of(schedule, line.stage, line.chunk, pp)
     ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
     turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))

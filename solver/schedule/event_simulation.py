@@ -84,6 +84,7 @@ def simulate(
     weight_grad: Any = None,
     blocking: bool = True,
     weight_share: float = 1.0,
+    group: int = 0,
 ) -> Timeline:
     """Run ``schedule`` on stages of unequal speed.
 
@@ -92,18 +93,19 @@ def simulate(
     only. transfer: seconds to send one chunk's activation or gradient to another stage. blocking: the sender waits for it, so
     that its pass is ``transfer`` longer (Megatron's default: between two passes it sends and receives in one batch, at the same
     time); otherwise it only delays the receiver. weight_share: of a micro batch's activations, what its weight gradient still
-    needs when its input gradient is done; what automatic schedules (zb-1p, zb-2p) hold depends on it. Raises InputError for
+    needs when its input gradient is done; what automatic schedules (zb-1p, zb-2p) hold depends on it. group: as in stage_order.
+    Raises InputError for
     invalid times or schedules.
     """
     stages = len(np.atleast_1d(forward))
-    check_schedule(schedule, stages, micro_batches, vpp)
+    check_schedule(schedule, stages, micro_batches, vpp, group)
     times = _pass_seconds(schedule, forward, backward, weight_grad, vpp)
     if not (np.isfinite(transfer) and transfer >= 0):
         raise InputError(f"transfer is {transfer} seconds; it must be a number of at least 0")
     if schedule in AUTOMATIC:
         orders = automatic_orders(schedule, micro_batches, times[:WHOLE, :, 0], 0.0 if blocking else transfer, weight_share)
     else:
-        orders = [stage_order(schedule, stage, stages, micro_batches, vpp) for stage in range(stages)]
+        orders = [stage_order(schedule, stage, stages, micro_batches, vpp, group) for stage in range(stages)]
         weight_share = 1.0
     stage = np.repeat(np.arange(stages), [len(order) for order in orders])
     kind, chunk, micro_batch = np.concatenate(orders).T

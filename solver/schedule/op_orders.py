@@ -16,37 +16,38 @@ from solver.schedule.wave_orders import wave_order
 from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken
 
 
-def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int) -> None:
+def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int, group: int = 0) -> None:
     """Raise InputError for a schedule that no framework runs."""
     if schedule not in SCHEDULES:
         raise InputError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
     if min(stages, micro_batches, vpp) < 1:
         raise InputError(f"a pipeline needs a stage, chunk and micro batch, not {stages}, {vpp}, {micro_batches}")
-    if broken := chunks_broken(schedule, stages, vpp, micro_batches):
+    if broken := chunks_broken(schedule, stages, vpp, micro_batches, group):
         raise InputError(broken)
 
 
-def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1) -> np.ndarray:
-    """Return the passes of ``stage`` (0 is the first) in order.
+def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp: int = 1, group: int = 0) -> np.ndarray:
+    """Return the passes of ``stage`` (0 is the first) in order. group: micro batches of a chunk in turn, 0: as many as stages.
 
     * gpipe: all forwards, then all backwards (Huang et al. 2019, arXiv 1811.06965).
     * 1f1b: as many forwards as there are later stages, then one forward and one backward in turn (Narayanan et al. 2021,
       arXiv 2006.09503: PipeDream-Flush).
-    * interleaved: as in Megatron-Core, micro batches in groups of pp run chunk after chunk; before the first backward run
-      2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473). One chunk: 1f1b.
+    * interleaved: as in Megatron-Core, micro batches in groups of pp (or ``group``) run chunk after chunk; before the first
+      backward run 2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473). One chunk:
+      1f1b.
     * zb-h1: 1f1b with weight gradients ``stage`` micro batches late, so that every stage holds at most pp micro batches
       (Qi et al. 2023, arXiv 2401.10241).
     * zb-1p, zb-2p: solver.schedule.automatic, whose orders depend on times; here those of equal passes.
     * zb-v, v-half, v-min, dualpipev: solver.schedule.wave_orders.
     """
-    check_schedule(schedule, stages, micro_batches, vpp)
+    check_schedule(schedule, stages, micro_batches, vpp, group)
     behind = stages - 1 - stage
     if schedule in WAVES:
         return wave_order(schedule, stage, stages, micro_batches)
     if schedule == "gpipe":
         return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
     if vpp > 1:
-        return _one_by_one(_passes(micro_batches, stages, vpp), 2 * behind + (vpp - 1) * stages)
+        return _one_by_one(_passes(micro_batches, group or stages, vpp), 2 * behind + (vpp - 1) * (group or stages))
     if schedule in AUTOMATIC:
         return automatic_orders(schedule, micro_batches, np.ones((3, stages)))[stage]
     if splits_backward(schedule):
@@ -54,12 +55,18 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
     return _one_by_one(_passes(micro_batches, stages, 1), behind)
 
 
-def _passes(micro_batches: int, stages: int, vpp: int) -> np.ndarray:
-    """Return (chunk, micro batch) of all forwards in order; backwards run in this order with chunks counted from the last."""
+def _passes(micro_batches: int, group: int, vpp: int) -> np.ndarray:
+    """Return (chunk, micro batch) of all forwards in order; backwards run in this order with chunks counted from the last.
+
+    The last group may be smaller than the others (get_schedule_table in Megatron-Core's schedules.py).
+    """
     k = np.arange(micro_batches * vpp)
     if vpp == 1:
         return np.stack([np.zeros_like(k), k], axis=1)
-    return np.stack([k % (stages * vpp) // stages, k // (stages * vpp) * stages + k % stages], axis=1)
+    first = k // (group * vpp) * group  # micro batch of each group
+    size = np.minimum(group, micro_batches - first)
+    within = k - first * vpp
+    return np.stack([within // size, first + within % size], axis=1)
 
 
 def _one_by_one(forwards: np.ndarray, warm_up: int) -> np.ndarray:

@@ -163,17 +163,18 @@ def wave_pipeline_seconds(splits: PipelineColumns, total: Any, slowest: Any, for
     return found
 
 
-def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0) -> Any:
+def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0, group: int = 0) -> Any:
     """Return the micro batches whose activations ``stage`` (0 is the first) holds at its peak, in units of whole stages.
 
-    1F1B: min(pp - stage, m). Interleaved: (2 (pp - 1 - stage) + (vpp - 1) pp + 1) / vpp chunks (Megatron-Core's warm-up).
-    GPipe: all m. Zero bubble delays weight gradients, so every stage holds pp (ZB-2p: 2 pp). V-shaped: counted.
+    1F1B: min(pp - stage, m). Interleaved: (2 (pp - 1 - stage) + (vpp - 1) pp + 1) / vpp chunks (Megatron-Core's warm-up;
+    group: as in stage_order, in place of the second pp). GPipe: all m. Zero bubble delays weight gradients, so every stage
+    holds pp (ZB-2p: 2 pp). V-shaped: counted.
     """
     pp, vpp, m, stage = (np.asarray(values) for values in (pp, vpp, micro_batches, stage))
     delayed = automatic_limit(schedule, pp) + 0 * stage
     zero_bubble = is_schedule(schedule, "zb-h1", *AUTOMATIC)
     plain = np.where(zero_bubble, delayed, np.where(is_schedule(schedule, "gpipe"), m, pp - stage))
-    chunks = 2 * (pp - 1 - stage) + (vpp - 1) * pp + 1
+    chunks = 2 * (pp - 1 - stage) + (vpp - 1) * (group or pp) + 1
     found = np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
     waves = is_schedule(schedule, *WAVES)
     return _with_waves(schedule, m, pp, stage, waves, found) if np.any(waves) else found
@@ -190,35 +191,42 @@ def _with_waves(schedule: Any, m: np.ndarray, pp: np.ndarray, stage: np.ndarray,
     return out
 
 
-def stated_layers_in_flight(schedule: Any, micro_batches: Any, pp: Any, chunks: Sequence[int], stage: Any) -> np.ndarray:
+def stated_layers_in_flight(
+    schedule: Any, micro_batches: Any, pp: Any, chunks: Sequence[int], stage: Any, of_group: int = 0
+) -> np.ndarray:
     """Return the layers of a micro batch that ``stage`` holds at its peak, as layers_in_flight, by counting.
 
     chunks: layers of all chunks of the pipeline, in order. The other arguments are arrays of shape [splits].
     """
     columns = np.stack(np.broadcast_arrays(schedule, micro_batches, pp, stage), axis=1)
     rows, group = np.unique(columns, axis=0, return_inverse=True)
-    peaks = [_stated_peak(SCHEDULES[code], m, p, tuple(chunks), s) for code, m, p, s in rows.tolist()]
+    peaks = [_stated_peak(SCHEDULES[code], m, p, tuple(chunks), s, of_group) for code, m, p, s in rows.tolist()]
     return np.array(peaks, dtype=float)[group.ravel()]
 
 
 @lru_cache(maxsize=4096)
-def _stated_peak(schedule: str, micro_batches: int, pp: int, chunks: tuple[int, ...], stage: int) -> int:
-    order = stage_order(schedule, stage, pp, min(micro_batches, 4 * pp), len(chunks) // pp)
+def _stated_peak(schedule: str, micro_batches: int, pp: int, chunks: tuple[int, ...], stage: int, of_group: int) -> int:
+    counted = micro_batches if of_group else min(micro_batches, 4 * pp)
+    order = stage_order(schedule, stage, pp, counted, len(chunks) // pp, of_group)
     kind, chunk, _ = order.T
     held = np.array(chunks)[part_of(schedule, stage, chunk, pp)]
     frees = np.isin(kind, (WEIGHT, WHOLE) if splits_backward(schedule) else (BACKWARD,))
     return int(np.cumsum(np.where(kind == FORWARD, held, np.where(frees, -held, 0))).max())
 
 
-def layers_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0) -> Any:
+def layers_in_flight(
+    schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0, group: int = 0
+) -> Any:
     """Return the layers whose activations of a micro batch ``stage`` holds at its peak, each counted per micro batch.
 
     short: layers that the first chunk of the first stage, or the last chunk of the last stage, holds less than its other
     chunks, because embedding or loss count as a layer. Of that chunk the first stage holds min(2 pp - 1, m) micro batches at
     its peak (the first pp of each chunk, and pp - 1 of the next group); the last stage none if another group follows, else one.
+    group: as in stage_order, in place of the pp of a group.
     """
-    flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, stage)
+    flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, stage, group)
     pp, m = np.asarray(pp), np.asarray(micro_batches)
     short = np.where(is_schedule(schedule, *WAVES), 0, short)  # both ends are on one stage
-    of_the_short_chunk = np.where(np.asarray(stage) > 0, np.where(m > pp, 0, 1), np.minimum(2 * pp - 1, m))
+    size = group or pp
+    of_the_short_chunk = np.where(np.asarray(stage) > 0, np.where(m > size, 0, 1), np.minimum(size + pp - 1, m))
     return flight * layers + np.where(np.asarray(vpp) > 1, (flight - of_the_short_chunk) * short, 0.0)

@@ -33,7 +33,7 @@ from solver.spec.feasibility import (
 )
 from solver.spec.framework import CanRun
 from solver.spec.optimizer_rules import MUON_ZERO
-from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken
+from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
@@ -142,14 +142,16 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         rejected["experts need the sequence split over tp"] += 1
         return None
     overlaps, defers = problem.run.moe_exchange_overlap, problem.run.defer_embedding_wgrad_compute
+    group = problem.run.micro_batch_group
     schedules = can_run.schedules if pp > 1 else ("1f1b",)
     schedules = tuple(name for name in schedules if deferral_runs(defers, pp, name))
     if not schedules:
         rejected[NO_DRAIN] += 1
         return None
     ways = divisions(can_run, problem.model.num_hidden_layers, pp)
-    divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none")]
-    batches = _batches(divided, schedules, pp, sequences, rejected)
+    divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none") and (not group or way[0] > 1)]
+    schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
+    batches = _batches(divided, schedules, (pp, group), sequences, rejected)
     if not batches:
         rejected["moe_exchange_overlap needs interleaved stages"] += 1
         return None
@@ -244,16 +246,21 @@ def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:
 
 
 def _batches(
-    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], pp: int, sequences: int, rejected: Counter[str]
-) -> list[tuple[int, ...]]:
-    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences."""
+    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], of: tuple[int, int], sequences: int,
+    rejected: Counter[str],
+) -> list[tuple[int, ...]]:  # fmt: skip
+    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences.
+
+    of: pp, and the micro batches of a group that interleaves (0: pp).
+    """
+    pp, group = of
     found: list[tuple[int, ...]] = []
     plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *WAVES)]
     interleaved = [SCHEDULES.index("interleaved")] * ("interleaved" in schedules)
     waves = [name for name in schedules if name in WAVES]
     for size in divisors(sequences):
         count = sequences // int(size)
-        in_groups = count % pp == 0
+        in_groups = groups_fit(count, pp, group) and (not group or group >= pp)
         for vpp, division in divided:
             ways = plain if vpp == 1 else interleaved * in_groups
             if vpp == 2 and not division.num_layers_in_last_pipeline_stage:

@@ -46,7 +46,8 @@ def csv_workload(run: Strategy, stage: StageWork, step: StepWork) -> CsvWorkload
     chunks = [_passes(works, sizes) for works in stage.chunks]
     items = [_epoch_end()]
     name = "interleaved" if run.schedule == "1f1b" and run.vpp > 1 else run.schedule
-    for kind, chunk, _ in stage_order(name, stage.stage, run.pp, run.num_micro_batches, run.vpp).tolist():
+    order = stage_order(name, stage.stage, run.pp, run.num_micro_batches, run.vpp, run.micro_batch_group)
+    for kind, chunk, _ in order.tolist():
         items += _with_sends(kind, chunks[chunk], int(part_of(name, stage.stage, chunk, run.pp)), run, step.send)
     for pieces in (step.reduced, step.other, step.update, step.gathered):
         items += _items(pieces, "step", sizes)

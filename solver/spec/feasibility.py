@@ -131,6 +131,11 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             not s.compile or can.compiles_split_backward or s.pp == 1 or s.schedule not in SPLIT_BACKWARD,
             f"{name} does not compile under schedule {s.schedule}, which splits the backward pass",
         ),
+        (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
+        (
+            not s.micro_batch_group or (s.vpp > 1 and s.schedule in ("1f1b", "interleaved")),
+            f"micro_batch_group {s.micro_batch_group} changes nothing without interleaved stages (vpp above 1)",
+        ),
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         *deferral_rules(framework, s),

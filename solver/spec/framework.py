@@ -195,6 +195,7 @@ class CanRun:
     cp_comms: tuple[str, ...] = ("ring", "a2a", "allgather")  #: exchanges of context parallelism; empty: no context parallelism
     pipeline: bool = True
     schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
+    micro_batch_groups: bool = False  #: interleaving with other groups of micro batches than pp
     uneven_stages: bool = True  #: layers need not divide by pp
     stated_end_stages: bool = False  #: the layers of the first and the last stage may be stated; the others share the rest
     pipeline_layout: bool = False  #: the layers of every chunk may be stated

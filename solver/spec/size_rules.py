@@ -21,7 +21,7 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
     layers, ranks = model.num_hidden_layers, s.tp * s.cp * s.dp
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
-    chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches)
+    chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches, s.micro_batch_group)
     dealt = deal_broken(layers, s)
     return (
         (not dealt, dealt),

@@ -91,6 +91,7 @@ class Strategy:
     pp: int = 1
     vpp: int = 1
     schedule: str = "1f1b"
+    micro_batch_group: int = 0  #: micro batches that interleaved stages run of one chunk before the next; 0: pp
     num_layers_in_first_pipeline_stage: int = 0  #: 0: an even share
     num_layers_in_last_pipeline_stage: int = 0
     account_for_embedding_in_pipeline_split: bool = False  #: the embedding takes the place of a layer of the first stage
@@ -252,8 +253,14 @@ def _modules(key: str, given: Any, known: tuple[str, ...]) -> str:
     return "+".join(name for name in known if name in listed)
 
 
-def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int) -> str:
-    """Return what is wrong with the chunks and micro batches of a schedule, or ""."""
+def groups_fit(micro_batches: int, pp: int, group: int) -> bool:
+    """Whether interleaving deals the micro batches in groups of ``group`` (0: pp): the last group is whole or at least pp."""
+    rest = micro_batches % (group or pp)
+    return rest == 0 or (group > pp and rest >= pp)
+
+
+def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int, group: int = 0) -> str:
+    """Return what is wrong with the chunks and micro batches of a schedule, or "". group: as groups_fit."""
     if schedule in WAVES and (vpp != 2 or pp == 1):
         return f"schedule {schedule} has two chunks a stage of several: give it vpp 2 and pp above 1, not vpp {vpp}, pp {pp}"
     if micro_batches < (fewest := {"zb-v": 2 * pp - 1, "dualpipev": 2 * pp}.get(schedule, 1)):
@@ -262,8 +269,11 @@ def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int) -> str:
         return ""
     if schedule not in ("1f1b", "interleaved"):
         return f"vpp {vpp} interleaves 1F1B, and schedule {schedule} has one chunk a stage: leave one out"
-    if micro_batches % pp:
-        return f"interleaving needs micro batches in multiples of pp {pp}, not {micro_batches}"
+    if group and group < pp:
+        return f"micro_batch_group {group} is less than pp {pp}, so that stages would wait for each other's chunks"
+    if not groups_fit(micro_batches, pp, group):
+        whole = f"groups of {group} and a last one of at least pp {pp}" if group else f"multiples of pp {pp}"
+        return f"interleaving needs micro batches in {whole}, not {micro_batches}"
     return ""
 
 

@@ -77,6 +77,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         # --moe-token-dispatcher-type flex, since 0.11; --moe-flex-dispatcher-backend hybridep, since 0.15
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "tp_comm_overlap": True,
+        "micro_batch_groups": True,  # --microbatch-group-size-per-virtual-pipeline-stage, since 0.9
         "defers_head": True,  # --defer-embedding-wgrad-compute, since 0.7
         "overlaps_exchange": True,  # --overlap-moe-expert-parallel-comm, since 0.14
         "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
@@ -120,6 +121,7 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
         "overlaps_exchange": False,
         "recompute_modules": ("core_attn",),  # others since 0.12
         "cuda_graph_modules": (),
+        "micro_batch_groups": False,
         "optimizers": ("adam",),
         "optimizer_states": ("fp32",),
         "offloads": ("activations",),
@@ -167,6 +169,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "overlaps_exchange": False,
         "recompute_modules": ("core_attn",),
         "cuda_graph_modules": (),
+        "micro_batch_groups": False,
         "optimizers": ("adam",),
         "optimizer_states": ("fp32",),
         "offloads": ("activations",),
@@ -283,6 +286,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "fuses_experts": True,
         "recompute_modules": RECOMPUTE_MODULES,
         "cuda_graph_modules": CUDA_GRAPH_MODULES,
+        "micro_batch_groups": True,
         "optimizers": ("adam", "muon"),
         "optimizer_states": ("fp32", "bf16", "8bit"),
         "offloads": ("optimizer", "activations"),
