@@ -30,6 +30,7 @@ _SWITCHES: tuple[tuple[str, Any, str], ...] = (
     ("moe_permute_fusion", True, "rows are put in the order of experts by several kernels: moe_permute_fusion is off"),
     ("moe_shared_expert_overlap", True, "shared experts wait for the exchange of tokens: moe_shared_expert_overlap is off"),
     ("moe_exchange_overlap", True, "compute waits for the exchange of tokens: moe_exchange_overlap is off"),
+    ("delay_wgrad_compute", True, "gradients of inputs are sent after weight gradients: delay_wgrad_compute is off"),
     ("recompute", "none", "activations are recomputed"),
     ("launch_blocking", False, "every launch waits for the last: CUDA_LAUNCH_BLOCKING is set"),
 )  # fmt: skip
@@ -91,7 +92,8 @@ def _offered(problem: Problem, field: str, value: Any) -> bool:
     special = {
         "zero": value in can.zero_stages, "tp_mode": TpMode.MSP in can.tp_modes, "tp_comm_overlap": can.tp_comm_overlap,
         "gradient_accumulation_fusion": framework.data_parallel.fused_gradient_accumulation,
-        "moe_exchange_overlap": can.overlaps_exchange, "attention": True, "recompute": True, "launch_blocking": True,
+        "moe_exchange_overlap": can.overlaps_exchange, "delay_wgrad_compute": problem.run.moe_exchange_overlap,
+        "attention": True, "recompute": True, "launch_blocking": True,
     }  # fmt: skip
     if field in special:
         return special[field]
