@@ -29,10 +29,7 @@ from solver.step.solutions import Solutions
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "configs" / "cases"
 KEYS = {"id", "hardware", "cluster", "model", "run", "measured", "source"}
-NOT_MODELLED = {
-    **dict.fromkeys(("0070", "0071", "0072", "0076"), "microbatch-group-size-per-virtual-pipeline-stage"),
-    **dict.fromkeys(("0181", "0182"), "fine-grained-activation-offloading"),
-}
+NOT_MODELLED = dict.fromkeys(("0181", "0182"), "fine-grained-activation-offloading")
 #: 100 * (2 * 100 + 2 * 100) + 3 * 100 * 200 = 100,000 weights in the linears of its one layer, 50 * 100 in the head.
 SMALL = ModelSpec(
     name="small", hidden_size=100, intermediate_size=200, num_hidden_layers=1, num_attention_heads=10, num_key_value_heads=10,
