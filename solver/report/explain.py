@@ -15,6 +15,7 @@ from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK
 from solver.report.doubt import system_std
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.strategy import Recompute
+from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
@@ -220,7 +221,7 @@ def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to
 _STEP_PARTS = {
     "fsdp_exposed": ("layer", "root"),
     "gradient_accumulation": ("accumulation",),
-    "gradient_sync": ("gradients.all_reduce", "gradients.reduce_scatter"),
+    "gradient_sync": ("gradients.all_reduce", "gradients.reduce_scatter", TO_HOST),
     "parameter_gather": ("parameters.all_gather",),
     "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding", "gradient_buffer", "weight_casts"),
 }
@@ -241,7 +242,7 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
         main = max(rows, key=lambda i: total[i])
         std = float(np.average(sync.relative_std[rows, at], weights=total[rows]))
         op = sync.ops[main]
-        kind = op.kind if op.kind in (MEMORY_BOUND, *_HOST) else "network" if np.ravel(op.dims["inter"])[at] > 1 else "links"
+        kind = op.kind if "inter" not in op.dims else "network" if np.ravel(op.dims["inter"])[at] > 1 else "links"
         lines.append(Line(part, "step", part, kind, parts[part], std, Basis(int(sync.basis[main, at]))))
     if parts["pp_transfer"]:
         lines.append(Line("pp_transfer", "step", "pp_transfer", "network", parts["pp_transfer"], 0.2, Basis.EXTRAPOLATED))

@@ -10,9 +10,10 @@ import numpy as np
 
 from profiler.errors import InputError
 from solver.report.terminal import describe
-from solver.schedule.event_simulation import Timeline, simulate
+from solver.schedule.event_simulation import Timeline, followed_by, simulate
 from solver.schedule.kinds import AUTOMATIC, part_of, splits_backward
 from solver.spec.strategy import SCHEDULES, WAVES
+from solver.step.deferred_head import deferred_share
 from solver.step.op_estimates import STREAMS
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.pipeline import weight_share
@@ -82,6 +83,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])
     group = solutions.problem.run.micro_batch_group
     line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, not overlapped, share, group)
+    line = followed_by(line, vpp - 1, float(solutions.terms.head_weight_grad[row]), _deferred(solutions, index))
     part = part_of(schedule, line.stage, line.chunk, pp)
     ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
     turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))
@@ -103,6 +105,12 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
         np.where(quiet | (pp == 1) | (not overlapped), 0.0, send),
         solutions.problem.framework.pipeline.waits_for_norm or schedule not in (*AUTOMATIC, *WAVES),
     )
+
+
+def _deferred(solutions: Solutions, index: int) -> int:
+    """Return the micro batches whose weight gradients of the head wait until the last stage has run its passes."""
+    m = solutions.layouts.take(np.array([index])).splits.num_micro_batches
+    return round(float((deferred_share(solutions.problem.run, m) * m)[0]))
 
 
 def _chunk_seconds(
@@ -136,6 +144,8 @@ def _chunk_seconds(
     micro_batches = float(terms.splits.num_micro_batches[row])
     chosen = [PARTS.index(name) for name in _OF_PASSES]
     whole = time_of_stages(solutions, index)[chosen].sum(axis=0) / micro_batches
+    deferred = _deferred(solutions, index) / micro_batches * float(terms.head_weight_grad[row])  # of a micro batch, on average
+    whole[-1], times[1, -1, -1] = whole[-1] - deferred, times[1, -1, -1] - deferred
     extra = np.maximum(whole - times[:2].sum(axis=(0, 2)), 0.0)[:, None] / vpp  # recomputation and what else waits in backward
     times[1] += extra
     streams = {name: waits[:, STREAMS.index(name)] for name in STREAMS[1:]}

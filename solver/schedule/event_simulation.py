@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,24 @@ def simulate(
     needed = np.where(needs >= 0, where[needs], -1)
     held = in_flight(schedule, orders, vpp, weight_share)
     return Timeline(stage, micro_batch, chunk, KINDS[kind], start, start + seconds, held, needed, weight_share)
+
+
+def followed_by(line: Timeline, chunk: int, seconds: float, number: int) -> Timeline:
+    """Return the timeline with ``number`` weight gradients of ``seconds`` each after the last pass of the last stage."""
+    if not number or not seconds:
+        return line
+    stage = int(line.stage[-1])
+    start = line.end[line.stage == stage].max() + seconds * np.arange(number)
+    return replace(
+        line,
+        stage=np.append(line.stage, np.full(number, stage)),
+        micro_batch=np.append(line.micro_batch, np.arange(number)),
+        chunk=np.append(line.chunk, np.full(number, chunk)),
+        kind=np.append(line.kind, np.full(number, "W")),
+        start=np.append(line.start, start),
+        end=np.append(line.end, start + seconds),
+        needs=np.append(line.needs, np.full(number, -1)),
+    )
 
 
 def _pass_seconds(schedule: str, forward: Any, backward: Any, weight_grad: Any, vpp: int) -> np.ndarray:

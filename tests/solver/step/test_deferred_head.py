@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from toy import TINY, all_layouts, make_problem, toy_cost
 
 from profiler.errors import InputError
+from solver.report.explain import explain
+from solver.report.timeline import step_timeline
 from solver.schedule.event_simulation import simulate
 from solver.search.search import search
 from solver.spec.feasibility import check_layout
@@ -74,6 +76,19 @@ def test_seconds_and_bytes_by_hand() -> None:
         np.testing.assert_allclose(found.times.parts.sum(axis=0), found.times.seconds, rtol=1e-12)
         np.testing.assert_allclose(time_of_stages(found, 0).sum(axis=0), found.times.seconds[0], rtol=1e-12)
         assert (time_of_stages(found, 0) >= -1e-15).all()
+
+
+def test_the_step_is_explained_and_drawn() -> None:
+    for constants in ({}, {"wgrad_deferral_limit": 3}):
+        found = estimated(defer_embedding_wgrad_compute=True, **constants)
+        lines = explain(found, 0).lines
+        assert sum(line.seconds for line in lines) == pytest.approx(float(found.times.seconds[0]), rel=1e-9)
+        drawn = step_timeline(found, 0)
+        waiting = (drawn.line.kind == "W").sum()
+        assert waiting == constants.get("wgrad_deferral_limit", 8)
+        assert drawn.seconds == pytest.approx(drawn.predicted, rel=0.02)
+        last = drawn.line.stage == 3
+        assert (np.diff(drawn.line.start[last]) > 0).all() and drawn.line.kind[last][-1] == "W"
 
 
 def test_it_never_costs_time_and_never_saves_memory() -> None:

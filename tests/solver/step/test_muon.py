@@ -9,6 +9,7 @@ import pytest
 from toy import FLOP, TINY, all_layouts, make_problem, part, toy_cost
 
 from profiler.errors import InputError
+from solver.report.explain import explain
 from solver.search.search import search
 from solver.spec.feasibility import check_layout
 from solver.step.layouts import Layouts
@@ -87,6 +88,13 @@ def test_more_ranks_than_matrices_leave_the_largest_one() -> None:
     assert moved > products(256, 64) * FLOP  # and its bytes
     largest, even = 256 * 64, 2 * sum(rows * columns for rows, columns in MATRICES) / 16
     assert held(sixteen) - held(adam) == pytest.approx(8 * largest - 12 * even)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_step_is_explained(zero: int) -> None:
+    found = estimated(4, {"zero": zero, "zero_shard_size": 4 if zero else 1})
+    explained = explain(found, 0)
+    assert sum(line.seconds for line in explained.lines) == pytest.approx(float(found.times.seconds[0]), rel=1e-9)
 
 
 def test_a_search_offers_what_runs() -> None:

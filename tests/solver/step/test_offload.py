@@ -163,6 +163,7 @@ def test_gradients_on_the_host_by_hand(h100_model: CostModel) -> None:
     way = owned * 2 / LINK
     late = max(way - backward, 0) + 3 * max(2 * way - backward, 0)
     assert part(there, "gradient_sync") - part(here, "gradient_sync") == pytest.approx(late, rel=1e-3, abs=1e-9)
+    assert sum(line.seconds for line in explain(there, 0).lines) == pytest.approx(float(there.times.seconds[0]), rel=1e-9)
     # Adam moves 28 bytes of the host's memory, 16-bit weights come back
     assert part(there, "optimizer") == pytest.approx(owned * (28 / MEMORY + 2 / LINK), rel=0.1)
 
