@@ -87,6 +87,10 @@ def _refuse(flags: Mapping[str, Any]) -> None:
         for flag, usual in MUON.items():
             if str(flags.get(flag, usual)) != usual:
                 raise InputError(f"Megatron's --{flag} {shown(flags[flag])} is not modelled; {usual} is")
+        if whole(flags, "num-distributed-optimizer-instances", 1) > 1:
+            raise InputError(
+                "Megatron's --num-distributed-optimizer-instances is not of dist_muon, which deals to all replicas"
+            )
         if "use-distributed-optimizer" in flags:
             raise InputError("Megatron's --optimizer muon does not run with --use-distributed-optimizer; dist_muon shards it")
     unknown = sorted(flags.keys() - KNOWN)
@@ -136,11 +140,11 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         run["p2p_overlap"] = False
     if "first-last-layers-bf16" in flags:
         run |= {f"num_layers_at_{end}_in_bf16": whole(flags, f"num-layers-at-{end}-in-bf16", 1) for end in ("start", "end")}
-    if run["vpp"] == 1 or run["micro_batch_group"] == pp:
-        run["micro_batch_group"] = 0  # which is Megatron's own
     run |= _context(flags) | _optimizer(flags) | _graphs(flags)
     if "pipeline-model-parallel-layout" in flags:
         run |= _layout(str(flags["pipeline-model-parallel-layout"]), pp)
+    if run["vpp"] == 1 or run["micro_batch_group"] == pp:
+        run["micro_batch_group"] = 0  # which is Megatron's own
     run |= _recomputation(flags, run["vpp"])
     return {**run, **(_expert_run(flags, tp) if "num-experts" in flags else {})}
 

@@ -102,7 +102,8 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "cuda_graphs", "cuda_graph_modules", "launch_blocking", "recompute_modules", "moe_dispatcher",
         "moe_capacity_factor", "moe_imbalance", "moe_permute_fusion", "moe_shared_expert_overlap",
         "moe_exchange_overlap", "delay_wgrad_compute", "defer_embedding_wgrad_compute", "wgrad_deferral_limit",
-        "moe_fused_experts", "optimizer", "framework",
+        "moe_fused_experts", "optimizer", "optimizer_states", "optimizer_offload_fraction", "offload_gradients",
+        "offload_layers", "micro_batch_group", "framework",
     )  # fmt: skip
     return {
         "model": dict(vars(problem.model)) | {"parameters": parameters(problem.model)},

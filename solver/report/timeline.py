@@ -83,7 +83,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])
     group = solutions.problem.run.micro_batch_group
     line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, not overlapped, share, group)
-    line = followed_by(line, vpp - 1, float(solutions.terms.head_weight_grad[row]), _deferred(solutions, index))
+    line = followed_by(line, vpp - 1, float(solutions.terms.projection_weight_grad[row]), _deferred(solutions, index))
     part = part_of(schedule, line.stage, line.chunk, pp)
     ends = np.where(line.kind == "F", part == pp * vpp - 1, (line.kind == "W") | (part == 0))
     turn = (part == pp - 1) & (line.kind == "F") | (part == pp) & np.isin(line.kind, ("B", "BW"))
@@ -144,7 +144,7 @@ def _chunk_seconds(
     micro_batches = float(terms.splits.num_micro_batches[row])
     chosen = [PARTS.index(name) for name in _OF_PASSES]
     whole = time_of_stages(solutions, index)[chosen].sum(axis=0) / micro_batches
-    deferred = _deferred(solutions, index) / micro_batches * float(terms.head_weight_grad[row])  # of a micro batch, on average
+    deferred = _deferred(solutions, index) / micro_batches * float(terms.projection_weight_grad[row])
     whole[-1], times[1, -1, -1] = whole[-1] - deferred, times[1, -1, -1] - deferred
     extra = np.maximum(whole - times[:2].sum(axis=(0, 2)), 0.0)[:, None] / vpp  # recomputation and what else waits in backward
     times[1] += extra

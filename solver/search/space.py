@@ -132,7 +132,8 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     if not sequence_divides(problem.run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
         modes = (TpMode.MTP,)
-    modes = [mode for mode in modes if mode_runs(problem.model, mode.name.lower(), tp)]
+    muon = problem.run.optimizer == "muon"
+    modes = [mode for mode in modes if mode_runs(problem.model, mode.name.lower(), tp) and not (muon and mode == TpMode.ISP)]
     can_run = problem.framework.can_run
     experts = _expert_groups(problem, tp, tp * cp * dp)
     sharing = [
@@ -153,7 +154,7 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
     batches = _batches(divided, schedules, (pp, group), sequences, rejected)
     if not batches:
-        rejected["moe_exchange_overlap needs interleaved stages"] += 1
+        rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
         return None
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard, ep, etp = np.array(sharing, dtype=np.int64)[i].T
@@ -292,6 +293,8 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     levels = [(level, share) for level, share in levels if level.name.lower() in allowed]
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states
+    if problem.run.optimizer == "muon":
+        sharded &= splits.zero_shard_size == splits.dp * splits.cp
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
     zeros = [(0, whole_states), (1, sharded), (2, second), (3, sharded & one_stage & (splits.wp == 1))]
     offered = set(problem.framework.can_run.zero_stages) & (set(MUON_ZERO) if problem.run.optimizer == "muon" else {0, 1, 2, 3})

@@ -30,7 +30,9 @@ def _flag(offered: bool) -> list[bool]:
 
 
 def _offloaded(problem: Problem, what: str, values: Sequence[float | int], described: float) -> list[float | int]:
-    return [0, *values] if what in problem.framework.can_run.offloads and described else [0]
+    offered = problem.framework.can_run.offloads
+    alone = what in offered and not (what == "optimizer" and "gradients" in offered)  # which would have to go with it
+    return [0, *values] if alone and described else [0]
 
 
 #: Constant of the run -> the values of it that the framework runs and that concern the model.
@@ -43,7 +45,7 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
         p.framework.can_run.defers_head and p.framework.fuses_accumulation(p.run.gradient_accumulation_fusion)
     ),
     "optimizer": lambda p: p.framework.can_run.optimizers,
-    "delay_wgrad_compute": lambda p: _flag(p.run.moe_exchange_overlap),
+    "delay_wgrad_compute": lambda p: _flag(p.framework.can_run.overlaps_exchange),
     "moe_exchange_overlap": lambda p: _flag(p.framework.can_run.overlaps_exchange),
     "optimizer_offload_fraction": lambda p: _offloaded(p, "optimizer", OFFLOADED, p.cluster.host_link * p.cluster.host_memory),
     "offload_layers": lambda p: _offloaded(

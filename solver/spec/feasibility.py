@@ -143,6 +143,10 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (can.fuses_projection or not fuses_projection(s), f"{name} does not offer cross_entropy_fusion_impl linear"),
         *optimizer_rules(framework, s),
         (s.zero > 1 or not s.offload_gradients, f"offload_gradients needs ZeRO-2 or 3, not ZeRO-{s.zero}"),
+        (
+            s.optimizer != "muon" or not s.zero or s.zero_shard_size == s.dp * s.cp,
+            f"optimizer muon deals matrices to all {s.dp * s.cp} replicas, not to {s.zero_shard_size} (zero_shard_size)",
+        ),
         (s.optimizer != "muon" or s.zero in MUON_ZERO, f"optimizer muon runs with ZeRO-0 or 1, not ZeRO-{s.zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         *(

@@ -159,8 +159,8 @@ class MemoryUse:
     transformer_engine: bool = False  #: linears are Transformer Engine's, which has a cuBLAS workspace of its own
     #: Unfused attention computes its scores in a buffer that stays (Megatron's own implementation).
     scores_buffer: bool = False
-    #: ZeRO-1 copies the 16-bit gradients that a rank updates to fp32 before it does.
     offloads_master: bool = False  #: where moments are on the host, the fp32 master weights are there too
+    #: ZeRO-1 copies the 16-bit gradients that a rank updates to fp32 before it does.
     fp32_gradient_copy: bool = False
     #: The 16-bit gradients of the backward pass stay beside fp32 gradients, into which they are accumulated.
     keeps_half_gradients: bool = False

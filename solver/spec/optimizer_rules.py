@@ -32,6 +32,7 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
             f"{name} keeps gradients where its optimizer is: give offload_gradients with optimizer_offload_fraction",
         ),
         (not muon or s.precision != "fp16", "optimizer muon does not run in fp16"),
+        (not muon or s.tp_mode != "isp", "optimizer muon is not described with weights that tp_mode isp shards"),
         (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),
         (not muon or not s.optimizer_offload_fraction, "optimizer muon keeps its states on the device"),
     )

@@ -254,9 +254,10 @@ def _modules(key: str, given: Any, known: tuple[str, ...]) -> str:
 
 
 def groups_fit(micro_batches: int, pp: int, group: int) -> bool:
-    """Whether interleaving deals the micro batches in groups of ``group`` (0: pp): the last group is whole or at least pp."""
+    """Whether interleaving deals the micro batches in groups of ``group`` (0: pp): there is a whole one, and the last one is
+    whole or at least pp (asserted in Megatron-Core's schedules.py)."""
     rest = micro_batches % (group or pp)
-    return rest == 0 or (group > pp and rest >= pp)
+    return (group or pp) <= micro_batches and (rest == 0 or (group > pp and rest >= pp))
 
 
 def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int, group: int = 0) -> str:

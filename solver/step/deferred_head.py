@@ -7,7 +7,27 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.layers.program import LINEAR, WEIGHT_GRAD, Op
 from solver.spec.strategy import Strategy
+from solver.step.problem import Part
+
+_PROJECTION = "vocab"  #: the only op that Megatron defers; a module of multi-token prediction computes its gradients at once
+
+
+def projection_seconds(head: Part) -> np.ndarray:
+    """Return the seconds of a micro batch's weight gradient of the projection to the vocabulary: [keys]."""
+    rows = zip(head.estimates.ops, head.exposed, strict=True)
+    return sum((row for op, row in rows if _is_projection(op)), np.zeros(len(head.times.waits)))
+
+
+def projection_operands(head: Part, element: float) -> np.ndarray:
+    """Return the bytes of a micro batch that it reads, input of the projection and gradient of its output: [keys]."""
+    sizes = (op.dims["k"] * (op.dims["m"] + op.dims["n"]) * element for op in head.estimates.ops if _is_projection(op))
+    return sum((1.0 * size for size in sizes), np.zeros(len(head.times.waits)))
+
+
+def _is_projection(op: Op) -> bool:
+    return op.name == _PROJECTION and op.phase == WEIGHT_GRAD and op.kind == LINEAR
 
 
 def deferred_share(run: Strategy, micro_batches: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from solver.schedule.kinds import is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
-from solver.step.deferred_head import deferred_share
+from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts, Splits
 from solver.step.muon import largest_matrix, momentum_saved
 from solver.step.offload import RESIDENT_LAYERS, gradients_here, states_on_host
@@ -101,7 +101,7 @@ def stage_state(
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
         for zero in range(4):
             out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
-            partitioned = np.maximum(elements / share, largest_matrix(problem, table, key, name))
+            partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
             whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
             here = gradients_here(problem) if zero > 1 else 1.0
@@ -157,6 +157,7 @@ class PeakMemory:
         self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
         self._recomputed, _ = stages.recomputed(recomputed_limit(problem, self._pipelines), row)
         self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
+        self._deferred_operands = projection_operands(table.head, problem.element_bytes.activation)
         self._held: dict[int, _StageBytes] = {}
 
     def parts(self, stage: int) -> np.ndarray:
@@ -206,7 +207,7 @@ class PeakMemory:
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
         kept_logits = has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)
         # operands of the head's weight gradients that wait
-        kept_logits += has_head * self._table.head.postponed[self._key] * m * deferred_share(problem.run, m)
+        kept_logits += has_head * self._deferred_operands[self._key] * m * deferred_share(problem.run, m)
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (has_head * (head + transient))[row]
         at_loss = loss > backward

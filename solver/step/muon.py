@@ -43,12 +43,13 @@ def muon_ops(
     """
     if problem.run.optimizer != "muon":
         return []
-    stages = stages_of(problem, splits)
-    kinds = [list(_matrices(part, key)) for part in table.layers]
-    whole, ops = [], []
-    for kind, matrices in enumerate(kinds):
-        layers = np.max([counts[kind] for counts in stages.counts], axis=0)
-        whole += [found._replace(number=found.number * layers) for found in matrices]
+    stages, parts = stages_of(problem, splits), (*table.layers, table.head)
+    matrices = [list(_matrices(part, key)) for part in parts]
+    held = np.concatenate([stages.counts, stages.has_head[:, None]], axis=1)  # [stages, parts, splits]
+    each = np.array([sum((found.number * _flops(found) for found in of), np.zeros(len(splits))) for of in matrices])
+    fullest = np.argmax((held * each).sum(axis=1), axis=0)
+    times = held[fullest, :, np.arange(len(splits))].T
+    whole, ops = [found._replace(number=found.number * n) for of, n in zip(matrices, times, strict=True) for found in of], []
     for found, dealt in zip(whole, _dealt(whole, groups, splits), strict=True):
         for name, number in (("optimizer.whole", found.number), ("optimizer.shard", dealt)):
             ops += _iterations(found, name, number)
@@ -58,7 +59,7 @@ def muon_ops(
 def _matrices(part: Part, key: np.ndarray) -> Iterator[Matrices]:
     ops = part.estimates.ops
     for op in (*weight_gemms(ops), *(op for op in ops if op.kind == GROUPED_LINEAR and op.phase == FORWARD)):
-        if op.module == ROUTER:
+        if op.module == ROUTER or op.name.endswith(("vocab", "scores", "context")):
             continue
         rows, columns = (np.broadcast_to(op.dims[name], len(part.times.waits))[key] for name in ("n", "k"))
         experts = op.dims["groups"] if op.kind == GROUPED_LINEAR else 1.0
@@ -75,6 +76,12 @@ def _dealt(whole: list[Matrices], groups: Mapping[str, ParameterGroup], splits: 
         total = np.sum([whole[i].number for i in alike], axis=0)
         largest = size >= np.max([elements[i] for i in alike], axis=0)
         yield np.where(total >= ranks, found.number / ranks, 1.0 * largest * (found.number > 0))
+
+
+def _flops(found: Matrices) -> np.ndarray:
+    small, large = np.minimum(found.rows, found.columns) * 1.0, np.maximum(found.rows, found.columns) * 1.0
+    flops: np.ndarray = small * small * (2 * large + small)
+    return flops
 
 
 def _iterations(found: Matrices, name: str, number: np.ndarray) -> list[Op]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from solver.layers.program import HOST_LINK, HOST_MEMORY, Op
 from solver.spec.precision import MOMENTS
-from solver.spec.recipes import FP32, HALF
+from solver.spec.recipes import FP32
 from solver.step.problem import Problem
 
 TO_HOST = "gradients.to_host"  #: name of the op
@@ -21,11 +21,11 @@ RESIDENT_LAYERS = 2
 
 
 def gradient_ops(problem: Problem, owned: np.ndarray) -> list[Op]:
-    """Return the way of a micro batch's gradients of ``owned`` parameters to the host, in 16 bits."""
+    """Return the way of a micro batch's gradients of ``owned`` parameters to the host, as wide as activations."""
     if not problem.run.offload_gradients:
         return []
     moved = owned * problem.run.optimizer_offload_fraction
-    return [Op(TO_HOST, "gradients", HOST_LINK, "step", {"bytes": moved * HALF})]
+    return [Op(TO_HOST, "gradients", HOST_LINK, "step", {"bytes": moved * problem.element_bytes.activation})]
 
 
 def late_gradients(to_host: np.ndarray, backward: np.ndarray, micro_batches: np.ndarray) -> np.ndarray:
@@ -45,10 +45,10 @@ def optimizer_ops(problem: Problem, name: str, owned: np.ndarray) -> list[Op]:
     share = problem.run.optimizer_offload_fraction
     if not share:
         return []
-    moved = owned * share
+    back = problem.element_bytes.weight if problem.run.offload_gradients else 2 * FP32
     return [
-        Op(name, "optimizer", HOST_LINK, "step", {"bytes": moved * (HALF if problem.run.offload_gradients else 2 * FP32)}),
-        Op(name, "optimizer", HOST_MEMORY, "step", {"bytes": moved * HOST_ADAM_BYTES}),
+        Op(name, "optimizer", HOST_LINK, "step", {"bytes": owned * share * back}),
+        Op(name, "optimizer", HOST_MEMORY, "step", {"bytes": owned * share * HOST_ADAM_BYTES}),
     ]
 
 

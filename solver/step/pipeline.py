@@ -9,7 +9,7 @@ import numpy as np
 
 from solver.schedule.kinds import is_schedule
 from solver.schedule.stages import PipelineColumns, automatic_pipeline_seconds, pipeline_seconds, wave_pipeline_seconds
-from solver.spec.strategy import SPLIT_BACKWARD
+from solver.spec.strategy import SPLIT_BACKWARD, Strategy
 from solver.step.deferred_head import deferred_share, with_deferred
 from solver.step.layouts import Layouts
 from solver.step.offload import exposed_transfer
@@ -60,7 +60,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     """Return the seconds of each layout's pipeline."""
     row, run = layouts.row, problem.run
     pp, vpp, m = terms.splits.pp[row], terms.splits.vpp[row], terms.splits.num_micro_batches[row].astype(float)
-    layer, root = _layer_seconds(terms, layouts, run.moe_exchange_overlap, run.delay_wgrad_compute)
+    layer, root = _layer_seconds(terms, layouts, run)
     # Megatron's interleaved schedule overlaps sends with the next chunk's compute: only the first and last pass through all
     # chunks are exposed
     overlapped = (vpp > 1) & run.p2p_overlap & ~terms.splits.waves[row]
@@ -68,7 +68,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     blocking = problem.framework.pipeline.blocking_sends * vpp * terms.send_recv[row]
     send_recv = np.where(overlapped | terms.splits.automatic[row], 0.0, blocking)
 
-    deferred = deferred_share(run, m) * terms.head_weight_grad[row]
+    deferred = deferred_share(run, m) * terms.projection_weight_grad[row]
     limit = recomputed_limit(problem, layouts)
     head_recompute = np.where(limit > 0, terms.head_recompute[layouts.recompute, row], 0.0)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute - deferred
@@ -170,33 +170,31 @@ class _LayerSeconds(NamedTuple):
     recomputing: np.ndarray
 
 
-def _layer_seconds(
-    terms: SplitTerms, layouts: Layouts, overlaps_exchange: bool, delays: bool
-) -> tuple[_LayerSeconds, np.ndarray]:
+def _layer_seconds(terms: SplitTerms, layouts: Layouts, run: Strategy) -> tuple[_LayerSeconds, np.ndarray]:
     """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
     row = layouts.row
     forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
     recompute = terms.recompute[:, layouts.recompute, row]
     fsdp, fsdp_recomputing, root = exposed_by_sharding(terms.sharded, layouts, forward, backward, recompute)
     both, nothing = forward + backward, np.zeros(forward.shape)
-    hidden = _hidden_exchange(terms, layouts, both, delays) if overlaps_exchange else nothing
+    hidden = _hidden_exchange(terms, layouts, both, run) if run.moe_exchange_overlap else nothing
     once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing
     return _LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing, hidden, once, recomputing), root
 
 
-def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, delays: bool) -> np.ndarray:
+def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run: Strategy) -> np.ndarray:
     """Return the seconds per layer that the exchange of tokens takes no more beside another micro batch: [kinds, layouts].
 
-    both: forward and backward, one after the other. delays: weight gradients are delayed, as they are where the schedule splits
+    both: forward and backward, one after the other. Weight gradients are delayed where the run says so, or the schedule splits
     the backward pass. In the steady state of a stage, each forward pass of a chunk runs together
     with the backward pass of an earlier micro batch (DeepSeek-V3's DualPipe, arXiv 2412.19437 section 3.2.1; Megatron-Core's
     combined_1f1b.py), so the exchange of both runs beside the compute of both; filling and draining the pipeline does not.
     """
     row, splits = layouts.row, terms.splits
     pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
-    alone = np.where(vpp > 1, (2 * (pp - 1) + (vpp - 1) * pp) / vpp, pp - 1)
+    alone = np.where(vpp > 1, (2 * (pp - 1) + (vpp - 1) * (run.micro_batch_group or pp)) / vpp, pp - 1)
     share = np.maximum(m - np.maximum(alone, 1), 0) / m
-    splits_passes = delays | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
+    splits_passes = run.delay_wgrad_compute | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
     together = np.where(splits_passes, terms.paired[1][:, row], terms.paired[0][:, row])
     ep = STREAMS.index("ep")
     sent = (terms.forward[:, ep] + terms.backward[:, ep])[:, row]

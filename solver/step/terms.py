@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solver.step.deferred_head import projection_seconds
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
 from solver.step.muon import muon_ops
@@ -48,6 +49,7 @@ class SplitTerms:
     head: np.ndarray  #: [streams, S]
     head_forward: np.ndarray  #: [S] all streams together
     head_weight_grad: np.ndarray  #: [S]
+    projection_weight_grad: np.ndarray  #: [S] of it the projection to the vocabulary
     head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework does not recompute the head
     send_recv: np.ndarray  #: [S] one activation between neighbouring stages
     all_reduce: SideStreamWork  #: [S] of gradients over all copies
@@ -128,6 +130,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         paired=np.array([part.paired[:, key] for part in table.layers]).transpose(1, 0, 2),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_forward=head.forward.sum(axis=0)[key], head_weight_grad=head.weight_grad[key],
+        projection_weight_grad=projection_seconds(table.head)[key],
         head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),

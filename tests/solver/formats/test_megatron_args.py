@@ -147,6 +147,7 @@ def test_muon() -> None:
     for flags, reason in (
         ({"muon_tp_mode": "distributed"}, "--muon-tp-mode 'distributed' is not modelled; blockwise is"),
         ({"use_distributed_optimizer": True}, "does not run with --use-distributed-optimizer"),
+        ({"optimizer": "dist_muon", "num_distributed_optimizer_instances": 2}, "it deals to all|deals to all"),
         ({"optimizer": "sgd"}, "adam, muon, dist_muon are"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -70,6 +70,7 @@ def test_a_search_deals_in_groups() -> None:
     [
         ({"pp": 4, "dp": 2, "vpp": 2, "num_micro_batches": 6}, "micro_batch_group 3 is less than pp 4"),
         ({"pp": 2, "dp": 4, "vpp": 2, "num_micro_batches": 4}, "groups of 3 and a last one of at least pp 2, not 4"),
+        ({"pp": 2, "dp": 4, "vpp": 2, "num_micro_batches": 2}, "groups of 3"),
         ({"pp": 2, "dp": 4, "num_micro_batches": 6}, "changes nothing without interleaved stages"),
         ({"pp": 2, "dp": 4, "vpp": 2, "num_micro_batches": 6, "framework": "megatron-core-0.8"}, "does not offer"),
     ],

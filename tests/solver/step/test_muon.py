@@ -112,6 +112,8 @@ def test_a_search_offers_what_runs() -> None:
         ({"precision": "fp16"}, "does not run in fp16"),
         ({"optimizer_states": "bf16"}, "keeps its momentum in fp32"),
         ({"framework": "fsdp", "zero": 3, "zero_shard_size": 8}, "does not offer optimizer muon"),
+        ({"zero": 1, "zero_shard_size": 4}, "deals matrices to all 8 replicas, not to 4"),
+        ({"framework": "generic", "tp_mode": "isp", "wp": 8}, "weights that tp_mode isp shards"),
         ({"zero": 2, "zero_shard_size": 8, "framework": "generic"}, "ZeRO-0 or 1, not ZeRO-2"),
     ],
 )
@@ -119,3 +121,13 @@ def test_refused(constants: dict[str, Any], reason: str) -> None:
     one = problem(8)
     with pytest.raises(InputError, match=reason):
         check_layout(TINY, one.cluster, one.run.replace(**constants))
+
+
+def test_the_fullest_stage_decides() -> None:
+    # two stages of one layer each; the step is that of one of them
+    found = estimated(2, {"pp": 2, "dp": 1})
+    adam = estimated(2, {"pp": 2, "dp": 1}, optimizer="adam")
+    matrices = sum(rows * columns for rows, columns in MATRICES)
+    adam_bytes = adam.problem.framework.data_parallel.optimizer_bytes_per_parameter
+    moved = float(part(found, "optimizer")[0] - part(adam, "optimizer")[0])
+    assert moved == pytest.approx(ONE_LAYER * FLOP + matrices * (54 - adam_bytes) * 1e-12, rel=1e-9)
