@@ -140,6 +140,14 @@ def test_context_flags() -> None:
         read(cp_comm_type="a2a+p2p")
 
 
+def test_groups_of_micro_batches() -> None:
+    pipeline = {"pipeline_model_parallel_size": 2, "microbatch_group_size_per_virtual_pipeline_stage": 3}
+    stages = {"num_layers_per_virtual_pipeline_stage": 3}, {"pipeline_model_parallel_layout": "Ettt|ttt|ttt|tttL"}
+    assert [read(**pipeline, **one)[1]["micro_batch_group"] for one in (*stages, {})] == [3, 3, 0]
+    same = {**pipeline, "microbatch_group_size_per_virtual_pipeline_stage": 2}
+    assert read(**same, **stages[0])[1]["micro_batch_group"] == 0  # which is Megatron's own
+
+
 def test_muon() -> None:
     alone, dealt = (read(optimizer=name)[1] for name in ("muon", "dist_muon"))
     assert (alone["optimizer"], alone["zero"], dealt["optimizer"], dealt["zero"]) == ("muon", 0, "muon", 1)

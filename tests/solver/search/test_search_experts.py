@@ -143,6 +143,32 @@ def test_how_much_of_the_exchange_is_hidden_by_hand(h100_model: CostModel) -> No
     assert found.times.hidden[0, 0] == 0, "dense layers send no tokens"
 
 
+def test_larger_groups_of_micro_batches_hide_less(h100_model: CostModel) -> None:
+    plain = DEEP.replace(num_nextn_predict_layers=0)
+    shape = {"ep": 4, "pp": 2, "dp": 8, "vpp": 2, "num_micro_batches": 12, "zero_shard_size": 8}
+    shares = []
+    for group in (0, 2, 4, 6):
+        problem = problem_of(plain, h100_model, moe_exchange_overlap=True, cuda_graphs=True, micro_batch_group=group)
+        found = estimate_layouts(problem, Layouts.of([problem.run.replace(**shape)]))
+        part, key = found.table.layers[1], int(found.terms.key[0])
+        apart = (part.times.forward.sum(axis=0) + part.times.backward.sum(axis=0))[key]
+        shares.append(float(found.times.hidden[1, 0] / (apart - part.paired[0, key])))
+    # alone are the forwards before the first backward pass: (2 + group) / 2 micro batches of 12
+    assert shares == pytest.approx([1 - 2 / 12, 1 - 2 / 12, 1 - 3 / 12, 1 - 4 / 12], rel=1e-9)
+
+
+def test_only_the_projection_to_the_vocabulary_is_deferred(h100_model: CostModel) -> None:
+    shape = {"pp": 2, "dp": 8, "num_micro_batches": 8, "zero_shard_size": 8}
+    problem = problem_of(DEEP, h100_model, defer_embedding_wgrad_compute=True)
+    found = estimate_layouts(problem, Layouts.of([problem.run.replace(**shape)]))
+    assert float(found.terms.projection_weight_grad[0]) < 0.5 * float(found.terms.head_weight_grad[0])
+    tokens = problem.run.seq_len
+    at_once = problem_of(DEEP, h100_model)
+    before = estimate_layouts(at_once, Layouts.of([at_once.run.replace(**shape)]))
+    more = memory_of_stages(found, 0).allocated[-1] - memory_of_stages(before, 0).allocated[-1]
+    assert more == pytest.approx(8 * tokens * (DEEP.hidden_size + DEEP.vocab_size) * 2, rel=1e-6)
+
+
 def test_schedules_that_split_the_backward_pass_delay_weight_gradients(h100_model: CostModel) -> None:
     problem = problem_of(DEEP, h100_model, framework="generic", moe_exchange_overlap=True, cuda_graphs=True)
     shape = {"ep": 4, "pp": 2, "dp": 8, "vpp": 2, "num_micro_batches": 8, "zero_shard_size": 8}
