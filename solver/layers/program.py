@@ -63,6 +63,11 @@ class Op:
         return f"{self.name}.{self.phase}"
 
 
+def operands(op: Op) -> Array:
+    """Return the elements that all runs of a GEMM read."""
+    return 1.0 * op.dims["k"] * (op.dims["m"] + op.dims["n"]) * op.count
+
+
 def message(size: Array, place: Placement) -> dict[str, Array]:
     """Return the dims of a collective (or p2p) on a whole buffer of ``size`` bytes over a group."""
     return {"bytes": np.maximum(size, 1), "intra": place.intra, "inter": place.inter, "strided": place.strided}
@@ -165,7 +170,7 @@ class LayerProgram:
         for op in self.ops:
             d = op.dims
             if op.phase == WEIGHT_GRAD and op.kind == LINEAR:
-                total = total + 1.0 * d["k"] * (d["m"] + d["n"]) * op.count
+                total = total + operands(op)
             elif op.phase == WEIGHT_GRAD and op.kind == GROUPED_LINEAR:
                 total = total + 1.0 * d["groups"] * d["tokens_per_group"] * (d["n"] + d["k"]) * op.count
         return total

@@ -94,8 +94,7 @@ def simulate(
     that its pass is ``transfer`` longer (Megatron's default: between two passes it sends and receives in one batch, at the same
     time); otherwise it only delays the receiver. weight_share: of a micro batch's activations, what its weight gradient still
     needs when its input gradient is done; what automatic schedules (zb-1p, zb-2p) hold depends on it. group: as in stage_order.
-    Raises InputError for
-    invalid times or schedules.
+    Raises InputError for invalid times or schedules.
     """
     stages = len(np.atleast_1d(forward))
     check_schedule(schedule, stages, micro_batches, vpp, group)

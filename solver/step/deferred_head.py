@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.program import LINEAR, WEIGHT_GRAD, Op
+from solver.layers.program import LINEAR, WEIGHT_GRAD, Op, operands
 from solver.spec.strategy import Strategy
 from solver.step.problem import Part
 
@@ -22,8 +22,8 @@ def projection_seconds(head: Part) -> np.ndarray:
 
 def projection_operands(head: Part, element: float) -> np.ndarray:
     """Return the bytes of a micro batch that it reads, input of the projection and gradient of its output: [keys]."""
-    sizes = (op.dims["k"] * (op.dims["m"] + op.dims["n"]) * element for op in head.estimates.ops if _is_projection(op))
-    return sum((1.0 * size for size in sizes), np.zeros(len(head.times.waits)))
+    sizes = (operands(op) * element for op in head.estimates.ops if _is_projection(op))
+    return sum(sizes, np.zeros(len(head.times.waits)))
 
 
 def _is_projection(op: Op) -> bool:

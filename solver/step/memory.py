@@ -99,9 +99,9 @@ def stage_state(
         elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
         if kept is not None and name != OTHERS:
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
+        partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
         for zero in range(4):
             out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
-            partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
             whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
             here = gradients_here(problem) if zero > 1 else 1.0

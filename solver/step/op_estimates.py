@@ -184,9 +184,9 @@ class LayerTimes:
     """Exposed seconds per micro batch by stream: float64 arrays of shape [streams, keys].
 
     recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass. weight_grad: shape [keys],
-    the part of backward that zero-bubble schedules may postpone. host: shape [2, keys], seconds in which the
-    host launches forward and backward. waits: shape [keys], of these in which the device has nothing to do. tp_collectives:
-    shape [2, keys], their number.
+    the part of backward that zero-bubble schedules may postpone. host: shape [2, keys], seconds in which the host launches
+    forward and backward. waits: shape [keys], of these in which the device has nothing to do. tp_collectives: shape [2, keys],
+    their number.
     """
 
     forward: np.ndarray

@@ -87,8 +87,9 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     passes = _Passes(total, slowest, first, deferrable, send_recv)
     pipeline = _pipeline(passes, terms, layouts, stage, problem.framework.pipeline.waits_for_norm)
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
-    drains = over_kinds(terms.stages.totals[:, None], layer.backward) + over_kinds(recomputed_of_all, layer.recompute)
-    pipeline = with_deferred(pipeline, m * deferred, drains * (pp - 1) / (pp * vpp))
+    if run.defer_embedding_wgrad_compute:
+        drains = over_kinds(terms.stages.totals[:, None], layer.backward) + over_kinds(recomputed_of_all, layer.recompute)
+        pipeline = with_deferred(pipeline, m * deferred, drains * (pp - 1) / (pp * vpp))
     recomputed = over_kinds(stage.recomputed, layer.recompute) + stage.has_head * head_recompute
     fsdp_stage = over_kinds(stage.layers, layer.fsdp) + over_kinds(stage.recomputed, layer.fsdp_recomputing)
     backward = over_kinds(stage.layers, layer.backward)
@@ -195,7 +196,7 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     alone = np.where(vpp > 1, (2 * (pp - 1) + (vpp - 1) * (run.micro_batch_group or pp)) / vpp, pp - 1)
     share = np.maximum(m - np.maximum(alone, 1), 0) / m
     splits_passes = run.delay_wgrad_compute | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
-    together = np.where(splits_passes, terms.paired[1][:, row], terms.paired[0][:, row])
+    together = np.where(splits_passes, terms.paired[:, 1, row], terms.paired[:, 0, row])
     ep = STREAMS.index("ep")
     sent = (terms.forward[:, ep] + terms.backward[:, ep])[:, row]
     found: np.ndarray = share * np.clip(both - together, 0.0, sent)

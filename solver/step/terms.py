@@ -44,7 +44,7 @@ class SplitTerms:
     weight_grad: np.ndarray  #: [kinds, S]
     saved: np.ndarray  #: [kinds, levels, S] bytes of activations that a layer keeps of a micro batch
     postponed: np.ndarray  #: [kinds, S] bytes of a micro batch that a layer's weight gradients need
-    paired: np.ndarray  #: [2, kinds, S] both passes beside each other, as Part.paired
+    paired: np.ndarray  #: [kinds, 2, S] both passes beside each other, as Part.paired; empty where they never are
     embedding: np.ndarray  #: [streams, S] forward and backward
     head: np.ndarray  #: [streams, S]
     head_forward: np.ndarray  #: [S] all streams together
@@ -127,7 +127,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
         saved=np.array([part.saved[:, key] for part in table.layers]),
         postponed=np.array([part.postponed[key] for part in table.layers]),
-        paired=np.array([part.paired[:, key] for part in table.layers]).transpose(1, 0, 2),
+        paired=np.array([part.paired[:, key] for part in table.layers] if problem.run.moe_exchange_overlap else []),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_forward=head.forward.sum(axis=0)[key], head_weight_grad=head.weight_grad[key],
         projection_weight_grad=projection_seconds(table.head)[key],
