@@ -17,6 +17,7 @@ from solver.formats.internevo_export import internevo_files
 from solver.formats.megatron_export import megatron_files
 from solver.formats.nanotron_export import nanotron_files
 from solver.formats.nemo_export import nemo_files
+from solver.formats.primus_export import primus_files
 from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
 from solver.formats.torchtitan_export import torchtitan_files
 from solver.spec.feasibility import check_framework
@@ -45,6 +46,7 @@ KINDS = (
     Kind(
         ".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25")
     ),
+    Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",)),
     Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),
     Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp")),
     Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",)),

@@ -42,7 +42,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         (run.vpp == 1 or run.schedule in WAVES, ("p2p_overlap", "micro_batch_group")),
         (run.micro_batch_group == run.pp, ("micro_batch_group",)),
         (not model.is_mixture_of_experts, experts),
-        (run.recompute != "full", ("recompute_layers",)),
+        (run.recompute != "full", ("recompute_layers", "recompute_stage_layers")),
         (run.recompute != "selective", ("recompute_modules",)),
         (run.precision not in QUANTISED, _QUANTISED),
         (run.precision != "fp8", ("fp8_recipe",)),
@@ -60,8 +60,12 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         changes |= {"zero": 0, "zero_shard_size": 1}
     if run.pp > 1 and run.schedule in ("1f1b", "interleaved"):
         changes["schedule"] = "interleaved" if run.vpp > 1 else "1f1b"
-    if run.recompute == "full" and run.recompute_layers * run.pp >= model.num_hidden_layers:
-        changes["recompute_layers"] = -1
+    stages = run.recomputed_of_stages
+    count = stages[0] if len(set(stages)) == 1 else run.recompute_layers
+    if run.recompute == "full" and max(count * run.pp, sum(stages)) >= model.num_hidden_layers:
+        changes |= {"recompute_layers": -1, "recompute_stage_layers": ""}
+    elif len(set(stages)) == 1:
+        changes |= {"recompute_layers": count, "recompute_stage_layers": ""}
     return run.replace(**changes)
 
 

@@ -9,11 +9,12 @@ from solver.formats.file_run import FileRun, Source
 from solver.formats.megatron_run import is_megatron_test, read_megatron_test
 from solver.formats.nanotron_config import is_nanotron, read_nanotron
 from solver.formats.nemo_config import is_nemo, read_nemo
+from solver.formats.primus_config import is_primus, read_primus
 from solver.formats.yaml_text import read_yaml
 
 _KINDS = (
     (is_nanotron, read_nanotron), (is_megatron_test, read_megatron_test), (is_bridge, read_bridge),
-    (is_nemo, read_nemo), (is_accelerate, read_accelerate),
+    (is_nemo, read_nemo), (is_primus, read_primus), (is_accelerate, read_accelerate),
 )  # fmt: skip
 
 
@@ -25,5 +26,6 @@ def read_yaml_file(source: Source) -> FileRun:
             return read(sections, source)
     raise InputError(
         f"{source.path}: a YAML configuration is nanotron's (sections parallelism and tokens), Megatron-Bridge's (model and "
-        "train), NeMo 1's (trainer and model), accelerate's (distributed_type) or one of Megatron-LM's tests (MODEL_ARGS)"
+        "train), NeMo 1's (trainer and model), Primus's (modules), accelerate's (distributed_type) or one of Megatron-LM's "
+        "tests (MODEL_ARGS)"
     )

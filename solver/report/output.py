@@ -168,6 +168,7 @@ def balanced_dict(deal: Balanced | None) -> dict[str, Any]:
     if deal is None:
         return {}
     found = {"layout": layout_dict(deal.solutions, 0), "step_s": deal.seconds, "evenly_dealt_step_s": deal.before,
+             "same_recomputation_step_s": deal.uniform if np.isfinite(deal.uniform) else None,
              "peak_memory_bytes": float(deal.solutions.memory.device[0])}  # fmt: skip
     return {"balanced": found}
 

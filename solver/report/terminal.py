@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -72,9 +73,12 @@ def balance_text(deal: Balanced) -> Text:
     change = deal.seconds / deal.before - 1
     if change > -5e-4:
         return Text("Layers dealt to the stages one by one make the step no shorter.", style="bold")
+    by_stage = deal.solutions.problem.run.recompute_stage_layers
+    other = f"{seconds(deal.uniform)} ({deal.seconds / deal.uniform - 1:+.1%})" if deal.uniform < np.inf else "none fits"
     return Text(
         f"Layers dealt to the stages one by one, {deal.text}: {seconds(deal.seconds)} ({change:+.1%}), {memory}\n"
-        f"{describe(deal.solutions, 0)}", style="bold",
+        + f"Recomputed on the stages: {by_stage}; with the same number on every stage: {other}\n" * bool(by_stage)
+        + describe(deal.solutions, 0), style="bold",
     )  # fmt: skip
 
 
@@ -168,7 +172,8 @@ def describe(solutions: Solutions, index: int) -> str:
     """Return a layout in one line: mode and sizes that are not 1."""
     s = solutions.layouts.strategy(index, solutions.problem.run)
     sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp") if getattr(s, name) > 1]
-    recompute = s.recompute if s.recompute_layers < 0 else f"{s.recompute} of {s.recompute_layers} layers per stage"
+    layers = s.recompute_stage_layers or (f"{s.recompute_layers}" if s.recompute_layers >= 0 else "")
+    recompute = f"{s.recompute} of {layers} layers per stage" if layers else s.recompute
     recompute += f" ({s.recompute_modules})" * (s.recompute_modules != "core_attn")
     zero = f"zero{s.zero}/{s.zero_shard_size}" if s.zero else "zero0"
     sizes += [s.schedule] if s.pp > 1 and s.schedule not in ("1f1b", "interleaved") else []

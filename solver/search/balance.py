@@ -1,7 +1,8 @@
 """Layers dealt to the stages of one layout so that none is waited for: a layout string, with a recomputation to match.
 
 The stages with the embedding and the head get fewer layers. Found by moving single layers between chunks as long as the step
-gets shorter, or memory that does not fit less; every candidate is estimated like any other layout.
+gets shorter, or memory that does not fit less; every candidate is estimated like any other layout. Where the framework can,
+each stage also recomputes a number of layers of its own: the fewest with which it fits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.errors import InputError
+from solver.search.stage_recomputation import fewest_recomputed
 from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import Recompute
 from solver.step.layouts import Layouts
@@ -26,15 +28,19 @@ _BUBBLE = PARTS.index("bubble")
 
 @dataclass(frozen=True)
 class Balanced:
-    """The best deal of layers: its estimate (of a single layout, whose run states pipeline_layout), and the evenly dealt one's
-    seconds."""
+    """The best deal of layers: its estimate (of a single layout, whose run states pipeline_layout).
+
+    before: seconds of the evenly dealt layout. uniform: of the best deal with the same recomputation on every stage; inf where
+    none fits.
+    """
 
     solutions: Solutions
     before: float
+    uniform: float
 
     @property
     def seconds(self) -> float:
-        return float(self.solutions.times.seconds[0])
+        return _seconds(self.solutions)
 
     @property
     def text(self) -> str:
@@ -49,18 +55,25 @@ def balanced(solutions: Solutions, index: int) -> Balanced:
     problem, one = solutions.problem, solutions.layouts.take(np.array([index]))
     if int(one.splits.pp[0]) == 1:
         raise InputError("there is one pipeline stage, so there is nothing to balance; leave --balance out")
-    if not problem.framework.can_run.pipeline_layout:
-        raise InputError(f"{problem.framework.name} does not run layers that are dealt to each stage; leave --balance out")
+    run = one.strategy(0, problem.run)
+    can = problem.framework.can_run
+    if not can.pipeline_layout or run.schedule not in (*can.layout_schedules, "interleaved"):
+        raise InputError(
+            f"{problem.framework.name} deals layers to stages itself under schedule {run.schedule}; leave --balance out"
+        )
     chunks = chunks_of(solutions, index)
     pp = int(one.splits.pp[0])
     fullest = max(sum(chunks[stage::pp]) for stage in range(pp))
     starts = [_dealt(solutions, layouts, chunks) for layouts in _recomputations(solutions, one, fullest)]
     found = [_improved(start, chunks) for start in starts]
-    fitting = [one for one in found if _fits(one)]
+    uniform = min((_seconds(each) for each in found if _fits(each)), default=np.inf)
+    if can.recomputes_by_stage:
+        whole = replace(_plain(one), recompute=np.array([int(Recompute.FULL)]), recompute_layers=np.array([-1]))
+        found.append(_improved(_dealt(solutions, whole, chunks, by_stage=True), chunks, by_stage=True))
+    fitting = [each for each in found if _fits(each)]
     if not fitting:
         raise InputError("no deal of the layers to the stages fits in memory; leave --balance out")
-    best = min(fitting, key=lambda one: float(one.times.seconds[0]))
-    return Balanced(best, float(solutions.times.seconds[index]))
+    return Balanced(min(fitting, key=_seconds), float(solutions.times.seconds[index]), uniform)
 
 
 def _plain(one: Layouts) -> Layouts:
@@ -81,9 +94,18 @@ def _recomputations(solutions: Solutions, one: Layouts, fullest: int) -> Iterato
         yield replace(plain, recompute=np.array([int(level)]), recompute_layers=np.array([layers]))
 
 
-def _dealt(solutions: Solutions, layouts: Layouts, chunks: tuple[int, ...]) -> Solutions:
-    run = solutions.problem.run.replace(pipeline_layout=layout_text(chunks, solutions.problem.model.num_nextn_predict_layers))
-    return estimate_layouts(replace(solutions.problem, run=run), layouts, solutions.table)
+def _dealt(solutions: Solutions, layouts: Layouts, chunks: tuple[int, ...], by_stage: bool = False) -> Solutions:
+    """Return the estimate of the layout with these chunks. by_stage: each stage recomputes the fewest layers that it can."""
+    text = layout_text(chunks, solutions.problem.model.num_nextn_predict_layers)
+    problem = replace(solutions.problem, run=solutions.problem.run.replace(pipeline_layout=text, recompute_stage_layers=""))
+    if by_stage:
+        fewest = fewest_recomputed(problem, layouts, solutions.table)
+        problem = replace(problem, run=problem.run.replace(recompute_stage_layers="+".join(map(str, fewest))))
+    return estimate_layouts(problem, layouts, solutions.table)
+
+
+def _seconds(solutions: Solutions) -> float:
+    return float(solutions.times.seconds[0])
 
 
 def _fits(solutions: Solutions) -> bool:
@@ -93,10 +115,10 @@ def _fits(solutions: Solutions) -> bool:
 def _cost(solutions: Solutions) -> tuple[float, float]:
     """Return what is to be less: bytes that do not fit, then seconds."""
     missing = max(float(solutions.memory.device[0]) - solutions.problem.cluster.memory_bytes, 0.0)
-    return missing, float(solutions.times.seconds[0])
+    return missing, _seconds(solutions)
 
 
-def _improved(start: Solutions, chunks: tuple[int, ...]) -> Solutions:
+def _improved(start: Solutions, chunks: tuple[int, ...], by_stage: bool = False) -> Solutions:
     """Return what moving single layers, from the slowest or the fullest stage to another, makes of ``start``."""
     best = start
     pp = int(start.layouts.splits.pp[0])
@@ -104,7 +126,7 @@ def _improved(start: Solutions, chunks: tuple[int, ...]) -> Solutions:
         bubble = time_of_stages(best, 0)[_BUBBLE]
         origin = int(best.memory.stage[0]) if not _fits(best) else int(np.argmin(bubble))
         moved = [
-            (_dealt(best, best.layouts, dealt), dealt)
+            (_dealt(best, best.layouts, dealt, by_stage), dealt)
             for target in np.argsort(-bubble)[: max(4, pp // 4)].tolist()
             if target != origin and (dealt := _moved(chunks, pp, origin, target)) is not None
         ]

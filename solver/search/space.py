@@ -33,6 +33,7 @@ from solver.spec.feasibility import (
 )
 from solver.spec.framework import CanRun
 from solver.spec.optimizer_rules import MUON_ZERO
+from solver.spec.schedule_rules import schedules_run
 from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
@@ -74,8 +75,9 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     check_graphs(framework, model, problem.run)
     check_fused_experts(framework, model, problem.run)
     check_offload(framework, model, problem.run)
-    if problem.run.pipeline_layout:
-        raise InputError("pipeline_layout belongs to one layout: state it in a config's layout, and leave it out of a search")
+    for key in ("pipeline_layout", "recompute_stage_layers"):
+        if getattr(problem.run, key):
+            raise InputError(f"{key} belongs to one layout: state it in a config's layout, and leave it out of a search")
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
     for tp in divisors(world):
@@ -144,7 +146,7 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         return None
     overlaps, defers = problem.run.moe_exchange_overlap, problem.run.defer_embedding_wgrad_compute
     group = problem.run.micro_batch_group
-    schedules = can_run.schedules if pp > 1 else ("1f1b",)
+    schedules = schedules_run(can_run, problem.run) if pp > 1 else ("1f1b",)
     schedules = tuple(name for name in schedules if deferral_runs(defers, pp, name))
     if not schedules:
         rejected[NO_DRAIN] += 1

@@ -45,6 +45,8 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
         p.framework.can_run.defers_head and p.framework.fuses_accumulation(p.run.gradient_accumulation_fusion)
     ),
     "optimizer": lambda p: p.framework.can_run.optimizers,
+    "overlap_grad_reduce": lambda p: [True, False],
+    "overlap_param_gather": lambda p: [True, False],
     "delay_wgrad_compute": lambda p: _flag(p.framework.can_run.overlaps_exchange),
     "moe_exchange_overlap": lambda p: _flag(p.framework.can_run.overlaps_exchange),
     "optimizer_offload_fraction": lambda p: _offloaded(p, "optimizer", OFFLOADED, p.cluster.host_link * p.cluster.host_memory),

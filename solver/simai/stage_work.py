@@ -85,7 +85,8 @@ def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> St
         raise InputError(f"--stage is {stage}; the layout has stages 0 to {pp - 1}")
     row, terms, table = int(solutions.layouts.row[index]), solutions.terms, solutions.table
     key, level = int(terms.key[row]), Recompute[run.recompute.upper()]
-    limit = int(recomputed_limit(solutions.problem, solutions.layouts)[index]) if level else 0
+    limits = recomputed_limit(solutions.problem, solutions.layouts)
+    limit = int(limits[stage, index] if limits.ndim == 2 else limits[index]) if level else 0
     sharded = sharded_messages(solutions, index)
     layers = []
     for kind, part in enumerate(table.layers):

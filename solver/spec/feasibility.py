@@ -22,6 +22,7 @@ from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import MUON_ZERO, check_optimizer, optimizer_rules
 from solver.spec.precision import QUANTISED
+from solver.spec.schedule_rules import split_backward_broken
 from solver.spec.size_rules import deal_broken, size_rules
 from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy
 
@@ -100,6 +101,8 @@ def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     """Return what is wrong with a stated layout of the pipeline, or ""."""
     if not can_run.pipeline_layout:
         return "does not offer pipeline_layout"
+    if s.pp > 1 and s.schedule not in (*can_run.layout_schedules, "interleaved"):
+        return f"does not offer pipeline_layout under schedule {s.schedule}"
     if wrong := deal_broken(layers, s):
         return wrong
     if s.num_layers_in_first_pipeline_stage or s.num_layers_in_last_pipeline_stage or s.counts_ends:
@@ -116,7 +119,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
     """Return (holds, what is broken) of what the release of a framework can run."""
     can, name, layers = framework.can_run, framework.name, model.num_hidden_layers
     modes = {mode.name.lower() for mode in can.tp_modes} | ({"fsp"} if framework.tensor_parallel.regathers_input else set())
-    stages = stages_broken(can, layers, s)
+    stages, wrong = stages_broken(can, layers, s), ""
     zero = f"ZeRO-{s.zero}" + (f" with a pipeline of {s.pp} stages" if s.zero > 1 and s.pp > 1 else "")
     return (
         (tensor_parallel_runs(can, model, s.tp), f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"),
@@ -128,8 +131,8 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             f"{name} does not interleave pipeline stages (vpp {s.vpp})",
         ),
         (
-            not s.compile or can.compiles_split_backward or s.pp == 1 or s.schedule not in SPLIT_BACKWARD,
-            f"{name} does not compile under schedule {s.schedule}, which splits the backward pass",
+            s.pp == 1 or s.schedule not in SPLIT_BACKWARD or not (wrong := split_backward_broken(can, s)),
+            f"{name} does not run {wrong} with schedule {s.schedule}, which splits the backward pass",
         ),
         (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
         (
@@ -149,6 +152,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         ),
         (s.optimizer != "muon" or s.zero in MUON_ZERO, f"optimizer muon runs with ZeRO-0 or 1, not ZeRO-{s.zero}"),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
+        (can.recomputes_by_stage or not s.recompute_stage_layers, f"{name} recomputes as many layers on every stage"),
         *(
             (module in can.recompute_modules, f"{name} does not offer to recompute {module} alone")
             for module in s.modules_recomputed

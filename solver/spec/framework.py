@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from profiler.profile.profile import GIB
-from solver.spec.strategy import CHOICES, WAVES, TpMode
+from solver.spec.strategy import CHOICES, SCHEDULES, WAVES, TpMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +201,7 @@ class CanRun:
     pipeline_layout: bool = False  #: the layers of every chunk may be stated
     counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly
     recompute: tuple[str, ...] = CHOICES["recompute"]
+    recomputes_by_stage: bool = False  #: each stage may recompute another number of layers
     recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
     cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
     experts: bool = False  #: mixtures of experts
@@ -216,6 +217,10 @@ class CanRun:
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
     #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers).
     offloads: tuple[str, ...] = ()
+    #: Schedules that the framework runs with pipeline_layout.
+    layout_schedules: tuple[str, ...] = SCHEDULES
+    #: Gradients and parameters may be synchronised beside compute under a schedule that splits the backward pass.
+    overlaps_split_backward: bool = True
     compiles_split_backward: bool = True  #: torch.compile together with a schedule that splits the backward pass
 
     @property

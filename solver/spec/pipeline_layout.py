@@ -37,6 +37,14 @@ def chunk_layers(text: str) -> tuple[int, ...]:
     return tuple(chunk.count("t") for chunk in chunks)
 
 
+def chunks_of_stage(stage: int, pp: int, vpp: int, wave: bool = False) -> list[int]:
+    """Return the chunks that a stage holds, in the order in which a micro batch passes them.
+
+    Stage s holds chunks s, s + pp, ...; under a V-shaped schedule (``wave``) chunks s and 2 pp - 1 - s.
+    """
+    return [stage, 2 * pp - 1 - stage] if wave else list(range(stage, pp * vpp, pp))
+
+
 def predicts_apart(text: str) -> bool:
     """Whether multi-token prediction stands in a chunk before the loss's, as in ``Et*3|(tt|)*29m|L`` of DeepSeek-V3."""
     return "m" in text and "m" not in text.rsplit("|", 1)[-1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from profiler.errors import InputError
 from solver.spec.expert_rules import experts_divide
 from solver.spec.model import ModelSpec
-from solver.spec.pipeline_layout import chunk_layers
-from solver.spec.strategy import Strategy, chunks_broken
+from solver.spec.pipeline_layout import chunk_layers, chunks_of_stage
+from solver.spec.strategy import WAVES, Strategy, chunks_broken
 
 
 def check_sizes(model: ModelSpec, s: Strategy) -> None:
@@ -22,9 +22,10 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     layers, ranks = model.num_hidden_layers, s.tp * s.cp * s.dp
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
     chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches, s.micro_batch_group)
-    dealt = deal_broken(layers, s)
+    dealt, again = deal_broken(layers, s), _recomputation_broken(s)
     return (
         (not dealt, dealt),
+        (bool(dealt) or not again, again),
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
         (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
@@ -57,3 +58,22 @@ def deal_broken(layers: int, s: Strategy) -> str:
         f"pipeline_layout {s.pipeline_layout} deals {sum(chunks)} layers to {len(chunks)} chunks, but there are {layers} "
         f"layers and pp {s.pp} * vpp {s.vpp}"
     )
+
+
+def _recomputation_broken(s: Strategy) -> str:
+    """Return what is wrong with the layers that are recomputed stage by stage, or ""."""
+    counts = s.recomputed_of_stages
+    if not counts:
+        return ""
+    what = f"recompute_stage_layers {s.recompute_stage_layers}"
+    if s.recompute != "full" or s.recompute_layers >= 0:
+        return f"{what} is of recompute full, and replaces recompute_layers"
+    if not s.pipeline_layout:
+        return f"{what} needs pipeline_layout, which says what each stage holds"
+    if len(counts) != s.pp:
+        return f"{what} is of {len(counts)} stages, and pp is {s.pp}"
+    chunks = chunk_layers(s.pipeline_layout)
+    held = [sum(chunks[chunk] for chunk in chunks_of_stage(stage, s.pp, s.vpp, s.schedule in WAVES)) for stage in range(s.pp)]
+    if any(count > layers for count, layers in zip(counts, held, strict=True)):
+        return f"{what}: the stages hold {'+'.join(map(str, held))} layers"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
@@ -76,6 +77,7 @@ class Strategy:
 
     zero_shard_size: number of data-parallel ranks that share one copy of the optimizer states (InternEvo's zp).
     recompute_layers: number of layers per stage that are recomputed (-1: all of them).
+    recompute_stage_layers: that number stage by stage, joined by "+" ("": recompute_layers on every stage).
     """
 
     world_size: int
@@ -105,6 +107,7 @@ class Strategy:
     num_micro_batches: int = 1
     recompute: str = "none"
     recompute_layers: int = -1
+    recompute_stage_layers: str = ""
     recompute_modules: str = "core_attn"  #: what selective recomputation recomputes: RECOMPUTE_MODULES joined by "+"
     precision: str = "bf16"
     fp8_recipe: str = "delayed"  #: how precision fp8 scales its values; mxfp8 and nvfp4 are recipes of their own
@@ -172,6 +175,7 @@ class Strategy:
         if self.cuda_graph_modules != "":
             graphs = _modules("cuda_graph_modules", self.cuda_graph_modules, CUDA_GRAPH_MODULES)
             object.__setattr__(self, "cuda_graph_modules", graphs)
+        stage_layers(self.recompute_stage_layers)
         for key in ("dropout", "gradient_accumulation_fusion"):
             if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
@@ -199,6 +203,11 @@ class Strategy:
             "that multi-token prediction runs a chunk before the loss": predicts_apart(self.pipeline_layout),
         }
         return tuple(what for what, there in left_out.items() if there)
+
+    @property
+    def recomputed_of_stages(self) -> tuple[int, ...]:
+        """The layers that each stage recomputes, where they are stated stage by stage; otherwise ()."""
+        return stage_layers(self.recompute_stage_layers)
 
     @property
     def modules_recomputed(self) -> tuple[str, ...]:
@@ -243,6 +252,15 @@ class Strategy:
 
     def replace(self, **changes: Any) -> Strategy:
         return replace(self, **changes)
+
+
+def stage_layers(text: str) -> tuple[int, ...]:
+    """Return the numbers of ``recompute_stage_layers``: "3+8+8+0" has (3, 8, 8, 0). Raises InputError for any other text."""
+    if not isinstance(text, str) or (text and not re.fullmatch(r"\d{1,4}(\+\d{1,4})*", text)):
+        raise InputError(
+            f"recompute_stage_layers is {shown(text)}; it must be a number of layers for each stage, as in 3+8+8+0"
+        )
+    return tuple(int(count) for count in text.split("+")) if text else ()
 
 
 def _modules(key: str, given: Any, known: tuple[str, ...]) -> str:

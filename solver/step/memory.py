@@ -280,7 +280,8 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
     peak = PeakMemory(problem, table, key, layouts, stages)
     (total, dynamic), at = peak.sums(0), np.zeros(len(layouts), dtype=np.int64)
     for stage in range(1, len(stages.index)):
-        if stage > 1 and (stages.counts[stage] <= stages.counts[0]).all():  # a micro batch less of no more layers
+        alike = not problem.run.recompute_stage_layers
+        if stage > 1 and alike and (stages.counts[stage] <= stages.counts[0]).all():  # a micro batch less of no more layers
             continue
         allocated, passing = peak.sums(stage)
         fuller = allocated > total

@@ -59,8 +59,8 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     parts = np.repeat(slowest[:, None], pp, axis=1)
     layer = (terms.forward + terms.backward)[:, :, row]
     streams = (counts @ layer).T + terms.embedding[:, row, None] * embedding + terms.head[:, row, None] * head
-    limit = int(chosen.recompute_layers[0])
-    again = recomputed @ terms.recompute[:, level, row] + head * (limit != 0) * terms.head_recompute[level, row]
+    includes_head = chosen.recompute_layers[0] != 0  # none that recomputes it states layers stage by stage
+    again = recomputed @ terms.recompute[:, level, row] + head * includes_head * terms.head_recompute[level, row]
     streams[STREAMS.index("ep")] -= counts @ solutions.times.hidden[:, index]
     names = ("compute", *(f"{stream}_exposed" for stream in STREAMS[1:]))
     for name, seconds in zip(names, m * streams, strict=True):

@@ -70,7 +70,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
 
     deferred = deferred_share(run, m) * terms.projection_weight_grad[row]
     limit = recomputed_limit(problem, layouts)
-    head_recompute = np.where(limit > 0, terms.head_recompute[layouts.recompute, row], 0.0)
+    head_recompute = np.where(_of_last_stage(limit) > 0, terms.head_recompute[layouts.recompute, row], 0.0)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute - deferred
     bottleneck, recomputed_of_all = _slowest_stage(terms, layouts, (embedding, head), layer, limit)
     stage = bottleneck.stage
@@ -149,9 +149,16 @@ def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np
 
 
 def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
-    """Return how many of a stage's layers each layout recomputes at most: [layouts]."""
-    every = problem.model.num_hidden_layers
+    """Return how many of a stage's layers each layout recomputes at most: [layouts], or by stage where the run states that."""
+    every, stated = problem.model.num_hidden_layers, problem.run.recomputed_of_stages
+    if stated:
+        return np.repeat(np.array(stated)[:, None], len(layouts), axis=1)
     return np.where(layouts.recompute_layers < 0, every, np.minimum(layouts.recompute_layers, every))
+
+
+def _of_last_stage(limit: np.ndarray) -> np.ndarray:
+    last: np.ndarray = limit[-1] if limit.ndim == 2 else limit
+    return last
 
 
 class _LayerSeconds(NamedTuple):

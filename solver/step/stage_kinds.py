@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from solver.schedule.stages import StageLayers
+from solver.spec.pipeline_layout import chunks_of_stage
 from solver.step.distinct import distinct
 
 
@@ -47,10 +48,15 @@ class StageKinds:
     def recomputed(self, limit: np.ndarray, row: np.ndarray, counts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the recomputed layers where every stage recomputes its first ``limit``: of the stages, and of all together.
 
-        limit: at most the layers of the model; row: index of each layout's split. Shapes [stages, kinds, layouts] and
+        limit: at most the layers of the model, [layouts], or (where these are all stages) of each stage, [stages, layouts];
+        row: index of each layout's split. Shapes [stages, kinds, layouts] and
         [kinds, layouts]. counts: those of the layouts, [stages, kinds, layouts], if they are at hand.
         """
         division = self.division[row]
+        if limit.ndim == 2:
+            stage = np.arange(len(limit))[:, None]
+            found = self.first_layers[stage, :, division, limit].transpose(0, 2, 1)
+            return found, found.sum(axis=0)
         if len(self.totals) == 1:  # of one kind the first layers are as many as there are
             counts = self.counts[:, :, row] if counts is None else counts
             return np.minimum(counts, limit), self.first_layers[-1, 0][division, limit][None]
@@ -156,13 +162,11 @@ def _composition(
 def layers_of_chunks(sizes: tuple[int, ...], pp: int, wave: bool = False) -> list[np.ndarray]:
     """Return the numbers of the layers of every stage, in the order in which a micro batch passes them.
 
-    sizes: layers of every chunk. Stage s holds chunks s, s + pp, ... of consecutive layers; under a V-shaped schedule
-    (``wave``) chunks s and 2 pp - 1 - s.
+    sizes: layers of every chunk, which are consecutive.
     """
     chunks = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    if wave:
-        return [np.concatenate([chunks[stage], chunks[2 * pp - 1 - stage]]) for stage in range(pp)]
-    return [np.concatenate(chunks[stage::pp]) for stage in range(pp)]
+    held = [chunks_of_stage(stage, pp, len(sizes) // pp, wave) for stage in range(pp)]
+    return [np.concatenate([chunks[chunk] for chunk in of]) for of in held]
 
 
 def chunk_sizes(

@@ -78,9 +78,10 @@ def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray,
 
 
 def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKinds:
-    """Return the layers of each kind that the stages hold; every: as in stage_kinds."""
+    """Return the layers of each kind that the stages hold; every: as in stage_kinds, or where they recompute different ones."""
     ends = splits.account_for_embedding_in_pipeline_split, splits.account_for_loss_in_pipeline_split
     kinds, columns = problem.kinds, (splits.pp, splits.vpp, *ends, splits.waves * 1)
+    every = every or bool(problem.run.recompute_stage_layers)
     return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every, problem.chunks)
 
 

@@ -255,13 +255,32 @@ ZERO_BUBBLE = MEGATRON_LM_2023.derive(
         "account_for_embedding_in_pipeline_split": True,  # its first and last stage hold a layer less
         "account_for_loss_in_pipeline_split": True,
     },
+    best_practice={"overlap_grad_reduce": False},
     can_run={
         "uneven_stages": True,
         "counts_embedding_and_loss": True,
+        "overlaps_split_backward": False,  # core/zbpp_utils.py: "not supported yet"; its store of weight gradients neither
         "schedules": ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"),
     },
     pipeline={"waits_for_norm": False},
     memory={"vocab_dummy_gradient": False},  # not read in the fork
+)
+
+#: AMD's Primus over Megatron-Core (AMD-AGI/Primus, as read in 2026): its patches recompute layers by their numbers, and run the
+#: zero-bubble authors' schedules (backends/megatron/core/pipeline_parallel/zerobubble).
+PRIMUS = MEGATRON_CORE_0_12.derive(
+    "primus-2026",
+    "2026-01",
+    family="primus",
+    aliases=("primus", "primus-lm"),
+    can_run={
+        "schedules": ("1f1b", "interleaved", "zb-1p", "zb-v", "v-half", "v-min"),  # README.md there; ZB-2p is to come
+        "layout_schedules": ("1f1b", "interleaved"),  # utils.py: V-shaped ones divide the layers evenly
+        "overlaps_split_backward": False,  # utils.py: validate_arguments
+        "recomputes_by_stage": True,  # recompute_layer_ids (backends/megatron/patches/recompute_layer_patches.py)
+        "tp_comm_overlap": False,  # not described over ROCm
+        "dispatchers": ("alltoall", "allgather", "deepep"),  # hybrid-EP is NVIDIA's
+    },
 )
 
 #: Stands for frameworks that are not described: a Megatron-like one, whose runs are taken to overlap what can overlap.
@@ -285,6 +304,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "overlaps_exchange": True,
         "fuses_experts": True,
         "recompute_modules": RECOMPUTE_MODULES,
+        "recomputes_by_stage": True,
         "cuda_graph_modules": CUDA_GRAPH_MODULES,
         "micro_batch_groups": True,
         "optimizers": ("adam", "muon"),
@@ -309,4 +329,5 @@ FAMILY = (
     MEGATRON_BRIDGE_26_06,
     MEGATRON_BRIDGE_26,
     ZERO_BUBBLE,
+    PRIMUS,
 )

@@ -66,7 +66,7 @@ def test_what_cannot_be_dealt_is_refused(h100_model: CostModel) -> None:
     with pytest.raises(InputError, match="nothing to balance"):
         balanced(estimated(problem, [problem.run.replace(zero=1, zero_shard_size=8)]), 0)
     other = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-deepspeed", precision="bf16")
-    with pytest.raises(InputError, match="does not run layers that are dealt"):
+    with pytest.raises(InputError, match="deals layers to stages itself under schedule 1f1b"):
         balanced(estimated(other, [other.run.replace(**LAYOUT)]), 0)
 
 
