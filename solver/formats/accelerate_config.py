@@ -12,7 +12,7 @@ from typing import Any
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
 from solver.formats.literal_python import Section
-from solver.formats.script_words import arguments, launched_settings, program_at, script_words
+from solver.formats.script_words import arguments, program_at, script_words, settings_after
 from solver.formats.section_reader import SectionReader
 from solver.formats.trainer_script import PROGRAM, batch_of
 from solver.spec.frameworks import framework_of
@@ -121,6 +121,4 @@ def _batch(source: Source) -> dict[str, int]:
 
 def settings_of_script(source: Source) -> Source:
     """Return the YAML that a script with ``accelerate launch`` names. Raises InputError where it names none that is there."""
-    words = script_words(source)
-    at = next((i for i, word in enumerate(words[:-1]) if word == "--config_file"), None)
-    return launched_settings(source, words[at + 1] if at is not None else "", "accelerate's settings, --config_file NAME.yaml")
+    return settings_after(source, "--config_file", "accelerate's settings, --config_file NAME.yaml")

@@ -49,10 +49,14 @@ def read_primus(sections: Section, source: Source) -> FileRun:
     values, model = _base(stem, given, source)
     flags = model_arguments(model, Strategy(world_size=1, seq_len=1)) if model else {}
     flags = {flag: value for flag, value in flags.items() if flag != "tokenizer-type" or "vocab_size" not in given}
-    flags = _with(flags, {**values, **given})
+    flags, schedule = _with(flags, {**values, **given}), _schedule(given, source)
+    if "vpp" in schedule:  # chunks of a V-shaped schedule obey no rule of interleaving; counts of layers are those of a chunk
+        flags.pop("num-virtual-stages-per-pipeline-rank", None)
+        if "recompute-num-layers" in flags and flags["recompute-method"] == "block":
+            flags["recompute-num-layers"] *= schedule["vpp"]
     world, assumed = _world(flags, source)
     read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path, assumed)
-    layout = {**read.layout, "framework": FRAMEWORK, **_schedule(given, source)}
+    layout = {**read.layout, "framework": FRAMEWORK, **schedule}
     if given.get("use_turbo_deepep"):
         layout["moe_dispatcher"] = "deepep"
     layout |= _recomputed(given, read.model, layout, source)

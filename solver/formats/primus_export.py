@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 from profiler.errors import InputError
@@ -56,7 +57,7 @@ def primus_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     how = "direct" if nodes == 1 else f"slurm srun -N {nodes}"
     comments = [f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name."]
     script = ["#!/bin/sh", f"# {comments[0]}", f"export NNODES={nodes} GPUS_PER_NODE={each}",
-              f"primus-cli {how} -- train pretrain --config {name}.yaml", ""]  # fmt: skip
+              f"primus-cli {how} -- train pretrain --config {shlex.quote(name)}.yaml", ""]  # fmt: skip
     return {f"{name}.yaml": write_yaml(sections, comments), f"{name}.sh": "\n".join(script)}
 
 

@@ -7,7 +7,7 @@ from solver.formats.deepspeed_config import read_deepspeed
 from solver.formats.deepspeed_config import settings_of_script as deepspeed_settings
 from solver.formats.file_run import FileRun, Source
 from solver.formats.megatron_script import read_script
-from solver.formats.script_words import program_at, script_words
+from solver.formats.script_words import program_at, script_words, settings_after
 from solver.formats.yaml_files import read_yaml_file
 
 
@@ -16,6 +16,8 @@ def read_script_file(source: Source) -> FileRun:
     words = script_words(source)
     if program_at(words, "accelerate") is not None:
         return read_yaml_file(settings_of_script(source))
+    if program_at(words, "primus-cli") is not None:
+        return read_yaml_file(settings_after(source, "--config", "an experiment, --config NAME.yaml"))
     if any(word.startswith("--deepspeed") for word in words):
         return read_deepspeed(deepspeed_settings(source))
     return read_script(source)

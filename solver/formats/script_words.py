@@ -110,6 +110,13 @@ def launched_settings(source: Source, name: str, wanted: str) -> Source:
     return Source(path, text, lambda relative: source.text if relative == own else source.beside(relative))
 
 
+def settings_after(source: Source, argument: str, wanted: str) -> Source:
+    """Return the settings that a script names after an argument, as launched_settings."""
+    words = script_words(source)
+    name = next((name for word, name in pairwise(words) if word == argument), "")
+    return launched_settings(source, name, wanted)
+
+
 def whole_argument(given: dict[str, Any], name: str, path: Path) -> int:
     """Return an argument that is a positive whole number. Raises InputError otherwise."""
     value = given.get(name)

@@ -80,6 +80,15 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "megatron-core-0.8": (*MEGATRON, EVEN),
     "megatron-core-0.12": MEGATRON,
     "megatron-core-local": (*MEGATRON, NO_CP),
+    # backends/megatron/core/pipeline_parallel/zerobubble/utils.py: what its zero bubble asserts
+    "primus-2026": (
+        *MEGATRON,
+        lambda model, s: (
+            s.schedule in ("1f1b", "interleaved")
+            or not (s.overlap_grad_reduce or s.overlap_param_gather or model.tie_word_embeddings)
+        ),
+        lambda model, s: s.schedule not in WAVES or model.num_hidden_layers % (2 * s.pp) == 0,
+    ),
     "nemo-24": (*MEGATRON, EVEN),
     "nemo-24.09": (*MEGATRON, EVEN),
     "nemo-25": MEGATRON,

@@ -333,11 +333,15 @@ def test_a_large_world_is_quick(h100_model: CostModel) -> None:
 
 def test_schedules_are_an_axis_where_the_framework_has_several() -> None:
     model = TINY.replace(num_hidden_layers=8)
-    zb = make_problem(model, 8, toy_cost(), 512, framework="megatron-lm-zero-bubble")
+    alone = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    zb = make_problem(model, 8, toy_cost(), 512, framework="megatron-lm-zero-bubble", **alone)
     found = search(zb, 32, top=500, fixed={"pp": 4, "vpp": 1, "tp": 1, "micro_batch_size": 1}).best
     layouts = [found.layouts.strategy(i, zb.run) for i in range(len(found))]
     assert {s.schedule for s in layouts} == {"1f1b", "zb-h1", "zb-1p", "zb-2p"}
     assert layouts[0].schedule == "zb-2p" and found.times.seconds[0] < found.times.seconds[-1]
+    beside = make_problem(model, 8, toy_cost(), 512, framework="megatron-lm-zero-bubble")
+    whole = search(beside, 32, top=500).best
+    assert {whole.layouts.strategy(i, beside.run).schedule for i in range(len(whole))} == {"1f1b", "interleaved"}
     core = make_problem(model, 8, toy_cost(), 512, framework="megatron-core")
     kept = search(core, 32, top=500).best
     assert {kept.layouts.strategy(i, core.run).schedule for i in range(len(kept))} == {"1f1b", "interleaved"}
