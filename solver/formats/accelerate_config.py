@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from solver.formats.argument_rules.accelerate import RULES
+from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
 from solver.formats.literal_python import Section
@@ -84,7 +86,8 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     model = model_beside(source, "accelerate's settings hold no model")
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     stated = {"micro_batch_size", "num_micro_batches", "seq_len"}
-    return FileRun(model, layout | batch, tuple(sorted(stated - batch.keys())), ignored)
+    refusals = broken(RULES, Arguments(flattened(sections), world))
+    return FileRun(model, layout | batch, tuple(sorted(stated - batch.keys())), ignored, refusals=refusals)
 
 
 def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:

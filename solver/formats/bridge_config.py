@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from solver.formats.argument_rules.megatron_lm import CORE
 from solver.formats.bridge_names import (
     BACKENDS,
     DEFAULTS,
@@ -11,6 +12,7 @@ from solver.formats.bridge_names import (
     INVERTED,
     KNOWN,
     MOMENTS,
+    OVERLAPS,
     RECIPES,
     SWITCHES,
     VALUES,
@@ -54,7 +56,10 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     check_described(file, DESCRIBED)
     model, overlap, ddp = file.section("model"), file.section("comm_overlap"), file.section("ddp")
     sizes = [model.whole(key, 1) for key in _SIZES]
-    flags = _model(model) | _moe(model) | _precision(file) | _training(file)
+    flags = _model(model) | _moe(model) | _precision(file)
+    if "comm_overlap" in file:
+        flags = {flag: value for flag, value in flags.items() if flag not in OVERLAPS}
+    flags |= _training(file)
     guessed: dict[str, Any] = {}
     if _KEY_OF_A_MODEL not in model:  # it changes a recipe, of which only the model is known
         length = model.whole("seq_length")
@@ -67,7 +72,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     dp = overlap.whole("data_parallel_size", 0, least=0)
     assumed = () if dp else ("world_size",)
     world = dp * ranks or -(-TEST_GPUS // ranks) * ranks
-    read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed)
+    read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
     sharded = ddp.flag("use_megatron_fsdp", False)
     stage = SHARDING[ddp.choice("data_parallel_sharding_strategy", SHARDING, "no_shard")]
     layout = {
@@ -78,7 +83,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
-    return FileRun(read.model, layout, (*assumed, *guessed), ignored)
+    return FileRun(read.model, layout, (*assumed, *guessed), ignored, refusals=read.refusals)
 
 
 def _over(recipe: Flags, stated: Flags) -> Flags:

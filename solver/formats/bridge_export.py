@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, SWITCHES, VALUES
+from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, OVERLAPS, SWITCHES, VALUES
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
 from solver.formats.megatron_flags import SHARDING
@@ -34,16 +34,16 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
         f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name.",
         f"Over a recipe of a GPT model: {torchrun(run, gpus_per_node)} PRETRAIN.py --config-file {name}.yaml",
     ]
-    if run.cuda_graphs:
-        comments.append("CUDA graphs also need rng.te_rng_tracker=true.")
     if run.moe_fused_experts:
         comments.append("Fused experts also need NVTE_CUTEDSL_FUSED_GROUPED_MLP=1 in the environment.")
     sections = {
         "model": _model(model, run, flags), "train": {key: flags[key.replace("_", "-")] for key in
                                                       ("micro_batch_size", "global_batch_size")} | {"train_iters": 1000},
         "dataset": {"sequence_length": run.seq_len}, "mixed_precision": _precision(run, flags),
-        "ddp": _ddp(run, flags), "optimizer": _optimizer(flags), "comm_overlap": _overlap(run),
+        "ddp": _ddp(run, flags), "optimizer": _optimizer(flags), "comm_overlap": _overlap(run, flags),
     }  # fmt: skip
+    if run.cuda_graphs:
+        sections["rng"] = {"te_rng_tracker": True}  # asserted in models/gpt_provider.py
     return {f"{name}.yaml": write_yaml(sections, comments)}
 
 
@@ -124,11 +124,12 @@ def _optimizer(flags: Values) -> Values:
     return found
 
 
-def _overlap(run: Strategy) -> Values:
-    """Return the section comm_overlap, which would decide over ddp where it does not state the same."""
+def _overlap(run: Strategy, flags: Values) -> Values:
+    """Return the section comm_overlap, which decides over ddp and model (CommOverlapConfig.setup)."""
     found: Values = {
         "tp_comm_overlap": run.tp_comm_overlap, "overlap_grad_reduce": run.overlap_grad_reduce,
         "overlap_param_gather": run.overlap_param_gather and run.zero > 0, "data_parallel_size": run.dp,
+        **{key: flags[flag] for flag, key in OVERLAPS.items() if flag in flags},
     }  # fmt: skip
     if run.pp > 1 and run.vpp > 1:
         found |= {"overlap_p2p_comm": run.p2p_overlap, "batch_p2p_comm": not run.p2p_overlap}

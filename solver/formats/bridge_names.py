@@ -48,6 +48,10 @@ SWITCHES: Mapping[str, str] = {
     ),
     "swiglu": "gated_linear_unit",
 }
+#: Flag -> key of ``model`` that ``comm_overlap``, where it stands, sets to its own value of it.
+OVERLAPS: Mapping[str, str] = _same(
+    "overlap-moe-expert-parallel-comm delay-wgrad-compute defer-embedding-wgrad-compute wgrad-deferral-limit"
+)
 #: Switch -> key of ``model`` that is false with it, and true unless stated.
 INVERTED: Mapping[str, str] = {
     "disable-bias-linear": "add_bias_linear",

@@ -75,7 +75,9 @@ def read_source(source: Source) -> FileRun:
 
 def _run_config(source: Source, run: FileRun) -> RunConfig:
     seq_len = run.layout.get("seq_len")
-    return RunConfig(source.path.stem, run.model, run.layout, seq_len, source.path, run.ignored, run.assumed, run.notes)
+    refused = tuple(f"its framework would refuse this run: {rule}" for rule in run.refusals)
+    notes = (*refused, *run.notes)
+    return RunConfig(source.path.stem, run.model, run.layout, seq_len, source.path, run.ignored, run.assumed, notes)
 
 
 def _neighbours(path: Path) -> Callable[[str], str | None]:

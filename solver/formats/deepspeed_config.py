@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError
+from solver.formats.argument_rules.deepspeed import RULES
+from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.deepspeed_names import AUTO, DESCRIBED, FRAMEWORK, GRADIENTS, KNOWN, NORMS, OWN, PRECISIONS, SWITCHES
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
@@ -18,6 +20,7 @@ from solver.formats.megatron_run import run_of_arguments
 from solver.formats.megatron_script import PROGRAM
 from solver.formats.script_words import (
     arguments,
+    environment,
     launched_settings,
     program_at,
     ranks_of_launch,
@@ -54,7 +57,9 @@ def read_deepspeed(source: Source) -> FileRun:
     layout = {**framework_of(FRAMEWORK).flags, **stated, **settings, **_batch(file, stated)}
     assumed = tuple(key for key in ("micro_batch_size", "num_micro_batches", "seq_len", "world_size") if key not in layout)
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *(launched.ignored if launched else ()))
-    return FileRun(model, {**layout, "framework": FRAMEWORK, "overlap_param_gather": False}, assumed, ignored)
+    refusals = broken(RULES, _arguments(sections, source, int(stated.get("world_size", 0))))
+    layout |= {"framework": FRAMEWORK, "overlap_param_gather": False}
+    return FileRun(model, layout, assumed, ignored, refusals=refusals)
 
 
 def settings_of_script(source: Source) -> Source:
@@ -126,13 +131,29 @@ def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def _launched(source: Source) -> FileRun | None:
-    """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
+def _script(source: Source) -> Source | None:
+    """Return the script of the same name."""
     path = source.path.with_suffix(".sh")
     text = source.beside(path.name)
-    if text is None:
+    return None if text is None else Source(path, text, source.beside)
+
+
+def _arguments(sections: Section, source: Source, world: int) -> Arguments:
+    """Return the settings and the arguments of Megatron-DeepSpeed that its script states."""
+    script, given = _script(source), flattened(sections)
+    if script is None:
+        return Arguments(given, world)
+    words = script_words(script)
+    at = program_at(words, PROGRAM)
+    return Arguments(given | (arguments(words[at + 1 :], script.path) if at is not None else {}), world, environment(script))
+
+
+def _launched(source: Source) -> FileRun | None:
+    """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
+    script = _script(source)
+    if script is None:
         return None
-    words = script_words(Source(path, text, source.beside))
+    path, words = script.path, script_words(script)
     at, trainer = program_at(words, PROGRAM), program_at(words, TRAINER)
     if at is not None:
         return _megatron(arguments(words[at + 1 :], path), ranks_of_launch(words[:at], path), source)
@@ -164,7 +185,7 @@ def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
     whole_argument(theirs, "global-batch-size", path)
     if flags.get("tokenizer-type", "GPT2BPETokenizer") != "GPT2BPETokenizer" and "vocab-size" not in flags:
         raise InputError(f"{path}: state --vocab-size, because the tokenizer's model is not read")
-    read = run_of_arguments({f"--{name}": value for name, value in theirs.items()}, world, path)
+    read = run_of_arguments({f"--{name}": value for name, value in theirs.items()}, world, path, rules=())
     layout = {**read.layout, "gradient_accumulation_fusion": None, "p2p_overlap": False}
     return FileRun(read.model, layout, (), read.ignored)
 

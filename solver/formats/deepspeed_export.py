@@ -30,12 +30,17 @@ def deepspeed_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
         "train_batch_size": run.global_batch_sequences, "train_micro_batch_size_per_gpu": run.micro_batch_size,
         "gradient_accumulation_steps": run.num_micro_batches, "gradient_clipping": 1.0, "steps_per_print": 10,
         "zero_optimization": {
-            "stage": run.zero, "overlap_comm": run.overlap_grad_reduce, "reduce_bucket_size": 500_000_000, **_offload(run),
+            "stage": _stage(run), "overlap_comm": run.overlap_grad_reduce, "reduce_bucket_size": 500_000_000, **_offload(run),
         },
         "data_types": {"grad_accum_dtype": run.grad_dtype},
         **({run.precision: {"enabled": True}} if run.precision in PRECISIONS else {}),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(settings, indent=2) + "\n", f"{name}.sh": _script(model, run, gpus_per_node, name)}
+
+
+def _stage(run: Strategy) -> int:
+    """Return the ZeRO stage: on one rank 1 is the same as 0, and gradients may then be accumulated in another type."""
+    return 1 if run.dp == 1 and run.grad_dtype != run.precision and not run.zero else run.zero
 
 
 def _offload(run: Strategy) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> s
         "normalization": NORMS[flags["normalization"]], "use-rotary-position-embeddings": model.position == "rope",
         "use-flash-attn-v2": run.attention == "flash", "no-pipeline-parallel": run.pp == 1,
         "deepspeed-activation-checkpointing": run.recompute == "full", "deepspeed": True,
-        "deepspeed_config": f"{name}.json", "zero-stage": run.zero,
+        "deepspeed_config": f"{name}.json", "zero-stage": _stage(run),
     }  # fmt: skip
     if model.position == "none":
         raise InputError(f"{model.name}: Megatron-DeepSpeed has learned or rotary positions")
@@ -104,6 +109,7 @@ def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> s
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set. Data and tokenizer are yours to name.",
+        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} pretrain_gpt.py \\",
     ]  # fmt: skip

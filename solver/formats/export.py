@@ -79,6 +79,8 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     refuse_other_model(model, read.model, run.tp, kind.what)
     refuse_other(model, run, stated_strategy(read.layout, run.world_size), kind.what)
     check_framework(model, run)
+    for rule in read.refusals:
+        raise InputError(f"{kind.what} for this layout would be refused by its framework: {rule}")
     return texts
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from solver.formats.argument_rules.internevo import RULES
+from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun
 from solver.formats.internevo_keys import KNOWN
 from solver.formats.known_keys import check_keys, unknown_key, unread_keys
@@ -37,7 +39,8 @@ def internevo_run(text: str, where: str, name: str) -> FileRun:
     model_keys = file.section("model")
     model = _model(model_keys, file.section("moe"), name)
     layout, assumed = _Layout(file, model_keys, model.num_hidden_layers).values()
-    return FileRun(model, layout, assumed, tuple(unread_keys(assigned.values, KNOWN, "", file.read)))
+    refusals = broken(RULES, Arguments(flattened(assigned.values)))
+    return FileRun(model, layout, assumed, tuple(unread_keys(assigned.values, KNOWN, "", file.read)), refusals=refusals)
 
 
 def _check_top_level(assigned: Assignments, where: str) -> None:

@@ -52,6 +52,7 @@ def internevo_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
     sections = {
         "data": {"seq_len": run.seq_len, "micro_num": run.num_micro_batches, "micro_bsz": run.micro_batch_size,
                  "valid_micro_num": 4, "valid_every": 0, "pack_sample_into_one": False, "total_steps": 20000,
+                 **({} if run.attention == "flash" and run.cp == 1 else {"use_packed_dataset": False}),
                  "skip_batches": "", "rampup_batch_size": "", "min_length": 50, "train_folder": None, "valid_folder": None,
                  "empty_cache_and_diag_interval": 200, "diag_outlier_ratio": 1.1},
         "model": _model(model, run),

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from profiler.errors import InputError
+from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.torchrun import torchrun
 from solver.spec.frameworks import framework_of, known_framework
@@ -19,9 +20,12 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
 #: Of Megatron-Core, whose arguments these are.
-VERSION = "Megatron-Core 0.12 to 0.16"
+OLDEST, NEWEST = "0.12", "0.16"
+#: Variables of the environment that --deterministic-mode asserts.
+DETERMINISTIC = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
 _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
+_FLEX = ("deepep", "hybridep")
 #: Of experts, what belongs to the run and not to the model.
 _OF_THE_RUN = (
     "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion",
@@ -40,6 +44,8 @@ def megatron_arguments(model: ModelSpec, run: Strategy) -> Flags:
     if known_framework(run.framework).name != known_framework(FRAMEWORK).name:
         raise InputError(f"the layout is {run.framework}'s; arguments of Megatron-LM are written for --framework {FRAMEWORK}")
     _refuse(model, run)
+    if run.ep * run.etp == 1 and run.moe_dispatcher in _FLEX:
+        run = run.replace(moe_dispatcher="alltoall")  # without other ranks there is nothing to dispatch, and flex is refused
     flags = {**_model(model, run), **_layout(run), **_training(run)}
     return {f"--{name}": value for name, value in flags.items() if value is not False and value is not None}
 
@@ -60,11 +66,13 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
     words = [f"{name} {shlex.quote(str(value))}" if value is not True else name
              for name, value in megatron_arguments(model, run).items()]  # fmt: skip
+    known = max(first_release({flag.lstrip("-"): value for flag, value in megatron_arguments(model, run).items()}), OLDEST)
     lines = [
-        "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
+        "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {known} to {NEWEST}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
         "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's).",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        *(f"export {name}={value}" for name, value in (DETERMINISTIC if run.deterministic else {}).items()),
         f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",
     ]  # fmt: skip
@@ -144,7 +152,7 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
         "moe-expert-capacity-factor": run.moe_capacity_factor or None,
         "moe-pad-expert-input-to-capacity": run.moe_capacity_factor > 0,
     }  # fmt: skip
-    if run.moe_dispatcher in ("deepep", "hybridep"):
+    if run.moe_dispatcher in _FLEX:
         return flags | {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": run.moe_dispatcher}
     return flags | {"moe-token-dispatcher-type": run.moe_dispatcher}
 
@@ -155,7 +163,7 @@ def _layout(run: Strategy) -> Flags:
         "tensor-model-parallel-size": run.tp, "pipeline-model-parallel-size": run.pp, "context-parallel-size": run.cp,
         "sequence-parallel": run.tp_mode == "msp" and run.tp > 1,
         "micro-batch-size": run.micro_batch_size, "global-batch-size": run.global_batch_sequences, "seq-length": run.seq_len,
-        "use-distributed-optimizer": run.zero == 1 and run.optimizer == "adam",
+        "use-distributed-optimizer": (run.zero == 1 or (replicas == 1 and _changed_states(run))) and run.optimizer == "adam",
         "optimizer": {"adam": None, "muon": "dist_muon" if run.zero else "muon"}[run.optimizer],
         "num-distributed-optimizer-instances": replicas // run.zero_shard_size
         if run.zero and run.zero_shard_size != replicas else None,
@@ -171,6 +179,11 @@ def _layout(run: Strategy) -> Flags:
     if run.pipeline_layout:
         return flags | {"pipeline-model-parallel-layout": run.pipeline_layout}
     return flags | {"num-virtual-stages-per-pipeline-rank": run.vpp if run.vpp > 1 else None}
+
+
+def _changed_states(run: Strategy) -> bool:
+    """Whether moments are in fewer bits or on the host, which are the precision-aware optimizer's."""
+    return run.optimizer_states != "fp32" or run.optimizer_offload_fraction > 0
 
 
 def _training(run: Strategy) -> Flags:
@@ -208,7 +221,7 @@ def _training(run: Strategy) -> Flags:
         "optimizer-cpu-offload": run.optimizer_offload_fraction > 0,
         "optimizer-offload-fraction": run.optimizer_offload_fraction or None,
         "cpu-offloading-num-layers": run.offload_layers or None,
-        "use-precision-aware-optimizer": run.optimizer_states != "fp32",
+        "use-precision-aware-optimizer": _changed_states(run),
         "exp-avg-dtype": _MOMENTS.get(run.optimizer_states), "exp-avg-sq-dtype": _MOMENTS.get(run.optimizer_states),
         "transformer-impl": "transformer_engine",
     }  # fmt: skip

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from profiler.errors import InputError
+from solver.formats.argument_rules.megatron_lm import RULES
+from solver.formats.argument_rules.rule import Arguments, Rule, broken
 from solver.formats.cases import case_of
 from solver.formats.file_run import FileRun, Source
 from solver.formats.literal_python import Section
@@ -18,10 +21,18 @@ TEST_GPUS = 8  #: on which Megatron-LM runs its functional tests, of which the f
 _TEST_KEYS = "MODEL_ARGS"
 
 
-def run_of_arguments(flags: Mapping[str, Any], world: int, path: Path, assumed: tuple[str, ...] = ()) -> FileRun:
+def run_of_arguments(
+    flags: Mapping[str, Any],
+    world: int,
+    path: Path,
+    assumed: tuple[str, ...] = (),
+    rules: Sequence[Rule] = RULES,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> FileRun:
     """Return the run of flag (with its dashes) -> value or true; its layout has all fields of a Strategy.
 
-    assumed: of them, those that the file leaves open. Flags that only arrange data, logs or checkpoints are ignored. Raises
+    assumed: of them, those that the file leaves open. rules: which the arguments must obey. environment: variables that the
+    launch sets. Flags that only arrange data, logs or checkpoints are ignored. Raises
     InputError for what solver.formats.megatron_args refuses.
     """
     ignored = tuple(sorted(flag for flag in flags if flag.lstrip("-") in ARRANGEMENTS))
@@ -32,7 +43,9 @@ def run_of_arguments(flags: Mapping[str, Any], world: int, path: Path, assumed: 
         raise InputError(f"{path}: {case.skipped}")
     layout = {field.name: getattr(case.strategy, field.name) for field in fields(Strategy)}
     notes = tuple(line for line in case.assumptions if line.startswith("left out"))
-    return FileRun(case.model.replace(name=path.stem), layout, assumed, ignored, notes)
+    given = {flag.lstrip("-"): value for flag, value in flags.items() if value is not False}
+    refusals = broken(rules, Arguments(given, case.strategy.world_size, environment))
+    return FileRun(case.model.replace(name=path.stem), layout, assumed, ignored, notes, refusals)
 
 
 def is_megatron_test(sections: Section) -> bool:

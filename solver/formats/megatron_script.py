@@ -8,7 +8,14 @@ from profiler.errors import InputError
 from solver.formats.file_run import FileRun, Source
 from solver.formats.megatron_flags import ARRANGEMENTS
 from solver.formats.megatron_run import run_of_arguments
-from solver.formats.script_words import arguments, defaults_taken, program_at, ranks_of_launch, script_words
+from solver.formats.script_words import (
+    arguments,
+    defaults_taken,
+    environment,
+    program_at,
+    ranks_of_launch,
+    script_words,
+)
 
 PROGRAM = "pretrain_gpt.py"
 
@@ -27,5 +34,5 @@ def read_script(source: Source) -> FileRun:
         raise InputError(f"{path}: it launches {PROGRAM} more than once; keep the launch that is meant")
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     flags = arguments(words[at + 1 :], path, ignored)
-    run = run_of_arguments(flags, ranks_of_launch(words[:at], path), path)
+    run = run_of_arguments(flags, ranks_of_launch(words[:at], path), path, environment=environment(source))
     return replace(run, notes=(*run.notes, *defaults_taken(source, PROGRAM, ignored)))

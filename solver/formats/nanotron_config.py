@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from profiler.errors import InputError
+from solver.formats.argument_rules.nanotron import RULES
+from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source
 from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
 from solver.formats.literal_python import Section
@@ -74,7 +76,8 @@ def read_nanotron(sections: Section, source: Source) -> FileRun:
         **_parallelism(parallelism, tp, pp), **_optimizer(file, dp), **_tokens(file.section("tokens")),
     }  # fmt: skip
     model = _model(file.section("model"), tp, source.path.stem)
-    return FileRun(model, layout, (), tuple(unread_keys(sections, KNOWN, "", file.read)))
+    refusals = broken(RULES, Arguments(flattened(sections), dp * tp * pp))
+    return FileRun(model, layout, (), tuple(unread_keys(sections, KNOWN, "", file.read)), refusals=refusals)
 
 
 def _parallelism(parallelism: SectionReader, tp: int, pp: int) -> dict[str, Any]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from solver.formats.argument_rules.megatron_lm import CORE
+from solver.formats.argument_rules.nemo import RULES
+from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
@@ -40,7 +43,7 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     trainer, model = file.section("trainer"), file.section("model")
     flags = _model(model) | _vocabulary(model, source) | _precision(trainer, model) | _optimizer(model.section("optim"))
     world = trainer.whole("devices") * trainer.whole("num_nodes", 1)
-    read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path)
+    read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path, rules=CORE)
     optim = model.section("optim")
     stated = "grad_sync_dtype" in optim
     gradients = str(optim.get("grad_sync_dtype", framework_of(FRAMEWORK).flags["grad_dtype"]))
@@ -51,7 +54,8 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
         "tp_comm_overlap": model.flag("ub_tp_comm_overlap", False), "p2p_overlap": model.flag("overlap_p2p_comm", True),
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
-    return FileRun(read.model, layout, () if stated else ("grad_dtype",), ignored)
+    refusals = broken(RULES, Arguments(flattened(sections), world))
+    return FileRun(read.model, layout, () if stated else ("grad_dtype",), ignored, refusals=(*read.refusals, *refusals))
 
 
 def _model(model: SectionReader) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.formats import primus_names as names
+from solver.formats.argument_rules.primus import RULES
+from solver.formats.argument_rules.rule import Arguments, broken
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.literal_python import Section
 from solver.formats.megatron_export import model_arguments
@@ -62,7 +64,8 @@ def read_primus(sections: Section, source: Source) -> FileRun:
     layout |= _recomputed(given, read.model, layout, source)
     left = [f"left out of the estimate: {what} ({key})" for key, what in names.LEFT_OUT.items() if given.get(key)]
     called = read.model if not model else read.model.replace(name=model.name)
-    return FileRun(called, layout, read.assumed, read.ignored, (*read.notes, *left, *dict.fromkeys(notes)))
+    refusals = (*read.refusals, *broken(RULES, Arguments({**values, **given}, world)))
+    return FileRun(called, layout, read.assumed, read.ignored, (*read.notes, *left, *dict.fromkeys(notes)), refusals)
 
 
 def _world(flags: Mapping[str, Any], source: Source) -> tuple[int, tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -67,6 +68,11 @@ def _shell(source: Source) -> Shell:
         return read_shell(source.text)
     except ValueError as error:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
+
+
+def environment(source: Source) -> dict[str, str]:
+    """Return the variables in capitals that a script sets to plain values."""
+    return dict(re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]*)=([\w^.:+-]+)(?=\s|;|$)", source.text))
 
 
 def program_at(words: Sequence[str], program: str) -> int | None:

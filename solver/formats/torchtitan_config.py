@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from solver.formats.argument_rules.rule import Arguments, broken, flattened
+from solver.formats.argument_rules.torchtitan import RULES
 from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
@@ -38,7 +40,8 @@ def read_torchtitan(source: Source) -> FileRun:
     check_described(file, release.described)
     model = _model(file, release, source)
     layout, assumed = _layout(file, release, model)
-    return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)))
+    refusals = broken(RULES, Arguments(flattened(tables))) if release is R2025 else ()
+    return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)), refusals=refusals)
 
 
 def stage_starts(layers: int, stages: int) -> list[int]:

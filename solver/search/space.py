@@ -26,20 +26,20 @@ from solver.spec.feasibility import (
     check_graphs,
     check_modules,
     check_offload,
+    check_overlaps,
     check_world,
     heads_divide,
     sequence_divides,
+    tensor_overlap_runs,
     tensor_parallel_runs,
 )
 from solver.spec.framework import CanRun
 from solver.spec.optimizer_rules import MUON_ZERO
 from solver.spec.schedule_rules import schedules_run
+from solver.spec.state_rules import copies_run, recompute_broken, shards_run
 from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
-
-#: Shares of a stage's layers that full recomputation of a part of the layers recomputes.
-RECOMPUTE_SHARES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     check_deferral(framework, problem.run)
     check_graphs(framework, model, problem.run)
     check_fused_experts(framework, model, problem.run)
+    check_overlaps(framework, model, problem.run)
     check_offload(framework, model, problem.run)
     for key in ("pipeline_layout", "recompute_stage_layers"):
         if getattr(problem.run, key):
@@ -133,9 +134,14 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     modes: Sequence[TpMode] = problem.framework.can_run.tp_modes or (TpMode.MTP,)
     if not sequence_divides(problem.run.seq_len, cp, tp):
         rejected["the sequence is too short for tp * cp"] += 1
-        modes = (TpMode.MTP,)
+        modes = [mode for mode in modes if mode == TpMode.MTP]
     muon = problem.run.optimizer == "muon"
-    modes = [mode for mode in modes if mode_runs(problem.model, mode.name.lower(), tp) and not (muon and mode == TpMode.ISP)]
+    beside = problem.framework.can_run.context_modes if cp > 1 else tuple(TpMode)
+    modes = [
+        mode for mode in modes
+        if mode_runs(problem.model, mode.name.lower(), tp) and mode in beside and not (muon and mode == TpMode.ISP)
+        and tensor_overlap_runs(problem.framework, problem.run, mode.name.lower(), tp)
+    ]  # fmt: skip
     can_run = problem.framework.can_run
     experts = _expert_groups(problem, tp, tp * cp * dp)
     sharing = [
@@ -152,9 +158,14 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         rejected[NO_DRAIN] += 1
         return None
     ways = divisions(can_run, problem.model.num_hidden_layers, pp)
-    divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none") and (not group or way[0] > 1)]
+    further = problem.model.num_nextn_predict_layers
+    divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none", further) and (not group or way[0] > 1)]
+    if can_run.overlaps_interleaving and not problem.run.p2p_overlap:
+        divided = [way for way in divided if way[0] == 1]
     schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
     batches = _batches(divided, schedules, (pp, group), sequences, rejected)
+    if can_run.fills_pipeline:
+        batches = [batch for batch in batches if batch[1] >= pp - 1 or SCHEDULES[batch[2]] != "1f1b"]
     if not batches:
         rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
         return None
@@ -181,6 +192,7 @@ def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int
         if experts_divide(model, ranks, int(ep), int(etp))
         and experts_run(can_run, tp, ranks, int(ep), int(etp))
         and (etp == 1 or not problem.run.moe_fused_experts)
+        and (ep > 1 or not problem.run.moe_exchange_overlap)
     ]
 
 
@@ -189,10 +201,10 @@ def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple
 
     With one tensor rank MTP, MSP, FSP, and ISP without wp are the same layout.
     """
+    plain = [mode for mode in modes if mode != TpMode.ISP]
+    yield from ((mode, 1) for mode in (plain if tp > 1 else [TpMode.MTP] * bool(plain)))
     for mode in modes:
-        if mode == TpMode.MTP or (tp > 1 and mode != TpMode.ISP):
-            yield mode, 1
-        elif mode == TpMode.ISP:
+        if mode == TpMode.ISP:
             yield from ((mode, int(wp)) for wp in divisors(tp * cp * dp) if tp > 1 or wp > 1)
 
 
@@ -288,17 +300,19 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     which no framework here runs, and ZeRO-2 where the framework does not run that.
     """
     levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
-    levels += [(Recompute.FULL, share) for share in RECOMPUTE_SHARES]
     can_run, overlaps = problem.framework.can_run, problem.run.moe_exchange_overlap
+    levels += [(Recompute.FULL, share) for share in can_run.recompute_shares]
     allowed = [name for name in can_run.recompute if overlap_runs(overlaps, 1, 1, name)]
+    allowed = [name for name in allowed if not recompute_broken(problem.framework, problem.run, name)]
     allowed = ["none"] if problem.run.offload_layers else allowed
     levels = [(level, share) for level, share in levels if level.name.lower() in allowed]
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
-    sharded = ~whole_states
+    sharded = ~whole_states & shards_run(can_run, splits.zero_shard_size, splits.cp, splits.dp * splits.cp)
+    copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp)
     if problem.run.optimizer == "muon":
         sharded &= splits.zero_shard_size == splits.dp * splits.cp
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
-    zeros = [(0, whole_states), (1, sharded), (2, second), (3, sharded & one_stage & (splits.wp == 1))]
+    zeros = [(0, copied), (1, sharded), (2, second), (3, sharded & one_stage & (splits.wp == 1))]
     offered = set(problem.framework.can_run.zero_stages) & (set(MUON_ZERO) if problem.run.optimizer == "muon" else {0, 1, 2, 3})
     offered -= {0, 1} if problem.run.offload_gradients else set()
     zeros = [(zero, valid) for zero, valid in zeros if zero in offered]
@@ -310,7 +324,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
             covered = _in_chunks(stage[rows] * share, splits.vpp[rows])
             new = rows
             if 0 < share < 1:
-                below = max((s for s in (0.0, *RECOMPUTE_SHARES) if s < share), default=0.0)
+                below = max((s for s in (0.0, *can_run.recompute_shares) if s < share), default=0.0)
                 smaller = _in_chunks(stage[rows] * below, splits.vpp[rows])
                 fresh = (covered > smaller) & (covered < stage[rows])
                 new, covered = rows[fresh], covered[fresh]

@@ -64,10 +64,23 @@ def fused_experts_broken(can_run: CanRun, model: ModelSpec, run: Strategy) -> st
     return "" if run.etp == 1 else f"moe_fused_experts needs whole experts: etp 1, not {run.etp}"
 
 
-def overlap_runs(overlaps: bool, pp: int, vpp: int, recompute: str) -> bool:
+def overlap_runs(overlaps: bool, pp: int, vpp: int, recompute: str, predicts_further: int = 0) -> bool:
     """Whether the exchange of one micro batch may run beside another's compute.
 
-    Two must be under way on a stage, and whole layers must not be recomputed (asserted in Megatron-Core's
-    transformer_config.py).
+    Two must be under way on a stage, whole layers must not be recomputed, and multi-token prediction is of one layer, with a
+    pipeline (asserted in Megatron-Core's transformer_config.py).
     """
-    return not overlaps or ((pp == 1 or vpp > 1) and recompute != "full")
+    predicts = predicts_further == 0 or (predicts_further == 1 and pp > 1)
+    return not overlaps or ((pp == 1 or vpp > 1) and recompute != "full" and predicts)
+
+
+def dispatch_broken(run: Strategy) -> str:
+    """Return what does not go together with how tokens reach their experts, or ""; rules of Megatron-Core's
+    transformer_config.py."""
+    if run.moe_shared_expert_overlap and run.moe_dispatcher != "alltoall":
+        return f"moe_shared_expert_overlap needs moe_dispatcher alltoall, not {run.moe_dispatcher}"
+    if run.moe_shared_expert_overlap and run.moe_exchange_overlap:
+        return "moe_shared_expert_overlap and moe_exchange_overlap hide the same exchange: leave one out"
+    if run.moe_capacity_factor and run.moe_dispatcher == "deepep":
+        return "moe_capacity_factor needs another moe_dispatcher than deepep, which drops no tokens"
+    return ""

@@ -10,6 +10,7 @@ from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.expert_rules import (
     context_exchange_runs,
+    dispatch_broken,
     experts_run,
     fused_experts_broken,
     heads_divide_by_cp,
@@ -24,7 +25,8 @@ from solver.spec.optimizer_rules import MUON_ZERO, check_optimizer, optimizer_ru
 from solver.spec.precision import QUANTISED
 from solver.spec.schedule_rules import split_backward_broken
 from solver.spec.size_rules import deal_broken, size_rules
-from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy
+from solver.spec.state_rules import copies_run, partial_runs, recompute_broken, shards_run
+from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy, TpMode
 
 MAX_WORLD_SIZE = 1 << 20
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -62,6 +64,11 @@ def sequence_divides(seq_len: int, cp: int, split: int) -> bool:
 def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
     """Whether the framework runs this tensor-parallel size; kv heads are sharded, or copied where it can."""
     return tp == 1 or (bool(can_run.tp_modes) and (can_run.replicated_kv_heads or model.num_key_value_heads % tp == 0))
+
+
+def tensor_overlap_runs(framework: Framework, run: Strategy, tp_mode: str, tp: int) -> bool:
+    """Whether tensor parallelism overlaps as the run says: Transformer Engine's buffers are of sequence parallelism."""
+    return tp == 1 or tp_mode != "mtp" or not (run.tp_comm_overlap and framework.memory.transformer_engine)
 
 
 def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
@@ -134,6 +141,24 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             s.pp == 1 or s.schedule not in SPLIT_BACKWARD or not (wrong := split_backward_broken(can, s)),
             f"{name} does not run {wrong} with schedule {s.schedule}, which splits the backward pass",
         ),
+        *_state_rules(framework, s),
+        (
+            s.cp == 1 or TpMode[s.tp_mode.upper()] in can.context_modes,
+            f"{name} does not run cp {s.cp} with tp_mode {s.tp_mode}",
+        ),
+        (
+            s.vpp == 1 or s.schedule in WAVES or s.p2p_overlap or not can.overlaps_interleaving,
+            f"{name} interleaves stages only with p2p_overlap",
+        ),
+        (
+            not can.fills_pipeline or s.schedule != "1f1b" or s.num_micro_batches >= s.pp - 1,
+            f"{name} needs {s.pp - 1} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
+        ),
+        (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
+        (
+            not can.compiles_tp_overlap or s.compile or s.tp == 1 or not s.tp_comm_overlap,
+            f"{name} overlaps tensor parallelism (tp_comm_overlap) only with compile",
+        ),
         (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
         (
             not s.micro_batch_group or (s.vpp > 1 and s.schedule in ("1f1b", "interleaved")),
@@ -166,6 +191,27 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
     )
 
 
+def _state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of how states are sharded and what is recomputed."""
+    can, name, replicas = framework.can_run, framework.name, s.cp * s.dp
+    wrong = recompute_broken(framework, s, s.recompute)
+    return (
+        (
+            s.tp_mode == "isp" or not s.zero or bool(shards_run(can, s.zero_shard_size, s.cp, replicas)),
+            f"{name} does not shard states over {s.zero_shard_size} of {replicas} ranks",
+        ),
+        (
+            s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp)),
+            f"{name} does not run ZeRO-0 with tp {s.tp}, cp {s.cp}, pp {s.pp} and gradients in {s.grad_dtype}",
+        ),
+        (
+            s.recompute != "full" or partial_runs(can, s.recompute_layers),
+            f"{name} recomputes all layers or none, not {s.recompute_layers} of a stage",
+        ),
+        (not wrong, wrong),
+    )
+
+
 def fuses_projection(s: Strategy) -> bool:
     """Whether the cross entropy is fused with the vocabulary's projection."""
     return s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
@@ -183,9 +229,12 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
         (
-            overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute),
-            "moe_exchange_overlap needs interleaved stages (or none) and no full recomputation",
+            overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, model.num_nextn_predict_layers),
+            "moe_exchange_overlap needs interleaved stages (or none; with multi-token prediction, of one layer, several) and no "
+            "full recomputation",
         ),
+        (not s.moe_exchange_overlap or s.ep > 1, "moe_exchange_overlap needs ep above 1"),
+        (not (wrong := dispatch_broken(s)), wrong),
     )
 
 
@@ -256,6 +305,14 @@ def check_fused_experts(framework: Framework, model: ModelSpec, run: Strategy) -
     """Raise InputError where a search's framework or precision does not fuse experts as the run says."""
     if broken := fused_experts_broken(framework.can_run, model, run):
         raise InputError(broken)
+
+
+def check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where what a search overlaps does not go together, or not with its framework."""
+    if model.is_mixture_of_experts and (broken := dispatch_broken(run)):
+        raise InputError(broken)
+    if run.tp_comm_overlap and framework.can_run.compiles_tp_overlap and not run.compile:
+        raise InputError(f"{framework.name} overlaps tensor parallelism (tp_comm_overlap) only with compile")
 
 
 def check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:

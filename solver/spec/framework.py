@@ -191,9 +191,17 @@ class CanRun:
     zero_stages: tuple[int, ...]
     zero_with_pipeline: tuple[int, ...] = (0, 1)  #: of these; DeepSpeed's engine asserts less than 2
     tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: empty: none; where shards are gathered again, FSP is MSP
+    #: Ranks that ZeRO shards over: "any" of those that hold copies, "all", or whole groups of "context"-parallel ranks.
+    shards: str = "any"
+    copies_alone: bool = False  #: whole copies (ZeRO-0) only where nothing but data is divided
+    unsharded_gradients_as_model: bool = False  #: ZeRO-0 accumulates gradients in the model's type only
+    changed_states_need_zero: bool = False  #: moments in fewer bits, or on the host, need ZeRO
     replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
     cp_comms: tuple[str, ...] = ("ring", "a2a", "allgather")  #: exchanges of context parallelism; empty: no context parallelism
+    context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1
     pipeline: bool = True
+    fills_pipeline: bool = False  #: 1F1B has at least as many micro batches as stages, but for one
+    overlaps_interleaving: bool = False  #: interleaved stages need p2p_overlap
     schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
     micro_batch_groups: bool = False  #: interleaving with other groups of micro batches than pp
     uneven_stages: bool = True  #: layers need not divide by pp
@@ -201,6 +209,8 @@ class CanRun:
     pipeline_layout: bool = False  #: the layers of every chunk may be stated
     counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly
     recompute: tuple[str, ...] = CHOICES["recompute"]
+    #: Shares of a stage's layers that a search recomputes, beside none and all; empty: the framework knows only these.
+    recompute_shares: tuple[float, ...] = (0.25, 0.5, 0.75)
     recomputes_by_stage: bool = False  #: each stage may recompute another number of layers
     recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
     cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
@@ -212,6 +222,8 @@ class CanRun:
     defers_head: bool = False  #: defer_embedding_wgrad_compute
     fuses_experts: bool = False  #: moe_fused_experts
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
+    compiles_tp_overlap: bool = False  #: tp_comm_overlap is torch.compile's
+    overlaps_muon: bool = True  #: Muon's gradients may be reduced beside compute
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
     optimizers: tuple[str, ...] = ("adam",)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments

@@ -31,6 +31,10 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
             "gradients" not in can.offloads or s.offload_gradients == (s.optimizer_offload_fraction > 0),
             f"{name} keeps gradients where its optimizer is: give offload_gradients with optimizer_offload_fraction",
         ),
+        (
+            not muon or can.overlaps_muon or not s.overlap_grad_reduce,
+            f"{name} does not reduce Muon's gradients beside compute: turn overlap_grad_reduce off",
+        ),
         (not muon or s.precision != "fp16", "optimizer muon does not run in fp16"),
         (not muon or s.tp_mode != "isp", "optimizer muon is not described with weights that tp_mode isp shards"),
         (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),

@@ -27,6 +27,9 @@ MEGATRON_DEEPSPEED = Framework(
         replicated_kv_heads=False,  # Megatron's tensor parallelism
         cp_comms=(),
         schedules=("1f1b",),  # the engine runs nothing else
+        shards="all",
+        recompute_shares=(),
+        unsharded_gradients_as_model=True,  # runtime/engine.py: _do_optimizer_sanity_check
         offloads=("optimizer", "gradients"),  # zero_optimization.offload_optimizer
     ),
     linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM

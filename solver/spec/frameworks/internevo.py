@@ -13,8 +13,20 @@ INTERNEVO_2024 = Framework(
     name="internevo-2024",
     family="internevo",
     released="2024-01",  # InternEvo 0.3: tp modes msp, fsp and isp
-    flags={"zero": 1, "grad_dtype": "bf16", "cross_entropy_fusion": True},  # flash-attn's cross entropy, in place
-    can_run=CanRun(zero_stages=(0, 1, 3), tp_modes=(TpMode.MTP, TpMode.MSP, TpMode.FSP, TpMode.ISP)),
+    flags={
+        "zero": 1,
+        "grad_dtype": "bf16",
+        "cross_entropy_fusion": True,  # flash-attn's, in place
+        "p2p_overlap": True,  # launch.py asserts interleaved_overlap where stages are interleaved
+    },
+    can_run=CanRun(
+        zero_stages=(0, 1, 3),
+        tp_modes=(TpMode.MTP, TpMode.MSP, TpMode.FSP, TpMode.ISP),
+        context_modes=(TpMode.ISP,),  # sequence_2D
+        recompute=("none", "full"),  # model.checkpoint is of whole layers
+        overlaps_interleaving=True,
+        overlaps_split_backward=False,  # launch.py, of ZBH1
+    ),
     kernels=Kernels(fused_gate_up=False),
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(

@@ -83,6 +83,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
         "cuda_graph_modules": CUDA_GRAPH_MODULES,  # --cuda-graph-scope, since 0.15
         "optimizers": ("adam", "muon"),  # --optimizer muon and dist_muon, since 0.16
+        "changed_states_need_zero": True,  # optimizer_config.py: the precision-aware optimizer is the distributed one's
+        "overlaps_muon": False,  # arguments.py asserts that --overlap-grad-reduce is off
         "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
         "offloads": ("optimizer", "activations"),  # --optimizer-cpu-offload, since 0.12; --cpu-offloading-num-layers
     },
@@ -161,6 +163,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     },
     best_practice={"cross_entropy_fusion": False},
     can_run={
+        "shards": "all",  # distributed_fused_adam
         "stated_end_stages": False,
         "counts_embedding_and_loss": False,
         "pipeline_layout": False,
@@ -196,6 +199,7 @@ NEMO_25 = NEMO_24_09.derive(
     flags={"cross_entropy_fusion": True, "grad_dtype": "fp32"},
     best_practice={"cross_entropy_fusion": True},
     can_run={
+        "shards": "any",
         "stated_end_stages": True,
         "counts_embedding_and_loss": True,
         "pipeline_layout": True,
@@ -216,7 +220,8 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     "2025-09",
     family="megatron-bridge",
     aliases=("megatron-bridge",),
-    can_run={"zero_stages": (0, 1, 2, 3)},  # Megatron-FSDP shards what it is told to
+    # Megatron-FSDP shards what it is told to; arguments.py is not run
+    can_run={"zero_stages": (0, 1, 2, 3), "overlaps_muon": True},
     tensor_parallel={"experts_follow": False},
     # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
     flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},

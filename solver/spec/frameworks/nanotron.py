@@ -26,6 +26,10 @@ NANOTRON = Framework(
         replicated_kv_heads=False,
         cp_comms=(),
         schedules=("1f1b", "gpipe"),
+        shards="all",
+        recompute=("none", "full"),
+        recompute_shares=(),
+        fills_pipeline=True,  # parallel/pipeline_parallel/engine.py
     ),
     kernels=Kernels(
         fused_elementwise=False,

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
 from solver.spec.frameworks.pytorch import FSDP_STAGES
+from solver.spec.strategy import TpMode
 
 TORCHTITAN_2025 = Framework(
     name="torchtitan-2025-06",
     family="torchtitan",
     released="2025-06",  # 0.1.0
     aliases=("fsdp2", "pytorch fsdp2", "torch fsdp2"),
-    flags={"zero": 3, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
+    # torchao's float8 scales whole tensors; nn.RMSNorm: see fused_norm
+    flags={
+        "zero": 3,
+        "grad_dtype": "fp32",
+        "fused_norm": False,
+        "fp8_recipe": "tensorwise",
+    },  # nn.RMSNorm: a chain of kernels before torch 2.9
     can_run=CanRun(
         zero_stages=FSDP_STAGES,
         zero_with_pipeline=(0, 2),  # weights stay gathered, and gradients are reduced after the last micro batch
+        tp_modes=(TpMode.MSP,),  # parallelize_llama.py: SequenceParallel norms
+        shards="context",  # FSDP's mesh is of data- and context-parallel ranks together
+        copies_alone=True,  # DDP is not composed with other parallelism
+        recompute_shares=(0.25, 0.5),  # every fourth or second layer
+        compiles_tp_overlap=True,  # asynchronous tensor parallelism is a pass of torch.compile
         replicated_kv_heads=False,  # DTensor shards whole heads
         schedules=("1f1b", "interleaved", "gpipe", "zb-v"),  # of torch.distributed.pipelining 2.6
         compiles_split_backward=False,  # its schedules.py
@@ -58,6 +70,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     aliases=("nemo automodel", "automodel"),
     flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
+        "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": CanRun.recompute_shares, "compiles_tp_overlap": False,
         "zero_with_pipeline": (0, 1), "experts": True, "folds_experts": True, "splits_experts": False,
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "optimizer_states": ("fp32", "bf16"),  # torch.optim.Adam of bf16 parameters
