@@ -75,7 +75,9 @@ def load_problem(
     if known_framework(framework) is not known_framework(release_for_search(own)):  # the file's flags are for another one
         given = {key: given[key] for key in ("precision", "attention") if key in given}
     chosen = known_framework(framework)
-    defaults = {key: value for key, value in {**chosen.flags, **chosen.best_practice}.items() if key not in _AXES}
+    precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
+    flags = {**chosen.flags_of(precision), **chosen.best_practice}
+    defaults = {key: value for key, value in flags.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)

@@ -245,7 +245,8 @@ def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) 
     framework = framework_of(str(run.get("framework", "generic")))
     if framework.name == "generic":
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
-    values: dict[str, Any] = {**framework.flags, **given, "framework": str(run.get("framework", "generic"))}
+    flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))
+    values: dict[str, Any] = {**flags, **given, "framework": str(run.get("framework", "generic"))}
     for key in ("world_size", "seq_len"):
         values[key] = _count(values, key, 0)
     tp, cp, pp, vpp, size = (_count(values, key) for key in ("tp", "cp", "pp", "vpp", "micro_batch_size"))

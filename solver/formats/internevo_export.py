@@ -14,7 +14,8 @@ from solver.formats.torchrun import torchrun
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
-VERSION = "InternEvo 0.3 and later"
+#: Of releases that know all keys of a file: those of 2024 have neither sequence_2D nor a pipeline's mode.
+VERSION, NEWER = "InternEvo 0.3 and later", "InternEvo after 0.5.2"
 _DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 _ENGINES = {"1f1b": "1f1b", "interleaved": "1f1b", "zb-h1": "zbh1"}
 #: What a layout does not decide, with the values of InternEvo's own examples.
@@ -43,8 +44,9 @@ cudnn_benchmark = False
 def internevo_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text of NAME.py. Raises InputError for what InternEvo's settings do not express, by name."""
     _refuse(model, run)
+    version = NEWER if run.cp > 1 or run.schedule == "zb-h1" else VERSION
     head = [
-        f'"""{model.name} on {run.world_size} GPUs, for {VERSION}.\n',
+        f'"""{model.name} on {run.world_size} GPUs, for {version}.\n',
         f"{torchrun(run, gpus_per_node)} train.py --config {name}.py --launcher torch",
         'Training data are yours to name: train_folder None trains on random tokens.\n"""\n',
         f"JOB_NAME = {name!r}\nmodel_type = {'INTERNLM' if model.output_bias else 'LLAMA2'!r}\nDO_ALERT = False\n",

@@ -138,8 +138,8 @@ def _with(flags: Mapping[str, Any], values: Mapping[str, Any]) -> Values:
         found.pop(flag, None)
         if there:
             found[flag] = value
-    if found.get("recompute-granularity") == "full" and "recompute-method" not in found:
-        found["recompute-method"] = "uniform"
+    if found.get("recompute-granularity") == "full" and values.get("recompute_layer_ids") is not None:
+        found |= {"recompute-method": "uniform", "recompute-num-layers": 1}  # _recomputed says which layers
     return found
 
 

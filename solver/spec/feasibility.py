@@ -230,7 +230,7 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
         (
             overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, model.num_nextn_predict_layers),
-            "moe_exchange_overlap needs interleaved stages (or none; with multi-token prediction, of one layer, several) and no "
+            "moe_exchange_overlap needs interleaved stages (or one; several with multi-token prediction, of one layer) and no "
             "full recomputation",
         ),
         (not s.moe_exchange_overlap or s.ep > 1, "moe_exchange_overlap needs ep above 1"),

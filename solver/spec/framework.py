@@ -13,6 +13,8 @@ from typing import Any
 from profiler.profile.profile import GIB
 from solver.spec.strategy import CHOICES, SCHEDULES, WAVES, TpMode
 
+_HALVES = ("bf16", "fp16")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
@@ -272,6 +274,13 @@ class Framework:
     def fuses_accumulation(self, stated: bool | None) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""
         return self.data_parallel.fused_gradient_accumulation if stated is None else stated
+
+    def flags_of(self, precision: str | None) -> dict[str, Any]:
+        """Return the flags of a run of ``precision``: 16-bit gradients have the type of a 16-bit run."""
+        found = dict(self.flags)
+        if precision in _HALVES and found.get("grad_dtype") in _HALVES:
+            found["grad_dtype"] = precision
+        return found
 
     def derive(self, name: str, released: str, **changes: Any) -> Framework:
         """A later or related release: ``changes`` by field; of a record (kernels=..., memory=...) and of flags and

@@ -248,7 +248,7 @@ def test_16_the_node_size_is_not_a_constant(h100_model: CostModel) -> None:
 
 def test_17_the_space_is_complete() -> None:
     model = INTERNLM2.replace(num_hidden_layers=12, num_attention_heads=48, num_key_value_heads=4, intermediate_size=13824)
-    layouts = all_layouts(make_problem(model, 48, toy_cost(), seq_len=6144), 96)
+    layouts = all_layouts(make_problem(model, 48, toy_cost(), seq_len=6144, p2p_overlap=True), 96)
     modes, tp, wp, pp = (column(layouts, name) for name in ("mode", "tp", "wp", "pp"))
     assert (column(layouts, "num_micro_batches") < pp).any(), "fewer micro batches than stages"
     assert {3, 6, 12} <= set(pp) and {12, 24} <= set(tp) and {12, 24, 48} <= set(wp)

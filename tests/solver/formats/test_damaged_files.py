@@ -46,7 +46,7 @@ def test_damaged_files_are_read_or_refused(kind: Kind, model: str, tmp_path: Pat
     name, ending = kind.frameworks[0], kind.ending
     if model == "deepseek_v3" and not (framework_of(name).can_run.experts and "Megatron" in kind.what):
         model = "llama2_7b"
-    flags = {key: value for key, value in framework_of(name).flags.items() if key not in ("zero", "tp_comm_overlap")}
+    flags = {key: value for key, value in framework_of(name).flags_of("bf16").items() if key not in ("zero", "tp_comm_overlap")}
     run = Strategy(**{**flags, "world_size": 16, "dp": 16, "seq_len": 4096, "zero": 0, "framework": name})
     if name == "fsdp":
         run = run.replace(zero=3, zero_shard_size=16)

@@ -42,7 +42,7 @@ def test_the_file_that_the_layout_is_from_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.what)
 def test_a_name_may_have_a_space(kind: Kind, tmp_path: Path) -> None:
-    flags = {key: value for key, value in framework_of(kind.frameworks[0]).flags.items() if key != "tp_comm_overlap"}
+    flags = {key: value for key, value in framework_of(kind.frameworks[0]).flags_of("bf16").items() if key != "tp_comm_overlap"}
     sharded = {"zero": 3, "zero_shard_size": 16} if kind.frameworks[0] == "fsdp" else {"zero": 0}
     run = Strategy(**{**flags, "world_size": 16, "dp": 16, "seq_len": 4096, **sharded, "framework": kind.frameworks[0]})
     for written in write_export(tmp_path / f"my run{kind.ending}", model_of("llama3_8b"), run, 8):

@@ -46,7 +46,7 @@ def test_the_file_states_everything_that_the_layout_decides(tmp_path: Path) -> N
     assert (model["checkpoint"], model["num_chunks"], model["dtype"]) == ((4 + 0.5) / 8, 2, "torch.bfloat16")
     assert model["multiple_of"] * -(-int(4096 * model["mlp_ratio"]) // model["multiple_of"]) == 14336
     assert (data["seq_len"], data["micro_num"], data["micro_bsz"]) == (4096, 4, 2)
-    assert "for InternEvo 0.3 and later" in path.read_text() and "--nnodes 2 --nproc-per-node 8" in path.read_text()
+    assert "for InternEvo after 0.5.2" in path.read_text() and "--nnodes 2 --nproc-per-node 8" in path.read_text()
     assert load_run_config(path).assumed == ()
 
 

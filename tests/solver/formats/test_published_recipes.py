@@ -12,6 +12,7 @@ from solver.formats.model_file import shipped_model
 from solver.formats.published_recipes import Recipe, recipes
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
+from solver.spec.frameworks import framework_of
 from solver.spec.strategy import Strategy
 
 QWEN = {"name": "qwen3-30b-a3b", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
@@ -46,7 +47,8 @@ def test_every_recipe_is_a_layout_that_runs(recipe: Recipe) -> None:
     run = Strategy(
         **(sizes | settings), seq_len=4096, dp=dp, zero=zero, zero_shard_size=dp * sizes["cp"], precision=recipe.precision,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b", num_micro_batches=8 * sizes["pp"], tp_mode="msp",
-        framework=" ".join((recipe.family, *recipe.releases[-1:])),
+        framework=(framework := " ".join((recipe.family, *recipe.releases[-1:]))),
+        **({} if "fp8_recipe" in settings else {"fp8_recipe": framework_of(framework).flags.get("fp8_recipe", "delayed")}),
     )  # fmt: skip
     assert run.world_size == sizes["tp"] * sizes["pp"] * sizes["cp"] * dp
     assert set(recipe.devices) <= {path.stem for path in FOLDER.glob("*.json")}

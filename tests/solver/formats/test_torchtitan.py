@@ -100,7 +100,7 @@ def test_the_preset_of_2024_is_exactly_this_layout(tmp_path: Path) -> None:
     assert back == Strategy(
         world_size=64, seq_len=4096, framework="torchtitan-2024-12", tp=4, tp_mode="msp", pp=4, vpp=2, dp=4, zero=2,
         schedule="interleaved", zero_shard_size=4, micro_batch_size=1, num_micro_batches=8, recompute="full", grad_dtype="fp32",
-        fused_norm=False, cp_comm="allgather",
+        fused_norm=False, cp_comm="allgather", fp8_recipe="tensorwise",
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hid
      {"dp": 4, "micro_batch_size": 2, "zero_shard_size": 2}],
 )  # fmt: skip
 def test_a_fixed_search_is_the_whole_one_filtered(fixed: dict[str, Any]) -> None:
-    problem = make_problem(MODEL, 16, toy_cost(), 512, framework="internevo-2024")
+    problem = make_problem(MODEL, 16, toy_cost(), 512, framework="internevo-2024", p2p_overlap=True)
     layouts = all_layouts(problem, 32)
     keep = np.ones(len(layouts), dtype=bool)
     for name, value in fixed.items():

@@ -108,7 +108,7 @@ def test_the_space_has_every_mode_and_axis() -> None:
     )
     expected = [
         (0, 1, 1, 2, 1, 1),  # two stages of one layer each
-        (0, 1, 2, 1, 1, 1), (0, 1, 2, 1, 1, 2), (3, 1, 2, 1, 2, 1),  # context: parameters replicated, sharded, split by wp
+        (3, 1, 2, 1, 2, 1),  # context, which is ISP's: parameters split by wp
         (0, 2, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), (2, 2, 1, 1, 1, 1),  # tensor modes have nothing to shard
         (3, 2, 1, 1, 1, 1), (3, 2, 1, 1, 1, 2), (3, 2, 1, 1, 2, 1),  # ISP replicates parameters over the tensor group
     ]  # fmt: skip
@@ -327,8 +327,8 @@ def test_a_model_that_fits_nowhere_states_how_much_it_needs() -> None:
 
 def test_a_large_world_is_quick(h100_model: CostModel) -> None:
     result = search(make_problem(MODEL, 128, h100_model), 1024)
-    assert result.layouts_estimated > 100_000
-    assert result.layouts_per_second > 100_000  # a tenth of the rate on one core of the build machine
+    assert result.layouts_estimated > 80_000
+    assert result.layouts_per_second > 50_000  # a fifth of the rate on one core of the build machine
 
 
 def test_schedules_are_an_axis_where_the_framework_has_several() -> None:

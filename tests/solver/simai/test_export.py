@@ -213,7 +213,8 @@ def test_zero_bubble_schedules_run_weight_gradients_apart() -> None:
 
 
 def test_v_shaped_schedules_send_nothing_where_the_model_turns() -> None:
-    layout = {"framework": "torchtitan", "pp": 2, "vpp": 2, "dp": 8, "num_micro_batches": 4, "schedule": "zb-v"}
+    layout = {"framework": "torchtitan", "pp": 2, "vpp": 2, "dp": 8, "num_micro_batches": 4, "schedule": "zb-v", "zero": 2,
+              "zero_shard_size": 8}  # fmt: skip
     _, last, _ = exported("llama2_7b", 1, **layout)
     ways = Counter(item.additional for item in last.items if item.group == "pp_group")
     assert ways == {"recv_prev": 4, "send_next": 4, "recv_next": 4, "send_prev": 4}

@@ -135,13 +135,13 @@ def test_the_first_broken_rule_is_named(layout: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     "layout",
     [
-        {"dp": 2, "pp": 4, "vpp": 2, "num_micro_batches": 8},
+        {"dp": 2, "pp": 4, "vpp": 2, "num_micro_batches": 8, "p2p_overlap": True},
         {"dp": 1, "pp": 8},
-        {"dp": 4, "pp": 2, "vpp": 4, "num_micro_batches": 2},
+        {"dp": 4, "pp": 2, "vpp": 4, "num_micro_batches": 2, "p2p_overlap": True},
         {"dp": 2, "pp": 4, "num_layers_in_first_pipeline_stage": 3, "num_layers_in_last_pipeline_stage": 3},
         {"dp": 8, "recompute": "full", "recompute_layers": 8},
         {"dp": 4, "tp": 2, "wp": 4, "tp_mode": "isp", "zero_shard_size": 2},
-        {"dp": 4, "cp": 2, "zero_shard_size": 8},
+        {"dp": 4, "cp": 2, "wp": 2, "tp_mode": "isp", "zero_shard_size": 4},
     ],
 )
 def test_layouts_at_the_edge_of_the_rules(layout: dict[str, Any]) -> None:

@@ -31,7 +31,8 @@ ONE_LAYER = sum(products(*sizes) for sizes in MATRICES)
 
 
 def problem(world: int = 1, **constants: Any) -> Problem:
-    values = {"framework": "megatron-core", "optimizer": "muon", "cuda_graphs": True, **constants}
+    alone = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    values = {"framework": "megatron-core", "optimizer": "muon", "cuda_graphs": True, **alone, **constants}
     return make_problem(TINY, world, toy_cost(), 512, **values)
 
 
@@ -110,6 +111,7 @@ def test_a_search_offers_what_runs() -> None:
     ("constants", "reason"),
     [
         ({"precision": "fp16"}, "does not run in fp16"),
+        ({"overlap_grad_reduce": True}, "does not reduce Muon's gradients beside compute: turn overlap_grad_reduce off"),
         ({"optimizer_states": "bf16"}, "keeps its momentum in fp32"),
         ({"framework": "fsdp", "zero": 3, "zero_shard_size": 8}, "does not offer optimizer muon"),
         ({"zero": 1, "zero_shard_size": 4}, "deals matrices to all 8 replicas, not to 4"),

@@ -1,0 +1,150 @@
+"""Frameworks' own rules of their arguments: obeyed by measured runs and by what is written, and said where broken."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from round_trip import layouts_of, model_of
+
+from profiler.errors import InputError
+from solver.formats.argument_rules import (
+    accelerate,
+    deepspeed,
+    internevo,
+    megatron_lm,
+    nanotron,
+    nemo,
+    primus,
+    torchtitan,
+)
+from solver.formats.argument_rules.rule import Arguments, Rule, broken, flattened
+from solver.formats.config_file import load_run_config
+from solver.formats.export import exported
+from solver.formats.megatron_export import shell_command
+from solver.spec.strategy import Strategy
+
+CASES = [json.loads(line) for line in Path("configs/cases/published.jsonl").read_text().splitlines()]
+OWN = [case for case in CASES if "megatron_args" in case]
+RULES: dict[str, tuple[Rule, ...]] = {
+    "megatron_lm": megatron_lm.RULES, "core": megatron_lm.CORE, "primus": primus.RULES, "internevo": internevo.RULES,
+    "torchtitan": torchtitan.RULES, "deepspeed": deepspeed.RULES, "nanotron": nanotron.RULES, "accelerate": accelerate.RULES,
+    "nemo": nemo.RULES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OWN, ids=lambda case: case["id"])
+def test_runs_that_were_measured_obey_the_rules(case: dict[str, Any]) -> None:
+    """All 88 argument sets of Megatron-LM's own tests, which ran. Of some the number of GPUs is only assumed."""
+    given = {flag.lstrip("-"): value for flag, value in case["megatron_args"].items()}
+    found = broken(megatron_lm.RULES, Arguments(given, case["run"]["world_size"]))
+    assumed = case["megatron_args"].get("world-size-assumed", False)
+    assert [rule for rule in found if not (assumed and rule.startswith("the ranks are a multiple"))] == []
+    assert len(OWN) >= 88
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_has_a_source_and_can_hold(name: str) -> None:
+    rules = RULES[name]
+    assert len({rule.says for rule in rules}) == len(rules) >= 5
+    for rule in rules:
+        assert rule.source and len(rule.says) > 15
+
+
+GOOD = {
+    "num-layers": 32, "num-attention-heads": 32, "micro-batch-size": 1, "global-batch-size": 64, "seq-length": 4096,
+    "tensor-model-parallel-size": 2, "pipeline-model-parallel-size": 2, "sequence-parallel": True, "bf16": True,
+    "use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True,
+}  # fmt: skip
+EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 4, "moe-token-dispatcher-type": "alltoall",
+           "disable-bias-linear": True, "moe-grouped-gemm": True}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ""),
+        (EXPERTS, ""),
+        ({"global-batch-size": 65}, "--global-batch-size is a multiple"),
+        ({"num-attention-heads": 33}, "tp divides --num-attention-heads"),
+        ({"context-parallel-size": 2, "seq-length": 4098}, "2 * cp divides --seq-length"),
+        ({"num-layers": 33}, "the layers (with counted embedding and loss) divide"),
+        ({"num-layers": 33, "account-for-loss-in-pipeline-split": True}, ""),
+        ({"num-virtual-stages-per-pipeline-rank": 5}, "the layers (with counted embedding and loss) divide"),
+        ({"num-virtual-stages-per-pipeline-rank": 4, "global-batch-size": 20}, "interleaving needs groups of pp micro batches"),
+        ({"pipeline-model-parallel-layout": "Et*16|t*15L"}, "pp divides the chunks of --pipeline-model-parallel-layout"),
+        ({"use-distributed-optimizer": False}, "--overlap-param-gather needs --use-distributed-optimizer"),
+        ({"optimizer-cpu-offload": True}, "--optimizer-cpu-offload needs --use-precision-aware-optimizer"),
+        ({"optimizer": "dist_muon"}, "--optimizer muon and dist_muon exclude"),
+        ({"recompute-granularity": "full"}, "--recompute-granularity full needs --recompute-method"),
+        ({"fp8-format": "hybrid", "recompute-granularity": "selective", "recompute-modules": "layernorm"},
+         "recomputing layernorm or moe_act in fp8"),
+        ({"cuda-graph-impl": "transformer_engine", "recompute-granularity": "full", "recompute-method": "uniform",
+          "recompute-num-layers": 1}, "--cuda-graph-impl excludes --recompute-granularity full"),
+        ({**EXPERTS, "sequence-parallel": False}, "experts with tp above 1 need --sequence-parallel"),
+        ({**EXPERTS, "moe-shared-expert-overlap": True, "moe-token-dispatcher-type": "flex"},
+         "--moe-shared-expert-overlap needs"),
+        ({**EXPERTS, "overlap-moe-expert-parallel-comm": True}, "with pp above 1 needs interleaved stages"),
+        ({**EXPERTS, "expert-model-parallel-size": 3}, "ep divides --num-experts"),
+    ],
+)  # fmt: skip
+def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:
+    given = {flag: value for flag, value in {**GOOD, **changes}.items() if value is not False}
+    found = broken(megatron_lm.RULES, Arguments(given, 16))
+    assert (len(found) == 0) if not says else any(says in rule for rule in found), found
+
+
+@pytest.mark.parametrize(
+    ("rules", "given", "says"),
+    [
+        (internevo.RULES, {"model": {"num_chunks": 2}, "parallel": {"pipeline": {"size": 2}}, "data": {"micro_num": 4}},
+         "num_chunks above 1 needs pipeline.interleaved_overlap"),
+        (internevo.RULES, {"parallel": {"pipeline": {"size": 2, "mode": "ZBH1"}},
+                           "hybrid_zero_optimizer": {"overlap_sync_grad": True}}, "ZBH1 excludes overlap_sync_grad"),
+        (internevo.RULES, {"parallel": {"weight": {"size": 2}}}, "weight.size above 1 needs tensor.mode isp"),
+        (internevo.RULES, {"model": {"use_flash_attn": False}}, "needs model.use_flash_attn=True"),
+        (torchtitan.RULES, {"parallelism": {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True}},
+         "enable_async_tensor_parallel needs training.compile"),
+        (torchtitan.RULES, {"parallelism": {"pipeline_parallel_degree": 2, "data_parallel_replicate_degree": 2,
+                                            "data_parallel_shard_degree": 1}}, "copies without shards exclude"),
+        (deepspeed.RULES, {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "without ZeRO gradients"),
+        (deepspeed.RULES, {"zero_optimization": {"stage": 2}, "--pipeline-model-parallel-size": 2}, "ZeRO below stage 2"),
+        (nanotron.RULES, {"parallelism": {"pp": 8}, "tokens": {"batch_accumulation_per_replica": 4},
+                           "model": {"model_config": {"hidden_size": 64}}}, "at least pp - 1"),
+        (accelerate.RULES, {"num_processes": 16, "distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2},
+                            "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "multiply to num_processes"),
+        (nemo.RULES, {"trainer": {"precision": "16"}, "model": {"megatron_amp_O2": True, "optim": {"name": "fused_adam"}}},
+         "fp16 with megatron_amp_O2"),
+        (primus.RULES, {"patch_zero_bubble": True, "overlap_grad_reduce": True, "pipeline_model_parallel_size": 4},
+         "zero bubble excludes overlap_grad_reduce"),
+    ],
+)  # fmt: skip
+def test_rules_of_other_frameworks_by_hand(rules: tuple[Rule, ...], given: dict[str, Any], says: str) -> None:
+    found = broken(rules, Arguments(flattened(given)))
+    assert len(found) == 1 and says in found[0], found
+
+
+def test_what_a_framework_refuses_is_neither_written_nor_read_in_silence(tmp_path: Path) -> None:
+    model = model_of("llama3_8b")
+    run = layouts_of(model, "megatron-core-0.12", 20, deterministic=True, cross_entropy_fusion=True)[0]
+    with pytest.raises(InputError, match="--deterministic-mode excludes --cross-entropy-loss-fusion"):
+        exported(tmp_path / "run.sh", model, run, 8)
+    run = run.replace(cross_entropy_fusion=False)
+    text = exported(tmp_path / "run.sh", model, run, 8)["run.sh"]
+    assert "export NCCL_ALGO=Ring\n" in text and "export NVTE_ALLOW_NONDETERMINISTIC_ALGO=0\n" in text
+    (tmp_path / "run.sh").write_text(text.replace("NCCL_ALGO=Ring", "NCCL_ALGO=NVLS"))
+    note, *_ = load_run_config(tmp_path / "run.sh").notes
+    assert note.startswith("its framework would refuse this run: --deterministic-mode needs NCCL_ALGO to be one of Tree, Ring")
+
+
+def test_a_script_names_the_first_release_that_knows_its_flags() -> None:
+    model = model_of("llama3_8b")
+    plain = Strategy(
+        world_size=8, seq_len=4096, dp=8, zero=0, grad_dtype="fp32", p2p_overlap=True, framework="megatron-core-0.12"
+    )
+    dealt = plain.replace(dp=4, pp=2, pipeline_layout="Et*17|t*15L")
+    graphs = plain.replace(cuda_graphs=True)
+    for run, release in ((plain, "0.12"), (dealt, "0.13"), (graphs, "0.15")):
+        assert f"for Megatron-Core {release} to 0.16" in shell_command(model, run, 8)
