@@ -16,6 +16,7 @@ from solver.formats.hugging_face import MARKS, unread_keys
 from solver.formats.internevo_config import internevo_run
 from solver.formats.model_file import CONFIGS, MAX_BYTES, WHAT, json_model
 from solver.formats.script_files import read_script_file
+from solver.formats.simumax.files import is_strategy, read_strategy
 from solver.formats.text_file import json_object, read_text
 from solver.formats.topology_cluster import is_topology, topology_cluster
 from solver.formats.torchtitan_config import read_torchtitan
@@ -62,7 +63,7 @@ def load_run_config(path: str | Path) -> RunConfig:
     plain = json_object(text, path)
     if "model" in plain:
         return _case_like(plain, path)
-    if is_deepspeed(plain):
+    if is_deepspeed(plain) or is_strategy(plain):
         return _run_config(source, read_source(source))
     model = json_model(plain, path)
     return RunConfig(model.name, model, {}, None, path, tuple(unread_keys(plain)) if MARKS & set(plain) else ())
@@ -90,13 +91,17 @@ def _neighbours(path: Path) -> Callable[[str], str | None]:
     return beside
 
 
+def _json_run(source: Source) -> FileRun:
+    return read_strategy(source) if is_strategy(json_object(source.text, source.path)) else read_deepspeed(source)
+
+
 def _internevo(source: Source) -> FileRun:
     return internevo_run(source.text, str(source.path), source.path.stem)
 
 
 _READERS: Mapping[str, Callable[[Source], FileRun]] = {
     ".py": _internevo, ".sh": read_script_file, ".toml": read_torchtitan, ".yaml": read_yaml_file, ".yml": read_yaml_file,
-    ".json": read_deepspeed,
+    ".json": _json_run,
 }  # fmt: skip
 CONFIG_ENDINGS = tuple(_READERS)  #: of the files that load_run_config reads
 

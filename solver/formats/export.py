@@ -19,6 +19,7 @@ from solver.formats.nanotron_export import nanotron_files
 from solver.formats.nemo_export import nemo_files
 from solver.formats.primus_export import primus_files
 from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
+from solver.formats.simumax.files import simumax_files
 from solver.formats.torchtitan_export import torchtitan_files
 from solver.spec.feasibility import check_framework
 from solver.spec.frameworks import known_framework
@@ -41,6 +42,7 @@ class Kind:
 
 KINDS = (
     Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",)),
+    Kind(".json", "SimuMax's strategy", simumax_files, ("megatron-core-0.12",)),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
     Kind(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.formats.hugging_face import MARKS, model_of_config
+from solver.formats.simumax.model import is_model, read_model
 from solver.formats.text_file import json_object, read_text
 from solver.spec.model import ModelSpec, model_from_keys
 
@@ -26,6 +27,8 @@ def json_name(plain: Mapping[str, Any], path: Path) -> str:
 
 def json_model(plain: Mapping[str, Any], path: Path, name: str = "") -> ModelSpec:
     """Return the model of a JSON object: a Hugging Face config.json, or a mapping of ModelSpec's keys."""
+    if is_model(plain):
+        return read_model(plain, str(path), str(plain.get("model_name") or name or path.stem))
     read = model_of_config if MARKS & set(plain) else model_from_keys
     called = str(plain.get("name") or name) or json_name(plain, path)
     return read({key: value for key, value in plain.items() if key != "notes"}, str(path), called)

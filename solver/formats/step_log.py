@@ -2,7 +2,8 @@
 
 Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)``, ``max allocated``, ``train_step_timing in s``),
 torchtitan (``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron (``time_per_iteration_ms``), DeepSpeed
-(``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), nccl-tests' tables.
+(``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), progress bars of Lightning and others (``5/50 [00:10<01:35,
+0.47it/s]``, by their clock, a step of the bar being one of the optimizer), nccl-tests' tables.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ _PEAKS = (
     (re.compile(r"\bmax allocated:\s*([0-9.]+)"), float(1 << 20), "allocated"),
     (re.compile(r"\bMaxMemAllocated=([0-9.]+)\s*GB"), GIB, "allocated"),
 )
+#: Of a progress bar: steps that are done, and its clock.
+_BAR = re.compile(r"\b(\d{1,9})/\d+ \[(\d[\d:]*)<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)")
+_CLEAR_SECONDS = 20.0  #: on a clock that shows whole ones
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: A job's first steps wait for compilation, communicators and data; they count where there are few others.
 WARM_UP, _LEAST = 5, 5
@@ -92,7 +96,8 @@ def read_observation(path: Path, batch: Batch) -> Observation:
     if not len(steps) and not collectives:
         raise InputError(
             f"{path}: no step times and no table of nccl-tests; a trainer's log has lines such as "
-            "'elapsed time per iteration (ms): 512.3' or 'tps: 5,762', a JSON file {\"step_s\": 0.512}"
+            "'elapsed time per iteration (ms): 512.3' or 'tps: 5,762', or a progress bar of 20 s; a JSON file has "
+            '{"step_s": 0.512}'
         )
     return Observation(steps, *_peak(_ANSI.sub("", text)), collectives=collectives)
 
@@ -114,7 +119,36 @@ def step_seconds(text: str, batch: Batch) -> np.ndarray:
         steps = np.array([seconds(value, batch) for value in found if value > 0])
         if len(steps):
             return steps[WARM_UP:] if len(steps) >= WARM_UP + _LEAST else steps
-    return np.empty(0)
+    return _bar_seconds(text)
+
+
+def _bar_seconds(text: str) -> np.ndarray:
+    """Return the step times that a progress bar's clock shows, over stretches of which it can tell the length to 5%.
+
+    Bars round their rate and average it over what came before, warm-up included; their clock shows whole seconds.
+    """
+    read = [(int(done), _clock(elapsed)) for done, elapsed in _BAR.findall(text)]
+    stretches: list[list[tuple[int, float]]] = []  # from where a bar begins anew
+    for point in read:
+        if not stretches or point[0] < stretches[-1][-1][0]:
+            stretches.append([])
+        stretches[-1].append(point)
+    found = []
+    for points in stretches:
+        late = [point for point in points if point[0] > WARM_UP] or points
+        start = late[0]
+        for done, elapsed in late[1:]:
+            if elapsed - start[1] >= _CLEAR_SECONDS and done > start[0]:
+                found.append((elapsed - start[1]) / (done - start[0]))
+                start = (done, elapsed)
+    return np.array(found)
+
+
+def _clock(text: str) -> float:
+    seconds = 0.0
+    for part in text.split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds
 
 
 def _from_json(text: str, path: Path) -> Observation:

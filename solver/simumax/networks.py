@@ -14,8 +14,8 @@ from typing import Any
 
 from profiler.errors import InputError, closest, shown
 from profiler.profile.profile import COLLECTIVES, GIB, MIB
-from solver.simumax.configs import SystemConfig, check_value
-from solver.simumax.fields import Field
+from solver.formats.simumax.configs import SystemConfig, check_value
+from solver.formats.simumax.fields import Field
 from solver.simumax.shapes import Row
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "p2p")

@@ -10,9 +10,9 @@ from typing import Any
 from profiler.errors import InputError, shown
 from profiler.files import write_text
 from profiler.profile.profile import GIB, Profile
+from solver.formats.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
 from solver.report.output import csv_text, write_json
 from solver.report.timeline import chrome_trace, step_timeline
-from solver.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
 from solver.simumax.missing import missing_shapes
 from solver.simumax.pricing import Machine, Priced, limit_of, machine_of, price_one
 from solver.simumax.results import Result, cost_result, mem_result, parameter_numbers, stage_peaks

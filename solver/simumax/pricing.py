@@ -12,11 +12,11 @@ from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import find_profile
 from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import RunConfig
+from solver.formats.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
+from solver.formats.simumax.model import model_of
+from solver.formats.simumax.strategy import layout_of
 from solver.search.fixed import AXES
-from solver.simumax.configs import ModelConfig, StrategyConfig, SystemConfig
 from solver.simumax.listed import with_listed
-from solver.simumax.model import model_of
-from solver.simumax.strategy import layout_of
 from solver.simumax.system import profile_of
 from solver.spec.frameworks import release_for_search
 from solver.spec.strategy import Strategy

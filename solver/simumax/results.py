@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from solver.formats.simumax.configs import StrategyConfig
 from solver.report.explain import explain
-from solver.simumax.configs import StrategyConfig
 from solver.simumax.pricing import Priced
 from solver.simumax.stages import StageMemory, breakdown, stage_memory
 from solver.spec.layer_kinds import layer_kinds

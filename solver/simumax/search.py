@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.simumax.configs import ModelConfig, StrategyConfig
-from solver.simumax.model import model_of
+from solver.formats.simumax.configs import ModelConfig, StrategyConfig
+from solver.formats.simumax.model import model_of
+from solver.formats.simumax.recompute import SEARCHED, SWITCHES
 from solver.simumax.pricing import Machine, Priced, Rejected, limit_of, price
-from solver.simumax.recompute import SEARCHED, SWITCHES
 from solver.simumax.results import cost_result, mem_result, parallelism, stage_peaks
 from solver.spec.bounds import WHOLE_NUMBERS
 

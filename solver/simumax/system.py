@@ -11,8 +11,8 @@ from typing import Any
 from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device, Profile
-from solver.simumax.configs import SystemConfig, check_value
-from solver.simumax.fields import Field
+from solver.formats.simumax.configs import SystemConfig, check_value
+from solver.formats.simumax.fields import Field
 from solver.simumax.networks import between_nodes, intra_node, link_bandwidth, network_bandwidth
 from solver.simumax.shapes import Op, op_rows, table_of
 

@@ -46,7 +46,7 @@ def test_a_name_may_have_a_space(kind: Kind, tmp_path: Path) -> None:
     sharded = {"zero": 3, "zero_shard_size": 16} if kind.frameworks[0] == "fsdp" else {"zero": 0}
     run = Strategy(**{**flags, "world_size": 16, "dp": 16, "seq_len": 4096, **sharded, "framework": kind.frameworks[0]})
     for written in write_export(tmp_path / f"my run{kind.ending}", model_of("llama3_8b"), run, 8):
-        if written.suffix in (kind.ending, ".sh"):
+        if written.suffix in (kind.ending, ".sh") and written.name != "config.json":
             back = stated_strategy(load_run_config(written).layout, 16)
             same = run.replace(framework=back.framework)  # which may be called by another of its names
             assert effective(model_of("llama3_8b"), back) == effective(model_of("llama3_8b"), same)

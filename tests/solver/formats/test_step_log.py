@@ -109,3 +109,18 @@ def test_tables_of_nccl_tests(tmp_path: Path) -> None:
 def test_what_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_observation(written(tmp_path, text), Batch(1, 1))
+
+
+def test_a_progress_bar_is_read_by_its_clock() -> None:
+    """Lightning's rate is an average since the epoch began: 60 s of warm-up in the first 5 steps, then 2 s a step."""
+
+    def bar(step: int) -> str:
+        elapsed = 12 * min(step, 5) + 2 * max(step - 5, 0)
+        rate = f"{step / max(elapsed, 1):.2f}it/s, v_num=0"
+        return f"\rEpoch 0: 10%|#| {step}/500 [{elapsed // 60:02d}:{elapsed % 60:02d}<15:00, {rate}]"
+
+    text = "".join(bar(step) for step in range(0, 101, 5))
+    assert step_seconds(text, BATCH).tolist() == pytest.approx([2.0] * 9)
+    hours = "8/9 [1:00:10<00:07, 7.50s/it]\r9/9 [1:00:40<00:00, 7.50s/it]"
+    assert step_seconds(hours, BATCH).tolist() == [30.0]
+    assert len(step_seconds(bar(1) + bar(2), BATCH)) == 0

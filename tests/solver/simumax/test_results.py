@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from profiler.errors import InputError
+from solver.formats.simumax.model import model_of
 from solver.simumax import ModelConfig, PerfLLM, Result
-from solver.simumax.model import model_of
 from solver.simumax.results import per_token_flops
 from solver.spec.model_size import parameters
 from solver.step.per_stage import layers_of_stages

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from profiler.errors import InputError
+from solver.formats.simumax.fields import LISTED, MODEL, READ, STRATEGY
+from solver.formats.simumax.model import model_of
+from solver.formats.simumax.strategy import layout_of
 from solver.simumax import ModelConfig, StrategyConfig, SystemConfig
-from solver.simumax.fields import LISTED, MODEL, READ, STRATEGY
-from solver.simumax.model import model_of
-from solver.simumax.strategy import layout_of
 
 BASE = {"seq_len": 4096, "micro_batch_size": 1, "micro_batch_num": 8, "world_size": 64, "tp_size": 2, "pp_size": 2}
 DENSE = {"hidden_size": 4096, "head_num": 32, "kv_head_num": 8, "intermediate_size": 14336, "layer_num": 32, "vocab_size": 1000}

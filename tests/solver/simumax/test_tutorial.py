@@ -13,8 +13,8 @@ import pytest
 
 from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import RunConfig
+from solver.formats.simumax.fields import MODEL, STRATEGY
 from solver.simumax import Result, SystemConfig
-from solver.simumax.fields import MODEL, STRATEGY
 from solver.simumax.listed import with_listed
 from solver.simumax.system import profile_of
 from solver.spec.model import ModelSpec

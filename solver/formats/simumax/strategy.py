@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.simumax.configs import ModelConfig, StrategyConfig
-from solver.simumax.recompute import recompute_of
+from solver.formats.simumax.configs import ModelConfig, StrategyConfig
+from solver.formats.simumax.recompute import recompute_of
 
 #: What runs the layout. ZeRO-2 and ZeRO-3 are not in Megatron-Core's distributed optimizer, but in Megatron FSDP.
 FRAMEWORK, SHARDING_FRAMEWORK = "megatron-core-0.12", "megatron-bridge-25"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from profiler.errors import InputError
-from solver.simumax.configs import ModelConfig, StrategyConfig
+from solver.formats.simumax.configs import ModelConfig, StrategyConfig
 
 SWITCHES = ("attn_recompute", "mla_rms_recompute", "mlp_recompute", "mlp_rms_recompute")
 #: The combinations of SWITCHES that SimuMax's search tries.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError
-from solver.simumax.configs import ModelConfig
+from solver.formats.simumax.configs import ModelConfig
 from solver.spec.model import ModelSpec, model_from_keys
 
 _NAMES = {
@@ -22,6 +23,21 @@ _LATENT = {
     "qk_pos_emb_head_dim": "qk_rope_head_dim", "v_head_dim": "v_head_dim",
 }  # fmt: skip
 _NEEDED = ("hidden_size", "head_num", "layer_num", "vocab_size", "intermediate_size")
+
+
+_MARKS = ("head_num", "layer_num")
+
+
+def is_model(plain: Mapping[str, Any]) -> bool:
+    return all(mark in plain for mark in _MARKS)
+
+
+def read_model(plain: Mapping[str, Any], where: str, name: str) -> ModelSpec:
+    """Return the model of a file. Raises InputError naming ``where`` for what it cannot be."""
+    try:
+        return model_of(ModelConfig(**{"model_name": name, **plain}))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def model_of(config: ModelConfig, tp: int = 1) -> ModelSpec:

@@ -1,0 +1,1 @@
+"""SimuMax's model and strategy files."""
