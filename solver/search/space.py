@@ -20,6 +20,7 @@ from solver.spec.expert_rules import (
     heads_divide_by_cp,
     mode_runs,
     overlap_runs,
+    predicted_beside,
 )
 from solver.spec.feasibility import (
     check_fused_experts,
@@ -158,7 +159,7 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         rejected[NO_DRAIN] += 1
         return None
     ways = divisions(can_run, problem.model.num_hidden_layers, pp)
-    further = problem.model.num_nextn_predict_layers
+    further = predicted_beside(problem.framework, problem.model)
     divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none", further) and (not group or way[0] > 1)]
     if can_run.overlaps_interleaving and not problem.run.p2p_overlap:
         divided = [way for way in divided if way[0] == 1]

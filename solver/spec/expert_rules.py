@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun
+from solver.spec.framework import CanRun, Framework
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -72,6 +72,11 @@ def overlap_runs(overlaps: bool, pp: int, vpp: int, recompute: str, predicts_fur
     """
     predicts = predicts_further == 0 or (predicts_further == 1 and pp > 1)
     return not overlaps or ((pp == 1 or vpp > 1) and recompute != "full" and predicts)
+
+
+def predicted_beside(framework: Framework, model: ModelSpec) -> int:
+    """Return the layers of multi-token prediction that keep Megatron-Core from exchanging tokens beside compute."""
+    return model.num_nextn_predict_layers if framework.memory.transformer_engine else 0
 
 
 def dispatch_broken(run: Strategy) -> str:

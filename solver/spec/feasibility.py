@@ -16,6 +16,7 @@ from solver.spec.expert_rules import (
     heads_divide_by_cp,
     mode_runs,
     overlap_runs,
+    predicted_beside,
 )
 from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
@@ -229,7 +230,7 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
         (
-            overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, model.num_nextn_predict_layers),
+            overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, predicted_beside(framework, model)),
             "moe_exchange_overlap needs interleaved stages (or one; several with multi-token prediction, of one layer) and no "
             "full recomputation",
         ),

@@ -1,4 +1,4 @@
-"""fp8 GEMMs with scales for blocks: slower weight gradients on Hopper, those of the tensor cores elsewhere."""
+"""fp8 GEMMs with scales for blocks: slower on Hopper, weight gradients most, as they are on tensor cores elsewhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_passes_on_each_device(device: str, fitted: Callable[[str], CostModel]) 
         return
     # all passes sum in fp32, so the input gradient loses what the forward pass of one scale a tensor gains by not doing so
     for one, other in ((plain, blocks), experts):
-        assert other.seconds / one.seconds == pytest.approx([1.0, 1 / (1.005 * 1.15), 2.05 / (1.03 * 1.15)], rel=1e-9)
+        assert other.seconds / one.seconds == pytest.approx(
+            [1.097, 1.097 / (1.005 * 1.15), 1.097 * 2.05 / (1.03 * 1.15)], rel=1e-9
+        )
         assert (other.relative_std[:2] < 0.5).all() and other.relative_std[2] > 0.28
     assert blocks.seconds[2] / blocks.seconds[0] == pytest.approx(2.05, rel=0.01)
     # measured on H100 (pytorch/ao): 779, 779 and 2,105 us
