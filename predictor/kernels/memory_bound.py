@@ -17,7 +17,13 @@ DEFAULT = (3e-6, 0.75, 0.30)
 #: Uncertainty of constants stated as a published efficiency instead of measurements.
 GIVEN_UNCERTAINTY = 0.25
 #: Fractions of HBM bandwidth measured on A100 and H100 (vLLM's kernels), for devices where the kind was not measured.
-KIND_SHARE = {"norm": 0.40, "gated_act": 0.55, "rope": 0.48, "residual": 0.90, "embedding": 0.17, "quantize": 0.85}
+#: hadamard_quantize: largest value and both copies of NVFP4 operands, rotated along one axis (pytorch/ao 36027d8,
+#: benchmarks/prototype/nvfp4_training/README.md, its CuTe kernels on B200: at 2,048 x 28,672 3.1 TB/s for the first and 2.7 for
+#: the second; the slopes between its shapes are 3.4 and 2.8 TB/s of 8).
+KIND_SHARE = {
+    "norm": 0.40, "gated_act": 0.55, "rope": 0.48, "residual": 0.90, "embedding": 0.17, "quantize": 0.85,
+    "hadamard_quantize": 0.38,
+}  # fmt: skip
 #: For kernel chains of an eager framework that were not measured: kind -> {kind whose constants the chain's kernels use: bytes
 #: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
 #: rope: multiply by cosine 4, negate and join the halves 6, multiply by sine 4, add 6 = 20, fused 4; backward:

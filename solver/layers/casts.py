@@ -9,7 +9,8 @@ from solver.layers.shapes import Shapes
 from solver.spec.recipes import HALF
 from solver.spec.strategy import Recompute
 
-CAST, TRANSPOSE = "quantize", "transpose"  #: kinds of memory-bound kernels
+#: Kinds of memory-bound kernels.
+CAST, ROTATED_CAST, TRANSPOSE = "quantize", "hadamard_quantize", "transpose"
 
 
 def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array, normed: bool) -> list[Op]:
@@ -34,14 +35,18 @@ def weight_casts(shapes: Shapes, name: str, module: str, elements: Array) -> lis
     """Return the kernels that quantise the ``elements`` of a weight in every micro batch, where no quantised copy is kept."""
     if shapes.recipe is None or shapes.framework.memory.quantised_weights:
         return []
-    return _casts(shapes, f"{name}.weight", module, FORWARD, elements, 1, False, False)
+    return _casts(shapes, f"{name}.weight", module, FORWARD, elements, 1, False, False, rotates=False)
 
 
 def _casts(
-    shapes: Shapes, name: str, module: str, phase: str, tokens: Array, width: Array, split: Array, done: bool
-) -> list[Op]:
+    shapes: Shapes, name: str, module: str, phase: str, tokens: Array, width: Array, split: Array, done: bool,
+    rotates: bool = True,
+) -> list[Op]:  # fmt: skip
     """A cast, and what the copy in the other order needs: a second set of values from the same kernel where scales lie along an
-    axis; else a transpose, written by the cast itself or, of gathered values, by a kernel of its own."""
+    axis; else a transpose, written by the cast itself or, of gathered values, by a kernel of its own.
+
+    rotates: whether a recipe that rotates values does so here; weights it leaves as they are.
+    """
     recipe = shapes.recipe
     assert recipe is not None
     whole = 1.0 * tokens * width
@@ -49,7 +54,7 @@ def _casts(
     copies = 1 + recipe.by_axis
     again = (Recompute.FULL,) if phase == FORWARD else ()
     cast = Op(f"{name}_cast", module, MEMORY_BOUND, phase, {"bytes": mine * (HALF * recipe.reads + recipe.element * copies)},
-              variant=CAST, recomputed_by=again)  # fmt: skip
+              variant=ROTATED_CAST if recipe.rotates and rotates else CAST, recomputed_by=again)  # fmt: skip
     apart = np.where(split | done, 1.0, 0.0)
     turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD, {"bytes": whole * recipe.element * (1.0 + apart)},
                 variant=TRANSPOSE, launches=apart)  # fmt: skip

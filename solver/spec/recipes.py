@@ -18,12 +18,14 @@ class Recipe:
     element: bytes of a quantised value with its share of the scales. reads: passes over the 16-bit tensor (two where its
     largest value must be known first). by_axis: scales lie along the axis that the GEMM sums over, so that forward, input
     gradient and weight gradient need copies that are quantised along different axes; otherwise a copy is the transpose of the
-    other. in_norm: a norm before the linear writes its output quantised. grouped: one kernel quantises the rows of all experts.
+    other. rotates: a random Hadamard transform rotates the copy that a weight gradient reads. in_norm: a norm before the linear
+    writes its output quantised. grouped: one kernel quantises the rows of all experts.
     """
 
     element: float
     reads: int = 1
     by_axis: bool = False
+    rotates: bool = False
     in_norm: bool = False
     grouped: bool = False
 
@@ -34,7 +36,7 @@ RECIPES = {
     "tensorwise": Recipe(1.0, reads=2),  # scale from this tensor's largest value
     "blockwise": Recipe(1.0 + 4 / 128, by_axis=True),  # an fp32 scale for 128 values
     "mxfp8": Recipe(1.0 + 1 / 32, by_axis=True, in_norm=True),  # an 8-bit exponent for 32 values
-    "nvfp4": Recipe(0.5 + 1 / 16, reads=2, by_axis=True),  # an fp8 scale for 16 values, and one for the tensor
+    "nvfp4": Recipe(0.5 + 1 / 16, reads=2, by_axis=True, rotates=True),  # an fp8 scale for 16 values, and one for the tensor
 }
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 

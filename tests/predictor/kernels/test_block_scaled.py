@@ -29,3 +29,11 @@ def test_passes_on_each_device(device: str, fitted: Callable[[str], CostModel]) 
     assert blocks.seconds[2] / blocks.seconds[0] == pytest.approx(2.05, rel=0.01)
     # measured on H100 (pytorch/ao): 779, 779 and 2,105 us
     assert experts[1].seconds[2] / experts[1].seconds[1] == pytest.approx(2105.4 / 778.6, rel=0.35)
+
+
+def test_the_casts_of_nvfp4_take_as_long_as_they_were_measured(fitted: Callable[[str], CostModel]) -> None:
+    """pytorch/ao on B200: largest value, then both copies of 2,048 tokens; bytes 2 * 2 and 2 * 0.5625 of a value."""
+    model = fitted("b200_sxm")
+    for width, microseconds in ((14336, 20.99 + 35.11), (28672, 38.03 + 67.97)):
+        found = model.memory_bound("hadamard_quantize", 2048 * width * (2 * 2 + 2 * 0.5625)).seconds
+        assert float(found) * 1e6 == pytest.approx(microseconds, rel=0.12)

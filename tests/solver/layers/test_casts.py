@@ -43,6 +43,10 @@ def test_bytes_of_the_casts_of_the_output_projection(recipe: str, cast: float, t
     ops = ops_of(**run)
     assert moved(ops["wo.input_cast.forward"]) == T * H * cast
     assert moved(ops["wo.output_cast.input_grad"]) == T * H * cast
+    # the Hadamard transform of NVFP4 is of tokens, not of weights
+    assert ops["wo.input_cast.forward"].variant == ("hadamard_quantize" if recipe == "nvfp4" else "quantize")
+    if recipe == "nvfp4":
+        assert ops_of(framework="torchtitan", **run)["wo.weight_cast.forward"].variant == "quantize"
     for side in ("input", "output"):
         turned = ops.get(f"wo.{side}_transpose.input_grad")
         assert (turned is None) if transpose is None else turned is not None and moved(turned) == T * H * transpose
