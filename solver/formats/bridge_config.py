@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from solver.formats.argument_rules.bridge import RULES
 from solver.formats.argument_rules.megatron_lm import CORE
+from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.bridge_names import (
     BACKENDS,
     DEFAULTS,
@@ -83,7 +85,8 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
-    return FileRun(read.model, layout, (*assumed, *guessed), ignored, refusals=read.refusals)
+    refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), world)))
+    return FileRun(read.model, layout, (*assumed, *guessed), ignored, refusals=refusals)
 
 
 def _over(recipe: Flags, stated: Flags) -> Flags:

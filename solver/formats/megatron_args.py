@@ -81,7 +81,7 @@ def _refuse(flags: Mapping[str, Any]) -> None:
         if flag in flags:
             raise InputError(f"Megatron's --{flag}: {what} is not modelled")
     optimizer = flags.get("optimizer", "adam")
-    if optimizer not in OPTIMIZERS:
+    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
         raise InputError(f"Megatron's --optimizer {shown(optimizer)} is not modelled; {', '.join(OPTIMIZERS)} are")
     if OPTIMIZERS[optimizer][0] == "muon":
         for flag, usual in MUON.items():

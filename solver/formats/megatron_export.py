@@ -19,8 +19,7 @@ from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
-#: Of Megatron-Core, whose arguments these are.
-OLDEST, NEWEST = "0.12", "0.16"
+NEWEST = "0.16"  #: Megatron-Core whose arguments these are
 #: Variables of the environment that --deterministic-mode asserts.
 DETERMINISTIC = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
 _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
@@ -64,9 +63,9 @@ def megatron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: st
 
 def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
-    words = [f"{name} {shlex.quote(str(value))}" if value is not True else name
-             for name, value in megatron_arguments(model, run).items()]  # fmt: skip
-    known = max(first_release({flag.lstrip("-"): value for flag, value in megatron_arguments(model, run).items()}), OLDEST)
+    arguments = megatron_arguments(model, run)
+    words = [f"{name} {shlex.quote(str(value))}" if value is not True else name for name, value in arguments.items()]
+    known = first_release({flag.lstrip("-"): value for flag, value in arguments.items()})
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {known} to {NEWEST}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",

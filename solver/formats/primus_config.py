@@ -44,9 +44,11 @@ def read_primus(sections: Section, source: Source) -> FileRun:
     if not isinstance(trainer, Section) or str(trainer.get("framework")) != "megatron":
         raise InputError(f"{source.path}: of Primus's experiments those with modules.{_TRAINER} of framework megatron are read")
     overrides = trainer.get("overrides")
+    if overrides is not None and not isinstance(overrides, Section):
+        raise InputError(f"{source.path}: overrides is {shown(overrides)}; it must be a mapping of arguments")
     notes: list[str] = []
     given = {key: _filled(value, source, notes) for key, value in (overrides or {}).items()}
-    _refuse(given, source, overrides.lines if isinstance(overrides, Section) else {})
+    _refuse(given, source, overrides.lines if overrides is not None else {})
     stem = re.sub(r"\.ya?ml$", "", str(_filled(trainer.get("model", ""), source, notes)))
     values, model = _base(stem, given, source)
     flags = model_arguments(model, Strategy(world_size=1, seq_len=1)) if model else {}
@@ -54,7 +56,7 @@ def read_primus(sections: Section, source: Source) -> FileRun:
     flags, schedule = _with(flags, {**values, **given}), _schedule(given, source)
     if "vpp" in schedule:  # chunks of a V-shaped schedule obey no rule of interleaving; counts of layers are those of a chunk
         flags.pop("num-virtual-stages-per-pipeline-rank", None)
-        if "recompute-num-layers" in flags and flags["recompute-method"] == "block":
+        if "recompute-num-layers" in flags and flags.get("recompute-method") == "block":
             flags["recompute-num-layers"] *= schedule["vpp"]
     world, assumed = _world(flags, source)
     read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path, assumed)
@@ -159,12 +161,13 @@ def _recomputed(given: Mapping[str, Any], model: ModelSpec, layout: Mapping[str,
     ids = given.get("recompute_layer_ids")
     if ids is None:
         return {}
-    listed = [int(word) for word in re.findall(r"\d+", ids)] if isinstance(ids, str) else ids
+    apart = isinstance(ids, str) and re.fullmatch(r"\s*\d{1,5}(\s*,\s*\d{1,5})*\s*", ids)
+    listed = [int(word) for word in ids.split(",")] if apart else ids
     layers, pp, vpp = model.num_hidden_layers, layout["pp"], layout["vpp"]
     good = isinstance(listed, list) and listed and all(type(one) is int and 0 <= one < layers for one in listed)
     if not good or layout["recompute"] != "full" or given.get("recompute_method"):
         raise InputError(
-            f"{source.path}: recompute_layer_ids is {shown(ids)}; it must be a list of layers from 0 to {layers - 1}, with "
+            f"{source.path}: recompute_layer_ids is {str(ids):.60}; it must be a list of layers from 0 to {layers - 1}, with "
             "recompute_granularity full and no recompute_method"
         )
     if pp == 1:

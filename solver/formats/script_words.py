@@ -72,7 +72,9 @@ def _shell(source: Source) -> Shell:
 
 def environment(source: Source) -> dict[str, str]:
     """Return the variables in capitals that a script sets to plain values."""
-    return dict(re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]*)=([\w^.:+-]+)(?=\s|;|$)", source.text))
+    text = re.sub(r"(?m)(^|\s)#.*$", "", source.text)
+    found = re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]*)=([\"']?)([\w^.:+-]+)\2(?=\s|;|$)", text)
+    return {name: value for name, _, value in found}
 
 
 def program_at(words: Sequence[str], program: str) -> int | None:

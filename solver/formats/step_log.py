@@ -51,7 +51,7 @@ _PEAKS = (
     (re.compile(r"\bMaxMemAllocated=([0-9.]+)\s*GB"), GIB, "allocated"),
 )
 #: Of a progress bar: steps that are done, and its clock.
-_BAR = re.compile(r"\b(\d{1,9})/\d+ \[(\d[\d:]*)<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)")
+_BAR = re.compile(r"\b(\d{1,9})/\d+ \[(\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)")
 _CLEAR_SECONDS = 20.0  #: on a clock that shows whole ones
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: A job's first steps wait for compilation, communicators and data; they count where there are few others.

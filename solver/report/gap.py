@@ -123,7 +123,9 @@ def _changed(problem: Problem, layout: Strategy, changes: Mapping[str, Any]) -> 
         other = layout.replace(**changes)
         run = {name: value for name, value in changes.items() if getattr(problem.run, name) != value}
         varied = ("zero", "zero_shard_size", "tp_mode", "recompute", "recompute_layers")
-        there = replace(problem, run=problem.run.replace(**{n: v for n, v in run.items() if n not in varied}))
+        constants = {name: value for name, value in run.items() if name not in varied}
+        constants["recompute_stage_layers"] = other.recompute_stage_layers
+        there = replace(problem, run=problem.run.replace(**constants))
         check_layout(there.model, there.cluster, other)
         return estimate_layouts(there, Layouts.of([other]))
     except InputError:

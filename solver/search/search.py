@@ -19,6 +19,7 @@ from solver.search.fixed import check_fixed, check_most, fixed_layouts, fixed_sp
 from solver.search.kept import Best, Found
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
+from solver.spec.schedule_rules import schedule_broken
 from solver.step.layouts import Layouts, Splits
 from solver.step.memory import least_memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
@@ -77,6 +78,8 @@ def search(
     sequences = _sequences(problem, global_batch_sequences, global_batch_tokens, unknown)
     fixed, most = fixed or {}, most or {}
     check_fixed(fixed)
+    if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule"))):
+        raise InputError(broken)
     check_most(most)
     start = time.perf_counter()
     space = enumerate_splits(problem, sequences)

@@ -36,8 +36,8 @@ from solver.spec.feasibility import (
 )
 from solver.spec.framework import CanRun
 from solver.spec.optimizer_rules import MUON_ZERO
-from solver.spec.schedule_rules import schedules_run
-from solver.spec.state_rules import copies_run, recompute_broken, shards_run
+from solver.spec.schedule_rules import schedules_run, split_backward_broken
+from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
 from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
@@ -77,9 +77,12 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     check_fused_experts(framework, model, problem.run)
     check_overlaps(framework, model, problem.run)
     check_offload(framework, model, problem.run)
-    for key in ("pipeline_layout", "recompute_stage_layers"):
+    for key in ("recompute_stage_layers", "pipeline_layout"):
         if getattr(problem.run, key):
-            raise InputError(f"{key} belongs to one layout: state it in a config's layout, and leave it out of a search")
+            raise InputError(
+                f"{key} belongs to one layout: state it in a config's layout (of Primus, recompute_layer_ids), "
+                "and leave it out of a search"
+            )
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
     for tp in divisors(world):
@@ -149,11 +152,13 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         (*row, *groups) for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp) for groups in experts
     ]
     if not sharing:
-        rejected["experts need the sequence split over tp"] += 1
+        rejected["no tensor-parallel mode runs with that tp and cp"] += 1
         return None
     overlaps, defers = problem.run.moe_exchange_overlap, problem.run.defer_embedding_wgrad_compute
     group = problem.run.micro_batch_group
-    schedules = schedules_run(can_run, problem.run) if pp > 1 else ("1f1b",)
+    schedules = schedules_run(can_run, problem.run, problem.model.tie_word_embeddings) if pp > 1 else ("1f1b",)
+    if pp > 1 and len(schedules) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, problem.run)):
+        rejected[f"{problem.framework.name} does not split the backward pass with {wrong}"] += 1
     schedules = tuple(name for name in schedules if deferral_runs(defers, pp, name))
     if not schedules:
         rejected[NO_DRAIN] += 1
@@ -204,9 +209,8 @@ def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple
     """
     plain = [mode for mode in modes if mode != TpMode.ISP]
     yield from ((mode, 1) for mode in (plain if tp > 1 else [TpMode.MTP] * bool(plain)))
-    for mode in modes:
-        if mode == TpMode.ISP:
-            yield from ((mode, int(wp)) for wp in divisors(tp * cp * dp) if tp > 1 or wp > 1)
+    if TpMode.ISP in modes:
+        yield from ((TpMode.ISP, int(wp)) for wp in divisors(tp * cp * dp) if tp > 1 or wp > 1 or not plain)
 
 
 def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:
@@ -297,7 +301,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
 
     Partial recomputation recomputes a quarter, a half or three quarters of a stage's layers, rounded up to as many in each of
     its chunks (frameworks state it for a chunk), where that is a new number. ZeRO-3
-    together with a weight-parallel group would shard the same weights twice and is left out; so is ZeRO-3 with a pipeline,
+    together with ISP would shard the same weights twice and is left out; so is ZeRO-3 with a pipeline,
     which no framework here runs, and ZeRO-2 where the framework does not run that.
     """
     levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
@@ -312,8 +316,12 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp)
     if problem.run.optimizer == "muon":
         sharded &= splits.zero_shard_size == splits.dp * splits.cp
+    if problem.model.is_mixture_of_experts:
+        copies = splits.tp * splits.cp * splits.dp // (splits.ep * splits.etp)
+        alike = expert_shards_run(can_run, splits.zero_shard_size, splits.cp * splits.dp, copies)
+        sharded &= alike | (splits.ep * splits.etp == 1)
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
-    zeros = [(0, copied), (1, sharded), (2, second), (3, sharded & one_stage & (splits.wp == 1))]
+    zeros = [(0, copied), (1, sharded), (2, second), (3, sharded & one_stage & (splits.mode != TpMode.ISP))]
     offered = set(problem.framework.can_run.zero_stages) & (set(MUON_ZERO) if problem.run.optimizer == "muon" else {0, 1, 2, 3})
     offered -= {0, 1} if problem.run.offload_gradients else set()
     zeros = [(zero, valid) for zero, valid in zeros if zero in offered]

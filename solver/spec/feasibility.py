@@ -24,10 +24,10 @@ from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import MUON_ZERO, check_optimizer, optimizer_rules
 from solver.spec.precision import QUANTISED
-from solver.spec.schedule_rules import split_backward_broken
+from solver.spec.schedule_rules import schedule_broken
 from solver.spec.size_rules import deal_broken, size_rules
-from solver.spec.state_rules import copies_run, partial_runs, recompute_broken, shards_run
-from solver.spec.strategy import RECOMPUTE_MODULES, SPLIT_BACKWARD, WAVES, Strategy, TpMode
+from solver.spec.state_rules import copies_broken, copies_run, expert_shards_run, partial_runs, recompute_broken, shards_run
+from solver.spec.strategy import RECOMPUTE_MODULES, WAVES, Strategy, TpMode
 
 MAX_WORLD_SIZE = 1 << 20
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -138,10 +138,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             s.vpp == 1 or s.schedule in WAVES or "interleaved" in can.schedules,
             f"{name} does not interleave pipeline stages (vpp {s.vpp})",
         ),
-        (
-            s.pp == 1 or s.schedule not in SPLIT_BACKWARD or not (wrong := split_backward_broken(can, s)),
-            f"{name} does not run {wrong} with schedule {s.schedule}, which splits the backward pass",
-        ),
+        (s.pp == 1 or not (wrong := schedule_broken(framework, model, s, s.schedule)), wrong),
         *_state_rules(framework, s),
         (
             s.cp == 1 or TpMode[s.tp_mode.upper()] in can.context_modes,
@@ -158,8 +155,9 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
         (
             not can.compiles_tp_overlap or s.compile or s.tp == 1 or not s.tp_comm_overlap,
-            f"{name} overlaps tensor parallelism (tp_comm_overlap) only with compile",
+            f"{name}: {_COMPILED}",
         ),
+        (not s.zero or gathers(can, s), f"{name}: {_GATHERS}"),
         (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
         (
             not s.micro_batch_group or (s.vpp > 1 and s.schedule in ("1f1b", "interleaved")),
@@ -203,7 +201,15 @@ def _state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], .
         ),
         (
             s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp)),
-            f"{name} does not run ZeRO-0 with tp {s.tp}, cp {s.cp}, pp {s.pp} and gradients in {s.grad_dtype}",
+            f"{name} does not run ZeRO-0 with {copies_broken(can, s) or f'tp {s.tp}, cp {s.cp} and pp {s.pp}'}",
+        ),
+        (s.zero < 3 or s.tp_mode != "isp", "ZeRO-3 and tp_mode isp would shard the same weights twice"),
+        (
+            not s.zero
+            or s.tp_mode == "isp"
+            or s.ep * s.etp == 1
+            or bool(expert_shards_run(can, s.zero_shard_size, replicas, s.edp)),
+            f"{name} shards over {s.zero_shard_size} of {replicas} ranks; {s.edp} copies of the experts do not divide alike",
         ),
         (
             s.recompute != "full" or partial_runs(can, s.recompute_layers),
@@ -226,8 +232,7 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
     return (
         (can.experts, f"{name} is not described with mixtures of experts"),
         (experts_run(can, s.tp, ranks, s.ep, s.etp), f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"),
-        (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
-        (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
+        *dispatch_rules(framework, s),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
         (
             overlap_runs(s.moe_exchange_overlap, s.pp, s.vpp, s.recompute, predicted_beside(framework, model)),
@@ -310,10 +315,36 @@ def check_fused_experts(framework: Framework, model: ModelSpec, run: Strategy) -
 
 def check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where what a search overlaps does not go together, or not with its framework."""
-    if model.is_mixture_of_experts and (broken := dispatch_broken(run)):
-        raise InputError(broken)
-    if run.tp_comm_overlap and framework.can_run.compiles_tp_overlap and not run.compile:
-        raise InputError(f"{framework.name} overlaps tensor parallelism (tp_comm_overlap) only with compile")
+    can, name = framework.can_run, framework.name
+    rules: tuple[tuple[bool, str], ...] = (
+        (not (run.tp_comm_overlap and can.compiles_tp_overlap) or run.compile, f"{name}: {_COMPILED}"),
+        (can.micro_batch_groups or not run.micro_batch_group, f"{name} does not offer micro_batch_group"),
+        (gathers(can, run), f"{name}: {_GATHERS}"),
+    )
+    if model.is_mixture_of_experts:
+        rules += (*dispatch_rules(framework, run), (not (broken := dispatch_broken(run)), broken))
+    for holds, broken in rules:
+        if not holds:
+            raise InputError(broken)
+
+
+_COMPILED = "tp_comm_overlap, the overlap of tensor parallelism, needs compile"
+_GATHERS = "overlap_param_gather needs overlap_grad_reduce: turn both on or both off"
+
+
+def gathers(can_run: CanRun, run: Strategy) -> bool:
+    """Whether the all-gather of parameters may overlap as the run says."""
+    idle = not run.overlap_param_gather or run.optimizer == "muon"
+    return idle or run.overlap_grad_reduce or not can_run.gathers_after_reducing
+
+
+def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of how tokens reach their experts in a framework."""
+    can, name = framework.can_run, framework.name
+    return (
+        (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
+        (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
+    )
 
 
 def check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:

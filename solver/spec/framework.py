@@ -195,6 +195,7 @@ class CanRun:
     tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: empty: none; where shards are gathered again, FSP is MSP
     #: Ranks that ZeRO shards over: "any" of those that hold copies, "all", or whole groups of "context"-parallel ranks.
     shards: str = "any"
+    shards_experts_alike: bool = False  #: the experts' states too are cut into as many copies as the others'
     copies_alone: bool = False  #: whole copies (ZeRO-0) only where nothing but data is divided
     unsharded_gradients_as_model: bool = False  #: ZeRO-0 accumulates gradients in the model's type only
     changed_states_need_zero: bool = False  #: moments in fewer bits, or on the host, need ZeRO
@@ -225,6 +226,8 @@ class CanRun:
     fuses_experts: bool = False  #: moe_fused_experts
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     compiles_tp_overlap: bool = False  #: tp_comm_overlap is torch.compile's
+    gathers_after_reducing: bool = False  #: overlap_param_gather needs overlap_grad_reduce
+    splits_backward_tied: bool = True  #: schedules that split the backward pass run with tied embeddings
     overlaps_muon: bool = True  #: Muon's gradients may be reduced beside compute
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
     optimizers: tuple[str, ...] = ("adam",)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun
+from solver.spec.framework import CanRun, Framework
+from solver.spec.model import ModelSpec
 from solver.spec.strategy import SPLIT_BACKWARD, Strategy
 
 
@@ -17,7 +18,18 @@ def split_backward_broken(can_run: CanRun, run: Strategy) -> str:
     return ""
 
 
-def schedules_run(can_run: CanRun, run: Strategy) -> tuple[str, ...]:
-    """Return the schedules that the framework runs with the constants of ``run``."""
-    whole = bool(split_backward_broken(can_run, run))
+def schedule_broken(framework: Framework, model: ModelSpec, run: Strategy, schedule: str) -> str:
+    """Return why a schedule that the framework offers does not run with the rest, or ""."""
+    can = framework.can_run
+    if schedule not in SPLIT_BACKWARD or schedule not in can.schedules:
+        return ""
+    if wrong := split_backward_broken(can, run):
+        return f"{framework.name} does not run {wrong} with schedule {schedule}, which splits the backward pass"
+    tied = model.tie_word_embeddings and not can.splits_backward_tied
+    return f"{framework.name} does not run schedule {schedule} with tied embeddings" if tied else ""
+
+
+def schedules_run(can_run: CanRun, run: Strategy, tied: bool) -> tuple[str, ...]:
+    """Return the schedules that the framework runs with the constants of ``run``; tied: as the model's embeddings are."""
+    whole = bool(split_backward_broken(can_run, run)) or (tied and not can_run.splits_backward_tied)
     return tuple(name for name in can_run.schedules if not whole or name not in SPLIT_BACKWARD)

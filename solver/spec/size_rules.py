@@ -68,6 +68,8 @@ def _recomputation_broken(s: Strategy) -> str:
     what = f"recompute_stage_layers {s.recompute_stage_layers}"
     if s.recompute != "full" or s.recompute_layers >= 0:
         return f"{what} is of recompute full, and replaces recompute_layers"
+    if not any(counts):
+        return f"{what} recomputes nothing: give recompute none"
     if not s.pipeline_layout:
         return f"{what} needs pipeline_layout, which says what each stage holds"
     if len(counts) != s.pp:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from solver.spec.framework import CanRun, Framework
-from solver.spec.precision import QUANTISED
 from solver.spec.strategy import Strategy
 
 #: Modules whose recomputation keeps a quantised input, which Transformer Engine does not do where scales are delayed.
@@ -22,14 +21,31 @@ def shards_run(can_run: CanRun, shard: Any, cp: Any, replicas: Any) -> np.ndarra
     return whole | (np.asarray(shard) % cp == 0) if can_run.shards == "context" else np.ones_like(whole)
 
 
+def expert_shards_run(can_run: CanRun, shard: Any, replicas: Any, copies: Any) -> np.ndarray:
+    """Whether ``copies`` of the experts divide into as many groups as ``replicas`` of all else, of ``shard`` ranks each.
+
+    A ``shard`` of 1 leaves the states of both whole.
+    """
+    groups = np.maximum(np.asarray(replicas) // shard, 1)
+    whole = (np.asarray(shard) == 1) | (not can_run.shards_experts_alike)
+    return whole | (np.asarray(copies) % groups == 0)
+
+
+def copies_broken(can_run: CanRun, run: Strategy) -> str:
+    """Return what of a run needs ZeRO where there are several replicas, or ""."""
+    if can_run.unsharded_gradients_as_model and run.grad_dtype != run.precision:
+        return f"gradients in {run.grad_dtype} of a {run.precision} run"
+    if can_run.changed_states_need_zero and run.optimizer_states != "fp32":
+        return f"optimizer_states {run.optimizer_states}"
+    offloads = can_run.changed_states_need_zero and run.optimizer_offload_fraction > 0
+    return "an optimizer on the host" if offloads else ""
+
+
 def copies_run(can_run: CanRun, run: Strategy, tp: Any, cp: Any, pp: Any, dp: Any) -> np.ndarray:
     """Whether the framework runs without ZeRO: copies of everything on all data-parallel ranks."""
     single = np.asarray(dp * cp) == 1
-    if can_run.copies_alone:
-        return single | (np.asarray(tp * cp * pp) == 1)
-    changed = run.optimizer_states != "fp32" or run.optimizer_offload_fraction > 0
-    runs = not (can_run.unsharded_gradients_as_model and run.grad_dtype != run.precision)
-    return single | (runs and not (can_run.changed_states_need_zero and changed))
+    alone = np.asarray(tp * cp * pp) == 1 if can_run.copies_alone else np.ones_like(single)
+    return single | (alone & (not copies_broken(can_run, run)))
 
 
 def partial_runs(can_run: CanRun, layers: int) -> bool:
@@ -41,7 +57,7 @@ def recompute_broken(framework: Framework, run: Strategy, level: str) -> str:
     """Return what of a run does not go together with a level of recomputation, or ""."""
     if level == "full" and run.cuda_graphs:
         return "CUDA graphs exclude recompute full"
-    delayed = run.precision in QUANTISED and run.precision == "fp8" and run.fp8_recipe == "delayed"
+    delayed = run.precision == "fp8" and run.fp8_recipe == "delayed"
     found = _QUANTISED_MODULES & set(run.modules_recomputed)
     if level == "selective" and framework.memory.transformer_engine and delayed and found:
         return f"recomputing {sorted(found)[0]} in fp8 needs another fp8_recipe than delayed"

@@ -251,6 +251,9 @@ class Strategy:
         return self.global_batch_sequences * self.seq_len
 
     def replace(self, **changes: Any) -> Strategy:
+        """Return a copy with other values; another recomputation is of all stages, unless it is stated stage by stage."""
+        if {"recompute", "recompute_layers"} & changes.keys():
+            changes.setdefault("recompute_stage_layers", "")
         return replace(self, **changes)
 
 

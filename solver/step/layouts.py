@@ -162,4 +162,5 @@ class Layouts:
         return run.replace(
             **numbers, **flags, tp_mode=TpMode(int(split.mode[0])).name.lower(), zero=int(self.zero[index]), schedule=schedule,
             recompute=level.name.lower(), recompute_layers=int(self.recompute_layers[index]), recompute_modules=modules,
+            recompute_stage_layers=run.recompute_stage_layers,
         )  # fmt: skip

@@ -29,9 +29,9 @@ def _product(a: Arguments) -> int:
 
 RULES = (
     Rule("the sizes of parallelism_config multiply to num_processes", _SIZES,
-         lambda a: not any(key.startswith("parallelism_config") for key in a) or _product(a) == a.size("num_processes")),
-    Rule("parallelism_config needs distributed_type FSDP with fsdp_version 2", _SIZES,
-         lambda a: implies(any(key.startswith("parallelism_config") for key in a), _sharded(a) and _version(a) == 2)),
+         lambda a: not any(key.startswith("parallelism_config") for key in a) or _product(a) in (1, a.size("num_processes"))),
+    Rule("parallelism_config with distributed_type FSDP needs fsdp_version 2", _SIZES,
+         lambda a: implies(_sharded(a) and any(key.startswith("parallelism_config") for key in a), _version(a) == 2)),
     Rule("fsdp_version 2 needs a switch as fsdp_reshard_after_forward", _PLUGIN,
          lambda a: implies(_sharded(a) and _version(a) == 2,
                            isinstance(a.get("fsdp_config.fsdp_reshard_after_forward", True), bool))),

@@ -1,14 +1,14 @@
 """Rules of InternEvo's configuration, by dotted key.
 
 Source: InternLM/InternEvo internlm/initialize/launch.py (args_sanity_check, 0.5.2 and the state of 2024 with sequence_2D),
-internlm/core/context/parallel_context.py, core/scheduler/pipeline_scheduler.py, as read.
+internlm/core/scheduler/pipeline_scheduler.py, as read.
 """
 
 from __future__ import annotations
 
 from solver.formats.argument_rules.rule import Arguments, Rule, implies
 
-_LAUNCH, _CONTEXT = "args_sanity_check in launch.py", "parallel_context.py"
+_LAUNCH = "args_sanity_check in launch.py"
 
 
 def _size(a: Arguments, name: str) -> int:
@@ -28,18 +28,7 @@ def _planes(a: Arguments) -> bool:
     return a.on("parallel.sequence_2D.enable")
 
 
-def _weight_replicas(a: Arguments) -> int:
-    ranks = a.world // _size(a, "pipeline")
-    return max(ranks // (_size(a, "weight") if _mode(a) == "isp" else _size(a, "tensor")), 1)
-
-
 RULES = (
-    Rule("the ranks are a multiple of the sizes of pipeline and tensor", _CONTEXT,
-         lambda a: a.world % (_size(a, "pipeline") * _size(a, "tensor")) == 0),
-    Rule("the ranks are a multiple of the sizes of pipeline and weight", _CONTEXT,
-         lambda a: a.world % (_size(a, "pipeline") * _size(a, "weight")) == 0),
-    Rule("zero1.size divides the ranks that hold the same parameters", _CONTEXT,
-         lambda a: not a.world or _size(a, "zero1") < 1 or _weight_replicas(a) % _size(a, "zero1") == 0),
     Rule("fsdp excludes a pipeline and tensor.mode isp", _LAUNCH,
          lambda a: implies(a.on("parallel.zero1.fsdp"), _size(a, "pipeline") == 1 and _mode(a) != "isp")),
     Rule("weight.size above 1 needs tensor.mode isp", _LAUNCH, lambda a: _size(a, "weight") <= 1 or _mode(a) == "isp"),

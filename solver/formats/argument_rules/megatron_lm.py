@@ -9,6 +9,8 @@ refused here.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,6 +63,14 @@ def _micro_batches(a: Arguments) -> int:
     return a.size("global-batch-size") // (a.size("micro-batch-size") * _replicas(a))
 
 
+def _instances(a: Arguments) -> int:
+    return a.size("num-distributed-optimizer-instances")
+
+
+def _graphed(a: Arguments) -> bool:
+    return a.text("cuda-graph-impl", "none") != "none"
+
+
 def _groups(a: Arguments) -> int:
     return a.size("num-query-groups", a.size("num-attention-heads"))
 
@@ -93,7 +103,13 @@ def _modules(a: Arguments) -> set[str]:
 
 
 def _scope(a: Arguments) -> set[str]:
-    return set(a.text("cuda-graph-scope").split()) if "cuda-graph-impl" in a else set()
+    return set(a.text("cuda-graph-scope").split()) if _graphed(a) else set()
+
+
+def _product(sizes: str) -> int:
+    """The product of numbers in a text; 0: there are none."""
+    found = [int(word) for word in re.findall(r"\d+", sizes)]
+    return math.prod(found) if found else 0
 
 
 def _flex(a: Arguments) -> bool:
@@ -116,16 +132,19 @@ _SIZES = (
          "num_microbatches_calculator.py",
          lambda a: a.size("global-batch-size") % (a.size("micro-batch-size") * _replicas(a)) == 0),
     Rule("--num-distributed-optimizer-instances divides the replicas and needs --use-distributed-optimizer", _STATE,
-         lambda a: implies(a.size("num-distributed-optimizer-instances") > 1, "use-distributed-optimizer" in a
-                           and _replicas(a) * _cp(a) % a.size("num-distributed-optimizer-instances") == 0)),
+         lambda a: implies(_instances(a) > 1, "use-distributed-optimizer" in a
+                           and _replicas(a) * _cp(a) % _instances(a) == 0)),
+    Rule("--num-distributed-optimizer-instances divides the ranks that hold copies of the same experts", _STATE,
+         lambda a: implies("num-experts" in a, a.world // (_etp(a) * _ep(a) * _pp(a)) % _instances(a) == 0)),
     Rule("tp divides --num-attention-heads", _CONFIG, lambda a: a.size("num-attention-heads") % _tp(a) == 0),
-    Rule("tp divides --num-query-groups, or they divide tp", _CONFIG,
-         lambda a: "multi-latent-attention" in a or _groups(a) % _tp(a) == 0 or _tp(a) % _groups(a) == 0),
+    Rule("tp divides --num-query-groups", _CONFIG,
+         lambda a: "multi-latent-attention" in a or _groups(a) % _tp(a) == 0),
     Rule("2 * cp divides --seq-length", _START, lambda a: _cp(a) == 1 or a.size("seq-length") % (2 * _cp(a)) == 0),
     Rule("--max-position-embeddings is at least --seq-length", _START,
          lambda a: a.size("max-position-embeddings", 1 << 30) >= a.size("seq-length")),
     Rule("--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes whose product is cp", _START,
-         lambda a: ("a2a+p2p" in a.text("cp-comm-type")) == ("hierarchical-context-parallel-sizes" in a)),
+         lambda a: ("a2a+p2p" in a.text("cp-comm-type")) == ("hierarchical-context-parallel-sizes" in a)
+         and _product(a.text("hierarchical-context-parallel-sizes")) in (0, _cp(a))),
     Rule("--multi-latent-attention excludes --group-query-attention", _START,
          lambda a: not ("multi-latent-attention" in a and "group-query-attention" in a)),
 )  # fmt: skip
@@ -177,8 +196,6 @@ _STATES = (
     Rule("layers at an end in bf16 are at most those of a stage", _CONFIG,
          lambda a: implies({"first-last-layers-bf16", "fp8-format"} <= a.keys(), max(
              a.size(f"num-layers-at-{end}-in-bf16") for end in ("start", "end")) <= a.size("num-layers") // _pp(a))),
-    Rule("tp or cp above 1 before Blackwell needs CUDA_DEVICE_MAX_CONNECTIONS=1", _START,
-         lambda a: implies(_tp(a) * _cp(a) > 1, a.sets("CUDA_DEVICE_MAX_CONNECTIONS", "1"))),
 )  # fmt: skip
 _RECOMPUTATION = (
     Rule("--recompute-granularity full needs --recompute-method and --recompute-num-layers, selective excludes both", _CONFIG,
@@ -192,11 +209,11 @@ _RECOMPUTATION = (
     Rule("recomputing layernorm or moe_act in fp8 needs another --fp8-recipe than delayed", _CONFIG,
          lambda a: implies("fp8-format" in a and _modules(a) & {"layernorm", "moe_act"}, _recipe(a) != "delayed")),
     Rule("--cpu-offloading-num-layers needs pp 1, fewer than all layers, no recomputation and no CUDA graphs", _CONFIG,
-         lambda a: implies("cpu-offloading-num-layers" in a, _pp(a) == 1
-                           and a.size("cpu-offloading-num-layers") < a.size("num-layers")
-                           and not {"recompute-granularity", "cuda-graph-impl"} & a.keys())),
+         lambda a: implies(a.size("cpu-offloading-num-layers", 0), _pp(a) == 1
+                           and a.size("cpu-offloading-num-layers", 0) < a.size("num-layers")
+                           and not _graphed(a) and "recompute-granularity" not in a)),
     Rule("--cuda-graph-impl excludes --recompute-granularity full", _CONFIG,
-         lambda a: not ("cuda-graph-impl" in a and a.text("recompute-granularity") == "full")),
+         lambda a: not (_graphed(a) and a.text("recompute-granularity") == "full") or "full_iteration" in _scope(a)),
     Rule("--cuda-graph-scope moe_preprocess needs moe_router, which needs experts", _CONFIG,
          lambda a: implies("moe_preprocess" in _scope(a), "moe_router" in _scope(a))
          and implies("moe_router" in _scope(a), "num-experts" in a)),
@@ -233,21 +250,26 @@ _EXPERTS = (
          lambda a: implies("moe-shared-expert-intermediate-size" in a, "disable-bias-linear" in a)),
     Rule("--moe-router-enable-expert-bias needs --moe-router-score-function sigmoid", _CONFIG,
          lambda a: implies("moe-router-enable-expert-bias" in a, a.text("moe-router-score-function") == "sigmoid")),
+    Rule("--moe-router-topk 1 with softmax needs --moe-router-pre-softmax, or sinkhorn", _CONFIG,
+         lambda a: implies("num-experts" in a and a.size("moe-router-topk", 2) == 1
+                           and a.text("moe-router-score-function", "softmax") == "softmax",
+                           "moe-router-pre-softmax" in a
+                           or a.text("moe-router-load-balancing-type", "aux_loss") == "sinkhorn")),
     Rule("--moe-router-group-topk needs --moe-router-num-groups, as many or more, that divide the experts", _CONFIG,
          lambda a: implies("moe-router-group-topk" in a,
                            a.size("moe-router-group-topk", 0) <= a.size("moe-router-num-groups", 0)
                            and a.size("num-experts") % a.size("moe-router-num-groups") == 0)),
     Rule("--moe-ffn-hidden-size needs --num-experts", _CONFIG,
          lambda a: implies("moe-ffn-hidden-size" in a, "num-experts" in a)),
+    Rule("multi-token prediction recomputes full and uniform one layer at a time", "multi_token_prediction.py",
+         lambda a: implies("mtp-num-layers" in a and a.text("recompute-granularity") == "full"
+                           and a.text("recompute-method") == "uniform", a.size("recompute-num-layers") == 1)),
     Rule("multi-token prediction needs rotary positions or none", _START,
          lambda a: implies("mtp-num-layers" in a, a.text("position-embedding-type", "learned_absolute") in ("rope", "none"))),
 )  # fmt: skip
 RULES = (*_SIZES, *_PIPELINE, *_STATES, *_RECOMPUTATION, *_EXPERTS)
 #: What Megatron-Core itself checks, whoever starts it.
-CORE = (
-    *(rule for rule in RULES if rule.source != _START),
-    Rule("sequence parallelism needs tp above 1", _PARALLEL, lambda a: implies("sequence-parallel" in a, _tp(a) > 1)),
-)
+CORE = tuple(rule for rule in RULES if rule.source != _START)
 #: Flag -> the first Megatron-Core whose configuration has it, where that is not 0.12.
 SINCE = {
     "pipeline-model-parallel-layout": "0.13", "delay-wgrad-compute": "0.14", "overlap-moe-expert-parallel-comm": "0.14",
@@ -257,4 +279,5 @@ SINCE = {
 
 def first_release(flags: Mapping[str, Any]) -> str:
     """Return the first Megatron-Core, from 0.12, whose arguments all of these flags are."""
-    return max([since for flag, since in SINCE.items() if flag in flags], default="0.12")
+    modules = ["0.14"] if "shared_experts" in str(flags.get("recompute-modules", "")) else []
+    return max([since for flag, since in SINCE.items() if flag in flags] + modules, default="0.12")

@@ -1,14 +1,14 @@
 """Rules of Primus beside those of Megatron-LM.
 
-Source: AMD-AGI/Primus, validate_arguments in primus/backends/megatron/core/pipeline_parallel/zerobubble/utils.py and
-backends/megatron/patches/recompute_layer_patches.py, as read in 2026.
+Source: AMD-AGI/Primus, validate_arguments in primus/backends/megatron/core/pipeline_parallel/zerobubble/utils.py, as read in
+2026.
 """
 
 from __future__ import annotations
 
 from solver.formats.argument_rules.rule import Arguments, Rule, implies
 
-_ZERO_BUBBLE, _RECOMPUTE = "validate_arguments in zerobubble/utils.py", "recompute_layer_patches.py"
+_ZERO_BUBBLE = "validate_arguments in zerobubble/utils.py"
 
 
 def _zero_bubble(a: Arguments) -> bool:
@@ -32,7 +32,4 @@ RULES = (
          lambda a: implies(_v_shaped(a), a.size("num_layers", 0) % (2 * a.size("pipeline_model_parallel_size")) == 0)),
     Rule("V-shaped schedules exclude num_layers_per_virtual_pipeline_stage", _ZERO_BUBBLE,
          lambda a: not (_v_shaped(a) and "num_layers_per_virtual_pipeline_stage" in a)),
-    Rule("recompute_layer_ids needs recompute_granularity full and no recompute_method", _RECOMPUTE,
-         lambda a: implies("recompute_layer_ids" in a,
-                           a.text("recompute_granularity") == "full" and "recompute_method" not in a)),
 )  # fmt: skip

@@ -19,8 +19,10 @@ class Arguments(dict[str, Any]):
         self.world, self.environment = world, environment
 
     def size(self, name: str, default: int = 1) -> int:
-        """Return a whole number."""
-        return int(self.get(name, default))
+        """Return a whole number; ``default`` also for what is none, or is less than it could be: readers say what is wrong."""
+        value = self.get(name, default)
+        whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+        return int(value) if whole and value >= min(default, 1) else default
 
     def text(self, name: str, default: str = "") -> str:
         return str(self.get(name, default))

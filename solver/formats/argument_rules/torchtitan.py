@@ -20,10 +20,6 @@ def _replicas(a: Arguments) -> int:
     return _degree(a, "data_parallel_replicate") * a.size("parallelism.data_parallel_shard_degree", -1)
 
 
-def _others(a: Arguments) -> int:
-    return _degree(a, "tensor_parallel") * _degree(a, "pipeline_parallel") * _degree(a, "context_parallel")
-
-
 def _stages(a: Arguments) -> int:
     return len(a.get("parallelism.pipeline_parallel_split_points", [])) + 1
 
@@ -41,8 +37,6 @@ def _micro_batches(a: Arguments) -> int:
 
 
 RULES = (
-    Rule("the parallel degrees multiply to the ranks", _DIMS,
-         lambda a: not a.world or a.world % _others(a) == 0 and (_replicas(a) < 0 or _replicas(a) * _others(a) == a.world)),
     Rule("training.global_batch_size is a multiple of local_batch_size times the data-parallel ranks", "train.py",
          lambda a: _replicas(a) < 0 or a.size("training.global_batch_size", -1) < 0
          or a.size("training.global_batch_size") % (a.size("training.local_batch_size", 8) * _replicas(a)) == 0),

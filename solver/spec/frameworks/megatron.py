@@ -83,6 +83,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "recompute_modules": RECOMPUTE_MODULES,  # --recompute-modules
         "cuda_graph_modules": CUDA_GRAPH_MODULES,  # --cuda-graph-scope, since 0.15
         "optimizers": ("adam", "muon"),  # --optimizer muon and dist_muon, since 0.16
+        "shards_experts_alike": True,  # parallel_state.py: --num-distributed-optimizer-instances divides their copies too
+        "gathers_after_reducing": True,  # arguments.py
         "changed_states_need_zero": True,  # optimizer_config.py: the precision-aware optimizer is the distributed one's
         "overlaps_muon": False,  # arguments.py asserts that --overlap-grad-reduce is off
         "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
@@ -221,7 +223,7 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     family="megatron-bridge",
     aliases=("megatron-bridge",),
     # Megatron-FSDP shards what it is told to; arguments.py is not run
-    can_run={"zero_stages": (0, 1, 2, 3), "overlaps_muon": True},
+    can_run={"zero_stages": (0, 1, 2, 3), "overlaps_muon": True, "gathers_after_reducing": False},
     tensor_parallel={"experts_follow": False},
     # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
     flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
@@ -282,6 +284,7 @@ PRIMUS = MEGATRON_CORE_0_12.derive(
         "schedules": ("1f1b", "interleaved", "zb-1p", "zb-v", "v-half", "v-min"),  # README.md there; ZB-2p is to come
         "layout_schedules": ("1f1b", "interleaved"),  # utils.py: V-shaped ones divide the layers evenly
         "overlaps_split_backward": False,  # utils.py: validate_arguments
+        "splits_backward_tied": False,
         "recomputes_by_stage": True,  # recompute_layer_ids (backends/megatron/patches/recompute_layer_patches.py)
         "tp_comm_overlap": False,  # not described over ROCm
         "dispatchers": ("alltoall", "allgather", "deepep"),  # hybrid-EP is NVIDIA's

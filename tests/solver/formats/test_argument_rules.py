@@ -12,6 +12,7 @@ from round_trip import layouts_of, model_of
 from profiler.errors import InputError
 from solver.formats.argument_rules import (
     accelerate,
+    bridge,
     deepspeed,
     internevo,
     megatron_lm,
@@ -31,7 +32,7 @@ OWN = [case for case in CASES if "megatron_args" in case]
 RULES: dict[str, tuple[Rule, ...]] = {
     "megatron_lm": megatron_lm.RULES, "core": megatron_lm.CORE, "primus": primus.RULES, "internevo": internevo.RULES,
     "torchtitan": torchtitan.RULES, "deepspeed": deepspeed.RULES, "nanotron": nanotron.RULES, "accelerate": accelerate.RULES,
-    "nemo": nemo.RULES,
+    "nemo": nemo.RULES, "bridge": bridge.RULES,
 }  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def test_the_space_has_every_mode_and_axis() -> None:
     )
     expected = [
         (0, 1, 1, 2, 1, 1),  # two stages of one layer each
-        (3, 1, 2, 1, 2, 1),  # context, which is ISP's: parameters split by wp
+        (3, 1, 2, 1, 1, 1), (3, 1, 2, 1, 1, 2), (3, 1, 2, 1, 2, 1),  # context, which is ISP's: parameters split by wp or whole
         (0, 2, 1, 1, 1, 1), (1, 2, 1, 1, 1, 1), (2, 2, 1, 1, 1, 1),  # tensor modes have nothing to shard
         (3, 2, 1, 1, 1, 1), (3, 2, 1, 1, 1, 2), (3, 2, 1, 1, 2, 1),  # ISP replicates parameters over the tensor group
     ]  # fmt: skip
