@@ -89,6 +89,8 @@ EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 4, "moe-token-dispatc
          "--moe-shared-expert-overlap needs"),
         ({**EXPERTS, "overlap-moe-expert-parallel-comm": True}, "with pp above 1 needs interleaved stages"),
         ({**EXPERTS, "expert-model-parallel-size": 3}, "ep divides --num-experts"),
+        ({**EXPERTS, "moe-router-topk": 1}, "--moe-router-topk 1 with softmax needs --moe-router-pre-softmax"),
+        ({**EXPERTS, "moe-router-topk": 1, "moe-router-load-balancing-type": "sinkhorn"}, ""),
     ],
 )  # fmt: skip
 def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:
@@ -118,6 +120,7 @@ def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:
                             "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "multiply to num_processes"),
         (nemo.RULES, {"trainer": {"precision": "16"}, "model": {"megatron_amp_O2": True, "optim": {"name": "fused_adam"}}},
          "fp16 with megatron_amp_O2"),
+        (bridge.RULES, {"model": {"cuda_graph_impl": "local"}}, "needs rng.te_rng_tracker or model.use_te_rng_tracker"),
         (primus.RULES, {"patch_zero_bubble": True, "overlap_grad_reduce": True, "pipeline_model_parallel_size": 4},
          "zero bubble excludes overlap_grad_reduce"),
     ],
@@ -138,6 +141,16 @@ def test_what_a_framework_refuses_is_neither_written_nor_read_in_silence(tmp_pat
     (tmp_path / "run.sh").write_text(text.replace("NCCL_ALGO=Ring", "NCCL_ALGO=NVLS"))
     note, *_ = load_run_config(tmp_path / "run.sh").notes
     assert note.startswith("its framework would refuse this run: --deterministic-mode needs NCCL_ALGO to be one of Tree, Ring")
+
+
+@pytest.mark.parametrize("value", ["4", "four", True, None, [2], {"a": 1}, float("inf"), float("nan"), -3, 0, 2.5])
+def test_sizes_that_are_none_are_left_to_the_readers(value: Any) -> None:
+    """Rules are checked before every value is: an unreadable one takes its default, and its reader says what it is."""
+    assert Arguments({"context-parallel-size": value}).size("context-parallel-size") == 1
+    assert Arguments({"context-parallel-size": 4.0}).size("context-parallel-size") == 4
+    assert all(
+        isinstance(rule, str) for rule in broken(megatron_lm.RULES, Arguments({**GOOD, "context-parallel-size": value}, 16))
+    )
 
 
 def test_a_script_names_the_first_release_that_knows_its_flags() -> None:

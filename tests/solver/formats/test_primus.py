@@ -116,6 +116,16 @@ def test_an_example_as_it_is_published(tmp_path: Path) -> None:
         ("train_iters: 50", "use_turbo_mega_moe: true", "a fused layer of experts is not modelled"),
         ("train_iters: 50", "use_torch_fsdp2: true", "FSDP2 is not modelled"),
         ("train_iters: 50", "recompute_layer_ids: [1, 99]", "a list of layers from 0 to 26, with recompute_granularity full"),
+        (
+            "train_iters: 50",
+            "recompute_granularity: full\n      recompute_layer_ids: '1,,2'",
+            "recompute_layer_ids is 1,,2; it must",
+        ),
+        (
+            "train_iters: 50",
+            "recompute_granularity: full\n      recompute_layer_ids: [1, true]",
+            "a list of layers from 0 to 26",
+        ),
         ("${PRIMUS_TP:1}", "${PRIMUS_TP}", "has no default; write its value"),
         ("framework: megatron", "framework: torchtitan", "those with modules.pre_trainer of framework megatron are read"),
         ("${PRIMUS_MODEL:deepseek_v2_lite}", "mamba_370M", "put its Hugging Face config.json beside it"),

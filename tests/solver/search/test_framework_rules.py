@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from toy import make_problem, tiny, toy_cost
+from toy import all_layouts, make_problem, tiny, toy_cost
 
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
@@ -143,6 +143,7 @@ def test_the_best_hundred_layouts_of_five_problems_can_run(framework: str) -> No
         ("aleph alpha", {"pp": 2, "vpp": 2, "dp": 4, "num_micro_batches": 2}, "does not interleave"),
         ("megatron-lm-2021", {"dp": 8, "zero": 0, "recompute": "selective"}, "does not offer recompute selective"),
         ("megatron-core", {"tp": 2, "tp_mode": "isp", "dp": 4}, "does not offer tp_mode isp"),
+        ("internevo", {"tp": 2, "tp_mode": "isp", "dp": 4, "zero": 3}, "ZeRO-3 and tp_mode isp would shard the same weights"),
     ],
 )
 def test_explicit_layouts_are_held_against_the_same_rules(framework: str, layout: dict[str, object], message: str) -> None:
@@ -154,6 +155,38 @@ def test_explicit_layouts_are_held_against_the_same_rules(framework: str, layout
     with pytest.raises(InputError) as error:
         estimate(problem, [problem.run.replace(**{"zero": 0, **shard, **layout})])
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("shard", "ep", "runs"), [(16, 8, True), (8, 8, True), (4, 8, False), (4, 4, True), (1, 8, True)])
+def test_megatron_shards_experts_into_as_many_groups_as_the_rest(shard: int, ep: int, runs: bool) -> None:
+    """parallel_state.py: 16 / shard optimizer instances must divide the 16 / ep ranks that hold copies of an expert."""
+    model = GQA.replace(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=256)
+    problem = make_problem(model, 16, toy_cost(), 512, framework="megatron-core")
+    layout = problem.run.replace(dp=16, ep=ep, zero=1, zero_shard_size=shard)
+    if runs:
+        check_layout(model, problem.cluster, layout)
+        return
+    with pytest.raises(InputError, match="shards over 4 of 16 ranks; 2 copies of the experts do not divide alike"):
+        check_layout(model, problem.cluster, layout)
+    searched = all_layouts(problem, 16)
+    split = searched.splits.take(searched.row)
+    copies, groups = 16 // (split.pp * split.ep * split.etp), split.dp * split.cp // split.zero_shard_size
+    cut = (searched.zero > 0) & (split.ep > 1) & (split.zero_shard_size > 1)
+    assert cut.any() and (copies % groups == 0)[cut].all()
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-bridge"])
+def test_megatron_gathers_parameters_beside_compute_where_it_reduces_there(framework: str) -> None:
+    """arguments.py asserts it; Megatron-Bridge does not run arguments.py."""
+    run = {"overlap_grad_reduce": False, "overlap_param_gather": True}
+    problem = make_problem(GQA, 8, toy_cost(), 512, framework=framework, **run)
+    layout = problem.run.replace(dp=8, zero=1, zero_shard_size=8)
+    if framework == "megatron-bridge":
+        check_layout(GQA, problem.cluster, layout)
+        return
+    for refused in (lambda: check_layout(GQA, problem.cluster, layout), lambda: search(problem, 16)):
+        with pytest.raises(InputError, match="overlap_param_gather needs overlap_grad_reduce"):
+            refused()
 
 
 def test_published_runs_are_allowed_because_they_ran() -> None:
