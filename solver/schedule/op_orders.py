@@ -36,7 +36,7 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
       backward run 2 (pp - 1 - stage) + (vpp - 1) pp forwards of chunks (Narayanan et al. 2021, arXiv 2104.04473). One chunk:
       1f1b.
     * zb-h1: 1f1b with weight gradients ``stage`` micro batches late, so that every stage holds at most pp micro batches
-      (Qi et al. 2023, arXiv 2401.10241).
+      (Qi et al. 2023, arXiv 2401.10241). The order is fixed: stages that differ in kind, not only in layers, may lose by it.
     * zb-1p, zb-2p: solver.schedule.automatic, whose orders depend on times; here those of equal passes.
     * zb-v, v-half, v-min, dualpipev: solver.schedule.wave_orders.
     """

@@ -59,7 +59,7 @@ def test_missing_shapes_are_timed_once_and_used_from_then_on(profile: Profile, t
     problem = problem_on(profile.device, derating=3.0)
     columns = calls_of(problem)
     n = len(columns["batch"])
-    assert n > 20 and {0, 1} == set(columns["causal"]) and (columns["seq_q"] != columns["seq_kv"]).any()
+    assert n >= 20 and {0, 1} == set(columns["causal"]) and (columns["seq_q"] != columns["seq_kv"]).any()
     first, report = prepare(problem, profile, tmp_path)
     assert counts(report) == (n, n, 0) and timed == ["cpu"] * n
     repeated, report = prepare(problem, profile, tmp_path)
