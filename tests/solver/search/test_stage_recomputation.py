@@ -19,9 +19,10 @@ from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
 from solver.spec.size_rules import check_sizes
 from solver.spec.strategy import Strategy
+from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages, time_of_stages
-from solver.step.problem import Problem
-from solver.step.solutions import Solutions
+from solver.step.problem import LayerTable, Problem
+from solver.step.solutions import Solutions, estimate_layouts
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model.replace(num_hidden_layers=16)
 LAYOUT = {"pp": 4, "dp": 2, "zero": 1, "zero_shard_size": 2, "num_micro_batches": 8, "recompute": "full",
@@ -34,26 +35,26 @@ def problem_of_memory(model: CostModel, gib: float, **run: object) -> Problem:
     return make_problem(MODEL, 8, model, 8192, cluster, **settings)
 
 
-def with_counts(problem: Problem, counts: tuple[int, ...] | str, **changes: object) -> Solutions:
+def with_counts(
+    problem: Problem, counts: tuple[int, ...] | str, table: LayerTable | None = None, **changes: object
+) -> Solutions:
     text = counts if isinstance(counts, str) else "+".join(map(str, counts))
     run = problem.run.replace(**{**LAYOUT, "recompute_stage_layers": text, **changes})
-    return estimated(replace(problem, run=run), [run])
+    return estimate_layouts(replace(problem, run=run), Layouts.of([run]), table)
 
 
-@pytest.mark.parametrize("gib", [25, 28, 32])
-def test_no_other_numbers_fit_and_are_faster(h100_model: CostModel, gib: float) -> None:
-    problem = problem_of_memory(h100_model, gib)
-    plain = with_counts(problem, "")
-    fewest = fewest_recomputed(plain.problem, plain.layouts, plain.table)
-    found = with_counts(problem, fewest)
-    best = np.inf
-    for counts in product(range(5), repeat=4):
-        other = with_counts(problem, counts)
-        if other.memory.device[0] <= problem.cluster.memory_bytes:
-            best = min(best, float(other.times.seconds[0]))
-    assert found.memory.device[0] <= problem.cluster.memory_bytes
-    assert float(found.times.seconds[0]) == pytest.approx(best, rel=1e-12)
-    assert fewest[0] > fewest[2], "the first stage has most micro batches in flight"
+def test_no_other_numbers_fit_and_are_faster(h100_model: CostModel) -> None:
+    plain = with_counts(problem_of_memory(h100_model, 80), "")
+    every = [with_counts(plain.problem, counts, plain.table) for counts in product(range(5), repeat=4)]
+    seconds = np.array([float(one.times.seconds[0]) for one in every])
+    held = np.array([float(one.memory.device[0]) for one in every])
+    for gib in (25, 28, 32):
+        problem = problem_of_memory(h100_model, gib)
+        fewest = fewest_recomputed(problem, plain.layouts, plain.table)
+        found = with_counts(problem, fewest)
+        assert found.memory.device[0] <= problem.cluster.memory_bytes
+        assert float(found.times.seconds[0]) == pytest.approx(seconds[held <= problem.cluster.memory_bytes].min(), rel=1e-12)
+        assert fewest[0] > fewest[2], "the first stage has most micro batches in flight"
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4])
@@ -89,8 +90,8 @@ def test_it_is_never_worse_than_the_same_number_everywhere(h100_model: CostModel
     start = estimated(problem, [problem.run.replace(**{**LAYOUT, "pipeline_layout": ""})])
     deal = balanced(start, 0)
     assert deal.seconds <= deal.uniform * (1 + 1e-9)
-    if gib == 22:
-        assert deal.seconds < 0.995 * deal.uniform
+    if gib == 26:
+        assert deal.seconds < 0.98 * deal.uniform
         run = deal.solutions.layouts.strategy(0, deal.solutions.problem.run)
         assert len(run.recomputed_of_stages) == 4
         check_sizes(MODEL, run)
