@@ -73,12 +73,12 @@ def load(tmp_path: Path, text: str) -> Any:
 @pytest.mark.parametrize("name", ["llama3_8b", "llama2_13b", "internlm2_7b"])
 def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path) -> None:
     model = model_of(name)
-    runs = layouts_of(model, framework, 400, cp_comm="allgather", compile=name == "internlm2_7b")
+    runs = layouts_of(model, framework, 150, cp_comm="allgather", compile=name == "internlm2_7b")
     came, refused = round_trips(model, runs, ".toml", tmp_path)
     # the rest is what torchtitan does not run: whole activations, shards across cp, replicas beside other parallelism, shares
     # of recomputed layers that are not every n-th, in 2024 several batches a step, and compiled V-shaped schedules
     known = {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "num_micro_batches", framework}
-    assert came > 60 and set(refused) <= known
+    assert came > 100 and set(refused) <= known
     assert_same_estimate(model, runs[:6])
 
 
