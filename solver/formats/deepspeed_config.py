@@ -6,7 +6,8 @@ launches transformers' run_clm.py, whose model is the config.json beside it; wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
@@ -49,7 +50,9 @@ def read_deepspeed(source: Source) -> FileRun:
     file = SectionReader(sections, "", where, set())
     check_described(file, DESCRIBED)
     settings = _zero(file) | _precision(file)
-    launched = _launched(source)
+    script = _script(source)
+    words = script_words(script) if script else ()
+    launched = _launched(words, script.path, source) if script else None
     stated: Mapping[str, Any] = launched.layout if launched else {"tp": 1, "pp": 1}
     if settings["zero"]:
         settings["zero_shard_size"] = stated.get("dp", -1)
@@ -57,7 +60,10 @@ def read_deepspeed(source: Source) -> FileRun:
     layout = {**framework_of(FRAMEWORK).flags, **stated, **settings, **_batch(file, stated)}
     assumed = tuple(key for key in ("micro_batch_size", "num_micro_batches", "seq_len", "world_size") if key not in layout)
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *(launched.ignored if launched else ()))
-    refusals = broken(RULES, _arguments(sections, source, int(stated.get("world_size", 0))))
+    world = int(stated.get("world_size", 0))
+    refusals = broken(
+        RULES, Arguments(flattened(sections) | _megatrons(words, script), world, environment(script) if script else {})
+    )
     layout |= {"framework": FRAMEWORK, "overlap_param_gather": False}
     return FileRun(model, layout, assumed, ignored, refusals=refusals)
 
@@ -138,22 +144,14 @@ def _script(source: Source) -> Source | None:
     return None if text is None else Source(path, text, source.beside)
 
 
-def _arguments(sections: Section, source: Source, world: int) -> Arguments:
-    """Return the settings and the arguments of Megatron-DeepSpeed that its script states."""
-    script, given = _script(source), flattened(sections)
-    if script is None:
-        return Arguments(given, world)
-    words = script_words(script)
+def _megatrons(words: Sequence[str], script: Source | None) -> dict[str, Any]:
+    """Return the arguments of Megatron-DeepSpeed that its script states."""
     at = program_at(words, PROGRAM)
-    return Arguments(given | (arguments(words[at + 1 :], script.path) if at is not None else {}), world, environment(script))
+    return arguments(words[at + 1 :], script.path) if script and at is not None else {}
 
 
-def _launched(source: Source) -> FileRun | None:
+def _launched(words: Sequence[str], path: Path, source: Source) -> FileRun:
     """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
-    script = _script(source)
-    if script is None:
-        return None
-    path, words = script.path, script_words(script)
     at, trainer = program_at(words, PROGRAM), program_at(words, TRAINER)
     if at is not None:
         return _megatron(arguments(words[at + 1 :], path), ranks_of_launch(words[:at], path), source)

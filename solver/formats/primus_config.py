@@ -19,7 +19,7 @@ from solver.formats.megatron_values import whole
 from solver.formats.model_file import shipped_model
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
-from solver.spec.pipeline_layout import chunk_layers, chunks_of_stage, layout_text
+from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks, layout_text
 from solver.spec.strategy import WAVES, Strategy
 
 FRAMEWORK = "primus-2026"
@@ -176,11 +176,9 @@ def _recomputed(given: Mapping[str, Any], model: ModelSpec, layout: Mapping[str,
     if not text and layers % (pp * vpp):
         raise InputError(f"{source.path}: recompute_layer_ids beside stages of unlike size need pipeline_model_parallel_layout")
     chunks = chunk_layers(text) if text else (layers // (pp * vpp),) * (pp * vpp)
-    starts = [sum(chunks[:number]) for number in range(len(chunks))]
-    wave, alike = layout["schedule"] in WAVES, len({has_experts(model, layer) for layer in range(layers)}) == 1
+    alike = len({has_experts(model, layer) for layer in range(layers)}) == 1
     counts = []
-    for stage in range(pp):
-        held = [starts[c] + i for c in chunks_of_stage(stage, pp, vpp, wave) for i in range(chunks[c])]
+    for stage, held in enumerate(layers_of_chunks(chunks, pp, layout["schedule"] in WAVES)):
         again = [layer in listed for layer in held]
         if not alike and not all(again[: sum(again)]):
             raise InputError(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from profiler.errors import InputError
 from solver.formats import primus_names as names
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
 from solver.formats.torchrun import nodes_of
 from solver.formats.yaml_text import write_yaml
 from solver.spec.model import ModelSpec
-from solver.spec.pipeline_layout import chunk_layers, chunks_of_stage
+from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
 from solver.spec.strategy import WAVES, Strategy
 
 VERSION = "Primus of 2026 over Megatron-LM"
@@ -26,8 +25,6 @@ def primus_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     Raises InputError for what Primus or Megatron's arguments do not express.
     """
     zero_bubble = run.schedule in names.ZERO_BUBBLE
-    if zero_bubble and model.tie_word_embeddings:
-        raise InputError(f"schedule {run.schedule}: Primus's zero bubble needs embeddings that are not tied")
     turbo = run.moe_dispatcher == "deepep"
     megatron = run.replace(
         framework=FRAMEWORK, recompute_stage_layers="", schedule="1f1b" if run.vpp == 1 else "interleaved",
@@ -63,10 +60,7 @@ def primus_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
 
 def _layer_ids(run: Strategy) -> list[int]:
     """Return the layers that are recomputed, numbered through the model: the first ones of each stage."""
-    chunks = chunk_layers(run.pipeline_layout)
-    found = []
-    for stage, count in enumerate(run.recomputed_of_stages):
-        held = [sum(chunks[:chunk]) + i for chunk in chunks_of_stage(stage, run.pp, run.vpp, run.schedule in WAVES)
-                for i in range(chunks[chunk])]  # fmt: skip
-        found += held[:count]
-    return sorted(found)
+    stages = layers_of_chunks(chunk_layers(run.pipeline_layout), run.pp, run.schedule in WAVES)
+    return sorted(
+        layer for held, count in zip(stages, run.recomputed_of_stages, strict=True) for layer in held[:count].tolist()
+    )

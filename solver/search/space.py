@@ -156,7 +156,7 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         return None
     overlaps, defers = problem.run.moe_exchange_overlap, problem.run.defer_embedding_wgrad_compute
     group = problem.run.micro_batch_group
-    schedules = schedules_run(can_run, problem.run, problem.model.tie_word_embeddings) if pp > 1 else ("1f1b",)
+    schedules = schedules_run(problem.framework, problem.model, problem.run) if pp > 1 else ("1f1b",)
     if pp > 1 and len(schedules) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, problem.run)):
         rejected[f"{problem.framework.name} does not split the backward pass with {wrong}"] += 1
     schedules = tuple(name for name in schedules if deferral_runs(defers, pp, name))

@@ -10,6 +10,8 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
+import numpy as np
+
 from profiler.errors import InputError, shown
 
 
@@ -37,12 +39,16 @@ def chunk_layers(text: str) -> tuple[int, ...]:
     return tuple(chunk.count("t") for chunk in chunks)
 
 
-def chunks_of_stage(stage: int, pp: int, vpp: int, wave: bool = False) -> list[int]:
-    """Return the chunks that a stage holds, in the order in which a micro batch passes them.
+def layers_of_chunks(sizes: Sequence[int], pp: int, wave: bool = False) -> list[np.ndarray]:
+    """Return the numbers of the layers of every stage, in the order in which a micro batch passes them.
 
-    Stage s holds chunks s, s + pp, ...; under a V-shaped schedule (``wave``) chunks s and 2 pp - 1 - s.
+    sizes: layers of every chunk, which are consecutive. Stage s holds chunks s, s + pp, ...; under a V-shaped schedule
+    (``wave``) chunks s and 2 pp - 1 - s.
     """
-    return [stage, 2 * pp - 1 - stage] if wave else list(range(stage, pp * vpp, pp))
+    chunks = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    if wave:
+        return [np.concatenate([chunks[stage], chunks[2 * pp - 1 - stage]]) for stage in range(pp)]
+    return [np.concatenate(chunks[stage::pp]) for stage in range(pp)]
 
 
 def predicts_apart(text: str) -> bool:

@@ -29,7 +29,6 @@ def schedule_broken(framework: Framework, model: ModelSpec, run: Strategy, sched
     return f"{framework.name} does not run schedule {schedule} with tied embeddings" if tied else ""
 
 
-def schedules_run(can_run: CanRun, run: Strategy, tied: bool) -> tuple[str, ...]:
-    """Return the schedules that the framework runs with the constants of ``run``; tied: as the model's embeddings are."""
-    whole = bool(split_backward_broken(can_run, run)) or (tied and not can_run.splits_backward_tied)
-    return tuple(name for name in can_run.schedules if not whole or name not in SPLIT_BACKWARD)
+def schedules_run(framework: Framework, model: ModelSpec, run: Strategy) -> tuple[str, ...]:
+    """Return the schedules that the framework runs with the constants of ``run``."""
+    return tuple(name for name in framework.can_run.schedules if not schedule_broken(framework, model, run, name))

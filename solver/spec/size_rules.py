@@ -5,7 +5,7 @@ from __future__ import annotations
 from profiler.errors import InputError
 from solver.spec.expert_rules import experts_divide
 from solver.spec.model import ModelSpec
-from solver.spec.pipeline_layout import chunk_layers, chunks_of_stage
+from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
 from solver.spec.strategy import WAVES, Strategy, chunks_broken
 
 
@@ -22,10 +22,11 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     layers, ranks = model.num_hidden_layers, s.tp * s.cp * s.dp
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
     chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches, s.micro_batch_group)
-    dealt, again = deal_broken(layers, s), _recomputation_broken(s)
+    dealt = deal_broken(layers, s)
+    again = "" if dealt or chunks else _recomputation_broken(s)
     return (
         (not dealt, dealt),
-        (bool(dealt) or not again, again),
+        (not again, again),
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
         (s.vpp == 1 or s.pp > 1, f"vpp {s.vpp} interleaves pipeline stages, but pp is 1"),
@@ -74,8 +75,7 @@ def _recomputation_broken(s: Strategy) -> str:
         return f"{what} needs pipeline_layout, which says what each stage holds"
     if len(counts) != s.pp:
         return f"{what} is of {len(counts)} stages, and pp is {s.pp}"
-    chunks = chunk_layers(s.pipeline_layout)
-    held = [sum(chunks[chunk] for chunk in chunks_of_stage(stage, s.pp, s.vpp, s.schedule in WAVES)) for stage in range(s.pp)]
+    held = [len(layers) for layers in layers_of_chunks(chunk_layers(s.pipeline_layout), s.pp, s.schedule in WAVES)]
     if any(count > layers for count, layers in zip(counts, held, strict=True)):
         return f"{what}: the stages hold {'+'.join(map(str, held))} layers"
     return ""

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from solver.schedule.stages import StageLayers
-from solver.spec.pipeline_layout import chunks_of_stage
+from solver.spec.pipeline_layout import layers_of_chunks
 from solver.step.distinct import distinct
 
 
@@ -157,16 +157,6 @@ def _composition(
             middle.append(i)
     chosen = list(range(pp)) if every else [0, *([pp - 1] if pp > 1 else []), *middle]
     return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), np.sum(tables, axis=0))
-
-
-def layers_of_chunks(sizes: tuple[int, ...], pp: int, wave: bool = False) -> list[np.ndarray]:
-    """Return the numbers of the layers of every stage, in the order in which a micro batch passes them.
-
-    sizes: layers of every chunk, which are consecutive.
-    """
-    chunks = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-    held = [chunks_of_stage(stage, pp, len(sizes) // pp, wave) for stage in range(pp)]
-    return [np.concatenate([chunks[chunk] for chunk in of]) for of in held]
 
 
 def chunk_sizes(

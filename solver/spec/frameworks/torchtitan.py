@@ -15,13 +15,12 @@ TORCHTITAN_2025 = Framework(
     family="torchtitan",
     released="2025-06",  # 0.1.0
     aliases=("fsdp2", "pytorch fsdp2", "torch fsdp2"),
-    # torchao's float8 scales whole tensors; nn.RMSNorm: see fused_norm
     flags={
         "zero": 3,
         "grad_dtype": "fp32",
-        "fused_norm": False,
-        "fp8_recipe": "tensorwise",
-    },  # nn.RMSNorm: a chain of kernels before torch 2.9
+        "fused_norm": False,  # nn.RMSNorm: a chain of kernels before torch 2.9
+        "fp8_recipe": "tensorwise",  # torchao's float8 scales whole tensors
+    },
     can_run=CanRun(
         zero_stages=FSDP_STAGES,
         zero_with_pipeline=(0, 2),  # weights stay gathered, and gradients are reduced after the last micro batch

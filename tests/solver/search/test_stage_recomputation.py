@@ -103,6 +103,9 @@ def test_it_is_never_worse_than_the_same_number_everywhere(h100_model: CostModel
     [
         ({"recompute_stage_layers": "4+4"}, "is of 2 stages, and pp is 4"),
         ({"recompute_stage_layers": "4+4+5+0"}, "the stages hold 4\\+4\\+4\\+4 layers"),
+        ({"vpp": 2}, "deals 16 layers to 4 chunks, but there are 16 layers and pp 4 \\* vpp 2"),
+        ({"schedule": "zb-v", "vpp": 2}, "deals 16 layers to 4 chunks"),
+        ({"schedule": "zb-v"}, "schedule zb-v"),
         ({"recompute": "none"}, "is of recompute full, and replaces recompute_layers"),
         ({"recompute_layers": 2}, "is of recompute full, and replaces recompute_layers"),
         ({"pipeline_layout": ""}, "needs pipeline_layout, which says what each stage holds"),

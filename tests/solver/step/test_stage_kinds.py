@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.schedule.stages import StageLayers, stage_layers
-from solver.step.stage_kinds import StageKinds, chunk_sizes, layers_of_chunks, stage_kinds
+from solver.spec.pipeline_layout import layers_of_chunks
+from solver.step.stage_kinds import StageKinds, chunk_sizes, stage_kinds
 
 
 def layers_by_stage(
