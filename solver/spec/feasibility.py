@@ -153,12 +153,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             f"{name} needs {s.pp - 1} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
         ),
         (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
-        (
-            not can.compiles_tp_overlap or s.compile or s.tp == 1 or not s.tp_comm_overlap,
-            f"{name}: {_COMPILED}",
-        ),
-        (not s.zero or gathers(can, s), f"{name}: {_GATHERS}"),
-        (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
+        *_overlap_rules(framework, s, s.tp > 1, s.zero > 0),
         (
             not s.micro_batch_group or (s.vpp > 1 and s.schedule in ("1f1b", "interleaved")),
             f"micro_batch_group {s.micro_batch_group} changes nothing without interleaved stages (vpp above 1)",
@@ -315,12 +310,7 @@ def check_fused_experts(framework: Framework, model: ModelSpec, run: Strategy) -
 
 def check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where what a search overlaps does not go together, or not with its framework."""
-    can, name = framework.can_run, framework.name
-    rules: tuple[tuple[bool, str], ...] = (
-        (not (run.tp_comm_overlap and can.compiles_tp_overlap) or run.compile, f"{name}: {_COMPILED}"),
-        (can.micro_batch_groups or not run.micro_batch_group, f"{name} does not offer micro_batch_group"),
-        (gathers(can, run), f"{name}: {_GATHERS}"),
-    )
+    rules = _overlap_rules(framework, run, True, True)
     if model.is_mixture_of_experts:
         rules += (*dispatch_rules(framework, run), (not (broken := dispatch_broken(run)), broken))
     for holds, broken in rules:
@@ -328,14 +318,21 @@ def check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> Non
             raise InputError(broken)
 
 
-_COMPILED = "tp_comm_overlap, the overlap of tensor parallelism, needs compile"
-_GATHERS = "overlap_param_gather needs overlap_grad_reduce: turn both on or both off"
-
-
-def gathers(can_run: CanRun, run: Strategy) -> bool:
-    """Whether the all-gather of parameters may overlap as the run says."""
-    idle = not run.overlap_param_gather or run.optimizer == "muon"
-    return idle or run.overlap_grad_reduce or not can_run.gathers_after_reducing
+def _overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shards: bool) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of overlaps, where a layout splits tensors (tp above 1) or shards states, or may do so."""
+    can, name = framework.can_run, framework.name
+    gathers_alone = s.overlap_param_gather and s.optimizer != "muon" and not s.overlap_grad_reduce
+    return (
+        (
+            not (splits_tensors and s.tp_comm_overlap and can.compiles_tp_overlap) or s.compile,
+            f"{name}: tp_comm_overlap, the overlap of tensor parallelism, needs compile",
+        ),
+        (
+            not (shards and gathers_alone and can.gathers_after_reducing),
+            f"{name}: overlap_param_gather needs overlap_grad_reduce: turn both on or both off",
+        ),
+        (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
+    )
 
 
 def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
