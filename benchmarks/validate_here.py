@@ -33,9 +33,14 @@ from solver.spec.strategy import Strategy
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYOUTS = ROOT / "configs" / "validate_here"
-_RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 #: A CPU rank computes on one core, and its large tensors use huge pages: touching small pages costs more than the work.
 _CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "1"}
+
+
+def launcher(ranks: int) -> tuple[str, ...]:
+    """Command that starts a Python program on so many ranks; one rank needs no torchrun."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    return (sys.executable, *(torchrun if ranks > 1 else ()))
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def _run(layout: Mapping[str, Any], models: Mapping[str, Any], defaults: Mapping
 
 def measure_profile(ranks: int, minutes: float, output: Path, environment: Mapping[str, str]) -> None:
     """Run the profiler; its progress bars go to the terminal."""
-    command = (*_RUNNER, f"--nproc-per-node={ranks}", str(ROOT / "gen_profiler_data.py"))
+    command = (*launcher(ranks), str(ROOT / "gen_profiler_data.py"))
     job = subprocess.run([*command, f"--budget={minutes:g}", f"--output={output}"], env=environment, cwd=ROOT, check=False)
     if job.returncode:
         raise InputError(f"the profile was not measured: gen_profiler_data.py ended with status {job.returncode}")
@@ -97,7 +102,7 @@ def measure_profile(ranks: int, minutes: float, output: Path, environment: Mappi
 def train(runs: Sequence[Run], hardware: Path, cases: Path, environment: Mapping[str, str]) -> Iterator[None]:
     """Train every run in its own job and append its case to ``cases``; yields after each."""
     for run in runs:
-        command = [*_RUNNER, f"--nproc-per-node={run.ranks}", "-m", "profiler.train", *run.arguments]
+        command = [*launcher(run.ranks), "-m", "profiler.train", *run.arguments]
         own = [f"--hardware={hardware}", f"--output={cases}"]
         job = subprocess.run([*command, *own], env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         if job.returncode not in (0, 3):  # 3: out of memory, which is a case too
