@@ -52,7 +52,8 @@ class CostModel:
     rank_skew: seconds that a collective waits in a training step for each further rank of a node (predictor.network.rank_skew).
     measured: attention calls timed on the device itself, under the load of a training run; these times already include the
     derating. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link to the host and of the
-    host's memory, by name. link_slowdown, found: see with_found_network. doubt: set where nothing was measured on this device.
+    host's memory, by name. plain_layer_launch: seconds in which the host launches both passes of one layer of plain PyTorch (0:
+    not measured). link_slowdown, found: see with_found_network. doubt: set where nothing was measured on this device.
     learned: from own training runs.
     """
 
@@ -76,6 +77,7 @@ class CostModel:
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
     doubt: DeviceDoubt | None = None
     host_rates: Mapping[str, float] = field(default_factory=dict)
+    plain_layer_launch: float = 0.0
     learned: Learned | None = None
 
     @property
@@ -279,6 +281,7 @@ class CostModel:
             shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                           for key, rate in links.shared_links.items()},
             doubt=DEVICE_DOUBTS[derivation.similarity],
+            plain_layer_launch=0.0,  # another machine's host
         )  # fmt: skip
 
     def _learned(self, estimate: Estimate, name: str) -> Estimate:

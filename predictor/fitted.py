@@ -25,7 +25,7 @@ from predictor.network.overlap import contention
 from predictor.network.rank_skew import rank_skew_seconds
 from profiler.errors import InputError, printable
 from profiler.files import replacing
-from profiler.profile.profile import Profile
+from profiler.profile.profile import Profile, Table
 
 _MODELS: dict[str, Any] = {
     "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,
@@ -108,8 +108,15 @@ def cost_model(
         derating=derating or derating_of(profile, laboratories),
         quantised_derating=Derating(derating, 0.0) if derating else quantised_derating_of(profile, laboratories),
         shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
+        plain_layer_launch=_plain_layer_launch(profile.table("host")),
         **fits,
     )
+
+
+def _plain_layer_launch(table: Table) -> float:
+    """Seconds of the host for both passes of a layer; 0 unless both were measured."""
+    passes = [table["seconds"][table["pass"] == name] for name in ("forward", "backward")]
+    return float(sum(map(np.median, passes))) if all(map(len, passes)) else 0.0
 
 
 def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]:

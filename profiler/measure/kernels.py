@@ -163,12 +163,12 @@ def _eager(function: Callable[..., torch.Tensor], operands: int, gradient: bool)
 
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
         sets = arena.sets(dtype, *operands * [_rows(elements)])
-        return _recorded(function, [[t.detach().requires_grad_() for t in chosen] for chosen in sets], gradient)
+        return recorded(function, [[t.detach().requires_grad_() for t in chosen] for chosen in sets], gradient)
 
     return make
 
 
-def _recorded(function: Callable[..., torch.Tensor], inputs: list[list[torch.Tensor]], gradient: bool) -> Work:
+def recorded(function: Callable[..., torch.Tensor], inputs: list[list[torch.Tensor]], gradient: bool) -> Work:
     """Return a chain's work on ``inputs`` in turn: forward with autograd on, or backward through graphs made before."""
     if not gradient:
         return lambda i: _drop(function(*inputs[i % len(inputs)]))
@@ -197,7 +197,7 @@ def _norm_eager(gradient: bool) -> Stream:
         shape = _rows(elements)
         weight = torch.ones(shape[1], dtype=dtype, device=arena.device, requires_grad=True)
         inputs = [[x.detach().requires_grad_(), weight] for (x,) in arena.sets(dtype, shape)]
-        return _recorded(_rms_norm, inputs, gradient)
+        return recorded(_rms_norm, inputs, gradient)
 
     return make
 
@@ -216,7 +216,7 @@ def _rope(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
 def _rope_eager(gradient: bool) -> Stream:
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
         sets, rotary = _rope_operands(elements, dtype, arena)
-        return _recorded(lambda x: rotated(x, rotary), [[x.detach().requires_grad_()] for x in sets], gradient)
+        return recorded(lambda x: rotated(x, rotary), [[x.detach().requires_grad_()] for x in sets], gradient)
 
     return make
 
@@ -239,7 +239,7 @@ def _cross_entropy(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
 def _cross_entropy_eager(gradient: bool) -> Stream:
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
         logits, target = _logits(elements, dtype, arena)
-        return _recorded(lambda x: loss_of(x, target), [[x] for x in logits], gradient)
+        return recorded(lambda x: loss_of(x, target), [[x] for x in logits], gradient)
 
     return make
 

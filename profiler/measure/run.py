@@ -23,6 +23,7 @@ from profiler.errors import InputError
 from profiler.measure.attention import package_kernels
 from profiler.measure.grouped import grouped_items, lacking
 from profiler.measure.hardware import attention_kernels, cache_bytes, device_facts, limits, preheat, sensors, versions
+from profiler.measure.host import host_items
 from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
 from profiler.measure.session import Session, announce_end, launcher_died, leave, lost_ranks, named, open_session, watch
@@ -48,7 +49,8 @@ _SAID = "said"  #: key of the job's store: rank 0 ends and states why
 INTERRUPTED = 130  #: exit status after Ctrl-C, as in shells
 #: Share of the budget: GEMMs are most of a training step, collectives most of the difference between layouts.
 WEIGHTS = {
-    "linear": 0.3, "flash_attn": 0.15, "memory_bound": 0.15, "grouped_linear": 0.05, "overlap": 0.05, "collectives": 0.3,
+    "host": 0.01, "linear": 0.3, "flash_attn": 0.15, "memory_bound": 0.15, "grouped_linear": 0.05, "overlap": 0.05,
+    "collectives": 0.3,
 }  # fmt: skip
 
 
@@ -227,6 +229,7 @@ def _kernel_plans(session: Session, size: Limits, options: Options, dtypes: Sequ
     kinds = [kind for kind in KINDS if not (session.device.type == "cpu" and kind in COMPILED_KINDS)]
     kernels = (*attention_kernels(session.device), *package_kernels(session.device))
     return {
+        "host": host_items(dtypes[0]),
         "linear": linear_items(size, options.models, dtypes),
         "flash_attn": attention_items(size, options.models, dtypes[0], kernels),
         "memory_bound": memory_bound_items(size, 4096 if options.quick else 64 * 1024, kinds, dtypes[0]),

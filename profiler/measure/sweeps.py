@@ -12,9 +12,10 @@ import numpy as np
 
 from profiler.measure.collectives import Group, join_group, leave_group, slowest, time_collective
 from profiler.measure.grouped import grouped_work, operator_name
+from profiler.measure.host import host_work
 from profiler.measure.kernels import Arena, workload
 from profiler.measure.session import Session
-from profiler.measure.timing import Measurement
+from profiler.measure.timing import Measurement, Work
 from profiler.measure.try_kernel import try_kernel
 from profiler.measure.work_queue import WorkQueue
 from profiler.profile.plan import Item, Limits, collective_items, group_shapes
@@ -93,12 +94,17 @@ def measure_kernels(bench: Bench, sweep: str, planned: Sequence[Item], seconds: 
 
 def _kernel_row(bench: Bench, item: Item, arena: Arena, seconds: float) -> dict[str, Any] | None:
     """Return the outcome of one item; None if it did not fit in memory."""
-    make = grouped_work if item.op == "grouped_linear" else workload
-    found = try_kernel(lambda: make(item, arena), arena, seconds)
+    found = try_kernel(lambda: _work(item, arena), arena, seconds, by_host=item.op == "host")
     if not isinstance(found, Measurement):
         return found if found is None else {NOT_RUN: found}
     source = f"{bench.source}, {operator_name(arena.device)}" if item.op == "grouped_linear" else bench.source
     return {"seconds": found.median, "spread": found.spread, "repeats": found.count, "source": source}
+
+
+def _work(item: Item, arena: Arena) -> Work:
+    if item.op == "host":
+        return host_work(item, arena.device)
+    return grouped_work(item, arena) if item.op == "grouped_linear" else workload(item, arena)
 
 
 #: (item, group, seconds) -> the outcome, None if it does not fit in memory; run by all ranks together

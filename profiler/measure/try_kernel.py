@@ -13,13 +13,15 @@ from profiler.measure.timing import Measurement, Work, measure
 _NO_KERNEL = ("No available kernel", "FlashAttention only supports", "only supports head dimension")
 
 
-def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float) -> Measurement | str | None:
+def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float, by_host: bool = False) -> Measurement | str | None:
     """Return the times of the work that ``make`` prepares in ``arena``, measured for about ``seconds``.
+
+    by_host: until the host has launched it, by the host's clock, instead of until the device has done it.
 
     None if it does not fit in memory; the reason if no kernel takes the shape. Other errors are raised.
     """
     try:
-        return measure(make(), arena.device, seconds)
+        return measure(make(), torch.device("cpu") if by_host else arena.device, seconds)
     except (torch.OutOfMemoryError, MemoryError):
         arena.release()
         return None

@@ -12,6 +12,7 @@ Conventions for every reader and writer:
   the time of one GEMM while a collective is in flight, so seconds / gemm_slowdown is its time without overlap.
 * An expert exchange (op dispatch or combine) moves the rows of ``tokens`` tokens per rank, of ``row_bytes`` as sent, between
   the ranks and the ``top_k`` of ``experts`` of each token; ``sms``: multiprocessors of its kernel (0 where unknown).
+* ``host``: what the host takes to launch the forward or backward pass of one layer of profiler.train.model, in plain PyTorch.
 * A group of ranks is described by ``intra`` (its ranks inside one node) and ``inter`` (nodes it spans).
 """
 
@@ -43,6 +44,7 @@ TABLE_COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys((*COLLECTIVES, "p2p"), _MESSAGE),
     "memory_bound": ("kind", "bytes", *_COMMON),
+    "host": ("pass", *_COMMON),
     "expert_exchange": ("op", "dispatcher", "tokens", "row_bytes", "top_k", "experts", "intra", "inter", "sms", *_COMMON),
     "overlap": ("collective", "intra", "inter", "gemm_slowdown", "collective_slowdown", "bytes", "m", "n", "k", *_COMMON),
 }  # fmt: skip

@@ -16,6 +16,10 @@ from solver.spec.strategy import CHOICES, SCHEDULES, WAVES, TpMode
 _HALVES = ("bf16", "fp16")
 
 
+#: Host time to launch one op where neither the framework's layers nor the machine's host were measured: assumed.
+ASSUMED_LAUNCH = 40e-6
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
     """Which kernels run, and what is fused into one."""
@@ -47,8 +51,9 @@ class Kernels:
     tf32: bool = False
     torch_loss: bool = False  #: the cross entropy is torch's, in fp32; otherwise Megatron's, in place
     compiled_loss: bool = False  #: torch.compile includes the cross entropy
-    #: Host time to launch one op: steps of many tiny kernels are bound by the host. Assumed, not measured.
-    launch_seconds: float = 40e-6
+    #: Host time to launch one op: steps of many tiny kernels are bound by the host. None: of layers of plain PyTorch modules,
+    #: which the profiler measures (solver/step/host.py).
+    launch_seconds: float | None = None
     #: The probabilities are applied to the activation, so that the experts' outputs need not be kept.
     probabilities_in_activation: bool = True
 

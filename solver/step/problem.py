@@ -23,6 +23,7 @@ from solver.spec.precision import QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.strategy import Recompute, Strategy
 from solver.step.distinct import distinct
+from solver.step.host import launch_seconds
 from solver.step.layouts import Splits
 from solver.step.op_estimates import LayerTimes, OpEstimates, estimate_ops, layer_times
 from solver.step.paired_exchange import paired_seconds
@@ -163,9 +164,8 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
     parts, together = [], estimate_ops([op for program in programs for op in program.ops], len(keys), problem.cost)
     for program, estimates in zip(programs, together.split([len(program.ops) for program in programs]), strict=True):
         run = problem.run
-        launch = problem.framework.kernels.launch_seconds * problem.cost.factor("host")
         whole = run.cuda_graphs and not run.cuda_graph_modules
-        host = 0.0 if run.compile or whole else launch
+        host = 0.0 if run.compile or whole else launch_seconds(problem.framework, problem.cost)
         exposed = estimates.exposed(run.launch_blocking)
         times = layer_times(estimates, exposed, host, run.launch_blocking)
         pairs = run.moe_exchange_overlap and not run.launch_blocking

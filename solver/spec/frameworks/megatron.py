@@ -7,7 +7,7 @@ nemo/collections/llm/recipes and scripts/performance.
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
+from solver.spec.framework import ASSUMED_LAUNCH, CanRun, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
 from solver.spec.strategy import CHOICES, CUDA_GRAPH_MODULES, RECOMPUTE_MODULES, SCHEDULES, TpMode
 
 #: Host time of an op of Megatron's own layers: Sailor's authors profiled Megatron-DeepSpeed's (sources in deepspeed.py), where
@@ -92,7 +92,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     },
     kernels={
         "dropout": False,  # current recipes set both dropouts to 0
-        "launch_seconds": Kernels.launch_seconds,  # Transformer Engine's layers were not profiled: assumed
+        "launch_seconds": ASSUMED_LAUNCH,  # Transformer Engine's layers were not profiled: assumed
         "bias_apart": False,
         "bias_gradient_fused": True,
         "norm_quantises": True,

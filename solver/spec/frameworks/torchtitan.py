@@ -6,7 +6,17 @@ parallelisms/parallelize_llama.py (004b314), run_train.sh (0168bd5).
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
+from solver.spec.framework import (
+    ASSUMED_LAUNCH,
+    CanRun,
+    DataParallel,
+    Framework,
+    Kernels,
+    MemoryUse,
+    Pipeline,
+    Recomputation,
+    TensorParallel,
+)
 from solver.spec.frameworks.pytorch import FSDP_STAGES
 from solver.spec.strategy import TpMode
 
@@ -76,7 +86,8 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),
     },
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
-    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "bias_by_expert": True},
+    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "bias_by_expert": True,
+             "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
     doubt=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 

@@ -37,7 +37,7 @@ from profiler.profile.recorder import Recorder, rows_of
 from profiler.profile.store import read_profile, write_profile
 
 ROOT = Path(__file__).resolve().parents[3]
-KERNELS = ("linear", "flash_attn", "memory_bound", "grouped_linear")
+KERNELS = ("host", "linear", "flash_attn", "memory_bound", "grouped_linear")
 
 
 def start(ranks: int, output: Path, *flags: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
@@ -93,7 +93,7 @@ def test_a_run_of_four_ranks_fills_every_table(measured: Path) -> None:
     assert len(overlap) + sum(label.startswith("overlap ") for label in profile.meta["not_run"]) > 0
     assert set(overlap["collective"]) <= {"all_reduce", "all_gather", "reduce_scatter"}
     assert (overlap["gemm_slowdown"] > 0).all() and (overlap["collective_slowdown"] > 0).all()
-    assert set(profile.table("flash_attn")["pass"]) == {"forward", "backward"}
+    assert set(profile.table("flash_attn")["pass"]) == set(profile.table("host")["pass"]) == {"forward", "backward"}
     assert profile.device.gpus_per_node == 2 and profile.device.peak_flops["bf16"] > 1e9
     shapes = set(zip(profile.table("all_reduce")["intra"], profile.table("all_reduce")["inter"], strict=True))
     assert shapes >= {(2, 2), (2, 1), (1, 2)}
