@@ -19,7 +19,8 @@ from solver.command_line import CostModels, progress_bar
 from solver.formats.cases import Case, read_cases
 from solver.learning import learn, scaled
 from solver.report.explain import LAYOUT_STD
-from solver.report.validate import Prediction, Score, predict_cases, time_scores, timed
+from solver.report.scores import Score, time_scores
+from solver.report.validate import Prediction, predict_cases, timed
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "configs/cases/published.jsonl"

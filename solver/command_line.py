@@ -53,9 +53,10 @@ from solver.report.output import (
     write_json,
 )
 from solver.report.pictures import memory_figure, pareto_figure, save_figure, scaling_figure, stages_figure, timeline_figure
+from solver.report.scores import confusion, memory_scores, regret, time_scores, worst
 from solver.report.terminal import balance_text, show_health, show_search, show_single, show_validation
 from solver.report.timeline import chrome_trace, step_timeline
-from solver.report.validate import as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
+from solver.report.validate import as_json, predict_cases
 from solver.search.balance import balanced
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search

@@ -14,7 +14,8 @@ from solver.report.decision import kept_out, standing
 from solver.report.explain import DOUBT, Explanation, explain, tied
 from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
-from solver.report.validate import Prediction, Regret, Score
+from solver.report.scores import Regret, Score
+from solver.report.validate import Prediction
 from solver.report.words import PART_NAMES, seconds
 from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours

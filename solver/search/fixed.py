@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError, printable, shown
-from solver.search.space import Division
+from solver.search.divisions import Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 from solver.spec.strategy import CHOICES, SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits

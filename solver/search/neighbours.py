@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.search.space import Division, cross, enumerate_splits
+from solver.search.divisions import Division
+from solver.search.space import cross, enumerate_splits
 from solver.spec.strategy import SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem

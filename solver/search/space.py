@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from profiler.errors import InputError
-from solver.spec.deferral_rules import NO_DRAIN, check_deferral, deferral_runs
+from solver.search.divisions import Division, divisions, divisors
+from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
 from solver.spec.expert_rules import (
     context_exchange_runs,
     experts_divide,
@@ -23,19 +21,14 @@ from solver.spec.expert_rules import (
     predicted_beside,
 )
 from solver.spec.feasibility import (
-    check_fused_experts,
-    check_graphs,
-    check_modules,
-    check_offload,
-    check_overlaps,
     check_world,
     heads_divide,
     sequence_divides,
     tensor_overlap_runs,
     tensor_parallel_runs,
 )
-from solver.spec.framework import CanRun
 from solver.spec.optimizer_rules import MUON_ZERO
+from solver.spec.run_rules import check_run
 from solver.spec.schedule_rules import schedules_run, split_backward_broken
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
 from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit
@@ -51,16 +44,6 @@ class Space:
     rejected: Counter[str]
 
 
-@lru_cache(maxsize=4096)
-def divisors(n: int) -> np.ndarray:
-    """Return all positive divisors of n, ascending."""
-    candidates = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
-    small = candidates[n % candidates == 0]
-    found = np.union1d(small, n // small)
-    found.flags.writeable = False  # the cache shares it with later callers
-    return found
-
-
 def enumerate_splits(problem: Problem, sequences: int) -> Space:
     """Return every way to divide ``world_size`` ranks and ``sequences`` sequences.
 
@@ -71,12 +54,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     check_world(world, problem.cluster.gpus_per_node)
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
-    check_modules(framework, model, problem.run)
-    check_deferral(framework, problem.run)
-    check_graphs(framework, model, problem.run)
-    check_fused_experts(framework, model, problem.run)
-    check_overlaps(framework, model, problem.run)
-    check_offload(framework, model, problem.run)
+    check_run(framework, model, problem.run)
     for key in ("recompute_stage_layers", "pipeline_layout"):
         if getattr(problem.run, key):
             raise InputError(
@@ -216,53 +194,6 @@ def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple
 def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:
     replicas = tp * cp * dp // wp if mode == TpMode.ISP else cp * dp
     return [(int(mode), wp, int(shard)) for shard in divisors(replicas)]
-
-
-class Division(NamedTuple):
-    """How a search divides layers among stages: stated layers of the end stages (0: not), counted embedding and loss (0, 1)."""
-
-    num_layers_in_first_pipeline_stage: int = 0
-    num_layers_in_last_pipeline_stage: int = 0
-    account_for_embedding_in_pipeline_split: int = 0
-    account_for_loss_in_pipeline_split: int = 0
-
-
-@lru_cache(maxsize=4096)
-def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Division], ...]:
-    """Return (vpp, division) of all ways in which a search divides ``layers`` among ``pp`` stages of vpp chunks.
-
-    Evenly, with embedding or loss or both counted as layers; and, only where none of these divides, with stated end stages,
-    of which the last one, with the head, never holds more.
-    """
-    if pp == 1 or not can_run.pipeline:
-        return ((1, Division()),) if pp == 1 else ()
-    found: list[tuple[int, Division]] = []
-    for embedding, loss in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        counted = embedding + loss
-        if (layers + counted) % pp == 0 and (not counted or can_run.counts_embedding_and_loss):
-            same = counted == 2 == pp  # two stages of which each gives up a layer hold what they held
-            chunks = divisors((layers + counted) // pp) if can_run.chunks_stages else (1,)
-            found += [(int(v), Division(0, 0, embedding, loss)) for v in chunks if v > 1 or not same]
-    if layers % pp and can_run.uneven_stages:
-        found.append((1, Division()))
-    if not found and can_run.stated_end_stages:
-        chunks = divisors(layers) if can_run.chunks_stages else (1,)
-        found = [(int(v), division) for v in chunks if (division := _stated_ends(layers, pp, int(v))) is not None]
-    return tuple(found)
-
-
-def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:
-    """Return end stages that take up what equal middle stages leave, in multiples of ``vpp`` layers: less than a middle stage
-    if that leaves them any, else more. ``vpp`` divides ``layers``.
-    """
-    chunks = layers // vpp
-    if pp == 2:
-        return Division(0, chunks // 2 * vpp) if chunks > 1 else None
-    for middle in (-(-chunks // pp), chunks // pp):
-        ends = chunks - middle * (pp - 2)
-        if ends > 1 and middle:
-            return Division((ends - ends // 2) * vpp, ends // 2 * vpp)
-    return None
 
 
 def _batches(

@@ -10,7 +10,7 @@ from typing import Any
 from profiler.errors import InputError
 from solver.search.fixed import parse_names
 from solver.search.search import SearchResult, search
-from solver.spec.feasibility import modules_of
+from solver.spec.run_rules import modules_of
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 

@@ -22,12 +22,21 @@ from solver.spec.framework import CanRun, Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
-from solver.spec.optimizer_rules import MUON_ZERO, check_optimizer, optimizer_rules
+from solver.spec.optimizer_rules import MUON_ZERO, optimizer_rules
 from solver.spec.precision import QUANTISED
+from solver.spec.run_rules import (
+    check_host,
+    dispatch_rules,
+    fuses_projection,
+    graph_rules,
+    graphs_offered,
+    module_rules,
+    overlap_rules,
+)
 from solver.spec.schedule_rules import schedule_broken
 from solver.spec.size_rules import deal_broken, size_rules
 from solver.spec.state_rules import copies_broken, copies_run, expert_shards_run, partial_runs, recompute_broken, shards_run
-from solver.spec.strategy import RECOMPUTE_MODULES, WAVES, Strategy, TpMode
+from solver.spec.strategy import WAVES, Strategy, TpMode
 
 MAX_WORLD_SIZE = 1 << 20
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -153,7 +162,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             f"{name} needs {s.pp - 1} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
         ),
         (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
-        *_overlap_rules(framework, s, s.tp > 1, s.zero > 0),
+        *overlap_rules(framework, s, s.tp > 1, s.zero > 0),
         (
             not s.micro_batch_group or (s.vpp > 1 and s.schedule in ("1f1b", "interleaved")),
             f"micro_batch_group {s.micro_batch_group} changes nothing without interleaved stages (vpp above 1)",
@@ -176,7 +185,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             (module in can.recompute_modules, f"{name} does not offer to recompute {module} alone")
             for module in s.modules_recomputed
         ),
-        *_graphs_offered(framework, s),
+        *graphs_offered(framework, s),
         (
             framework.memory.quantised_weights or s.precision not in QUANTISED or not s.fp8_param_gather,
             f"{name} does not offer fp8_param_gather",
@@ -214,11 +223,6 @@ def _state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], .
     )
 
 
-def fuses_projection(s: Strategy) -> bool:
-    """Whether the cross entropy is fused with the vocabulary's projection."""
-    return s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
-
-
 def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of experts in a framework; nothing for models without."""
     can, name, ranks = framework.can_run, framework.name, s.tp * s.cp * s.dp
@@ -239,132 +243,6 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
     )
 
 
-def modules_of(model: ModelSpec) -> tuple[str, ...]:
-    """Return the modules of RECOMPUTE_MODULES that layers of the model have."""
-    experts, shared = model.is_mixture_of_experts, model.shared_expert_intermediate_size > 0
-    missing = {
-        "mla_up_proj": not model.has_latent_attention, "mlp": not dense_layers(model), "moe_act": not experts,
-        "moe": not experts, "shared_experts": not (experts and shared),
-    }  # fmt: skip
-    return tuple(module for module in RECOMPUTE_MODULES if not missing.get(module))
-
-
-def _module_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of the modules that are recomputed; rules of Megatron-Core's transformer_config.py."""
-    modules, there = s.modules_recomputed, modules_of(model)
-    return (
-        (
-            modules == ("core_attn",) or s.recompute == "selective",
-            f"recompute_modules {s.recompute_modules} changes nothing with recompute {s.recompute}; give recompute selective",
-        ),
-        *((module in there, f"{model.name} has no {module} to recompute") for module in modules),
-        ("moe_act" not in modules or s.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
-        (
-            "shared_experts" not in modules or not s.moe_shared_expert_overlap,
-            "shared_experts are not recomputed together with moe_shared_expert_overlap",
-        ),
-    )
-
-
-def _graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of the modules that are CUDA graphs; rules of Megatron-Core's transformer_config.py."""
-    modules = s.modules_graphed
-    missing = {"mlp": not dense_layers(model), "moe_router": not model.is_mixture_of_experts}
-    return (
-        (s.cuda_graphs or not modules, f"cuda_graph_modules {s.cuda_graph_modules} changes nothing without cuda_graphs"),
-        (not (modules and s.compile), "cuda_graph_modules changes nothing with compile, where the host launches nothing"),
-        *((not missing.get(module), f"{model.name} has no {module} to be a CUDA graph") for module in modules),
-        ("moe_preprocess" not in modules or "moe_router" in modules, "CUDA graphs of moe_preprocess need those of moe_router"),
-    )
-
-
-def check_graphs(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where the modules of a search's CUDA graphs are not there or not offered."""
-    rules = (*_graph_rules(model, run), *_graphs_offered(framework, run))
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
-
-
-def _graphs_offered(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    offered, what = framework.can_run.cuda_graph_modules, f"{framework.name} does not offer CUDA graphs of"
-    return tuple((name in offered, f"{what} {name} alone") for name in s.modules_graphed)
-
-
-def check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where the modules that a search's selective recomputation is of are not there or not offered."""
-    if run.recompute_modules == Strategy.recompute_modules:
-        return
-    for module in run.modules_recomputed:
-        if module not in framework.can_run.recompute_modules:
-            raise InputError(f"{framework.name} does not offer to recompute {module} alone")
-        if module not in modules_of(model):
-            raise InputError(f"{model.name} has no {module} to recompute")
-
-
-def check_fused_experts(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where a search's framework or precision does not fuse experts as the run says."""
-    if broken := fused_experts_broken(framework.can_run, model, run):
-        raise InputError(broken)
-
-
-def check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where what a search overlaps does not go together, or not with its framework."""
-    rules = _overlap_rules(framework, run, True, True)
-    if model.is_mixture_of_experts:
-        rules += (*dispatch_rules(framework, run), (not (broken := dispatch_broken(run)), broken))
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
-
-
-def _overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shards: bool) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of overlaps, where a layout splits tensors (tp above 1) or shards states, or may do so."""
-    can, name = framework.can_run, framework.name
-    gathers_alone = s.overlap_param_gather and s.optimizer != "muon" and not s.overlap_grad_reduce
-    return (
-        (
-            not (splits_tensors and s.tp_comm_overlap and can.compiles_tp_overlap) or s.compile,
-            f"{name}: tp_comm_overlap, the overlap of tensor parallelism, needs compile",
-        ),
-        (
-            not (shards and gathers_alone and can.gathers_after_reducing),
-            f"{name}: overlap_param_gather needs overlap_grad_reduce: turn both on or both off",
-        ),
-        (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
-    )
-
-
-def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of how tokens reach their experts in a framework."""
-    can, name = framework.can_run, framework.name
-    return (
-        (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
-        (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
-    )
-
-
-def check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:
-    """Raise InputError where a search's framework does not offload or fuse what the run says, or run its optimizer."""
-    check_optimizer(framework, run)
-    if fuses_projection(run) and not framework.can_run.fuses_projection:
-        raise InputError(f"{framework.name} does not offer cross_entropy_fusion_impl linear")
-    if run.offload_layers >= model.num_hidden_layers:
-        raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
-
-
-def check_host(cluster: Cluster, run: Strategy) -> None:
-    """Raise InputError where a run offloads to a host that the cluster does not describe."""
-    needs = [("host_link_gb_s", cluster.host_link, run.optimizer_offload_fraction + run.offload_layers),
-             ("host_memory_gb_s", cluster.host_memory, run.optimizer_offload_fraction)]  # fmt: skip
-    for key, stated, used in needs:
-        if used and not stated:
-            raise InputError(
-                f"offloading to the host needs {key} of the cluster: what one GPU reaches of it while all of its node do "
-                "(PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 50, NVLink-C2C 400; memory of the host a few tens)"
-            )
-
-
 def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     """Raise InputError with the first rule that an explicit layout breaks: what divides what, then what its framework runs."""
     check_world(s.world_size, cluster.gpus_per_node)
@@ -375,8 +253,8 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         (sequence_divides(s.seq_len, s.cp, split), f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"),
         (heads_divide_by_cp(model, s, s.tp, s.cp), f"cp {s.cp} by {s.cp_comm} does not divide the heads of tp {s.tp}"),
         *size_rules(model, s),
-        *_module_rules(model, s),
-        *_graph_rules(model, s),
+        *module_rules(model, s),
+        *graph_rules(model, s),
         (
             not s.offload_layers or (s.pp == 1 and s.recompute == "none" and not s.cuda_graphs),
             "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",

@@ -13,7 +13,6 @@ from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
 from solver.layers.program import HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
 from solver.spec.cluster import Cluster
-from solver.spec.feasibility import check_host
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
@@ -21,6 +20,7 @@ from solver.spec.model import ModelSpec, check_model
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
+from solver.spec.run_rules import check_host
 from solver.spec.strategy import Recompute, Strategy
 from solver.step.distinct import distinct
 from solver.step.host import launch_seconds

@@ -20,7 +20,8 @@ from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.formats.cases import Case, read_cases
 from solver.report.explain import Explanation
-from solver.report.validate import Prediction, constant_mfu_scores, flops_per_gpu, timed
+from solver.report.scores import constant_mfu_scores, flops_per_gpu
+from solver.report.validate import Prediction, timed
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import layer_linear_parameters
 from solver.spec.strategy import Strategy

@@ -13,7 +13,8 @@ from step_factors import predict_held_out
 from predictor.cost_model import CostModel
 from solver.formats.cases import read_cases
 from solver.report.explain import LAYOUT_STD
-from solver.report.validate import Prediction, confusion, memory_scores, regret, time_scores
+from solver.report.scores import confusion, memory_scores, regret, time_scores
+from solver.report.validate import Prediction
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")

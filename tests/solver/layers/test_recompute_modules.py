@@ -13,8 +13,9 @@ from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
 from solver.report.explain import explain
 from solver.search.search import search
-from solver.spec.feasibility import check_layout, modules_of
+from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
+from solver.spec.run_rules import modules_of
 from solver.spec.strategy import RECOMPUTE_MODULES, Strategy
 from solver.step.memory import PARTS
 

@@ -13,7 +13,8 @@ from toy import DEVICE, toy_cost
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.cases import Case, case_of, read_cases
-from solver.report.validate import Prediction, as_json, confusion, memory_scores, predict_cases, regret, time_scores, worst
+from solver.report.scores import confusion, memory_scores, regret, time_scores, worst
+from solver.report.validate import Prediction, as_json, predict_cases
 from solver.spec.pipeline_layout import chunk_layers
 
 MODEL = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solver.schedule.stages import stage_layers, stage_layers_by_cost
-from solver.search.space import Division, divisions
+from solver.search.divisions import Division, divisions
 from solver.spec.frameworks import framework_of
 from solver.spec.pipeline_layout import layers_of_chunks
 from solver.step.stage_kinds import chunk_sizes

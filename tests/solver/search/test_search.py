@@ -16,9 +16,10 @@ from profiler.errors import InputError
 from solver import estimate
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, op_flops
+from solver.search.divisions import divisors
 from solver.search.kept import pareto
 from solver.search.search import OUT_OF_MEMORY, SearchResult, search
-from solver.search.space import divisors, enumerate_splits
+from solver.search.space import enumerate_splits
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import TpMode

@@ -1,0 +1,68 @@
+"""How a search divides the layers among pipeline stages and their chunks."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from solver.spec.framework import CanRun
+
+
+@lru_cache(maxsize=4096)
+def divisors(n: int) -> np.ndarray:
+    """Return all positive divisors of n, ascending."""
+    candidates = np.arange(1, math.isqrt(n) + 1, dtype=np.int64)
+    small = candidates[n % candidates == 0]
+    found = np.union1d(small, n // small)
+    found.flags.writeable = False  # the cache shares it with later callers
+    return found
+
+
+class Division(NamedTuple):
+    """How a search divides layers among stages: stated layers of the end stages (0: not), counted embedding and loss (0, 1)."""
+
+    num_layers_in_first_pipeline_stage: int = 0
+    num_layers_in_last_pipeline_stage: int = 0
+    account_for_embedding_in_pipeline_split: int = 0
+    account_for_loss_in_pipeline_split: int = 0
+
+
+@lru_cache(maxsize=4096)
+def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Division], ...]:
+    """Return (vpp, division) of all ways in which a search divides ``layers`` among ``pp`` stages of vpp chunks.
+
+    Evenly, with embedding or loss or both counted as layers; and, only where none of these divides, with stated end stages,
+    of which the last one, with the head, never holds more.
+    """
+    if pp == 1 or not can_run.pipeline:
+        return ((1, Division()),) if pp == 1 else ()
+    found: list[tuple[int, Division]] = []
+    for embedding, loss in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        counted = embedding + loss
+        if (layers + counted) % pp == 0 and (not counted or can_run.counts_embedding_and_loss):
+            same = counted == 2 == pp  # two stages of which each gives up a layer hold what they held
+            chunks = divisors((layers + counted) // pp) if can_run.chunks_stages else (1,)
+            found += [(int(v), Division(0, 0, embedding, loss)) for v in chunks if v > 1 or not same]
+    if layers % pp and can_run.uneven_stages:
+        found.append((1, Division()))
+    if not found and can_run.stated_end_stages:
+        chunks = divisors(layers) if can_run.chunks_stages else (1,)
+        found = [(int(v), division) for v in chunks if (division := _stated_ends(layers, pp, int(v))) is not None]
+    return tuple(found)
+
+
+def _stated_ends(layers: int, pp: int, vpp: int) -> Division | None:
+    """Return end stages that take up what equal middle stages leave, in multiples of ``vpp`` layers: less than a middle stage
+    if that leaves them any, else more. ``vpp`` divides ``layers``.
+    """
+    chunks = layers // vpp
+    if pp == 2:
+        return Division(0, chunks // 2 * vpp) if chunks > 1 else None
+    for middle in (-(-chunks // pp), chunks // pp):
+        ends = chunks - middle * (pp - 2)
+        if ends > 1 and middle:
+            return Division((ends - ends // 2) * vpp, ends // 2 * vpp)
+    return None

@@ -1,0 +1,149 @@
+"""Rules on what all layouts of a run share: recomputed modules, CUDA graphs, overlaps, dispatch, offload and its host."""
+
+from __future__ import annotations
+
+from profiler.errors import InputError
+from solver.spec.cluster import Cluster
+from solver.spec.deferral_rules import check_deferral
+from solver.spec.expert_rules import dispatch_broken, fused_experts_broken
+from solver.spec.framework import Framework
+from solver.spec.layer_kinds import dense_layers
+from solver.spec.model import ModelSpec
+from solver.spec.optimizer_rules import check_optimizer
+from solver.spec.strategy import RECOMPUTE_MODULES, Strategy
+
+
+def fuses_projection(s: Strategy) -> bool:
+    """Whether the cross entropy is fused with the vocabulary's projection."""
+    return s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
+
+
+def modules_of(model: ModelSpec) -> tuple[str, ...]:
+    """Return the modules of RECOMPUTE_MODULES that layers of the model have."""
+    experts, shared = model.is_mixture_of_experts, model.shared_expert_intermediate_size > 0
+    missing = {
+        "mla_up_proj": not model.has_latent_attention, "mlp": not dense_layers(model), "moe_act": not experts,
+        "moe": not experts, "shared_experts": not (experts and shared),
+    }  # fmt: skip
+    return tuple(module for module in RECOMPUTE_MODULES if not missing.get(module))
+
+
+def module_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the modules that are recomputed; rules of Megatron-Core's transformer_config.py."""
+    modules, there = s.modules_recomputed, modules_of(model)
+    return (
+        (
+            modules == ("core_attn",) or s.recompute == "selective",
+            f"recompute_modules {s.recompute_modules} changes nothing with recompute {s.recompute}; give recompute selective",
+        ),
+        *((module in there, f"{model.name} has no {module} to recompute") for module in modules),
+        ("moe_act" not in modules or s.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
+        (
+            "shared_experts" not in modules or not s.moe_shared_expert_overlap,
+            "shared_experts are not recomputed together with moe_shared_expert_overlap",
+        ),
+    )
+
+
+def graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the modules that are CUDA graphs; rules of Megatron-Core's transformer_config.py."""
+    modules = s.modules_graphed
+    missing = {"mlp": not dense_layers(model), "moe_router": not model.is_mixture_of_experts}
+    return (
+        (s.cuda_graphs or not modules, f"cuda_graph_modules {s.cuda_graph_modules} changes nothing without cuda_graphs"),
+        (not (modules and s.compile), "cuda_graph_modules changes nothing with compile, where the host launches nothing"),
+        *((not missing.get(module), f"{model.name} has no {module} to be a CUDA graph") for module in modules),
+        ("moe_preprocess" not in modules or "moe_router" in modules, "CUDA graphs of moe_preprocess need those of moe_router"),
+    )
+
+
+def graphs_offered(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    offered, what = framework.can_run.cuda_graph_modules, f"{framework.name} does not offer CUDA graphs of"
+    return tuple((name in offered, f"{what} {name} alone") for name in s.modules_graphed)
+
+
+def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shards: bool) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of overlaps, where a layout splits tensors (tp above 1) or shards states, or may do so."""
+    can, name = framework.can_run, framework.name
+    gathers_alone = s.overlap_param_gather and s.optimizer != "muon" and not s.overlap_grad_reduce
+    return (
+        (
+            not (splits_tensors and s.tp_comm_overlap and can.compiles_tp_overlap) or s.compile,
+            f"{name}: tp_comm_overlap, the overlap of tensor parallelism, needs compile",
+        ),
+        (
+            not (shards and gathers_alone and can.gathers_after_reducing),
+            f"{name}: overlap_param_gather needs overlap_grad_reduce: turn both on or both off",
+        ),
+        (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
+    )
+
+
+def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of how tokens reach their experts in a framework."""
+    can, name = framework.can_run, framework.name
+    return (
+        (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
+        (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
+    )
+
+
+def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where a search's framework or model does not run what all its layouts share."""
+    _check_modules(framework, model, run)
+    check_deferral(framework, run)
+    _check_graphs(framework, model, run)
+    if broken := fused_experts_broken(framework.can_run, model, run):
+        raise InputError(broken)
+    _check_overlaps(framework, model, run)
+    _check_offload(framework, model, run)
+
+
+def _check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where the modules that a search's selective recomputation is of are not there or not offered."""
+    if run.recompute_modules == Strategy.recompute_modules:
+        return
+    for module in run.modules_recomputed:
+        if module not in framework.can_run.recompute_modules:
+            raise InputError(f"{framework.name} does not offer to recompute {module} alone")
+        if module not in modules_of(model):
+            raise InputError(f"{model.name} has no {module} to recompute")
+
+
+def _check_graphs(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where the modules of a search's CUDA graphs are not there or not offered."""
+    rules = (*graph_rules(model, run), *graphs_offered(framework, run))
+    for holds, broken in rules:
+        if not holds:
+            raise InputError(broken)
+
+
+def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where what a search overlaps does not go together, or not with its framework."""
+    rules = overlap_rules(framework, run, True, True)
+    if model.is_mixture_of_experts:
+        rules += (*dispatch_rules(framework, run), (not (broken := dispatch_broken(run)), broken))
+    for holds, broken in rules:
+        if not holds:
+            raise InputError(broken)
+
+
+def _check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where a search's framework does not offload or fuse what the run says, or run its optimizer."""
+    check_optimizer(framework, run)
+    if fuses_projection(run) and not framework.can_run.fuses_projection:
+        raise InputError(f"{framework.name} does not offer cross_entropy_fusion_impl linear")
+    if run.offload_layers >= model.num_hidden_layers:
+        raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
+
+
+def check_host(cluster: Cluster, run: Strategy) -> None:
+    """Raise InputError where a run offloads to a host that the cluster does not describe."""
+    needs = [("host_link_gb_s", cluster.host_link, run.optimizer_offload_fraction + run.offload_layers),
+             ("host_memory_gb_s", cluster.host_memory, run.optimizer_offload_fraction)]  # fmt: skip
+    for key, stated, used in needs:
+        if used and not stated:
+            raise InputError(
+                f"offloading to the host needs {key} of the cluster: what one GPU reaches of it while all of its node do "
+                "(PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 50, NVLink-C2C 400; memory of the host a few tens)"
+            )
