@@ -227,13 +227,12 @@ class CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's default)."""
         return replace(self, network_bandwidth=network_bandwidth or self.device.network_bandwidth)
 
-    def with_found_network(self, ranks: int, busbw: float | None, busbw_in_node: float | None) -> CostModel:
+    def with_found_network(self, ranks: int, node: int, busbw: float | None, busbw_in_node: float | None) -> CostModel:
         """The same device on links that reach stated all-reduces: bus bandwidths [bytes/s] over ``ranks`` ranks, and in a node.
 
-        The network's bandwidth becomes what the law needs for the first (FoundNetwork); times inside a node are scaled to the
-        second. None: not stated.
+        node: the job's ranks in a node or NVLink domain. The network's bandwidth becomes what the law needs for the first
+        (FoundNetwork); times inside a node are scaled to the second. None: not stated.
         """
-        node = max(self.device.gpus_per_node, self.device.nvlink_domain)
         found = self
         if busbw_in_node and node > 1:
             seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, node, 1, self.network_bandwidth).seconds)
@@ -275,7 +274,8 @@ class CostModel:
             links, device=device, linears=linears, grouped=replace(self.grouped, linear=linears),
             attention=self.attention.on(device), kernels=replace(self.kernels, bandwidth=device.memory_bandwidth),
             collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
-            network_bandwidth=device.network_bandwidth, contention=self.contention,
+            network_bandwidth=device.network_bandwidth,
+            contention=self.contention * self.device.num_sms / device.num_sms,  # by as many of its multiprocessors
             derating=max(derating * factor, 1.0) * scale.get("bf16", 1.0),
             quantised_derating=Derating(max(quantised.factor * factor, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),
             shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth

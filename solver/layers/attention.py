@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.attention_core import MODULE, core_ops, core_saved, exchange
-from solver.layers.ops import bias_ops, column_linears, memory_bound, row_linear
+from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, memory_bound, row_linear
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
@@ -72,7 +72,7 @@ def _head_exchange(shapes: Shapes) -> list[Op]:
     model, where = shapes.model, (shapes.keys.is_mode(TpMode.ISP) & (shapes.keys.tp > 1)).astype(float)
     q = shapes.local_tokens * model.num_attention_heads * model.head_dim * shapes.element
     kv = shapes.local_tokens * 2 * np.maximum(model.num_key_value_heads, shapes.keys.tp) * model.head_dim * shapes.element
-    return exchange(shapes, "exchange", "tp", {"q": q, "kv": kv, "context": q}, where)
+    return exchange(shapes, "exchange", "tp", {"q": q, "kv": kv, "context": q}, where, WHOLE_LAYER)
 
 
 def attention_saved(shapes: Shapes) -> list[Saved]:

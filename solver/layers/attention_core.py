@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, memory_bound
+from solver.layers.ops import ATTENTION_CORE, filled, gemm_dtype, memory_bound
 from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved, message
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Placement
@@ -179,11 +179,13 @@ def _kv_gather(shapes: Shapes) -> list[Op]:
     ]
 
 
-def exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray) -> list[Op]:
+def exchange(
+    shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray, recomputed_by: tuple[Recompute, ...]
+) -> list[Op]:  # fmt: skip
     """All-to-alls between sequence and heads, forward and mirrored in backward, with the copies that split and concatenate."""
     ops: list[Op] = []
     for tensor, size in sizes.items():
-        for phase, again in ((FORWARD, WHOLE_LAYER), (INPUT_GRAD, ())):
+        for phase, again in ((FORWARD, recomputed_by), (INPUT_GRAD, ())):
             dims = message(size, shapes.groups.cp_heads if stream == "cp" else shapes.groups.tp)
             ops.append(Op(f"{name}.{tensor}", MODULE, "all2all", phase, dims, stream, where, recomputed_by=again))
             ops.append(
@@ -194,12 +196,15 @@ def exchange(shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], wh
 
 
 def _context_exchange(shapes: Shapes) -> list[Op]:
-    """Context parallelism by all-to-all: this rank's heads of q, k, v and context over the cp group."""
+    """Context parallelism by all-to-all: this rank's heads of q, k, v and context over the cp group.
+
+    It is part of the attention core (Transformer Engine's DotProductAttention), which runs it again where it is recomputed.
+    """
     model, where = shapes.model, np.where(shapes.heads_shared > 1, 1.0, 0.0)
     kv = np.maximum(shapes.kv_heads, shapes.heads_shared) * _kv_dims(shapes)
     qkv = shapes.tokens * (shapes.heads * model.qk_head_dim + kv) * shapes.element
     context = shapes.tokens * shapes.heads * model.value_head_dim * shapes.element
-    return exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where)
+    return exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where, ATTENTION_CORE)
 
 
 def _unfused_core(shapes: Shapes) -> list[Op]:

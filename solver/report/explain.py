@@ -19,7 +19,7 @@ from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
-from solver.step.time import PARTS
+from solver.step.time import PARTS, reduces_whole
 
 #: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
 #: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
@@ -135,7 +135,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     hidden = -m * float(stage.layers @ solutions.times.hidden[:, index])
     beside = "exchange beside another micro batch"
     lines.append(Line(beside, "expert_exchange", "ep_exposed", "network", hidden, 0.0, Basis.ROOFLINE))
-    lines += _step_lines(solutions, row, parts)
+    lines += _step_lines(solutions, index, row, parts)
     for name in ("compute", "recompute"):
         rest = parts[name] - sum(line.seconds for line in lines if line.part == name)
         if rest > 1e-9 * parts[name]:
@@ -217,17 +217,23 @@ def _op_line(part: Part, row: int, key: int, times: float, name: str, belongs_to
     return Line(name, op.module, belongs_to, _kind(part, row, key), seconds, std, basis, op, key)
 
 
-#: Beginnings of the names of the once-per-step ops that each part of the step consists of.
-_STEP_PARTS = {
-    "fsdp_exposed": ("layer", "root"),
-    "gradient_accumulation": ("accumulation",),
-    "gradient_sync": ("gradients.all_reduce", "gradients.reduce_scatter", TO_HOST),
-    "parameter_gather": ("parameters.all_gather",),
-    "optimizer": ("optimizer.whole", "optimizer.shard", "gradient_norm", "tied_embedding", "gradient_buffer", "weight_casts"),
-}
+def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
+    """Return the beginnings of the names of the once-per-step ops of each part of a layout's step."""
+    zero = int(solutions.layouts.zero[index])
+    whole = reduces_whole(solutions.problem.framework, solutions.problem.run, zero)
+    return {
+        "fsdp_exposed": ("layer", "root"),
+        "gradient_accumulation": ("accumulation",),
+        "gradient_sync": ("gradients.all_reduce" if whole else "gradients.reduce_scatter", TO_HOST),
+        "parameter_gather": ("parameters.all_gather",),
+        "optimizer": (
+            "optimizer.shard" if zero else "optimizer.whole", "gradient_norm", "tied_embedding", "gradient_buffer",
+            "weight_casts",
+        ),
+    }  # fmt: skip
 
 
-def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list[Line]:
+def _step_lines(solutions: Solutions, index: int, row: int, parts: dict[str, float]) -> list[Line]:
     """Return the once-per-step parts.
 
     Their uncertainty is that of their ops, weighted by seconds; their basis is that of the longest op.
@@ -235,7 +241,7 @@ def _step_lines(solutions: Solutions, row: int, parts: dict[str, float]) -> list
     sync, at = solutions.terms.synchronisation, int(solutions.terms.synchronisation_row[row])
     total = (sync.seconds * sync.counts())[:, at]
     lines = []
-    for part, names in _STEP_PARTS.items():
+    for part, names in _step_parts(solutions, index).items():
         rows = [i for i, op in enumerate(sync.ops) if op.name.startswith(names) and total[i] > 0]
         if not rows or parts[part] == 0.0:
             continue

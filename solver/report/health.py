@@ -54,7 +54,8 @@ def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterat
     if not (observed.busbw or observed.busbw_in_node):
         return
     problem = solutions.problem
-    cost = problem.cost.with_found_network(problem.run.world_size, observed.busbw, observed.busbw_in_node)
+    ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
+    cost = problem.cost.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node)
     layouts = Layouts.of([solutions.layouts.strategy(index, problem.run)])
     taken = float(estimate_layouts(replace(problem, cost=cost), layouts).times.seconds[0])
     yield Finding(NOTE, f"on links as fast as measured a step is predicted to take {seconds(taken)}")

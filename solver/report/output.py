@@ -21,6 +21,7 @@ from solver.report.explain import Explanation, explain, tied
 from solver.report.health import Finding
 from solver.report.other_settings import other_settings
 from solver.search.balance import Balanced
+from solver.search.fixed import AXES
 from solver.search.search import SearchResult
 from solver.search.variants import Variant
 from solver.spec.model_size import parameters
@@ -95,16 +96,7 @@ def _stages(solutions: Solutions, index: int) -> list[dict[str, Any]]:
 def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
     """Return the inputs: model, cluster, profile and the constants that all layouts share."""
     problem = solutions.problem
-    constants = (
-        "seq_len", "precision", "fp8_recipe", "fp8_param_gather", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16",
-        "grad_dtype", "attention", "cp_comm", "overlap_grad_reduce", "overlap_param_gather",
-        "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "compile",
-        "cuda_graphs", "cuda_graph_modules", "launch_blocking", "recompute_modules", "moe_dispatcher",
-        "moe_capacity_factor", "moe_imbalance", "moe_permute_fusion", "moe_shared_expert_overlap",
-        "moe_exchange_overlap", "delay_wgrad_compute", "defer_embedding_wgrad_compute", "wgrad_deferral_limit",
-        "moe_fused_experts", "optimizer", "optimizer_states", "optimizer_offload_fraction", "offload_gradients",
-        "offload_layers", "micro_batch_group", "framework",
-    )  # fmt: skip
+    constants = (field.name for field in fields(Strategy) if field.name not in (*AXES, "world_size"))
     return {
         "model": dict(vars(problem.model)) | {"parameters": parameters(problem.model)},
         "cluster": vars(problem.cluster),

@@ -111,10 +111,11 @@ def pipeline_seconds(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, total
     weight-gradient seconds of the slowest stage (used by zero-bubble schedules only). 1F1B and GPipe: total + (m - 1) * slowest
     (exact where the slowest stage is the last or all are equal); interleaving shortens filling and draining by vpp (Narayanan
     et al. 2021, arXiv 2104.04473). ZB-H1 (Qi et al. 2023, arXiv 2401.10241, table 2, where B is the input gradient): the bubble
-    is (pp - 1)(F + B - W), so 2 W of 1F1B's are filled. Others: ``automatic_pipeline_seconds``, ``wave_pipeline_seconds``.
+    is (pp - 1)(F + B - W), so 2 W of 1F1B's are filled on each other stage; with fewer micro batches than stages only m - 1 of
+    the second ones are there. Others: ``automatic_pipeline_seconds``, ``wave_pipeline_seconds``.
     """
     bubble = (total - slowest) / vpp
-    filled = is_schedule(schedule, "zb-h1") * (pp - 1) * 2.0 * deferrable
+    filled = is_schedule(schedule, "zb-h1") * (pp - 2.0 + np.minimum(micro_batches, pp)) * deferrable
     return micro_batches * slowest + np.where(filled > 0, np.maximum(bubble - filled, 0.0), bubble)
 
 

@@ -100,7 +100,8 @@ def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, s
         simulated: Any = cost.collectives
         said = f"{said}; {simulated.text()}"
     cluster = cluster.for_world(gpus)
-    return cost.with_found_network(gpus, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node), cluster, said
+    stated_busbw = (cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
+    return cost.with_found_network(gpus, cluster.gpus_per_domain, *stated_busbw), cluster, said
 
 
 def _simai_machine(cost: CostModel, cluster: Cluster) -> Machine:

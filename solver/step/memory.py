@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from solver.layers.program import LINEARS, OTHERS
-from solver.schedule.kinds import is_schedule
+from solver.schedule.automatic import automatic_limit
+from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import TpMode
@@ -21,7 +22,7 @@ from solver.step.offload import RESIDENT_LAYERS, gradients_here, states_on_host
 from solver.step.pipeline import recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
-from solver.step.step_ops import rank_groups, shard_ranks, stages_of
+from solver.step.step_ops import end_elements, rank_groups, shard_ranks, stages_of
 from solver.step.workspaces import workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -79,11 +80,7 @@ def stage_state(
     weights are the only ones (Rajbhandari et al. 2020).
     """
     sizes = problem.element_bytes
-    has_head = stages.has_head[stage]
-    copied = has_head * (problem.model.num_nextn_predict_layers > 0)  # multi-token prediction embeds tokens again
-    embedding = table.embedding.parameters[key] * np.maximum(stages.has_embedding[stage], copied)
-    head = table.head.parameters_of[OTHERS][key] * has_head
-    ends = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
     out = np.zeros((3, 4, len(key)))
     shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
@@ -206,8 +203,12 @@ class PeakMemory:
         has_head = stages.has_head[stage]
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
         kept_logits = has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)
-        # operands of the head's weight gradients that wait
-        kept_logits += has_head * self._deferred_operands[self._key] * m * deferred_share(problem.run, m)
+        # operands of the head's weight gradients that wait: for the drain, or as long as zero-bubble schedules let them
+        waiting = np.where(
+            is_schedule(schedule, "zb-h1", *AUTOMATIC), np.minimum(automatic_limit(schedule, splits.pp), m) - 1.0, 0.0
+        )
+        waiting += m * deferred_share(problem.run, m)
+        kept_logits += has_head * self._deferred_operands[self._key] * waiting
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = (has_head * (head + transient))[row]
         at_loss = loss > backward

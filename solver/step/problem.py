@@ -94,7 +94,8 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     check_model(model, run.seq_len, approximate)
     check_host(cluster, run)
     cluster = cluster.for_world(run.world_size)
-    cost = cost.with_found_network(run.world_size, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
+    node = cluster.gpus_per_domain
+    cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
     cost = replace(cost, host_rates={name: rate for name, rate in rates.items() if rate})
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))

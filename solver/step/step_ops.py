@@ -49,21 +49,33 @@ class ParameterGroup:
 def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> dict[str, ParameterGroup]:
     """Return the parameters of the fullest stage by group (PARAMETER_GROUPS; experts only where the model has them).
 
-    The larger of embedding and head is with the others.
+    Embedding and head are with the others.
     """
     stages = stages_of(problem, splits)
-    layer = {}
+    ends = [end_elements(problem, table, key, stages, stage) for stage in range(len(stages.counts))]
+    held = {}  # by group: [stages, splits]
     for name in PARAMETER_GROUPS:
         each = np.array([part.parameters_of[name][key] for part in table.layers])
-        last = table.head.parameters_of[name][key] * (name != OTHERS)  # of multi-token prediction
-        held = zip(stages.counts, stages.has_head, strict=True)
-        layer[name] = np.max([over_kinds(counts, each) + has_head * last for counts, has_head in held], axis=0)
-    embedding, head = (part.parameters_of[OTHERS][key] for part in (table.embedding, table.head))
-    both = embedding + head if not problem.model.tie_word_embeddings else np.maximum(embedding, head)
-    ends = np.where(splits.pp == 1, both, np.maximum(embedding, head))
-    ranks = rank_groups(problem, splits)
-    layer[OTHERS] = layer[OTHERS] + ends
-    return {name: ParameterGroup(layer[name], *of) for name, of in ranks.items()}
+        last = table.head.parameters_of[name][key]  # of multi-token prediction
+        of_stages = zip(stages.counts, stages.has_head, ends, strict=True)
+        held[name] = np.array(
+            [over_kinds(counts, each) + (end if name == OTHERS else has_head * last) for counts, has_head, end in of_stages]
+        )
+    fullest = (np.sum(list(held.values()), axis=0).argmax(axis=0), np.arange(len(splits)))
+    return {name: ParameterGroup(held[name][fullest], *of) for name, of in rank_groups(problem, splits).items()}
+
+
+def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
+    """Return the parameters of embedding, head and final norm that one rank of a stage holds, shape [splits].
+
+    Under a V-shaped schedule the first stage holds both; with multi-token prediction the last one embeds tokens again.
+    """
+    has_head = stages.has_head[stage]
+    copied = has_head * (problem.model.num_nextn_predict_layers > 0)
+    embedding = table.embedding.parameters[key] * np.maximum(stages.has_embedding[stage], copied)
+    head = table.head.parameters_of[OTHERS][key] * has_head
+    ends: np.ndarray = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    return ends
 
 
 def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -225,7 +237,7 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     size = table.embedding.parameters[key] * problem.element_bytes.gradient
     op = _message("tied_embedding", "all_reduce", size, place)
     copied = problem.model.tie_word_embeddings or problem.model.num_nextn_predict_layers > 0
-    present = np.where((splits.pp > 1) & copied, 1.0, 0.0)
+    present = np.where((splits.pp > 1) & ~splits.waves & copied, 1.0, 0.0)  # a wave ends where it begins
     return Op(op.name, op.module, op.kind, op.phase, op.dims, op.stream, count=present)
 
 

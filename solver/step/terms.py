@@ -60,7 +60,7 @@ class SplitTerms:
     to_host: np.ndarray  #: [S] gradients of one micro batch on their way to the host
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
-    once: np.ndarray  #: [S] gradient norm and tied embedding
+    once: np.ndarray  #: [S] gradient norm, tied embedding, and what else is done once after the last pass
     parameters: np.ndarray  #: [S] of one rank on the fullest stage
     embedding_parameters: np.ndarray  #: [S] of one rank
     synchronisation: OpEstimates  #: the once-per-step ops of distinct splits
@@ -70,7 +70,7 @@ class SplitTerms:
 def synchronisation_groups(splits: Splits) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct rows of what the once-per-step ops depend on (micro batches do not change them)."""
     s = splits
-    return distinct((s.mode, s.tp, s.wp, s.cp, s.ep, s.etp, s.dp, s.zero_shard_size, s.vpp, *s.stage_columns))
+    return distinct((s.mode, s.tp, s.wp, s.cp, s.ep, s.etp, s.dp, s.zero_shard_size, s.vpp, s.waves * 1, *s.stage_columns))
 
 
 def estimate_synchronisation(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from solver.spec.framework import Framework
+from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.offload import late_gradients
 from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, SlowestStage, pipeline_times
@@ -64,6 +67,15 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     return StepTimes(alone + waiting, pipelines, same, np.array([accumulation, sync, gather, optimizer, waiting]))
 
 
+def reduces_whole(framework: Framework, run: Strategy, zero: Any) -> Any:
+    """Whether gradients are all-reduced whole instead of reduce-scattered; zero: ZeRO stages, of the same shape.
+
+    Distributed Muon keeps all gradients.
+    """
+    whole_states = run.optimizer == "muon" or framework.data_parallel.grad_collective == "all_reduce"
+    return (zero == 0) | ((zero == 1) & whole_states)
+
+
 def _synchronisation(
     problem: Problem,
     terms: SplitTerms,
@@ -80,8 +92,8 @@ def _synchronisation(
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
-    muon = run.optimizer == "muon"  # whose distributed form keeps all gradients, and gathers parameters after the step
-    whole = (zero == 0) | ((zero == 1) & (muon or framework.data_parallel.grad_collective == "all_reduce"))
+    muon = run.optimizer == "muon"  # whose distributed form gathers parameters after the step
+    whole = reduces_whole(framework, run, zero)
     times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
     freed = (zero == 2) & framework.data_parallel.frees_gathered_weights & (terms.splits.pp[row] == 1)

@@ -121,3 +121,9 @@ def test_measured_devices_that_are_left_out() -> None:
             seen += 1
     assert seen == 8
     assert scores["a100_sxm_80gb from h100_sxm", "linear", "nothing of its own"].mape < 0.1
+
+
+def test_a_collective_takes_as_many_multiprocessors_of_a_smaller_device(fitted: Callable[[str], CostModel]) -> None:
+    for name in ("h20", "h100_pcie", "mi300x"):
+        device = fitted(name).device
+        assert fitted(name).contention == pytest.approx(24 / device.num_sms), name

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import LINK, NETWORK, toy_cost
+from toy import LINK, NETWORK, TINY, run_of, toy_cost
 
 from predictor.cost_model import CostModel
-from predictor.network.as_found import FOUND_STD, FoundNetwork, bus_bandwidth, found_network_bandwidth
+from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network_bandwidth
 from solver.spec.cluster import cluster_of
+from solver.step.problem import problem_of
 
 GB = 1e9
 
@@ -39,7 +40,7 @@ def test_groups_of_fewer_nodes_find_more() -> None:
 
 def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> None:
     # 2e-11 s a byte between nodes, 1e-11 inside: the buses carry 30 / 16 * 50 and 14 / 8 * 100 GB/s
-    found = toy_cost().with_found_network(16, 30 / 16 * 12.5 * GB, 14 / 8 * 80 * GB)
+    found = toy_cost().with_found_network(16, 8, 30 / 16 * 12.5 * GB, 14 / 8 * 80 * GB)
     for op in ("all_gather", "reduce_scatter", "p2p"):
         assert found.collective(op, GB, 8, 2).seconds == pytest.approx(4 * GB * NETWORK, rel=1e-6)
         assert found.collective(op, GB, 8, 1).seconds == pytest.approx(GB * LINK / 0.8, rel=1e-6)
@@ -49,12 +50,12 @@ def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> Non
 
 def test_what_is_not_stated_or_not_used_changes_nothing() -> None:
     plain = toy_cost()
-    for found in (plain.with_found_network(16, None, None), plain.with_found_network(8, 1 * GB, None)):
+    for found in (plain.with_found_network(16, 8, None, None), plain.with_found_network(8, 8, 1 * GB, None)):
         assert found.collective("all_gather", GB, 8, 2).seconds == plain.collective("all_gather", GB, 8, 2).seconds
 
 
 def test_a_found_network_is_less_doubtful(h100_model: CostModel) -> None:
-    found = h100_model.with_found_network(512, 50 * GB, None)
+    found = h100_model.with_found_network(512, 8, 50 * GB, None)
     one, other = (float(model.collective("p2p", GB, 1, 64).relative_std) for model in (h100_model, found))
     assert other == FOUND_STD < one
 
@@ -62,3 +63,16 @@ def test_a_found_network_is_less_doubtful(h100_model: CostModel) -> None:
 def test_a_cluster_states_what_was_found() -> None:
     cluster = cluster_of(toy_cost().device, {"all_reduce_busbw_gb_s": 160.5, "all_reduce_busbw_in_node_gb_s": 458})
     assert (cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node) == (160.5 * GB, 458 * GB)
+
+
+@pytest.mark.parametrize("node", [4, 8, 16])
+def test_nodes_of_any_size_reach_what_is_stated(h100_model: CostModel, node: int) -> None:
+    """A cluster's nodes, not the profile's: what was stated is what an all-reduce over the job and in a node then takes."""
+    cluster = cluster_of(
+        h100_model.device,
+        {"gpus_per_node": node, "all_reduce_busbw_gb_s": 30, "all_reduce_busbw_in_node_gb_s": 200},
+    )
+    cost = problem_of(TINY, run_of(64, 4096), cluster, h100_model).cost
+    for inter, stated in ((64 // node, 30), (1, 200)):
+        seconds = float(cost.collective("all_reduce", PROBE_BYTES, node, inter).seconds)
+        assert bus_bandwidth(seconds, PROBE_BYTES, node * inter) == pytest.approx(stated * GB, rel=2e-3)

@@ -14,12 +14,12 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
 from solver.layers.decoder import layer_program
-from solver.layers.program import FLASH_ATTN, op_flops
+from solver.layers.program import FLASH_ATTN, FORWARD, op_flops
 from solver.search.search import search
 from solver.spec.cluster import cluster_of
 from solver.spec.documents import effective_document
 from solver.spec.feasibility import check_layout
-from solver.spec.strategy import Strategy
+from solver.spec.strategy import Recompute, Strategy
 from solver.step.solutions import Solutions
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model.replace(max_position_embeddings=131072)
@@ -126,3 +126,14 @@ def test_a_search_keeps_to_what_the_exchange_divides(h100_model: CostModel) -> N
     found = search(problem, 16).best
     sizes = {int(cp) for cp in found.layouts.splits.cp}
     assert sizes <= {1, 4, 8, 16}
+
+
+@pytest.mark.parametrize("cp_comm", ["a2a", "ring", "allgather"])
+def test_a_recomputed_attention_core_communicates_again(cp_comm: str) -> None:
+    """What its context parallelism sends forward is sent again, all-to-alls like rings."""
+    run = Strategy(world_size=64, dp=64, seq_len=65536, framework="megatron-core", cp_comm=cp_comm)
+    problem = make_problem(MODEL, 64, toy_cost(), 65536, framework="megatron-core", cp_comm=cp_comm)
+    keys, cluster = layer_keys("mtp", cp=8), cluster_of(problem.cost.device)
+    program = layer_program(keys, MODEL, run, cluster, problem.kinds.kinds[0])
+    sent = [op for op in program.ops if op.stream == "cp" and op.phase == FORWARD and np.ravel(op.count)[0] > 0]
+    assert sent and all(Recompute.SELECTIVE in op.recomputed_by for op in sent)

@@ -72,6 +72,16 @@ def test_sides_are_what_predict_says(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert own["sides"][0]["faster_than_first"] is None
 
 
+def test_a_side_has_the_gpus_that_its_config_states(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    run("search", "--model_size", "llama3_8b", "--framework", "megatron-core", "--world_size", "64", "--export", str(script),
+        at=tmp_path)  # fmt: skip
+    (alone,) = run("predict", "--config", str(script), at=tmp_path)["best"]
+    found = run("compare", "--config", str(script), ".", "profile=h200_sxm", "world_size=128", at=tmp_path)["sides"]
+    assert [one["best"][0]["layout"]["world_size"] for one in found] == [64, 64, 128]
+    assert found[0]["best"][0]["tgs"] == alone["tgs"]
+
+
 def test_states_are_sharded_over_all_ranks_of_a_side(tmp_path: Path) -> None:
     layout = {"tp": 4, "zero": 1, "zero_shard_size": 4, "num_micro_batches": 8, "framework": "megatron-core"}
     config = tmp_path / "run.json"

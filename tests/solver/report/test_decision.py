@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import make_problem
+from toy import make_problem, toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
-from solver.api import load_problem
+from solver.api import estimate, load_problem
 from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.decision import MEASUREMENTS, chances, kept_out, sensitivities, standing
@@ -126,3 +126,20 @@ def test_a_fixed_axis_stays_fixed(tmp_path: Path) -> None:
     assert {rival["layout"]["tp"] for rival in found["rivals"]} == {4}
     best = search(load_problem("configs/models/llama3_8b.json", 64), 1024, fixed={"tp": 4}).best
     assert found["best"][0]["step_s"] == pytest.approx(float(best.times.seconds[0]))
+
+
+def test_a_part_of_the_step_is_doubted_as_what_the_layout_sends() -> None:
+    """ZeRO-1's gradients are not doubted as an all-reduce over all ranks, which only ZeRO-0 runs."""
+    cost = toy_cost()
+    problem = make_problem(LLAMA, 16, cost, framework="megatron-core", overlap_grad_reduce=False, overlap_param_gather=False)
+    layouts = [problem.run.replace(zero=zero, zero_shard_size=16 if zero else 1, dp=16) for zero in (0, 1)]
+    found = estimate(problem, layouts)
+    sync, doubted = found.terms.synchronisation, {}
+    for op, std in (("gradients.all_reduce", 0.5), ("gradients.reduce_scatter", 0.1)):
+        for row, one in enumerate(sync.ops):
+            if one.name.startswith(op):
+                sync.relative_std[row] = std
+    for zero in (0, 1):
+        (line,) = [line for line in explain(found, zero).lines if line.name == "gradient_sync"]
+        doubted[zero] = line.relative_std
+    assert doubted == {0: pytest.approx(0.5), 1: pytest.approx(0.1)}

@@ -76,7 +76,7 @@ def test_a_network_that_is_a_tenth_of_what_it_should_be(solutions: Solutions) ->
 def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
     why, busbw = explain(solutions, 0), 0.5 * 2 * 7 / 8 / LINK
     found = texts(solutions, Observation(np.array([why.seconds]), busbw_in_node=busbw))
-    cost = solutions.problem.cost.with_found_network(16, None, busbw)
+    cost = solutions.problem.cost.with_found_network(16, 8, None, busbw)
     problem = make_problem(MODEL, 16, cost, framework="megatron-core", grad_dtype="fp32")
     slower = estimate_layouts(problem, solutions.layouts).times.seconds[0]
     assert slower > why.seconds

@@ -180,6 +180,13 @@ def test_zero_bubble_has_the_bubble_of_its_paper(pp: int, m: int) -> None:
     assert _run("zb-h1", pp, m, b=1.1, w=0.9).makespan - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 0.9))
 
 
+@pytest.mark.parametrize("pp", [1, 2, 3, 8])
+@pytest.mark.parametrize("m", [1, 2, 3, 7, 8, 9])
+def test_closed_form_of_zero_bubble_with_any_number_of_micro_batches(pp: int, m: int) -> None:
+    expected = pipeline_seconds("zb-h1", m, pp, 1, pp * 3.0, 3.0, 0.9)
+    assert _run("zb-h1", pp, m, b=1.1, w=0.9).makespan == pytest.approx(float(expected), rel=1e-9)
+
+
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 8, 24])
 def test_activations_in_flight(pp: int, m: int) -> None:

@@ -13,6 +13,7 @@ from predictor.cost_model import CostModel
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS, STATIC_PARTS, least_memory
+from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.workspaces import workspace_bytes
 
@@ -337,3 +338,18 @@ def test_no_layout_goes_below_the_bound_that_prunes_a_search(framework: str, h10
     least = least_memory(problem, found.table, found.terms.key, layouts)
     assert (least <= found.memory.device * (1 + 1e-12)).all()
     assert np.median(least / found.memory.device) > 0.5, "a bound that prunes something"
+
+
+@pytest.mark.parametrize(("schedule", "waiting"), [("1f1b", 0), ("zb-h1", 3), ("zb-1p", 3), ("zb-2p", 5)])
+def test_weight_gradients_of_the_head_wait_with_their_operands(schedule: str, waiting: int) -> None:
+    """Of 6 micro batches and 4 stages: input and logits' gradient of all but the one at work, as far as the schedule allows."""
+
+    def last_stage(vocabulary: int, micro_batches: int) -> float:
+        model = replace(TINY, vocab_size=vocabulary, num_hidden_layers=4)
+        problem = make_problem(model, 4, toy_cost(), **TINY_RUN, framework="zero-bubble")
+        layout = problem.run.replace(pp=4, dp=1, micro_batch_size=1, num_micro_batches=micro_batches, schedule=schedule)
+        found = memory_of_stages(estimated(problem, [layout]), 0)
+        return float(found.allocated[-1])
+
+    grown = [last_stage(4096, m) - last_stage(2048, m) for m in (6, 1)]
+    assert grown[0] - grown[1] == pytest.approx(waiting * 32 * 2048 * 2)
