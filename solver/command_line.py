@@ -132,7 +132,7 @@ def predict(args: argparse.Namespace, console: Console) -> None:
 
 def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
     problem, config = inputs.problem, inputs.config
-    batch, rounded = stated_batch(args, problem, config)
+    batch, rounded = batch_or_default(args, problem, config)
     strategies = [configured_strategy(problem, config, batch)]
     problem, timed = time_attention(problem, inputs.profile, strategies, timing=not args.no_timing, folder=inputs.times)
     solutions = estimate(problem, strategies)

@@ -15,12 +15,24 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
 VERSION = "DeepSpeed 0.10 and later with Megatron-DeepSpeed"
-#: Arguments of Megatron-LM of today that its fork does not have, or of which the JSON decides.
+#: Arguments of Megatron-LM of today of which the JSON decides, or which say what the fork always does or does by another name.
 _WITHOUT = (
     "use-distributed-optimizer", "attention-backend", "position-embedding-type", "group-query-attention", "num-query-groups",
     "normalization", "transformer-impl", "grad-reduce-in-bf16", "tokenizer-type", "context-parallel-size", "mock-data",
-    "recompute-num-layers",
+    "recompute-num-layers", "recompute-modules", "optimizer-cpu-offload", "optimizer-offload-fraction",
+    "use-precision-aware-optimizer",
 )  # fmt: skip
+#: Arguments of Megatron-DeepSpeed (megatron/arguments.py at 207b2d5) among those that a layout and a model decide.
+_ARGUMENTS = frozenset((
+    "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-key-value-heads", "kv-channels",
+    "max-position-embeddings", "use-rotary-position-embeddings", "rotary-position-embeddings-theta", "rotary-percent",
+    "make-vocab-size-divisible-by", "normalization", "layernorm-epsilon", "squared-relu", "swiglu", "disable-bias-linear",
+    "untie-embeddings-and-output-weights", "attention-dropout", "hidden-dropout", "micro-batch-size", "global-batch-size",
+    "train-iters", "lr", "recompute-granularity", "recompute-method", "use-flash-attn-v2", "optimizer", "no-pipeline-parallel",
+    "sequence-parallel", "no-gradient-accumulation-fusion", "fp16", "bf16", "tensor-model-parallel-size",
+    "pipeline-model-parallel-size", "vocab-size", "seq-length", "tokenizer-type", "deepspeed", "deepspeed_config", "zero-stage",
+    "deepspeed-activation-checkpointing", "cpu-optimizer",
+))  # fmt: skip
 
 
 def deepspeed_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
@@ -100,15 +112,20 @@ def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> s
         "normalization": NORMS[flags["normalization"]], "use-rotary-position-embeddings": model.position == "rope",
         "use-flash-attn-v2": run.attention == "flash", "no-pipeline-parallel": run.pp == 1,
         "deepspeed-activation-checkpointing": run.recompute == "full", "deepspeed": True,
+        "cpu-optimizer": run.optimizer_offload_fraction > 0,  # DeepSpeed asserts its own Adam for states on the host
         "deepspeed_config": f"{name}.json", "zero-stage": _stage(run),
     }  # fmt: skip
+    unknown = next((flag for flag, value in theirs.items() if value is not False and flag not in _ARGUMENTS), None)
+    if unknown is not None:
+        raise InputError(f"Megatron-DeepSpeed has no argument --{unknown}, which this layout needs")
     if model.position == "none":
         raise InputError(f"{model.name}: Megatron-DeepSpeed has learned or rotary positions")
     words = [f"--{flag}" if value is True else f"--{flag} {shlex.quote(str(value))}"
              for flag, value in theirs.items() if value is not False]  # fmt: skip
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for {VERSION}.",
-        "# Run it on every node, with NODE_RANK and MASTER_ADDR set. Data and tokenizer are yours to name.",
+        "# Run it on every node, with NODE_RANK and MASTER_ADDR set. Data and tokenizer are yours to name;",
+        "# replace --train-iters and --lr by your own.",
         "export CUDA_DEVICE_MAX_CONNECTIONS=1",
         f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} pretrain_gpt.py \\",

@@ -69,13 +69,20 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {known} to {NEWEST}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
-        "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's).",
-        "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's), and",
+        "# --train-iters and --lr by your own.",
+        f"export CUDA_DEVICE_MAX_CONNECTIONS={_connections(run)}",
         *(f"export {name}={value}" for name, value in (DETERMINISTIC if run.deterministic else {}).items()),
         f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",
     ]  # fmt: skip
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])
+
+
+def _connections(run: Strategy) -> int:
+    """Return the queues of kernels on a device: one, which tensor and context parallelism need before Blackwell; an exchange of
+    tokens beside another micro batch needs more (arguments.py)."""
+    return 32 if run.moe_exchange_overlap and run.tp * run.cp == 1 else 1
 
 
 def _refuse(model: ModelSpec, run: Strategy) -> None:
@@ -192,6 +199,8 @@ def _training(run: Strategy) -> Flags:
     usual = run.attention == "unfused" and framework_of(run.framework).kernels.dropout
     dropout = usual if run.dropout is None else run.dropout
     return {
+        "train-iters": 1000, "lr": 1e-4,
+        "ckpt-format": "torch" if run.optimizer == "muon" else None,
         "bf16": run.precision != "fp16", "fp16": run.precision == "fp16",
         "fp8-format": "hybrid" if quantised else None,
         "fp8-recipe": ("mxfp8" if run.precision == "mxfp8" else run.fp8_recipe) if quantised else None,

@@ -35,7 +35,7 @@ def primus_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
                          if flag not in names.INVERTED.values()}  # fmt: skip
     overrides |= {key: False for key in names.BASE if key not in overrides and isinstance(names.BASE[key], bool)}
     overrides |= {key: flag not in flags for key, flag in names.INVERTED.items() if flag in flags or key in names.BASE}
-    overrides |= {"train_iters": 1000}
+    del overrides["lr"]  # as its pre_trainer.yaml has it
     if zero_bubble:
         _, v_shaped, memory = names.ZERO_BUBBLE[run.schedule]
         overrides |= {"patch_zero_bubble": True, "zero_bubble_v_schedule": v_shaped, "zero_bubble_v_schedule_mem_setup": memory,

@@ -22,6 +22,7 @@ from solver.spec.expert_rules import (
 )
 from solver.spec.feasibility import (
     check_world,
+    context_runs,
     heads_divide,
     sequence_divides,
     tensor_overlap_runs,
@@ -74,6 +75,9 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
             if cp > 1 and cp_comm not in framework.can_run.cp_comms:
                 rejected[f"{framework.name} does not offer context parallelism by {cp_comm}"] += 1
                 continue
+            if not context_runs(framework.can_run, model, int(cp)):
+                rejected[f"{framework.name} does not run multi-token prediction with context parallelism"] += 1
+                continue
             if not sequence_divides(seq_len, int(cp), 1):
                 rejected["the sequence is too short for cp"] += 1
                 continue
@@ -100,7 +104,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
                 found = _splits_of(problem, int(tp), int(cp), int(pp), dp, sequences // dp, rejected)
                 parts += [found] if found is not None else []
     absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in framework.can_run.zero_stages]
-    if absent:
+    if absent and parts:
         rejected[f"{framework.name} does not offer {' or '.join(absent)}"] += sum(len(p) for p in parts)
     if not parts:
         reasons = "; ".join(f"{reason} ({n} times)" for reason, n in rejected.most_common())

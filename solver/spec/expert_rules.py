@@ -35,9 +35,12 @@ def context_exchange_runs(model: ModelSpec, run: Strategy, cp: int) -> bool:
 
 
 def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> bool:
-    """Whether all-to-alls of context parallelism can share a tensor rank's query heads over their ranks."""
+    """Whether all-to-alls of context parallelism can share a tensor rank's heads over their ranks: those of queries and of keys
+    and values, as Transformer Engine asserts."""
     shared = run.cp_a2a_size if run.cp_comm == "a2a+ring" else cp if run.cp_comm == "a2a" else 1
-    return cp == 1 or (cp % shared == 0 and model.num_attention_heads // tp % shared == 0)
+    kv_heads = model.num_attention_heads if model.has_latent_attention else model.num_key_value_heads
+    divide = all(max(heads // tp, 1) % shared == 0 for heads in (model.num_attention_heads, kv_heads))
+    return cp == 1 or (cp % shared == 0 and divide)
 
 
 def mode_runs(model: ModelSpec, tp_mode: str, tp: int) -> bool:

@@ -127,6 +127,11 @@ def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     return ""
 
 
+def context_runs(can_run: CanRun, model: ModelSpec, cp: int) -> bool:
+    """Whether the framework divides the sequences of this model: not everywhere where it predicts several tokens."""
+    return cp == 1 or can_run.predicts_with_context or not model.num_nextn_predict_layers
+
+
 def zero_runs(can_run: CanRun, zero: int, pp: int) -> bool:
     """Whether the framework runs this ZeRO stage with ``pp`` pipeline stages."""
     return zero in can_run.zero_stages and (pp == 1 or zero in can_run.zero_with_pipeline)
@@ -142,6 +147,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (tensor_parallel_runs(can, model, s.tp), f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"),
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
+        (context_runs(can, model, s.cp), f"{name} does not run multi-token prediction with context parallelism (cp {s.cp})"),
         (not stages, f"{name}: {stages}"),
         (
             s.vpp == 1 or s.schedule in WAVES or "interleaved" in can.schedules,

@@ -222,7 +222,9 @@ class CanRun:
     recomputes_by_stage: bool = False  #: each stage may recompute another number of layers
     recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
     cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
+    predicts_with_context: bool = True  #: multi-token prediction together with context parallelism
     experts: bool = False  #: mixtures of experts
+    experts_in_fp16: bool = True
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")

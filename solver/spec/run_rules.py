@@ -84,6 +84,7 @@ def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
     can, name = framework.can_run, framework.name
     return (
         (s.moe_dispatcher in can.dispatchers, f"{name} does not offer moe_dispatcher {s.moe_dispatcher}"),
+        (can.experts_in_fp16 or s.precision != "fp16", f"{name} does not train experts in fp16"),
         (can.overlaps_exchange or not s.moe_exchange_overlap, f"{name} does not offer moe_exchange_overlap"),
     )
 

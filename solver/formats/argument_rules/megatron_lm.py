@@ -181,6 +181,8 @@ _STATES = (
     Rule("--optimizer muon and dist_muon exclude --use-distributed-optimizer, --overlap-grad-reduce and --overlap-param-gather",
          _START, lambda a: not _muon(a) or a.keys().isdisjoint(
              ("use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather"))),
+    Rule("--optimizer muon and dist_muon need --ckpt-format torch", _START,
+         lambda a: implies(_muon(a), a.text("ckpt-format", "torch_dist") == "torch")),
     Rule("--optimizer muon excludes --fp16", "optimizer/muon.py", lambda a: not (_muon(a) and "fp16" in a)),
     Rule(f"--deterministic-mode needs NCCL_ALGO to be one of {', '.join(ALGORITHMS)}", _START,
          lambda a: implies("deterministic-mode" in a, a.sets("NCCL_ALGO", *ALGORITHMS))),
@@ -223,6 +225,8 @@ _RECOMPUTATION = (
 _EXPERTS = (
     Rule("--moe-shared-expert-overlap needs --moe-token-dispatcher-type alltoall", _CONFIG,
          lambda a: implies("moe-shared-expert-overlap" in a, a.text("moe-token-dispatcher-type", "allgather") == "alltoall")),
+    Rule("experts in parallel, or in one grouped GEMM, are not trained with --fp16", _START,
+         lambda a: implies("num-experts" in a and "fp16" in a, _ep(a) == 1 and "moe-grouped-gemm" not in a)),
     Rule("ep divides --num-experts", _START, lambda a: _ep(a) == 1 or a.size("num-experts") % _ep(a) == 0),
     Rule("--overlap-moe-expert-parallel-comm needs ep above 1 and the dispatcher alltoall or flex", _CONFIG,
          lambda a: implies("overlap-moe-expert-parallel-comm" in a,
@@ -264,6 +268,8 @@ _EXPERTS = (
     Rule("multi-token prediction recomputes full and uniform one layer at a time", "multi_token_prediction.py",
          lambda a: implies("mtp-num-layers" in a and a.text("recompute-granularity") == "full"
                            and a.text("recompute-method") == "uniform", a.size("recompute-num-layers") == 1)),
+    Rule("multi-token prediction excludes context parallelism", _START,
+         lambda a: implies("mtp-num-layers" in a, _cp(a) == 1)),
     Rule("multi-token prediction needs rotary positions or none", _START,
          lambda a: implies("mtp-num-layers" in a, a.text("position-embedding-type", "learned_absolute") in ("rope", "none"))),
 )  # fmt: skip

@@ -72,7 +72,10 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "stated_end_stages": True,  # --decoder-first-pipeline-num-layers, since 0.9; with virtual stages since 0.11 (CHANGELOG)
         "counts_embedding_and_loss": True,  # --account-for-embedding-in-pipeline-split and -loss-
         "pipeline_layout": True,  # --pipeline-model-parallel-layout, since 0.13
+        # asserted in arguments.py until about 0.14; the guide to multi-token prediction says that it is not supported yet
+        "predicts_with_context": False,
         "experts": True,
+        "experts_in_fp16": False,  # arguments.py asserts it for ep above 1 and for grouped GEMMs
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
         # --moe-token-dispatcher-type flex, since 0.11; --moe-flex-dispatcher-backend hybridep, since 0.15
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),

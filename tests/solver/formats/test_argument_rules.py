@@ -91,6 +91,11 @@ EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 4, "moe-token-dispatc
         ({**EXPERTS, "expert-model-parallel-size": 3}, "ep divides --num-experts"),
         ({**EXPERTS, "moe-router-topk": 1}, "--moe-router-topk 1 with softmax needs --moe-router-pre-softmax"),
         ({**EXPERTS, "moe-router-topk": 1, "moe-router-load-balancing-type": "sinkhorn"}, ""),
+        ({**EXPERTS, "bf16": False, "fp16": True}, "experts in parallel, or in one grouped GEMM, are not trained with --fp16"),
+        ({"optimizer": "muon", "use-distributed-optimizer": False, "overlap-grad-reduce": False, "overlap-param-gather": False},
+         "need --ckpt-format torch"),
+        ({"mtp-num-layers": 1, "context-parallel-size": 2, "position-embedding-type": "rope"},
+         "multi-token prediction excludes context parallelism"),
     ],
 )  # fmt: skip
 def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:

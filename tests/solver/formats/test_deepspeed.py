@@ -66,6 +66,20 @@ def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp
         assert_same_estimate(model, runs[:4])
 
 
+def test_only_arguments_of_the_fork_are_written(tmp_path: Path) -> None:
+    """Selective recomputation has no modules there, and states on the host need its own Adam and no more flags."""
+    model = model_of("llama3_8b")
+    selective = exported(tmp_path / "run.json", model, RUN.replace(recompute="selective"), 8)["run.sh"]
+    assert "--recompute-granularity selective" in selective and "--recompute-modules" not in selective
+    assert "--train-iters 1000" in selective and "--lr 0.0001" in selective
+    host = exported(
+        tmp_path / "run.json", model, RUN.replace(zero=2, optimizer_offload_fraction=1.0, offload_gradients=True), 8
+    )
+    assert "--cpu-optimizer" in host["run.sh"] and "offload" not in host["run.sh"] and "precision-aware" not in host["run.sh"]
+    with pytest.raises(InputError, match="Megatron-DeepSpeed has no argument --deterministic-mode"):
+        exported(tmp_path / "run.json", model, RUN.replace(deterministic=True), 8)
+
+
 @pytest.mark.parametrize(("zero", "share"), [(2, 1.0), (3, 1.0), (3, 0.4)])
 def test_an_optimizer_on_the_host_comes_back(zero: int, share: float, tmp_path: Path) -> None:
     run = RUN.replace(zero=zero, optimizer_offload_fraction=share, offload_gradients=True)

@@ -190,3 +190,12 @@ def test_scripts_that_cannot_be_read(text: str, sentence: str, tmp_path: Path) -
 def test_numbers_are_numbers() -> None:
     flags = megatron_arguments(model_of("llama3_8b"), Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core"))
     assert np.all([not isinstance(value, str) or not value.isdecimal() for value in flags.values()])
+
+
+@pytest.mark.parametrize(("tp", "beside", "queues"), [(1, True, 32), (2, True, 1), (1, False, 1)])
+def test_an_exchange_beside_compute_has_queues_of_its_own(tp: int, beside: bool, queues: int) -> None:
+    model = load_run_config("configs/models/qwen3_30b_a3b.json").model
+    run = Strategy(world_size=16, seq_len=4096, framework="megatron-core", tp=tp, tp_mode="msp", dp=16 // tp, ep=8, zero=1,
+                   zero_shard_size=16 // tp, moe_exchange_overlap=beside, attention="flash")  # fmt: skip
+    text = shell_command(model, run, 8)
+    assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in text and "--train-iters 1000" in text and "--lr 0.0001" in text

@@ -82,6 +82,14 @@ def test_a_side_has_the_gpus_that_its_config_states(tmp_path: Path) -> None:
     assert found[0]["best"][0]["tgs"] == alone["tgs"]
 
 
+def test_a_model_without_a_batch_has_the_default_one_everywhere(tmp_path: Path) -> None:
+    words = ("--config", LLAMA, "--world_size", "64")
+    (alone,) = run("predict", *words, at=tmp_path)["best"]
+    side = run("compare", *words, ".", "tp=2", at=tmp_path)["sides"][0]["best"][0]
+    assert alone["layout"] == side["layout"] and alone["tgs"] == side["tgs"]
+    assert alone["layout"]["global_batch_sequences"] == 4_194_304 // 4096
+
+
 def test_states_are_sharded_over_all_ranks_of_a_side(tmp_path: Path) -> None:
     layout = {"tp": 4, "zero": 1, "zero_shard_size": 4, "num_micro_batches": 8, "framework": "megatron-core"}
     config = tmp_path / "run.json"

@@ -72,6 +72,8 @@ def test_every_layout_may_run_and_no_allowed_expert_group_is_missing(found: Solu
     for tp, cp, pp, ep, etp in product((1, 2, 4), (1, 2), (1, 2), range(1, 13), (1, 2, 4)):
         ranks = 16 // pp
         possible = ranks % (ep * etp) == 0 and problem.model.num_experts % ep == 0 and tp % etp == 0
+        # Megatron-Core predicts no further tokens beside cp; all-to-alls share the 4 heads of keys and values
+        possible &= cp == 1 or (problem.model is WINDOWS and tp * cp <= 4)
         assert ((tp, cp, pp, ep, etp) in listed) == possible, (tp, cp, pp, ep, etp)
 
 

@@ -63,11 +63,13 @@ def test_heads_are_sharded_or_replicated_evenly() -> None:
     assert [heads_divide(MODEL, tp) for tp in (1, 2, 3, 4, 8)] == [True, True, False, True, False]
     assert not heads_divide(MODEL.replace(num_attention_heads=12, num_key_value_heads=3), 2)  # 3 heads are neither
     assert not heads_divide(MODEL.replace(intermediate_size=126), 4)
-    # all-to-all shards a tensor rank's heads again: 4 / 2 heads over 2 ranks, not over 4; other exchanges keep them
+    # all-to-all shards a tensor rank's heads again: 4 / 1 and 2 / 1 heads over 2 ranks, not over 4; other exchanges keep them
     run = Strategy(world_size=1, seq_len=1)
-    assert [heads_divide_by_cp(MODEL, run.replace(cp_comm="a2a"), 2, cp) for cp in (1, 2, 4)] == [True, True, False]
+    assert [heads_divide_by_cp(MODEL, run.replace(cp_comm="a2a"), 1, cp) for cp in (1, 2, 4)] == [True, True, False]
+    assert not heads_divide_by_cp(MODEL, run.replace(cp_comm="a2a"), 2, 2)  # one key-value head
+    assert heads_divide_by_cp(MODEL.replace(num_key_value_heads=4), run.replace(cp_comm="a2a"), 2, 2)
     both = run.replace(cp_comm="a2a+ring", cp_a2a_size=2)
-    assert [heads_divide_by_cp(MODEL, both, 2, cp) for cp in (1, 2, 3, 4, 8)] == [True, True, False, True, True]
+    assert [heads_divide_by_cp(MODEL, both, 1, cp) for cp in (1, 2, 3, 4, 8)] == [True, True, False, True, True]
     assert heads_divide_by_cp(MODEL, run, 2, 4)
 
 
