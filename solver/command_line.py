@@ -36,7 +36,7 @@ from solver.arguments import (
 )
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
-from solver.formats.export import write_export
+from solver.formats.export import not_held, write_export
 from solver.formats.step_log import Batch, read_observation
 from solver.inputs import Inputs, load_inputs
 from solver.report.health import Finding, health
@@ -218,6 +218,8 @@ def _write_layout(args: argparse.Namespace, solutions: Solutions, console: Conso
         run = solutions.layouts.strategy(0, problem.run)
         for path in write_export(args.export, problem.model, run, problem.cluster.gpus_per_node, args.config):
             console.print(f"wrote {path}", markup=False)
+        if note := not_held(args.export, problem.model, run):
+            console.print(note, markup=False)
     if args.memory_trace:
         passes, stages = memory_through_step(solutions, 0)
         if args.memory_trace.suffix.lower() == ".pickle":

@@ -63,7 +63,8 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.precision in DTYPES.values(), f"precision {run.precision}: accelerate's mixed_precision is {', '.join(DTYPES)}"),
         (
             framework not in VERSION or run.grad_dtype == run.precision,
-            f"grad_dtype {run.grad_dtype}: accelerate's FSDP reduces in the type of mixed precision ({run.precision}): --set grad_dtype={run.precision}",
+            f"grad_dtype {run.grad_dtype}: accelerate's FSDP reduces in the type of mixed precision ({run.precision}): "
+            f"--set grad_dtype={run.precision}",
         ),
         (run.recompute != "selective", "recompute selective: accelerate's fsdp_activation_checkpointing is of whole layers"),
         (

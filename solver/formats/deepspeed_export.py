@@ -9,6 +9,7 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.deepspeed_names import GRADIENTS, NORMS, PRECISIONS
 from solver.formats.megatron_args import FRAMEWORK
+from solver.formats.megatron_export import carried as megatron_carried
 from solver.formats.megatron_export import megatron_arguments
 from solver.formats.torchrun import torchrun
 from solver.spec.model import ModelSpec
@@ -20,8 +21,9 @@ _WITHOUT = (
     "use-distributed-optimizer", "attention-backend", "position-embedding-type", "group-query-attention", "num-query-groups",
     "normalization", "transformer-impl", "grad-reduce-in-bf16", "tokenizer-type", "context-parallel-size", "mock-data",
     "recompute-num-layers", "recompute-modules", "optimizer-cpu-offload", "optimizer-offload-fraction",
-    "use-precision-aware-optimizer",
+    "use-precision-aware-optimizer", "use-rope-scaling", "rope-scaling-factor",
 )  # fmt: skip
+_RENAMED = {"rotary-base": "rotary-position-embeddings-theta", "norm-epsilon": "layernorm-epsilon"}
 #: Arguments of Megatron-DeepSpeed (megatron/arguments.py at 207b2d5) among those that a layout and a model decide.
 _ARGUMENTS = frozenset((
     "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "num-key-value-heads", "kv-channels",
@@ -48,6 +50,11 @@ def deepspeed_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
         **({run.precision: {"enabled": True}} if run.precision in PRECISIONS else {}),
     }  # fmt: skip
     return {f"{name}.json": json.dumps(settings, indent=2) + "\n", f"{name}.sh": _script(model, run, gpus_per_node, name)}
+
+
+def carried(model: ModelSpec) -> frozenset[str]:
+    """Return the keys of its config.json without a part in any time that the script holds."""
+    return megatron_carried(model) - {"rope_scaling"}
 
 
 def _stage(run: Strategy) -> int:
@@ -105,6 +112,7 @@ def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> s
     )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, plain).items()}
     theirs: dict[str, Any] = {flag: value for flag, value in flags.items() if flag not in _WITHOUT}
+    theirs = {_RENAMED.get(flag, flag): value for flag, value in theirs.items()}
     if run.precision == "fp32":
         theirs.pop("bf16")
     theirs |= {

@@ -62,5 +62,5 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
 #: Arguments that are read elsewhere, or change neither memory nor time.
 OWN = (
     "deepspeed", "deepspeed_config", "zero-stage", "deepspeed-activation-checkpointing", "no-pipeline-parallel", "data-impl",
-    "optimizer", "cpu-optimizer", "no-query-key-layer-scaling",
+    "optimizer", "cpu-optimizer", "rotary-position-embeddings-theta", "layernorm-epsilon", "no-query-key-layer-scaling",
 )  # fmt: skip

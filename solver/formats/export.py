@@ -8,6 +8,7 @@ from pathlib import Path
 
 from profiler.errors import InputError
 from profiler.files import write_text
+from solver.formats import deepspeed_export, hugging_face_export, megatron_export, nanotron_export
 from solver.formats.accelerate_export import accelerate_files
 from solver.formats.bridge_export import bridge_files
 from solver.formats.config_file import read_source
@@ -21,6 +22,7 @@ from solver.formats.primus_export import primus_files
 from solver.formats.same_layout import refuse_other, refuse_other_model, stated_strategy
 from solver.formats.simumax.files import simumax_files
 from solver.formats.torchtitan_export import torchtitan_files
+from solver.formats.untimed import left_out, with_note
 from solver.spec.feasibility import check_framework
 from solver.spec.frameworks import known_framework
 from solver.spec.model import ModelSpec
@@ -32,27 +34,36 @@ Writer = Callable[[ModelSpec, Strategy, int, str], dict[str, str]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. what: as messages name it. frameworks: the releases that it is written for."""
+    """A kind of file.
+
+    what: as messages name it. frameworks: the releases that it is written for. carried: the keys of a model's config.json that
+    it holds though no time depends on them.
+    """
 
     ending: str
     what: str
     write: Writer
     frameworks: tuple[str, ...]
+    carried: Callable[[ModelSpec], frozenset[str]] = lambda _: frozenset()
+
+
+def _of_hugging_face(_: ModelSpec) -> frozenset[str]:
+    return hugging_face_export.CARRIED
 
 
 KINDS = (
-    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",)),
+    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), megatron_export.carried),
     Kind(".json", "SimuMax's strategy", simumax_files, ("megatron-core-0.12",)),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
-    Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12")),
+    Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12"), _of_hugging_face),
     Kind(
         ".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25")
     ),
-    Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",)),
+    Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",), megatron_export.carried),
     Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),
-    Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp")),
-    Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",)),
-    Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",)),
+    Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp"), _of_hugging_face),
+    Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",), deepspeed_export.carried),
+    Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",), lambda _: nanotron_export.CARRIED),
 )
 
 
@@ -83,7 +94,14 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     check_framework(model, run)
     for rule in read.refusals:
         raise InputError(f"{kind.what} for this layout would be refused by its framework: {rule}")
-    return texts
+    note = not_held(path, model, run)
+    return {name: with_note(name, text, note) for name, text in texts.items()}
+
+
+def not_held(path: Path, model: ModelSpec, run: Strategy) -> str:
+    """Return a sentence on what the model's config.json says and the files do not hold, since no time depends on it; or ""."""
+    others = left_out(model, _kind(path, run).carried(model))
+    return f"{model.name}'s config.json also says {others}: add it before you train" if others else ""
 
 
 def launch_file(model: ModelSpec, run: Strategy, gpus_per_node: int) -> tuple[str, str]:

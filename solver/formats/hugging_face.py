@@ -9,6 +9,7 @@ from typing import Any
 from profiler.errors import InputError, closest
 from solver.formats.model_readers import Family
 from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS
+from solver.formats.untimed import untimed_of
 from solver.spec.model import ModelSpec, model_from_keys
 
 MARKS = {"model_type", "architectures", "transformers_version"}
@@ -53,7 +54,7 @@ def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> Mo
     _refuse_unknown(given, read, called, where)
     unmodelled = values.pop("unmodelled", ())
     model = model_from_keys(values, where, name or str(config.get("name") or config.get("_name_or_path") or where))
-    return model.replace(unmodelled=tuple(unmodelled))
+    return model.replace(unmodelled=tuple(unmodelled), untimed=untimed_of(given))
 
 
 def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.hugging_face import model_of_config
+from solver.formats.untimed import stated
 from solver.spec.model import ModelSpec
 
 #: model_type -> class that transformers makes of it, in the order in which they are tried.
@@ -14,6 +15,10 @@ _TYPES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
 }  # fmt: skip
+
+
+#: Keys without a part in any time that these architectures have too.
+CARRIED = frozenset(("rope_theta", "rope_scaling", "rms_norm_eps"))
 
 
 def config_json(model: ModelSpec) -> str:
@@ -30,7 +35,7 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
         except InputError:
             continue
         if read == model:
-            return config
+            return config | {key: stated(model, key) for key, _ in model.untimed if key in CARRIED}
     raise InputError(f"{model.name}: no Hugging Face architecture of {', '.join(_TYPES)} describes it in a config.json")
 
 

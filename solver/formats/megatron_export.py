@@ -14,6 +14,7 @@ from profiler.errors import InputError
 from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.torchrun import torchrun
+from solver.formats.untimed import ACTIVATIONS, squared_relu, stated
 from solver.spec.frameworks import framework_of, known_framework
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
@@ -31,6 +32,8 @@ _OF_THE_RUN = (
     "overlap-moe-expert-parallel-comm", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "mock-data",
     "moe-shared-expert-overlap", "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity",
 )  # fmt: skip
+
+EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layernorm_epsilon", "layer_norm_epsilon")
 
 Flags = dict[str, Any]
 
@@ -129,7 +132,7 @@ def _model(model: ModelSpec, run: Strategy) -> Flags:
         "max-position-embeddings": model.position_rows or model.max_position_embeddings or run.seq_len,
         "qk-layernorm": model.qk_norm == "head" or latent,
         "tokenizer-type": "NullTokenizer", "vocab-size": model.vocab_size - 1, "mock-data": True,
-        "mtp-num-layers": model.num_nextn_predict_layers or None,
+        "mtp-num-layers": model.num_nextn_predict_layers or None, **_untimed(model),
     }  # fmt: skip
     if model.padded_vocab_size:
         flags["make-vocab-size-divisible-by"] = model.padded_vocab_size // run.tp
@@ -138,6 +141,29 @@ def _model(model: ModelSpec, run: Strategy) -> Flags:
                   "qk-head-dim": model.qk_nope_head_dim, "qk-pos-emb-head-dim": model.qk_rope_head_dim,
                   "v-head-dim": model.v_head_dim}  # fmt: skip
     return {**flags, **(_experts(model, run) if model.is_mixture_of_experts else {})}
+
+
+def _llama3_scaling(model: ModelSpec) -> Flags:
+    """Return how Llama 3.1 stretches rotary positions; empty where the model does not."""
+    scaling = stated(model, "rope_scaling")
+    return scaling if isinstance(scaling, dict) and scaling.get("rope_type") == "llama3" else {}
+
+
+def carried(model: ModelSpec) -> frozenset[str]:
+    """Return the keys of its config.json without a part in any time that these arguments hold."""
+    scaling = ("rope_scaling",) if _llama3_scaling(model) else ()
+    activation = ACTIVATIONS if squared_relu(model) and not model.gated_mlp else ()
+    return frozenset(("rope_theta", "partial_rotary_factor", *EPSILONS, *scaling, *activation))
+
+
+def _untimed(model: ModelSpec) -> Flags:
+    """Return what no time depends on, where the model's config.json states it."""
+    theta, scaling = stated(model, "rope_theta"), _llama3_scaling(model)
+    return {
+        "rotary-base": int(theta) if theta else None, "rotary-percent": stated(model, "partial_rotary_factor"),
+        "use-rope-scaling": bool(scaling), "rope-scaling-factor": scaling.get("factor"),
+        "norm-epsilon": stated(model, *EPSILONS), "squared-relu": squared_relu(model) and not model.gated_mlp,
+    }  # fmt: skip
 
 
 def _experts(model: ModelSpec, run: Strategy) -> Flags:

@@ -7,6 +7,7 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.nanotron_config import DTYPES, ENGINES, MODES, USUAL_PADDING
 from solver.formats.torchrun import torchrun
+from solver.formats.untimed import stated
 from solver.formats.yaml_text import write_yaml
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -84,13 +85,18 @@ def _sections(model: ModelSpec, run: Strategy, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+#: Keys of a config.json without a part in any time that its model has too.
+CARRIED = frozenset(("rope_theta", "rms_norm_eps"))
+
+
 def _model(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     return {
         "is_llama_config": True, "hidden_size": model.hidden_size, "intermediate_size": model.intermediate_size,
         "num_hidden_layers": model.num_hidden_layers, "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.num_key_value_heads, "vocab_size": model.vocab_size, "hidden_act": "silu",
         "max_position_embeddings": model.max_position_embeddings or run.seq_len,
-        "tie_word_embeddings": model.tie_word_embeddings, "rms_norm_eps": 1.0e-5, "rope_theta": 10000.0, "rope_scaling": None,
+        "tie_word_embeddings": model.tie_word_embeddings, "rms_norm_eps": stated(model, "rms_norm_eps") or 1.0e-5,
+        "rope_theta": float(stated(model, "rope_theta") or 10000.0), "rope_scaling": None,
         "rope_interleaved": False, "initializer_range": 0.02, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
         "pretraining_tp": 1, "use_cache": True,
     }  # fmt: skip

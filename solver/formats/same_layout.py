@@ -125,7 +125,7 @@ def _plain(model: ModelSpec, tp: int) -> ModelSpec:
     experts = tuple(int(has_experts(model, layer)) for layer in range(model.num_hidden_layers))
     multiple = 128 * tp
     changes: dict[str, Any] = {
-        "name": "", "first_k_dense_replace": 0, "moe_layer_freq": experts if any(experts) else 1,
+        "name": "", "untimed": (), "first_k_dense_replace": 0, "moe_layer_freq": experts if any(experts) else 1,
         "padded_vocab_size": model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple,
         "norm_bias": model.norm == "layernorm" and model.norm_bias,
         "max_position_embeddings": model.max_position_embeddings if model.position == "learned" else 0,

@@ -47,7 +47,13 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
         best = min(found, key=lambda one: one.days[1])
         return f"{days:g} days are not met: {best.world_size} GPUs take {best.days[1]:.3g} days."
     sure = next((one for one in found if one.days[2] <= days), None)
-    more = f"; {sure.world_size} to be 95% sure" if sure and sure is not enough else ", with at least 95% probability" if sure else ""
+    more = (
+        f"; {sure.world_size} to be 95% sure"
+        if sure and sure is not enough
+        else ", with at least 95% probability"
+        if sure
+        else ""
+    )
     low, middle, high = enough.days
     return (
         f"{enough.world_size} GPUs meet {days:g} days: {middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability){more}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -52,6 +52,8 @@ class ModelSpec:
     sliding_window: int = 0  #: tokens that attention sees; 0: all
     sliding_window_every: int = 0  #: every n-th layer sees all tokens in spite of the window; 0: none
     unmodelled: tuple[str, ...] = ()  #: what the model does beyond this description and costs time, in words
+    #: (key, value as JSON) of its config.json that no time depends on, for the files that train it
+    untimed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     attention_chunk_size: int = 0  #: attention sees nothing outside blocks of this many tokens; 0: no blocks
     layer_types: tuple[str, ...] = ()  #: LAYER_TYPES of every layer; empty: sliding_window_every decides
     no_rope_layers: tuple[int, ...] = ()  #: 1 for every layer with rotary embedding, 0 for those without; empty: all have it
@@ -195,7 +197,9 @@ def check_model(model: ModelSpec, seq_len: int, approximate: bool = False) -> No
 
 
 _LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known
-KNOWN_KEYS = {f.name for f in fields(ModelSpec)} - {"unmodelled"} | {"hidden_act", "n_shared_experts", "bias", "attention_bias"}
+KNOWN_KEYS = {f.name for f in fields(ModelSpec)} - {"unmodelled", "untimed"} | {
+    "hidden_act", "n_shared_experts", "bias", "attention_bias",
+}  # fmt: skip
 OTHER_NAMES = {
     "n_routed_experts": "num_experts",
     "num_local_experts": "num_experts",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from round_trip import model_of
+from round_trip import layouts_of, model_of
 
 from profiler.errors import InputError
 from solver.formats import export
 from solver.formats.config_file import load_run_config
-from solver.formats.export import KINDS, Kind, exported, write_export
+from solver.formats.export import KINDS, Kind, exported, not_held, write_export
+from solver.formats.hugging_face import model_of_config
 from solver.formats.same_layout import effective, refuse_other, refuse_other_model, stated_strategy
 from solver.spec.frameworks import FRAMEWORKS, framework_of
 from solver.spec.strategy import Strategy
@@ -94,3 +96,44 @@ def test_all_ranks_are_filled_in() -> None:
     }
     run = stated_strategy(stated, 16)
     assert (run.dp, run.zero_shard_size) == (4, 8)  # of 16 ranks in weight groups of 2
+
+
+LLAMA_3_1 = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+                     "rope_type": "llama3"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "held", "left"),
+    [
+        ("megatron-core", "run.sh", ("--rotary-base 500000", "--use-rope-scaling", "--norm-epsilon 1e-05"), ""),
+        ("megatron-deepspeed", "run.json", (), "rope_scaling"),
+        ("nanotron", "run.yaml", ("rope_theta: 500000.0",), "rope_scaling"),
+        ("fsdp", "run.yaml", (), ""),
+        ("nemo", "run.yaml", (), "rope_theta"),
+    ],
+)
+def test_what_no_time_depends_on_is_written_or_named(
+    framework: str, name: str, held: tuple[str, ...], left: str, tmp_path: Path
+) -> None:
+    model = model_of_config(LLAMA_3_1, "llama")
+    run = next(iter(layouts_of(model, framework, 1))).replace(recompute="none", recompute_layers=-1)
+    if run.zero:
+        run = run.replace(zero_shard_size=run.dp * run.cp)
+    texts = exported(tmp_path / name, model, run, 8)
+    assert all(words in texts[name] for words in held)
+    note = not_held(tmp_path / name, model, run)
+    assert (left in note and "add it before you train" in note) if left else note == ""
+    if framework == "fsdp":
+        written = json.loads(texts["run_model/config.json"])
+        assert written["rope_scaling"] == LLAMA_3_1["rope_scaling"] and written["rope_theta"] == 500000.0
+    if framework == "megatron-deepspeed":
+        script = texts["run.sh"]
+        assert "--rotary-position-embeddings-theta 500000" in script and "--deepspeed_config run.json" in script
+        assert script.startswith("#!/bin/sh\n# llama's config.json also says rope_scaling")
+    plain = model.replace(untimed=())
+    assert plain == model and hash(plain) == hash(model), "no prediction depends on it"
