@@ -16,6 +16,13 @@ class InputError(ValueError):
     """
 
 
+def require(rules: Iterable[tuple[object, str]], where: str = "") -> None:
+    """Raise InputError with the first of (whether it holds, what is broken) that does not; ``where`` begins the sentence."""
+    broken = next((broken for holds, broken in rules if not holds), None)
+    if broken is not None:
+        raise InputError(f"{where}: {broken}" if where else broken)
+
+
 def require_torch(purpose: str) -> None:
     """Raise InputError if torch is not installed; reading profiles and predicting do not need it."""
     if importlib.util.find_spec("torch") is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, require
 from solver.formats.accelerate_config import DTYPES, FSDP1, FSDP2, STRATEGIES
 from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
@@ -75,9 +75,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (framework != FSDP2 or run.zero > 1, f"zero {run.zero}: FSDP2 shards parameters; DDP is --framework pytorch-ddp"),
         (framework in VERSION or not run.zero, f"zero {run.zero}: accelerate's DDP keeps whole copies"),
     )
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _fsdp(run: Strategy, framework: str, machines: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import shlex
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, require
 from solver.formats.deepspeed_names import GRADIENTS, NORMS, PRECISIONS
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import carried as megatron_carried
@@ -98,9 +98,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             f"recompute_layers {run.recompute_layers}: Megatron-DeepSpeed recomputes all layers or none",
         ),
     )
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> str:

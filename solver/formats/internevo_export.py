@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import require
 from solver.formats.same_layout import replicas
 from solver.formats.torchrun import torchrun
 from solver.spec.model import ModelSpec
@@ -83,9 +83,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.recompute_layers < 0 or run.recompute_layers % run.vpp == 0,
          f"recompute_layers {run.recompute_layers}: InternEvo recomputes the same share of each of {run.vpp} chunks"),
     )  # fmt: skip
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _model(model: ModelSpec, run: Strategy) -> dict[str, Any]:

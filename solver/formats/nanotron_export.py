@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import require
 from solver.formats.nanotron_config import DTYPES, ENGINES, MODES, USUAL_PADDING
 from solver.formats.torchrun import torchrun
 from solver.formats.untimed import stated
@@ -44,9 +44,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             f"recompute_layers {run.recompute_layers}: nanotron recomputes all layers or none",
         ),
     )
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _sections(model: ModelSpec, run: Strategy, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import require
 from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
 from solver.formats.megatron_args import FRAMEWORK
@@ -52,9 +52,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             f"zero_shard_size {run.zero_shard_size}: NeMo 1's optimizer shards over all {run.dp * run.cp} replicas",
         ),
     )  # fmt: skip
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _model(model: ModelSpec, run: Strategy, flags: dict[str, Any]) -> dict[str, Any]:

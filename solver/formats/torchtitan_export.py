@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, require
 from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
 from solver.formats.model_file import shipped_model
@@ -90,9 +90,7 @@ def _refuse(run: Strategy) -> None:
             f"zero {run.zero} over {run.zero_shard_size}: torchtitan keeps whole copies only where tp, cp and pp are 1",
         ),
     )
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[str, dict[str, Any]]]:

@@ -59,4 +59,4 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
 def _named(op: Op, modules: int) -> Op:
     """The op in every module; what it overlaps with is in the same module."""
     under = tuple(PREFIX + label for label in op.overlaps_with)
-    return replace(op, name=PREFIX + op.name, count=op.count * modules, overlaps_with=under)
+    return replace(op, name=PREFIX + op.name, count=op.count * modules, launches=op.launches * modules, overlaps_with=under)

@@ -194,10 +194,10 @@ def _start_times(
         now = clock[s]
         while i < stop[s]:
             if wanted[i] >= 0:
-                rank_skew = end[wanted[i]]
-                if rank_skew < 0:
+                sent = end[wanted[i]]
+                if sent < 0:
                     break
-                now = max(now, rank_skew + delay[i])
+                now = max(now, sent + delay[i])
             start[i] = now
             now += spent[i]
             end[numbers[i]] = now

@@ -184,7 +184,8 @@ def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any
 def _with_waves(schedule: Any, m: np.ndarray, pp: np.ndarray, stage: np.ndarray, waves: Any, found: np.ndarray) -> np.ndarray:
     """Return ``found`` with the counted numbers where ``waves``."""
     codes = SCHEDULES.index(schedule) if isinstance(schedule, str) else schedule
-    columns = np.stack([a.ravel() for a in np.broadcast_arrays(codes, pp, m, stage)], axis=1)[np.ravel(waves | (found < 0))]
+    chosen = np.ravel(np.broadcast_to(waves, found.shape))
+    columns = np.stack([a.ravel() for a in np.broadcast_arrays(codes, pp, m, stage)], axis=1)[chosen]
     rows, group = np.unique(columns, axis=0, return_inverse=True)
     held = np.array([wave_in_flight(SCHEDULES[code], p, count)[min(s, p - 1)] for code, p, count, s in rows.tolist()])
     out = np.array(found, dtype=float)

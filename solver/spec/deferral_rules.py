@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.errors import InputError
+from profiler.errors import require
 from solver.spec.framework import Framework
 from solver.spec.strategy import Strategy
 
@@ -30,6 +30,4 @@ def deferral_runs(deferred: bool, pp: int, schedule: str) -> bool:
 
 def check_deferral(framework: Framework, run: Strategy) -> None:
     """Raise InputError where weight gradients of a search wait that the framework lets wait in no pipeline."""
-    for holds, broken in deferral_rules(framework, run):
-        if not holds:
-            raise InputError(broken)
+    require(deferral_rules(framework, run))

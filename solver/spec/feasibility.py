@@ -5,7 +5,7 @@ The search generates only layouts that meet them.
 
 from __future__ import annotations
 
-from profiler.errors import InputError
+from profiler.errors import InputError, require
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.expert_rules import (
@@ -271,14 +271,10 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
             f"cp {s.cp} in a ring does not work with windows, chunks or documents; use cp_comm a2a or allgather",
         ),
     )
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
     check_framework(model, s)
 
 
 def check_framework(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError with the first rule of its framework that a layout breaks."""
-    for holds, broken in _framework_rules(framework_of(s.framework), model, s):
-        if not holds:
-            raise InputError(broken)
+    require(_framework_rules(framework_of(s.framework), model, s))

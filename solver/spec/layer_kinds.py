@@ -48,14 +48,6 @@ class LayerKinds:
         """Layers of each kind: int64 [kinds]."""
         return np.bincount(self.of_layer, minlength=len(self.kinds))
 
-    @property
-    def prefix(self) -> np.ndarray:
-        """Layers of each kind before each layer: int64 [kinds, layers + 1]."""
-        kinds, layers = len(self.kinds), len(self.of_layer)
-        out = np.zeros((kinds, layers + 1), dtype=np.int64)
-        np.cumsum(self.of_layer == np.arange(kinds)[:, None], axis=1, out=out[:, 1:])
-        return out
-
 
 def layer_kinds(
     model: ModelSpec, seq_len: int = 0, bf16_ends: tuple[int, int] = (0, 0), document_tokens: int = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
-from profiler.errors import InputError, printable, shown
+from profiler.errors import InputError, printable, require, shown
 
 MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -180,9 +180,7 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
             f"router_groups {model.router_groups} does not divide num_experts {model.num_experts}",
         ),
     )
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(f"{where}: {broken}")
+    require(rules, where)
 
 
 def check_model(model: ModelSpec, seq_len: int, approximate: bool = False) -> None:

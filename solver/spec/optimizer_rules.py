@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.errors import InputError
+from profiler.errors import require
 from solver.spec.framework import Framework
 from solver.spec.strategy import Strategy
 
@@ -44,6 +44,4 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
 
 def check_optimizer(framework: Framework, run: Strategy) -> None:
     """Raise InputError where a search's framework does not run its optimizer."""
-    for holds, broken in optimizer_rules(framework, run):
-        if not holds:
-            raise InputError(broken)
+    require(optimizer_rules(framework, run))

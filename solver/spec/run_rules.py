@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.errors import InputError
+from profiler.errors import InputError, require
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import check_deferral
 from solver.spec.expert_rules import dispatch_broken, fused_experts_broken
@@ -114,9 +114,7 @@ def _check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> Non
 def _check_graphs(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where the modules of a search's CUDA graphs are not there or not offered."""
     rules = (*graph_rules(model, run), *graphs_offered(framework, run))
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
@@ -124,9 +122,7 @@ def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> No
     rules = overlap_rules(framework, run, True, True)
     if model.is_mixture_of_experts:
         rules += (*dispatch_rules(framework, run), (not (broken := dispatch_broken(run)), broken))
-    for holds, broken in rules:
-        if not holds:
-            raise InputError(broken)
+    require(rules)
 
 
 def _check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiler.errors import InputError
+from profiler.errors import require
 from solver.spec.expert_rules import experts_divide
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
@@ -11,9 +11,7 @@ from solver.spec.strategy import WAVES, Strategy, chunks_broken
 
 def check_sizes(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError where the sizes of a layout contradict each other or the model, so that no run can have had them."""
-    for holds, broken in size_rules(model, s):
-        if not holds:
-            raise InputError(broken)
+    require(size_rules(model, s))
 
 
 def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:

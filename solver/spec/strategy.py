@@ -220,11 +220,6 @@ class Strategy:
         return tuple(self.cuda_graph_modules.split("+")) if self.cuda_graph_modules else ()
 
     @property
-    def heads_shared(self) -> int:
-        """Context-parallel ranks over which all-to-alls divide the heads."""
-        return {"a2a": self.cp, "a2a+ring": self.cp_a2a_size}.get(self.cp_comm, 1) if self.cp > 1 else 1
-
-    @property
     def document_tokens(self) -> int:
         """Tokens of equal documents that make attention as large as those of ``document_lengths``; 0: those of a sequence."""
         tokens = effective_document(self.document_lengths, self.seq_len) if self.document_lengths else 0

@@ -93,17 +93,7 @@ TEMPLATES: Mapping[tuple[str, bool], Template] = {
     ("AlibabaHPN", True): Template((True, True, True), {**_HPN, "asws_per_pod": 120}),
     ("DCN+", False): Template((False, False, False), _DCN),
     ("DCN+", True): Template((False, True, False), {**_DCN, "bandwidth": "200Gbps", "gpus_per_asw": 128}),
-    ("NVL", False): Template(
-        (True, False, False),
-        {
-            "gpus": 576,
-            "gpus_per_server": 72,
-            "gpu_type": "GB200",
-            "nvlink_bandwidth": "7200Gbps",
-            "gpus_per_asw": 72,
-            "psws": 72,
-        },
-    ),
+    ("NVL", False): Template((True, False, False), _NVL),
 }
 NAMES = tuple(dict.fromkeys(name for name, _ in TEMPLATES))
 #: Which of --dt and --dp chooses a variant of the template.
