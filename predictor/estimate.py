@@ -7,6 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: Half width of a 90% interval of a normal distribution, in standard deviations.
+Z90 = 1.645
+
+
+def std_of_errors(errors: np.ndarray) -> float:
+    """Return the standard deviation of a normal distribution whose 90% interval is that of ``errors`` of log(time)."""
+    return float(np.quantile(np.abs(errors), 0.9)) / Z90
+
 
 class Basis(IntEnum):
     """How an estimate was obtained, from best to worst."""

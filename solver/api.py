@@ -26,7 +26,7 @@ from solver.search.space import enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework, release_for_search
-from solver.spec.strategy import Strategy, strategy_from
+from solver.spec.strategy import Strategy, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts
@@ -143,11 +143,9 @@ def configured_strategy(problem: Problem, config: RunConfig, sequences: int | No
 
 
 def _replicas(sizes: Mapping[str, Any]) -> int:
-    """Return the ranks that hold the same parameters."""
-    replicas = int(sizes["dp"] * sizes.get("cp", 1))
-    if sizes.get("tp_mode") == "isp":
-        return max(replicas * sizes.get("tp", 1) // sizes.get("wp", 1), 1)
-    return replicas
+    """Return the ranks that hold the same parameters in a layout that states some of its sizes."""
+    tp, cp, wp = (sizes.get(name, 1) for name in ("tp", "cp", "wp"))
+    return int(replicas(sizes.get("tp_mode") == "isp", tp, cp, sizes["dp"], wp))
 
 
 def without_filling(config: RunConfig, own: Strategy) -> dict[str, Any]:
@@ -156,7 +154,7 @@ def without_filling(config: RunConfig, own: Strategy) -> dict[str, Any]:
     own: the layout as it is written. The ranks of ZeRO are left out where they are all that hold the same parameters.
     """
     filling = {"world_size", "dp", "num_micro_batches"}
-    if own.zero_shard_size == _replicas(vars(own)):
+    if own.zero_shard_size == own.replicas:
         filling.add("zero_shard_size")
     return {name: value for name, value in config.layout.items() if name not in filling}
 

@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from predictor.cost_model import CostModel
+from predictor.estimate import Z90
 from predictor.learned import FACTOR_OF, FACTORS, Learned, conditions_of
 from predictor.network.collective import UNSEEN_NETWORK_STD
 from profiler.errors import InputError
 from solver.formats.cases import Case
-from solver.report.explain import LAYOUT_STD, Z90
+from solver.report.explain import LAYOUT_STD
 from solver.report.validate import CostModels, Prediction, predict_cases, timed
 from solver.spec.frameworks import framework_of
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from predictor.accuracy.score import Score
-from predictor.estimate import Estimate
+from predictor.estimate import Z90, Estimate
 from profiler.files import replacing
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 COLOURS = ("#0b3c5d", "#d1495b", "#2e8b57", "#b8860b", "#6a4c93")
 MARKS = ("o", "s", "^", "D", "v")
 SIZE = (12.5, 5.4)  #: inches of a figure of two panels
-BAND = 1.645  #: half width of a 90% prediction interval, in standard deviations
 
 
 def new_figure(title: str, caption: str, size: tuple[float, float]) -> Figure:
@@ -67,7 +66,7 @@ def rate_unit(peak: float) -> tuple[str, float]:
 
 def interval_factor(estimate: Estimate) -> np.ndarray:
     """Bounds of the 90% prediction interval of time: seconds divided and multiplied by this."""
-    factor: np.ndarray = np.exp(BAND * estimate.relative_std)
+    factor: np.ndarray = np.exp(Z90 * estimate.relative_std)
     return factor
 
 

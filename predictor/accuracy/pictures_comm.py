@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor.estimate import Basis
+from predictor.estimate import Z90, Basis
 from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS, preferred, sent_share
 from profiler.files import replacing
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 PREDICTED_NODES = (2, 8, 64)  # drawn without points where the profile has none
 _SIZES = 2.0 ** np.arange(10.0, 34.01, 0.125)  # 1 KiB to 16 GiB
 _TICKS = {2.0**e: label for e, label in zip(range(10, 35, 4), ["1K", "16K", "256K", "4M", "64M", "1G", "16G"], strict=True)}
-_Z90 = 1.645
 _OTHER_NETWORK = 2.0  # measured over fitted time; beyond this it is another network, not an error of the fit
 _FITTED, _OTHER, _CURVE = "#d1495b", "#9aa5b1", "#1f4e79"
 _TITLES = {
@@ -74,7 +73,7 @@ def _draw_group(figure: Figure, profile: Profile, fit: CollectiveModel, op: str,
     estimate = fit.predict(op, _SIZES, intra, inter)
     share = float(sent_share(op, intra * inter))
     left, right = figure.subplots(1, 2)
-    band = np.exp(_Z90 * estimate.relative_std)
+    band = np.exp(Z90 * estimate.relative_std)
     conversions: tuple[tuple[Axes, Conversion], ...] = (
         (left, lambda _, seconds: seconds * 1e6),
         (right, lambda size, seconds: share * size / seconds / 1e9),

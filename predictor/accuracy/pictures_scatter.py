@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from predictor.accuracy.pictures_axes import BAND, COLOURS, flops_axis, peak_line, rate_unit
-from predictor.estimate import Estimate
+from predictor.accuracy.pictures_axes import COLOURS, flops_axis, peak_line, rate_unit
+from predictor.estimate import Z90, Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,4 +65,4 @@ def band_over(flops: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarra
     middle = np.array([np.median(std[part]) for part in parts])
     at = np.array([np.median(flops[part]) for part in parts])
     ends = np.concatenate([[flops[order[0]]], at, [flops[order[-1]]]])
-    return ends, np.exp(BAND * np.concatenate([middle[:1], middle, middle[-1:]]))
+    return ends, np.exp(Z90 * np.concatenate([middle[:1], middle, middle[-1:]]))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from predictor.estimate import Z90
+
 
 @dataclass(frozen=True)
 class Score:
@@ -31,7 +33,7 @@ def score(
 ) -> Score:
     """A Score from held-out seconds: measured, predicted with its relative_std (``std``), and the naive prediction."""
     error = predicted / measured - 1
-    inside = np.abs(np.log(predicted / measured)) <= 1.645 * std
+    inside = np.abs(np.log(predicted / measured)) <= Z90 * std
     return Score(
         op, regime, split, len(measured), float(np.abs(error).mean()), float(np.quantile(np.abs(error), 0.9)),
         float(error.mean()), float(inside.mean()), float(np.abs(naive / measured - 1).mean()),

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Basis, Estimate
+from predictor.estimate import Basis, Estimate, std_of_errors
 from predictor.kernels.linear import FAMILIES, Layout, LinearModel
 from profiler.profile.profile import Table
 
@@ -69,7 +69,7 @@ class GroupedLinearModel:
         seconds = known["seconds"] / scale
         launch = min(MOST_LAUNCH, float(np.min(seconds / known["groups"], initial=np.inf)))
         dense, output = _parts(linear, known)
-        share = _output_share(seconds, dense, output, launch)
+        share = _output_share(seconds, dense, output)
         for code, name in enumerate(PASSES):
             of_pass = known["pass"] == name
             if of_pass.any():
@@ -78,8 +78,9 @@ class GroupedLinearModel:
                 error = np.log(times[0] / np.maximum(median * times[1] + times[2], launch * known["groups"][of_pass]))
                 weight = len(error) / (len(error) + _PRIOR_ROWS)
                 overhead[code] = median**weight * overhead[code] ** (1 - weight)
-                spread = float(np.quantile(np.abs(error), 0.9)) / 1.645
-                uncertainty[code] = max(np.hypot(weight * spread, (1 - weight) * PRIOR_UNCERTAINTY), _LEAST_UNCERTAINTY)
+                uncertainty[code] = max(
+                    np.hypot(weight * std_of_errors(error), (1 - weight) * PRIOR_UNCERTAINTY), _LEAST_UNCERTAINTY
+                )
                 measured[code] = True
         families = tuple(sorted({FAMILIES[str(dtype)] for dtype in known["dtype"]}))
         return cls(linear, overhead, uncertainty, measured, families, share, launch)
@@ -156,7 +157,7 @@ def _overhead(seconds: np.ndarray, dense: np.ndarray, output: np.ndarray) -> flo
     return float(np.median(np.maximum(seconds - output, 0.1 * seconds) / dense))
 
 
-def _output_share(seconds: np.ndarray, dense: np.ndarray, output: np.ndarray, launch: float) -> float:
+def _output_share(seconds: np.ndarray, dense: np.ndarray, output: np.ndarray) -> float:
     """The share of the output's time that leaves the smallest errors; the prior where nothing tells."""
     moves = output > 0
     if not moves.any():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Basis, Estimate
+from predictor.estimate import Basis, Estimate, std_of_errors
 from profiler.profile.profile import Device, Table
 
 #: Assumed where a kind was never measured: launch seconds, fraction of HBM bandwidth, standard deviation of log time. The
@@ -145,5 +145,5 @@ def _fit_kind(size: np.ndarray, seconds: np.ndarray, bandwidth: float) -> tuple[
 
     start = np.clip(np.log([DEFAULT[0], DEFAULT[1]]), _LOW, _HIGH)
     x = least_squares(error, start, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.1).x
-    uncertainty = max(float(np.quantile(np.abs(error(x)), 0.9)) / 1.645, _LEAST_UNCERTAINTY)
+    uncertainty = max(std_of_errors(error(x)), _LEAST_UNCERTAINTY)
     return float(np.exp(x[0])), float(np.exp(x[1])), uncertainty, float(size.min()), float(size.max())

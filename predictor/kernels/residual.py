@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Basis
+from predictor.estimate import Basis, std_of_errors
 from predictor.kernels.trees import Trees
 
 #: With fewer rows trees would learn noise (measured: with 100 rows they gain nothing over the physical model, with 300 rows a
@@ -27,7 +27,6 @@ LEAST_UNCERTAINTY = 0.01
 MOST_UNCERTAINTY = 1.0
 _CENTRES = 256
 _FOLDS = 3
-_NORMAL_90 = 1.645  # half width of a 90% interval of a normal distribution, in standard deviations
 
 
 @dataclass(frozen=True)
@@ -151,5 +150,5 @@ def _uncertainty_by_size(log_bare: np.ndarray, held_out: np.ndarray) -> tuple[np
     bins = int(np.clip(len(held_out) // 100, 1, 12))
     parts = np.array_split(np.argsort(log_bare, kind="stable"), bins)
     edges = np.array([np.median(log_bare[p]) for p in parts])
-    uncertainty = np.array([np.quantile(np.abs(held_out[p]), 0.9) for p in parts]) / _NORMAL_90
+    uncertainty = np.array([std_of_errors(held_out[p]) for p in parts])
     return edges + np.arange(bins) * 1e-9, np.maximum(uncertainty, LEAST_UNCERTAINTY)

@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from predictor.estimate import Z90, std_of_errors
+
 _SPAN = 128.0  # larger than any log(bytes), so that keys of different curves never overlap
 _OCTAVE = float(np.log(2.0))
-_Z90 = 1.645  # half width of a 90% interval, in standard deviations
 #: Between releases and number types the same NCCL call differs by 3-5% (median over ops and shipped profiles), less within one.
 _REPEAT_NOISE = 0.03
 #: Bytes up to which every collective takes its latency. Where the smallest measured size is larger, the constant latency is
@@ -136,7 +137,7 @@ def _per_octave(x: np.ndarray, y: np.ndarray) -> float:
         keep = np.arange(len(x)) != i
         gap = min(x[i] - x[i - 1], x[i + 1] - x[i]) / _OCTAVE
         errors.append(abs(float(PchipInterpolator(x[keep], y[keep])(x[i])) - y[i]) / np.sqrt(gap))
-    return float(np.quantile(errors, 0.9) / _Z90)
+    return std_of_errors(np.array(errors))
 
 
 def _tail_std(x: np.ndarray, y: np.ndarray) -> float:
@@ -147,4 +148,4 @@ def _tail_std(x: np.ndarray, y: np.ndarray) -> float:
     seen = slice(0, kept)
     beyond = np.exp(x[kept:]) - np.exp(x[kept - 1])
     predicted = np.exp(y[kept - 1]) + marginal_cost(x[seen], y[seen]) * beyond
-    return float(max(np.abs(np.log(predicted) - y[kept:]).max() / _Z90, 0.1))
+    return float(max(np.abs(np.log(predicted) - y[kept:]).max() / Z90, 0.1))

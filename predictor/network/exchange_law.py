@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from predictor.estimate import Basis
+from predictor.estimate import Basis, std_of_errors
 from profiler.profile.profile import Table
 from profiler.profile.routing import expected_groups
 
@@ -208,7 +208,7 @@ def _fit_network(rows: Table, link_bandwidth: float, network_bandwidth: float, p
 
 
 def _spread(error: np.ndarray) -> float:
-    return max(float(np.quantile(np.abs(error), 0.9)) / 1.645, _LEAST_STD)
+    return max(std_of_errors(error), _LEAST_STD)
 
 
 def _relative_nnls(parts: np.ndarray, seconds: np.ndarray, prior: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from predictor.estimate import Estimate
+from predictor.estimate import Estimate, std_of_errors
 from predictor.network.collective_points import OPS
 from predictor.network.measured_groups import between_nodes
 from predictor.network.physics import Groups, NetworkParameters, network_seconds
@@ -31,7 +31,6 @@ _PRIOR_FACTOR = 0.7  # standard deviation of the log of a parameter between netw
 _SMALL = 2.0**20  # training sends megabytes: smaller messages count half
 _SMALL_WEIGHT = 0.5
 _WEIGHT = 10.0  # a 10% error in every row of a group weighs as much as one prior standard deviation
-_Z90 = 1.645
 _STARTS = (1.0, 0.3, 3.0)  # factors on the prior's latencies from which the search starts
 
 
@@ -207,4 +206,4 @@ def leave_one_scale_out(rows: NetworkRows, prior: NetworkParameters, fixed: Mapp
 def held_out_std(rows: NetworkRows, predicted: np.ndarray) -> dict[str, float]:
     """Standard deviation of log time by op, from the 90th percentile of the held-out errors; at least 5%."""
     error = np.abs(np.log(predicted / rows.seconds))
-    return {op: max(float(np.quantile(error[rows.op == op], 0.9)) / _Z90, 0.05) for op in OPS if (rows.op == op).any()}
+    return {op: max(std_of_errors(error[rows.op == op]), 0.05) for op in OPS if (rows.op == op).any()}

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import require
-from solver.formats.same_layout import replicas
 from solver.formats.torchrun import torchrun
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -114,7 +113,7 @@ def _checkpoint(model: ModelSpec, run: Strategy) -> bool | float:
 
 def _parallel(run: Strategy) -> dict[str, Any]:
     """Return the parallel section. ZeRO over all that hold the same parameters is -1, so that it holds on other numbers too."""
-    size = 1 if run.zero == 0 else -1 if run.zero_shard_size == replicas(run) else run.zero_shard_size
+    size = 1 if run.zero == 0 else -1 if run.zero_shard_size == run.replicas else run.zero_shard_size
     chunked = run.pp > 1 and run.vpp > 1
     planes = {"enable": True, "head_size": run.tp, "context_size": run.cp, "window_size": 1,
               "device_placement_strategy": {"head_first": True, "interleaved": False}}  # fmt: skip

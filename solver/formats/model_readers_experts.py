@@ -42,13 +42,13 @@ def _have_experts(values: Values, has: Callable[[int], bool]) -> None:
     values["moe_layer_freq"] = 1 if all(listed) else listed
 
 
-def _read_expert_width(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+def _read_expert_width(config: Mapping[str, Any], values: Values) -> None:
     """Take intermediate_size as that of each expert; all layers have experts."""
     values["moe_intermediate_size"] = config["intermediate_size"]
 
 
 def read_mixtral(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    _read_expert_width(config, values, read)
+    _read_expert_width(config, values)
     read_window(config, values, read)
 
 
@@ -60,13 +60,13 @@ def read_phimoe(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 
 
 def read_olmoe(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    _read_expert_width(config, values, read)
+    _read_expert_width(config, values)
     read_flags(config, values, read)
 
 
 def read_grok(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read Grok-1: attention scores are capped at max_attn_value by a hyperbolic tangent, scales are constants."""
-    _read_expert_width(config, values, read)
+    _read_expert_width(config, values)
     values["unmodelled"] = ["soft-capped attention scores"] if config.get("max_attn_value", 30.0) else []
     read |= {"max_attn_value", "attn_output_multiplier", "embedding_multiplier_scale", "output_multiplier_scale"}
 
@@ -101,7 +101,7 @@ def read_qwen3_experts(config: Mapping[str, Any], values: Values, read: set[str]
 
 def read_gpt_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read GPT-OSS: every second layer sees all tokens, the others a window; everything has a bias; YaRN, clamped gates."""
-    _read_expert_width(config, values, read)
+    _read_expert_width(config, values)
     read_window({"sliding_window": 128, **config}, values, read, every=2)
     attention = bool(config.get("attention_bias", True))
     values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": True, "clamped_gate": True, "scaled_rope": True}

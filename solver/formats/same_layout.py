@@ -25,15 +25,10 @@ _PIPELINE = (
 _QUANTISED = ("fp8_recipe", "fp8_param_gather", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 
 
-def replicas(run: Strategy) -> int:
-    """Return the ranks that hold the same parameters."""
-    return run.dp * run.cp * run.tp // run.wp if run.tp_mode == "isp" else run.dp * run.cp
-
-
 def effective(model: ModelSpec, run: Strategy) -> Strategy:
     """Return the layout with its default in every field that changes nothing beside the others."""
     experts = tuple(field.name for field in fields(Strategy) if field.name.startswith("moe_"))
-    several = replicas(run) > 1
+    several = run.replicas > 1
     idle = (
         (run.cp == 1, ("cp_comm", "cp_a2a_size")),
         (run.tp == run.wp == 1, ("tp_mode", "tp_comm_overlap")),
@@ -81,7 +76,7 @@ def stated_strategy(layout: Mapping[str, Any], world_size: int) -> Strategy:
         values["dp"] = values["world_size"] // (values.get("tp", 1) * values.get("cp", 1) * values.get("pp", 1))
     shard = values.get("zero_shard_size", -1)
     whole = Strategy(**{**values, "zero_shard_size": max(shard, 1)})
-    return whole.replace(zero_shard_size=replicas(whole)) if shard < 1 and whole.zero else whole
+    return whole.replace(zero_shard_size=whole.replicas) if shard < 1 and whole.zero else whole
 
 
 def refuse_other(model: ModelSpec, asked: Strategy, read: Strategy, what: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from predictor.cost_model import HOST_STD
-from predictor.estimate import Basis
+from predictor.estimate import Z90, Basis
 from predictor.learned import Learned
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND, Op
 from solver.report.doubt import system_std
@@ -24,8 +24,6 @@ from solver.step.time import PARTS, reduces_whole
 #: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
 #: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
 LAYOUT_STD = 0.025
-#: 90% of a normal distribution lies within this many standard deviations.
-Z90 = 1.645
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from predictor.estimate import Z90
 from predictor.network.as_found import PROBE_BYTES
 from predictor.network.collective_points import sent_share
 from profiler.profile.profile import GIB, MIB
 from solver.formats.step_log import Collectives, Observation
-from solver.report.explain import Z90, Explanation, explain
+from solver.report.explain import Explanation, explain
 from solver.report.other_settings import other_settings
 from solver.report.words import PART_NAMES, seconds
 from solver.spec.cluster import placement

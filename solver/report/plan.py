@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from predictor.estimate import Z90
 from profiler.errors import InputError
-from solver.report.explain import Z90, explain
+from solver.report.explain import explain
 from solver.report.goodput import Goodput
 from solver.search.search import SearchResult, search
 from solver.spec.feasibility import MAX_WORLD_SIZE

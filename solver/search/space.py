@@ -32,7 +32,7 @@ from solver.spec.optimizer_rules import MUON_ZERO
 from solver.spec.run_rules import check_run
 from solver.spec.schedule_rules import schedules_run, split_backward_broken
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
-from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit
+from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit, replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
@@ -196,8 +196,7 @@ def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple
 
 
 def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:
-    replicas = tp * cp * dp // wp if mode == TpMode.ISP else cp * dp
-    return [(int(mode), wp, int(shard)) for shard in divisors(replicas)]
+    return [(int(mode), wp, int(shard)) for shard in divisors(int(replicas(mode == TpMode.ISP, tp, cp, dp, wp)))]
 
 
 def _batches(

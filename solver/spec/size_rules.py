@@ -16,7 +16,6 @@ def check_sizes(model: ModelSpec, s: Strategy) -> None:
 
 def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of sizes: stages, chunks, layers, and groups of ranks."""
-    replicas = s.tp * s.cp * s.dp // s.wp if s.tp_mode == "isp" else s.cp * s.dp
     layers, ranks = model.num_hidden_layers, s.tp * s.cp * s.dp
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
     chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches, s.micro_batch_group)
@@ -42,8 +41,8 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
         ),
         (ranks % s.wp == 0, f"wp {s.wp} does not divide the {ranks} ranks of a stage"),
         (
-            replicas > 0 and replicas % s.zero_shard_size == 0,
-            f"zero_shard_size {s.zero_shard_size} does not divide the {replicas} ranks that share parameters",
+            s.replicas % s.zero_shard_size == 0,
+            f"zero_shard_size {s.zero_shard_size} does not divide the {s.replicas} ranks that share parameters",
         ),
     )
 

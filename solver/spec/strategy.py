@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+
 from profiler.errors import InputError, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
 from solver.spec.documents import effective_document
@@ -67,6 +69,11 @@ SWITCHES = (
     "moe_fused_experts", "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
     "offload_gradients",
 )  # fmt: skip
+
+
+def replicas(is_isp: Any, tp: Any, cp: Any, dp: Any, wp: Any) -> Any:
+    """Return the ranks of a stage that hold the same linears, int64: but a tensor group's, or under ISP a wp group's, do."""
+    return np.maximum(tp * cp * dp // np.where(is_isp, wp, tp), 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +225,11 @@ class Strategy:
     def modules_graphed(self) -> tuple[str, ...]:
         """The modules of a layer that are CUDA graphs, where not whole layers are."""
         return tuple(self.cuda_graph_modules.split("+")) if self.cuda_graph_modules else ()
+
+    @property
+    def replicas(self) -> int:
+        """Ranks of a stage that hold the same linears."""
+        return int(replicas(self.tp_mode == "isp", self.tp, self.cp, self.dp, self.wp))
 
     @property
     def document_tokens(self) -> int:

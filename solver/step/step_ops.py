@@ -23,7 +23,7 @@ from solver.schedule.stages import (
 from solver.spec.cluster import Placement, placement
 from solver.spec.framework import Framework
 from solver.spec.precision import MOMENTS
-from solver.spec.strategy import TpMode
+from solver.spec.strategy import TpMode, replicas
 from solver.step.layouts import Splits
 from solver.step.offload import gradient_ops, optimizer_ops
 from solver.step.problem import LayerTable, Problem
@@ -80,12 +80,12 @@ def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: S
 
 def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Return (size, stride) of the groups of ranks that hold copies of a parameter, by group of parameters; [splits] each."""
-    isp, replicas = splits.mode == TpMode.ISP, splits.dp * splits.cp
-    split_by_wp = np.where(isp, np.maximum(replicas * splits.tp // splits.wp, 1), replicas)
-    groups = {LINEARS: (split_by_wp, np.where(isp, splits.wp, splits.tp)), OTHERS: (replicas, splits.tp)}
+    isp, copies = splits.mode == TpMode.ISP, splits.dp * splits.cp
+    of_linears = replicas(isp, splits.tp, splits.cp, splits.dp, splits.wp)
+    groups = {LINEARS: (of_linears, np.where(isp, splits.wp, splits.tp)), OTHERS: (copies, splits.tp)}
     if problem.model.is_mixture_of_experts:
         per_copy = splits.ep * splits.etp
-        groups[EXPERTS] = (replicas * splits.tp // per_copy, per_copy)
+        groups[EXPERTS] = (copies * splits.tp // per_copy, per_copy)
     return groups
 
 
