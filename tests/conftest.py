@@ -6,11 +6,16 @@ import fcntl
 from collections.abc import Callable
 from functools import cache
 
+import hypothesis
 import pytest
 
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
 from profiler.profile.profiles import PROF_DATA, find_profile
+
+# how long an example takes says nothing on a busy machine
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
