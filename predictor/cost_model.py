@@ -21,6 +21,7 @@ from predictor.learned import Learned
 from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network_bandwidth
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
+from predictor.network.overlap import contention_on
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES
 from profiler.profile.profile import Derivation, Device
 
@@ -275,7 +276,7 @@ class CostModel:
             attention=self.attention.on(device), kernels=replace(self.kernels, bandwidth=device.memory_bandwidth),
             collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
             network_bandwidth=device.network_bandwidth,
-            contention=self.contention * self.device.num_sms / device.num_sms,  # by as many of its multiprocessors
+            contention=contention_on(device, self.device, self.contention),
             derating=max(derating * factor, 1.0) * scale.get("bf16", 1.0),
             quantised_derating=Derating(max(quantised.factor * factor, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),
             shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth

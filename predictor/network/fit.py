@@ -205,5 +205,5 @@ def leave_one_scale_out(rows: NetworkRows, prior: NetworkParameters, fixed: Mapp
 
 def held_out_std(rows: NetworkRows, predicted: np.ndarray) -> dict[str, float]:
     """Standard deviation of log time by op, from the 90th percentile of the held-out errors; at least 5%."""
-    error = np.abs(np.log(predicted / rows.seconds))
+    error = np.log(predicted / rows.seconds)
     return {op: max(std_of_errors(error[rows.op == op]), 0.05) for op in OPS if (rows.op == op).any()}

@@ -30,3 +30,8 @@ def contention(device: Device, overlap: Table) -> float:
         return min(NCCL_SMS / device.num_sms, 1.0)
     lost = rows["collective_slowdown"] * (1 - 1 / np.maximum(rows["gemm_slowdown"], 1.0))
     return float(np.median(lost))
+
+
+def contention_on(device: Device, measured_on: Device, delay: float) -> float:
+    """Return the ``delay`` of one device on another: a collective takes as many multiprocessors there, at most all of them."""
+    return min(delay * measured_on.num_sms / device.num_sms, max(delay, 1.0))

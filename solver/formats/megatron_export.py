@@ -10,11 +10,11 @@ import shlex
 from itertools import groupby
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, require
 from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.torchrun import torchrun
-from solver.formats.untimed import ACTIVATIONS, squared_relu, stated
+from solver.formats.untimed import ACTIVATIONS, squared_relu, stated, stated_number
 from solver.spec.frameworks import framework_of, known_framework
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
@@ -111,9 +111,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
          f"recompute_layers {run.recompute_layers}, which {run.vpp} chunks do not share evenly,"),
         (not run.launch_blocking, "launch_blocking"),
     )  # fmt: skip
-    for holds, what in rules:
-        if not holds:
-            raise InputError(f"{what}: not among the arguments of Megatron-LM that are written here")
+    require((holds, f"{what}: not among the arguments of Megatron-LM that are written here") for holds, what in rules)
 
 
 def _model(model: ModelSpec, run: Strategy) -> Flags:
@@ -152,17 +150,17 @@ def _llama3_scaling(model: ModelSpec) -> Flags:
 def carried(model: ModelSpec) -> frozenset[str]:
     """Return the keys of its config.json without a part in any time that these arguments hold."""
     scaling = ("rope_scaling",) if _llama3_scaling(model) else ()
-    activation = ACTIVATIONS if squared_relu(model) and not model.gated_mlp else ()
+    activation = ACTIVATIONS if squared_relu(model) else ()
     return frozenset(("rope_theta", "partial_rotary_factor", *EPSILONS, *scaling, *activation))
 
 
 def _untimed(model: ModelSpec) -> Flags:
     """Return what no time depends on, where the model's config.json states it."""
-    theta, scaling = stated(model, "rope_theta"), _llama3_scaling(model)
+    theta, scaling = stated_number(model, "rope_theta"), _llama3_scaling(model)
     return {
-        "rotary-base": int(theta) if theta else None, "rotary-percent": stated(model, "partial_rotary_factor"),
+        "rotary-base": int(theta) if theta else None, "rotary-percent": stated_number(model, "partial_rotary_factor"),
         "use-rope-scaling": bool(scaling), "rope-scaling-factor": scaling.get("factor"),
-        "norm-epsilon": stated(model, *EPSILONS), "squared-relu": squared_relu(model) and not model.gated_mlp,
+        "norm-epsilon": stated_number(model, *EPSILONS), "squared-relu": squared_relu(model),
     }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from profiler.errors import require
 from solver.formats.nanotron_config import DTYPES, ENGINES, MODES, USUAL_PADDING
 from solver.formats.torchrun import torchrun
-from solver.formats.untimed import stated
+from solver.formats.untimed import stated_number
 from solver.formats.yaml_text import write_yaml
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -93,8 +93,8 @@ def _model(model: ModelSpec, run: Strategy) -> dict[str, Any]:
         "num_hidden_layers": model.num_hidden_layers, "num_attention_heads": model.num_attention_heads,
         "num_key_value_heads": model.num_key_value_heads, "vocab_size": model.vocab_size, "hidden_act": "silu",
         "max_position_embeddings": model.max_position_embeddings or run.seq_len,
-        "tie_word_embeddings": model.tie_word_embeddings, "rms_norm_eps": stated(model, "rms_norm_eps") or 1.0e-5,
-        "rope_theta": float(stated(model, "rope_theta") or 10000.0), "rope_scaling": None,
+        "tie_word_embeddings": model.tie_word_embeddings, "rms_norm_eps": stated_number(model, "rms_norm_eps") or 1.0e-5,
+        "rope_theta": float(stated_number(model, "rope_theta") or 10000.0), "rope_scaling": None,
         "rope_interleaved": False, "initializer_range": 0.02, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None,
         "pretraining_tp": 1, "use_cache": True,
     }  # fmt: skip

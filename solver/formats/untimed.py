@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from profiler.errors import InputError, shown
 from solver.spec.model import ModelSpec
 
 _KEYS = re.compile(
@@ -34,9 +35,20 @@ def stated(model: ModelSpec, *keys: str) -> Any:
     return next((json.loads(found[key]) for key in keys if key in found), None)
 
 
+def stated_number(model: ModelSpec, *keys: str) -> float | None:
+    """Return the number that the first of these keys states; None where the config.json states none.
+
+    Raises InputError for what is no number.
+    """
+    value = stated(model, *keys)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise InputError(f"{model.name}: its config.json states {shown(value)} for {' or '.join(keys)}; it must be a number")
+    return value
+
+
 def squared_relu(model: ModelSpec) -> bool:
-    """Whether the activation is a squared ReLU, which Megatron has a flag for."""
-    return stated(model, *ACTIVATIONS) in ("relu2", "squared_relu")
+    """Whether the activation is a squared ReLU without a gate, which Megatron has a flag for."""
+    return not model.gated_mlp and stated(model, *ACTIVATIONS) in ("relu2", "squared_relu")
 
 
 def left_out(model: ModelSpec, carried: frozenset[str]) -> str:

@@ -133,7 +133,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     hidden = -m * float(stage.layers @ solutions.times.hidden[:, index])
     beside = "exchange beside another micro batch"
     lines.append(Line(beside, "expert_exchange", "ep_exposed", "network", hidden, 0.0, Basis.ROOFLINE))
-    lines += _step_lines(solutions, index, row, parts)
+    lines += _step_lines(solutions, index, parts)
     for name in ("compute", "recompute"):
         rest = parts[name] - sum(line.seconds for line in lines if line.part == name)
         if rest > 1e-9 * parts[name]:
@@ -231,12 +231,13 @@ def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
 
 
-def _step_lines(solutions: Solutions, index: int, row: int, parts: dict[str, float]) -> list[Line]:
+def _step_lines(solutions: Solutions, index: int, parts: dict[str, float]) -> list[Line]:
     """Return the once-per-step parts.
 
     Their uncertainty is that of their ops, weighted by seconds; their basis is that of the longest op.
     """
-    sync, at = solutions.terms.synchronisation, int(solutions.terms.synchronisation_row[row])
+    sync = solutions.terms.synchronisation
+    at = int(solutions.terms.synchronisation_row[solutions.layouts.row[index]])
     total = (sync.seconds * sync.counts())[:, at]
     lines = []
     for part, names in _step_parts(solutions, index).items():

@@ -27,11 +27,11 @@ from solver.spec.precision import QUANTISED
 from solver.spec.run_rules import (
     check_host,
     dispatch_rules,
-    fuses_projection,
     graph_rules,
     graphs_offered,
     module_rules,
     overlap_rules,
+    projection_rule,
 )
 from solver.spec.schedule_rules import schedule_broken
 from solver.spec.size_rules import deal_broken, size_rules
@@ -177,7 +177,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         *deferral_rules(framework, s),
         (deferral_runs(s.defer_embedding_wgrad_compute, s.pp, s.schedule), NO_DRAIN),
-        (can.fuses_projection or not fuses_projection(s), f"{name} does not offer cross_entropy_fusion_impl linear"),
+        projection_rule(framework, s),
         *optimizer_rules(framework, s),
         (s.zero > 1 or not s.offload_gradients, f"offload_gradients needs ZeRO-2 or 3, not ZeRO-{s.zero}"),
         (

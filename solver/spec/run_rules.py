@@ -13,9 +13,10 @@ from solver.spec.optimizer_rules import check_optimizer
 from solver.spec.strategy import RECOMPUTE_MODULES, Strategy
 
 
-def fuses_projection(s: Strategy) -> bool:
-    """Whether the cross entropy is fused with the vocabulary's projection."""
-    return s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
+def projection_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
+    """Return (holds, what is broken) of a cross entropy that is fused with the vocabulary's projection."""
+    fuses = s.cross_entropy_fusion and s.cross_entropy_fusion_impl == "linear"
+    return framework.can_run.fuses_projection or not fuses, f"{framework.name} does not offer cross_entropy_fusion_impl linear"
 
 
 def modules_of(model: ModelSpec) -> tuple[str, ...]:
@@ -113,8 +114,7 @@ def _check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> Non
 
 def _check_graphs(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where the modules of a search's CUDA graphs are not there or not offered."""
-    rules = (*graph_rules(model, run), *graphs_offered(framework, run))
-    require(rules)
+    require((*graph_rules(model, run), *graphs_offered(framework, run)))
 
 
 def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> None:
@@ -128,8 +128,7 @@ def _check_overlaps(framework: Framework, model: ModelSpec, run: Strategy) -> No
 def _check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework does not offload or fuse what the run says, or run its optimizer."""
     check_optimizer(framework, run)
-    if fuses_projection(run) and not framework.can_run.fuses_projection:
-        raise InputError(f"{framework.name} does not offer cross_entropy_fusion_impl linear")
+    require([projection_rule(framework, run)])
     if run.offload_layers >= model.num_hidden_layers:
         raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
 

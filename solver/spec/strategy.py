@@ -72,7 +72,7 @@ SWITCHES = (
 
 
 def replicas(is_isp: Any, tp: Any, cp: Any, dp: Any, wp: Any) -> Any:
-    """Return the ranks of a stage that hold the same linears, int64: but a tensor group's, or under ISP a wp group's, do."""
+    """Return the ranks of a stage that hold copies of one shard of its linears, int64: there are tp shards, under ISP wp."""
     return np.maximum(tp * cp * dp // np.where(is_isp, wp, tp), 1)
 
 
@@ -228,7 +228,7 @@ class Strategy:
 
     @property
     def replicas(self) -> int:
-        """Ranks of a stage that hold the same linears."""
+        """Ranks of a stage that hold copies of one shard of its linears."""
         return int(replicas(self.tp_mode == "isp", self.tp, self.cp, self.dp, self.wp))
 
     @property

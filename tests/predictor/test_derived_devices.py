@@ -14,6 +14,7 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
 from predictor.fitted import cost_model
 from predictor.kernels.device_doubt import DEVICE_DOUBTS
+from predictor.network.overlap import contention_on
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS, Datasheet
 from profiler.profile.profiles import PROF_DATA, find_profile
@@ -127,3 +128,5 @@ def test_a_collective_takes_as_many_multiprocessors_of_a_smaller_device(fitted: 
     for name in ("h20", "h100_pcie", "mi300x"):
         device = fitted(name).device
         assert fitted(name).contention == pytest.approx(24 / device.num_sms), name
+    h100 = fitted("h100_sxm").device
+    assert contention_on(replace(h100, num_sms=10), h100, 24 / 132) == 1.0  # all that there are

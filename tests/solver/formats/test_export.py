@@ -137,3 +137,10 @@ def test_what_no_time_depends_on_is_written_or_named(
         assert script.startswith("#!/bin/sh\n# llama's config.json also says rope_scaling")
     plain = model.replace(untimed=())
     assert plain == model and hash(plain) == hash(model), "no prediction depends on it"
+
+
+def test_a_value_that_is_no_number_is_said_in_a_sentence(tmp_path: Path) -> None:
+    model = model_of_config({**LLAMA_3_1, "rope_theta": "large"}, "llama")
+    run = next(iter(layouts_of(model, "megatron-core", 1)))
+    with pytest.raises(InputError, match="its config.json states 'large' for rope_theta; it must be a number"):
+        exported(tmp_path / "run.sh", model, run, 8)
