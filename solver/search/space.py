@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from profiler.errors import InputError
 from solver.search.divisions import Division, divisions, divisors
-from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
+from solver.search.pipelines import pipelines
 from solver.spec.expert_rules import (
     context_exchange_runs,
     experts_divide,
@@ -18,7 +19,6 @@ from solver.spec.expert_rules import (
     heads_divide_by_cp,
     mode_runs,
     overlap_runs,
-    predicted_beside,
 )
 from solver.spec.feasibility import (
     check_world,
@@ -30,9 +30,8 @@ from solver.spec.feasibility import (
 )
 from solver.spec.optimizer_rules import MUON_ZERO
 from solver.spec.run_rules import check_run
-from solver.spec.schedule_rules import schedules_run, split_backward_broken
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
-from solver.spec.strategy import SCHEDULES, WAVES, Recompute, TpMode, chunks_broken, groups_fit, replicas
+from solver.spec.strategy import Recompute, TpMode, replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 
@@ -50,8 +49,7 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
 
     Raises InputError where the world size does not fill whole nodes, is too large, or nothing divides.
     """
-    model, world, seq_len = problem.model, problem.run.world_size, problem.run.seq_len
-    framework, cp_comm = problem.framework, problem.run.cp_comm
+    model, world, framework = problem.model, problem.run.world_size, problem.framework
     check_world(world, problem.cluster.gpus_per_node)
     if model.is_mixture_of_experts and not framework.can_run.experts:
         raise InputError(f"{framework.name} is not described with mixtures of experts, which {model.name} is")
@@ -64,44 +62,11 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
             )
     rejected: Counter[str] = Counter()
     parts: list[Splits] = []
-    for tp in divisors(world):
-        if not heads_divide(model, int(tp)):
-            rejected["attention heads do not divide by tp"] += 1
-            continue
-        if not tensor_parallel_runs(framework.can_run, model, int(tp)):
-            rejected[f"{framework.name} does not run that tp"] += 1
-            continue
-        for cp in divisors(world // tp):
-            if cp > 1 and cp_comm not in framework.can_run.cp_comms:
-                rejected[f"{framework.name} does not offer context parallelism by {cp_comm}"] += 1
-                continue
-            if not context_runs(framework.can_run, model, int(cp)):
-                rejected[f"{framework.name} does not run multi-token prediction with context parallelism"] += 1
-                continue
-            if not sequence_divides(seq_len, int(cp), 1):
-                rejected["the sequence is too short for cp"] += 1
-                continue
-            if not context_exchange_runs(model, problem.run, int(cp)):
-                rejected["windows, chunks or documents need cp_comm a2a or allgather"] += 1
-                continue
-            if not heads_divide_by_cp(model, problem.run, int(tp), int(cp)):
-                rejected["attention heads do not divide by tp and the context-parallel ranks that share them"] += 1
-                continue
-            for pp in divisors(world // tp // cp):
-                if pp > model.num_hidden_layers:
-                    rejected["more pipeline stages than layers"] += 1
-                    continue
-                if not divisions(framework.can_run, model.num_hidden_layers, int(pp)):
-                    rejected[f"{framework.name} does not run the layers in that many pipeline stages"] += 1
-                    continue
-                if pp > 1 and problem.run.offload_layers:
-                    rejected["offload_layers needs a single pipeline stage"] += 1
-                    continue
-                dp = world // int(tp * cp * pp)
-                if sequences % dp:
-                    rejected["the global batch does not divide by dp"] += 1
-                    continue
-                found = _splits_of(problem, int(tp), int(cp), int(pp), dp, sequences // dp, rejected)
+    for tp in _allowed(((int(tp), _tensor_broken(problem, int(tp))) for tp in divisors(world)), rejected):
+        for cp in _allowed(((int(cp), _context_broken(problem, tp, int(cp))) for cp in divisors(world // tp)), rejected):
+            ways = ((int(pp), world // int(tp * cp * pp)) for pp in divisors(world // (tp * cp)))
+            for pp, dp in _allowed(((way, _pipeline_broken(problem, *way, sequences)) for way in ways), rejected):
+                found = _splits_of(problem, tp, cp, pp, dp, sequences // dp, rejected)
                 parts += [found] if found is not None else []
     absent = [f"ZeRO-{zero}" for zero in range(4) if zero not in framework.can_run.zero_stages]
     if absent and parts:
@@ -109,26 +74,61 @@ def enumerate_splits(problem: Problem, sequences: int) -> Space:
     if not parts:
         reasons = "; ".join(f"{reason} ({n} times)" for reason, n in rejected.most_common())
         raise InputError(
-            f"no layout divides {world} accelerators and a global batch of {sequences} sequences of {seq_len} "
+            f"no layout divides {world} accelerators and a global batch of {sequences} sequences of {problem.run.seq_len} "
             f"tokens for {model.name}: {reasons}; try another world_size or global batch"
         )
     return Space(Splits.concatenate(parts), rejected)
 
 
+def _allowed(found: Iterable[tuple[Any, str]], rejected: Counter[str]) -> Iterator[Any]:
+    """Yield what has no reason against it; count the reasons of the others."""
+    for value, reason in found:
+        if reason:
+            rejected[reason] += 1
+        else:
+            yield value
+
+
+def _tensor_broken(problem: Problem, tp: int) -> str:
+    """Return why no layout has this tp, or ""."""
+    if not heads_divide(problem.model, tp):
+        return "attention heads do not divide by tp"
+    if not tensor_parallel_runs(problem.framework.can_run, problem.model, tp):
+        return f"{problem.framework.name} does not run that tp"
+    return ""
+
+
+def _context_broken(problem: Problem, tp: int, cp: int) -> str:
+    """Return why no layout has this cp beside that tp, or ""."""
+    model, run, framework = problem.model, problem.run, problem.framework
+    if cp > 1 and run.cp_comm not in framework.can_run.cp_comms:
+        return f"{framework.name} does not offer context parallelism by {run.cp_comm}"
+    if not context_runs(framework.can_run, model, cp):
+        return f"{framework.name} does not run multi-token prediction with context parallelism"
+    if not sequence_divides(run.seq_len, cp, 1):
+        return "the sequence is too short for cp"
+    if not context_exchange_runs(model, run, cp):
+        return "windows, chunks or documents need cp_comm a2a or allgather"
+    if not heads_divide_by_cp(model, run, tp, cp):
+        return "attention heads do not divide by tp and the context-parallel ranks that share them"
+    return ""
+
+
+def _pipeline_broken(problem: Problem, pp: int, dp: int, sequences: int) -> str:
+    """Return why no layout has this pp and dp, or ""."""
+    layers = problem.model.num_hidden_layers
+    if pp > layers:
+        return "more pipeline stages than layers"
+    if not divisions(problem.framework.can_run, layers, pp):
+        return f"{problem.framework.name} does not run the layers in that many pipeline stages"
+    if pp > 1 and problem.run.offload_layers:
+        return "offload_layers needs a single pipeline stage"
+    return "the global batch does not divide by dp" if sequences % dp else ""
+
+
 def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: int, rejected: Counter[str]) -> Splits | None:
     """Return all modes, wp, ZeRO shard sizes, expert groups, micro batches and vpp of one (tp, cp, pp), or None."""
-    modes: Sequence[TpMode] = problem.framework.can_run.tp_modes or (TpMode.MTP,)
-    if not sequence_divides(problem.run.seq_len, cp, tp):
-        rejected["the sequence is too short for tp * cp"] += 1
-        modes = [mode for mode in modes if mode == TpMode.MTP]
-    muon = problem.run.optimizer == "muon"
-    beside = problem.framework.can_run.context_modes if cp > 1 else tuple(TpMode)
-    modes = [
-        mode for mode in modes
-        if mode_runs(problem.model, mode.name.lower(), tp) and mode in beside and not (muon and mode == TpMode.ISP)
-        and tensor_overlap_runs(problem.framework, problem.run, mode.name.lower(), tp)
-    ]  # fmt: skip
-    can_run = problem.framework.can_run
+    modes = _modes_that_run(problem, tp, cp, rejected)
     experts = _expert_groups(problem, tp, tp * cp * dp)
     sharing = [
         (*row, *groups) for mode, wp in _modes(modes, tp, cp, dp) for row in _shards(mode, wp, tp, cp, dp) for groups in experts
@@ -136,26 +136,8 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
     if not sharing:
         rejected["no tensor-parallel mode runs with that tp and cp"] += 1
         return None
-    overlaps, defers = problem.run.moe_exchange_overlap, problem.run.defer_embedding_wgrad_compute
-    group = problem.run.micro_batch_group
-    schedules = schedules_run(problem.framework, problem.model, problem.run) if pp > 1 else ("1f1b",)
-    if pp > 1 and len(schedules) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, problem.run)):
-        rejected[f"{problem.framework.name} does not split the backward pass with {wrong}"] += 1
-    schedules = tuple(name for name in schedules if deferral_runs(defers, pp, name))
-    if not schedules:
-        rejected[NO_DRAIN] += 1
-        return None
-    ways = divisions(can_run, problem.model.num_hidden_layers, pp)
-    further = predicted_beside(problem.framework, problem.model)
-    divided = [way for way in ways if overlap_runs(overlaps, pp, way[0], "none", further) and (not group or way[0] > 1)]
-    if can_run.overlaps_interleaving and not problem.run.p2p_overlap:
-        divided = [way for way in divided if way[0] == 1]
-    schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
-    batches = _batches(divided, schedules, (pp, group), sequences, rejected)
-    if can_run.fills_pipeline:
-        batches = [batch for batch in batches if batch[1] >= pp - 1 or SCHEDULES[batch[2]] != "1f1b"]
+    batches = pipelines(problem, pp, sequences, rejected)
     if not batches:
-        rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
         return None
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard, ep, etp = np.array(sharing, dtype=np.int64)[i].T
@@ -166,6 +148,22 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         schedule=schedule, vpp=vpp, **fixed,
         **dict(zip(Division._fields, ends, strict=True)),
     )  # fmt: skip
+
+
+def _modes_that_run(problem: Problem, tp: int, cp: int, rejected: Counter[str]) -> list[TpMode]:
+    """Return the tensor-parallel modes of the framework that run with this tp and cp."""
+    can_run, run = problem.framework.can_run, problem.run
+    modes = set(can_run.tp_modes or (TpMode.MTP,)) & set(can_run.context_modes if cp > 1 else TpMode)
+    if not sequence_divides(run.seq_len, cp, tp):
+        rejected["the sequence is too short for tp * cp"] += 1
+        modes &= {TpMode.MTP}
+    if run.optimizer == "muon":
+        modes -= {TpMode.ISP}
+    return [
+        mode for mode in can_run.tp_modes or (TpMode.MTP,)
+        if mode in modes and mode_runs(problem.model, mode.name.lower(), tp)
+        and tensor_overlap_runs(problem.framework, run, mode.name.lower(), tp)
+    ]  # fmt: skip
 
 
 def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int]]:
@@ -197,32 +195,6 @@ def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple
 
 def _shards(mode: TpMode, wp: int, tp: int, cp: int, dp: int) -> list[tuple[int, int, int]]:
     return [(int(mode), wp, int(shard)) for shard in divisors(int(replicas(mode == TpMode.ISP, tp, cp, dp, wp)))]
-
-
-def _batches(
-    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], of: tuple[int, int], sequences: int,
-    rejected: Counter[str],
-) -> list[tuple[int, ...]]:  # fmt: skip
-    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences.
-
-    of: pp, and the micro batches of a group that interleaves (0: pp).
-    """
-    pp, group = of
-    found: list[tuple[int, ...]] = []
-    plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *WAVES)]
-    interleaved = [SCHEDULES.index("interleaved")] * ("interleaved" in schedules)
-    waves = [name for name in schedules if name in WAVES]
-    for size in divisors(sequences):
-        count = sequences // int(size)
-        in_groups = groups_fit(count, pp, group) and (not group or group >= pp)
-        for vpp, division in divided:
-            ways = plain if vpp == 1 else interleaved * in_groups
-            if vpp == 2 and not division.num_layers_in_last_pipeline_stage:
-                ways = ways + [SCHEDULES.index(name) for name in waves if not chunks_broken(name, pp, vpp, count)]
-            found += [(int(size), count, code, vpp, *division) for code in ways]
-        if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):
-            rejected["interleaving needs micro batches in multiples of pp"] += chunked
-    return found
 
 
 def _in_chunks(layers: np.ndarray, chunks: np.ndarray) -> np.ndarray:

@@ -1,0 +1,65 @@
+"""How a search runs a pipeline of given stages: schedules, interleaved chunks, division of the layers, and micro batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from solver.search.divisions import Division, divisions, divisors
+from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
+from solver.spec.expert_rules import overlap_runs, predicted_beside
+from solver.spec.schedule_rules import schedules_run, split_backward_broken
+from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken, groups_fit
+from solver.step.problem import Problem
+
+
+def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, ...]]:
+    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) of ``pp`` stages, by what the framework runs."""
+    framework, run, can_run = problem.framework, problem.run, problem.framework.can_run
+    group, overlaps = run.micro_batch_group, run.moe_exchange_overlap
+    schedules = schedules_run(framework, problem.model, run) if pp > 1 else ("1f1b",)
+    if pp > 1 and len(schedules) < len(can_run.schedules) and (wrong := split_backward_broken(can_run, run)):
+        rejected[f"{framework.name} does not split the backward pass with {wrong}"] += 1
+    schedules = tuple(name for name in schedules if deferral_runs(run.defer_embedding_wgrad_compute, pp, name))
+    if not schedules:
+        rejected[NO_DRAIN] += 1
+        return []
+    further = predicted_beside(framework, problem.model)
+    divided = [
+        way for way in divisions(can_run, problem.model.num_hidden_layers, pp)
+        if overlap_runs(overlaps, pp, way[0], "none", further) and (not group or way[0] > 1)
+        and (way[0] == 1 or run.p2p_overlap or not can_run.overlaps_interleaving)
+    ]  # fmt: skip
+    schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
+    batches = _batches(divided, schedules, (pp, group), sequences, rejected)
+    if can_run.fills_pipeline:
+        batches = [batch for batch in batches if batch[1] >= pp - 1 or SCHEDULES[batch[2]] != "1f1b"]
+    if not batches:
+        rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
+    return batches
+
+
+def _batches(
+    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], of: tuple[int, int], sequences: int,
+    rejected: Counter[str],
+) -> list[tuple[int, ...]]:  # fmt: skip
+    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences.
+
+    of: pp, and the micro batches of a group that interleaves (0: pp).
+    """
+    pp, group = of
+    found: list[tuple[int, ...]] = []
+    plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *WAVES)]
+    interleaved = [SCHEDULES.index("interleaved")] * ("interleaved" in schedules)
+    waves = [name for name in schedules if name in WAVES]
+    for size in divisors(sequences):
+        count = sequences // int(size)
+        in_groups = groups_fit(count, pp, group) and (not group or group >= pp)
+        for vpp, division in divided:
+            ways = plain if vpp == 1 else interleaved * in_groups
+            if vpp == 2 and not division.num_layers_in_last_pipeline_stage:
+                ways = ways + [SCHEDULES.index(name) for name in waves if not chunks_broken(name, pp, vpp, count)]
+            found += [(int(size), count, code, vpp, *division) for code in ways]
+        if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):
+            rejected["interleaving needs micro batches in multiples of pp"] += chunked
+    return found
