@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, shown
 from profiler.profile.devices import device_named
+from solver.formats.case_layout import count_of, layout_of_case
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
 from solver.formats.published_recipes import with_facts, with_recipe
@@ -23,9 +24,8 @@ from solver.spec.cluster import FIGURES
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
-from solver.spec.pipeline_layout import layout_text
 from solver.spec.size_rules import check_sizes
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.strategy import Strategy
 
 #: Vocabulary size where a source does not state it: GPT-2's, padded as Megatron does.
 ASSUMED_VOCAB = 51200
@@ -117,15 +117,17 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     try:
         if "megatron_args" in plain:
             given = _section(plain["megatron_args"], name, "megatron_args")
-            sections["model"], sections["run"] = sections_of_megatron(given, _count(sections["run"], "world_size"), assumptions)
+            sections["model"], sections["run"] = sections_of_megatron(
+                given, count_of(sections["run"], "world_size"), assumptions
+            )
         named = framework_of(str(sections["run"].get("framework", "")))
         model = _model(sections["model"], named, assumptions)
         if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
-        check_model(model, _count(sections["run"], "seq_len"), approximate=True)
+        check_model(model, count_of(sections["run"], "seq_len"), approximate=True)
         run = normalized_run(sections["run"], hardware, assumptions)
         run = with_stages(with_recipe(run, model, hardware, assumptions), model.num_hidden_layers)
-        strategy = _strategy(run, model, assumptions)
+        strategy = layout_of_case(run, model, assumptions)
         check_sizes(model, strategy)
         others = alternatives(run, model, framework_of(strategy.framework), strategy)
         _check_figures(sections["cluster"], sections["measured"])
@@ -195,115 +197,3 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
         found = found.replace(qkv_bias=True, output_bias=True, mlp_bias=True)
         assumptions.append("bias: of all linears")
     return with_facts(found, config, framework.family, assumptions)
-
-
-def _count(values: Mapping[str, Any], key: str, default: int = 1) -> int:
-    value = values.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 40:
-        raise InputError(f"run key {key} is {value!r}; it must be a positive whole number")
-    return value
-
-
-def _switch(run: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = run.get(key, default)
-    if not isinstance(value, bool):
-        raise InputError(f"run key {key} is {shown(value)}; it must be true or false")
-    return value
-
-
-def _must_count_ends(framework: Framework, layers: int, chunks: int, given: Mapping[str, Any]) -> bool:
-    """Whether a run that states nothing about its stages can only have counted embedding and loss as layers."""
-    can = framework.can_run
-    silent = not any("pipeline_s" in key for key in given)
-    offered = can.counts_embedding_and_loss and not can.uneven_stages
-    return silent and offered and layers % chunks > 0 and (layers + 2) % chunks == 0
-
-
-def _dealt(values: Mapping[str, Any], model: ModelSpec, chunks: int, framework: Framework) -> dict[str, Any]:
-    """Return ``values`` with a layout string where ``chunks`` equal ones would not hold all layers and nothing says what does.
-
-    What is left over goes to the chunks after the first, one each, and not to the last, which has the head. Raises InputError
-    where the framework takes no layout string.
-    """
-    layers = model.num_hidden_layers
-    stated = any(key.startswith("num_layers_in_") for key in values) or values.get("pipeline_layout")
-    counted = sum(bool(values.get(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
-    if stated or values.get("vpp", 1) == 1 or (layers + counted) % chunks == 0:
-        return dict(values)
-    if counted or not framework.can_run.pipeline_layout or layers < chunks:
-        raise InputError(f"{layers} layers{f' and {counted} ends' * (counted > 0)} do not divide into {chunks} equal chunks")
-    share, rest = divmod(layers, chunks)
-    more = range(rest) if rest == chunks - 1 else range(1, rest + 1)
-    sizes = [share + (number in more) for number in range(chunks)]
-    return {**values, "pipeline_layout": layout_text(sizes, model.num_nextn_predict_layers)}
-
-
-def _strategy(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Strategy:
-    """Return the case's layout: its keys, then the framework's defaults, then Strategy's; each default is an assumption."""
-    known = {field.name for field in fields(Strategy)}
-    given = {key: value for key, value in run.items() if key in known}
-    framework = framework_of(str(run.get("framework", "generic")))
-    if framework.name == "generic":
-        assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
-    flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))
-    values: dict[str, Any] = {**flags, **given, "framework": str(run.get("framework", "generic"))}
-    for key in ("world_size", "seq_len"):
-        values[key] = _count(values, key, 0)
-    tp, cp, pp, vpp, size = (_count(values, key) for key in ("tp", "cp", "pp", "vpp", "micro_batch_size"))
-    named = values.get("schedule", "1f1b")
-    if named in WAVES and "vpp" not in given:
-        vpp = values["vpp"] = 2  # one chunk on the way down the pipeline, one on the way back
-    values["schedule"] = "interleaved" if vpp > 1 and named not in WAVES else named
-    if "tp_mode" not in given:
-        usual = framework.tensor_parallel.splits_sequence
-        values["tp_mode"] = "msp" if _switch(run, "sequence_parallel", usual) and tp > 1 else "mtp"
-    if isinstance(values.get("cross_entropy_fusion"), str):
-        values["cross_entropy_fusion"] = values["cross_entropy_fusion"].lower() not in ("", "none", "false")
-    dp = values["dp"] = _count(values, "dp", max(values["world_size"] // (tp * cp * pp), 1))
-    if "global_batch_size" in run and "num_micro_batches" not in given:
-        batch = _count(run, "global_batch_size")
-        if batch % (dp * size):
-            raise InputError(f"global_batch_size {batch} is not a multiple of dp {dp} * micro_batch_size {size}")
-        each = batch // dp
-        if framework.pipeline.micro_batches_as_stages and pp > 1 and "micro_batch_size" not in given and each % (pp * vpp) == 0:
-            size = values["micro_batch_size"] = each // (pp * vpp)
-            assumptions.append(f"micro_batch_size: {size}, so that there are as many micro batches as stages")
-        values["num_micro_batches"] = batch // (dp * size)
-    elif "global_batch_size" in run and run["global_batch_size"] != dp * size * _count(values, "num_micro_batches"):
-        raise InputError(
-            f"global_batch_size {run['global_batch_size']} is not dp {dp} * micro_batch_size {size} * num_micro_batches "
-            f"{values['num_micro_batches']}"
-        )
-    elif "num_micro_batches" not in given:
-        assumptions.append("num_micro_batches: 1, because no global_batch_size is stated")
-    sizes = ("tp", "pp", "cp", *(("ep",) if model.is_mixture_of_experts else ()))
-    assumptions += [f"{key}: 1 (not stated)" for key in sizes if key not in given]
-    if pp > 1 and values.get("zero") == 3 and framework.pipeline.keeps_weights:
-        values["zero"] = 2
-        assumptions.append("zero: 2, because with a pipeline weights stay whole between micro batches")
-    if "zero_shard_size" not in given:
-        values["zero_shard_size"] = dp * cp if values.get("zero", 1) else 1
-    ranks = tp * cp * dp
-    follows = model.is_mixture_of_experts and "etp" not in given and framework.tensor_parallel.experts_follow and tp > 1
-    if follows and ranks % (values.get("ep", 1) * tp) == 0:
-        values["etp"] = tp
-        assumptions.append(f"etp: {tp} (default of {framework.name}: tp)")
-    if _must_count_ends(framework, model.num_hidden_layers, pp * vpp, given):
-        values |= dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), True)
-        assumptions.append("embedding and loss count as layers, or the stages would not divide")
-    assumptions += [
-        f"{key}: {values.get(key, getattr(Strategy, key, None))} (default of {framework.name})"
-        for key in ("recompute", "precision", "attention", "zero", "grad_dtype", "overlap_grad_reduce", "fused_norm")
-        if key not in given
-    ]
-    if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
-        split = "true" if values["tp_mode"] == "msp" else "false"
-        assumptions.append(f"sequence_parallel: {split} (usual with {framework.name})")
-    values = _dealt(values, model, pp * vpp, framework)
-    if "pipeline_layout" in values and "pipeline_layout" not in given:
-        assumptions.append(f"pipeline_layout: {values['pipeline_layout']} (layers dealt as evenly as possible)")
-    strategy = Strategy(**values)
-    assumptions += [f"left out of the estimate: {what}" for what in strategy.unmodelled]
-    unread = sorted(set(run) - known - {"sequence_parallel", "global_batch_size"})
-    assumptions += [f"not read: {key}={run[key]}" for key in unread]
-    return strategy
