@@ -139,10 +139,20 @@ def zero_runs(can_run: CanRun, zero: int, pp: int) -> bool:
 
 def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of what the release of a framework can run."""
+    return (
+        *_division_rules(framework, model, s),
+        *_state_rules(framework, s),
+        *_schedule_rules(framework, s),
+        *_update_rules(framework, s),
+        *_expert_rules(framework, model, s),
+    )
+
+
+def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the sizes of tensor, context and pipeline parallelism."""
     can, name, layers = framework.can_run, framework.name, model.num_hidden_layers
     modes = {mode.name.lower() for mode in can.tp_modes} | ({"fsp"} if framework.tensor_parallel.regathers_input else set())
     stages, wrong = stages_broken(can, layers, s), ""
-    zero = f"ZeRO-{s.zero}" + (f" with a pipeline of {s.pp} stages" if s.zero > 1 and s.pp > 1 else "")
     return (
         (tensor_parallel_runs(can, model, s.tp), f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"),
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
@@ -154,11 +164,17 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             f"{name} does not interleave pipeline stages (vpp {s.vpp})",
         ),
         (s.pp == 1 or not (wrong := schedule_broken(framework, model, s, s.schedule)), wrong),
-        *_state_rules(framework, s),
         (
             s.cp == 1 or TpMode[s.tp_mode.upper()] in can.context_modes,
             f"{name} does not run cp {s.cp} with tp_mode {s.tp_mode}",
         ),
+    )
+
+
+def _schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the order of a pipeline's passes and of what overlaps with them."""
+    can, name = framework.can_run, framework.name
+    return (
         (
             s.vpp == 1 or s.schedule in WAVES or s.p2p_overlap or not can.overlaps_interleaving,
             f"{name} interleaves stages only with p2p_overlap",
@@ -174,6 +190,14 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             f"micro_batch_group {s.micro_batch_group} changes nothing without interleaved stages (vpp above 1)",
         ),
         (s.pp == 1 or s.schedule in (*can.schedules, "interleaved"), f"{name} does not offer schedule {s.schedule}"),
+    )
+
+
+def _update_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the optimizer and its states, of recomputed modules, graphs and precision."""
+    can, name = framework.can_run, framework.name
+    zero = f"ZeRO-{s.zero}" + (f" with a pipeline of {s.pp} stages" if s.zero > 1 and s.pp > 1 else "")
+    return (
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
         *deferral_rules(framework, s),
         (deferral_runs(s.defer_embedding_wgrad_compute, s.pp, s.schedule), NO_DRAIN),
@@ -196,7 +220,6 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
             framework.memory.quantised_weights or s.precision not in QUANTISED or not s.fp8_param_gather,
             f"{name} does not offer fp8_param_gather",
         ),
-        *_expert_rules(framework, model, s),
     )
 
 
