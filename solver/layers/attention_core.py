@@ -99,13 +99,12 @@ def _flash_core(shapes: Shapes) -> list[Op]:
         return [*copies, *_context_exchange(shapes), *_whole_sequence(shapes, "attention", ones, run.seq_len)]
     if run.cp_comm == "allgather":
         single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
-        gather, scatter = _kv_gather(shapes)
         return [
             *copies,
-            gather,
+            *_kv_gather(shapes),
+            *_kv_regather(shapes),
             *_whole_sequence(shapes, "attention", single, run.seq_len),
             *_flash(shapes, "attention.shared", several, local, _seen(shapes), False),
-            scatter,
         ]
     ring = cp // shapes.heads_shared
     local, steps = run.seq_len // ring, (ring - 1) * 1.0
@@ -171,11 +170,35 @@ def _kv_gather(shapes: Shapes) -> list[Op]:
     Keys and values of all cp ranks are all-gathered before attention, their gradients are reduce-scattered after it.
     """
     several = np.where(shapes.keys.cp > 1, 1.0, 0.0)
-    whole = shapes.tokens * shapes.kv_heads * _kv_dims(shapes) * shapes.element * shapes.keys.cp
-    dims = message(whole, shapes.groups.cp)
+    dims = message(_whole_kv(shapes) * shapes.element, shapes.groups.cp)
     return [
         Op("kv.all_gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
         Op("kv.reduce_scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
+    ]
+
+
+def _whole_kv(shapes: Shapes) -> Array:
+    """Elements of the keys and values of whole sequences, for this rank's heads."""
+    return shapes.tokens * shapes.kv_heads * _kv_dims(shapes) * shapes.keys.cp
+
+
+#: Passes over whole keys and values, or their gradients, beside the kernel: forward puts the gathered parts in order (read and
+#: written); backward does so again, zeroes the gradients, adds those of a rank's two parts of the sequence (which together see
+#: as much as all of it; read twice and written), and puts them back in the order of the ranks.
+GATHERED_PASSES = (2, 2 + 1 + 3 + 2)
+
+
+def _kv_regather(shapes: Shapes) -> list[Op]:
+    """What fused attention adds to context parallelism by all-gather: only a rank's own keys and values are kept, so backward
+    gathers them again. Source: Transformer Engine's AttnFuncWithCPAndKVAllGather, as read.
+    """
+    several = np.where(shapes.keys.cp > 1, 1.0, 0.0)
+    dims = message(_whole_kv(shapes) * shapes.element, shapes.groups.cp)
+    forward, backward = (passes * shapes.element for passes in GATHERED_PASSES)
+    copies = memory_bound("kv.order", MODULE, "copy", _whole_kv(shapes), forward, backward, ATTENTION_CORE)
+    return [
+        Op("kv.regather", MODULE, "all_gather", INPUT_GRAD, dims, "cp", several),
+        *(replace(op, count=several) for op in copies),
     ]
 
 
@@ -204,7 +227,10 @@ def _context_exchange(shapes: Shapes) -> list[Op]:
     kv = np.maximum(shapes.kv_heads, shapes.heads_shared) * _kv_dims(shapes)
     qkv = shapes.tokens * (shapes.heads * model.qk_head_dim + kv) * shapes.element
     context = shapes.tokens * shapes.heads * model.value_head_dim * shapes.element
-    return exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where, ATTENTION_CORE)
+    ops = exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where, ATTENTION_CORE)
+    # the context is kept as it was after its exchange, so backward exchanges it beside its gradient
+    again = exchange(shapes, "context_exchange", "cp", {"kept_context": context}, where, ())
+    return [*ops, *(op for op in again if op.phase == INPUT_GRAD)]
 
 
 def _unfused_core(shapes: Shapes) -> list[Op]:
@@ -267,12 +293,14 @@ def core_saved(shapes: Shapes) -> list[Saved]:
 def core_working_bytes(shapes: Shapes) -> np.ndarray:
     """Return the bytes of gradients alive in the core's backward pass.
 
-    Flash: gradients of q, k, v and context, and the fp32 sum of the query gradients (FlashAttention 2). Unfused: gradients of
-    probabilities and scores, and their fp32 copies where softmax runs in eager kernels.
+    Flash: gradients of q, k, v and context, and the fp32 sum of the query gradients (FlashAttention 2); where keys and values
+    are all-gathered, these and their gradients of whole sequences. Unfused: gradients of probabilities and scores, and their
+    fp32 copies where softmax runs in eager kernels.
     """
     if shapes.run.attention == "flash":
         gradients = (shapes.heads + shapes.kv_heads) * _kv_dims(shapes) * shapes.element
-        return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim)
+        gathered = (shapes.run.cp_comm == "allgather") * np.where(shapes.keys.cp > 1, 2, 0) * _whole_kv(shapes) * shapes.element
+        return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim) + gathered
 
     scores = shapes.tokens * shapes.heads * shapes.run.seq_len
     return scores * 2 * (shapes.element + _wide_copy(shapes))

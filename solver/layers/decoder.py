@@ -15,6 +15,7 @@ from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
+from solver.spec.precision import GRAD_BYTES
 from solver.spec.strategy import Strategy, TpMode
 
 
@@ -40,12 +41,17 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
     linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * hidden * shapes.input_element
     stream = shapes.norm_tokens * hidden * shapes.element
+    # Linears that are not fused keep quantised copies of their own: latent attention's two down projections of norm1's output,
+    # and of norm2's the shared expert's, beside the 16-bit input that the router keeps (Megatron-Core's moe_utils.py)
+    quantised = shapes.input_element != shapes.element
+    shared = linear_input * (kind.experts and model.shared_expert_intermediate_size > 0)
+    mlp_input = stream + shared if quantised and kind.experts else linear_input
     saved = [
         Saved("layer_input", stream, dropped_by=()),
-        Saved("norm1_output", linear_input),
+        Saved("norm1_output", linear_input * (1 + (quantised and model.has_latent_attention))),
         *attention.saved(shapes),
         Saved("residual1", stream),
-        *([Saved("norm2_output", linear_input)] if model.norms_per_layer > 1 else []),
+        *([Saved("norm2_output", mlp_input)] if model.norms_per_layer > 1 else []),
         *mlp.saved(shapes),
         *([Saved("branch_outputs", 2 * stream)] if after else []),
         *_dropout_masks(shapes),
@@ -69,6 +75,7 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
     ops = [
         # the lookup reads and writes each element; its gradient is added to a row of the table: read twice, written once
         *memory_bound("lookup", "embedding", "embedding", elements, 2 * shapes.element, 4 * shapes.element),
+        *_table_gradient(shapes),
         tp_collective(shapes, "sum", "embedding", "all_reduce", FORWARD, mtp),
         tp_collective(shapes, "sum", "embedding", "reduce_scatter", FORWARD, shapes.sequence_split),
         tp_collective(shapes, "gather", "embedding", "all_gather", FORWARD, isp),
@@ -80,6 +87,15 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
         Weight("embedding_norm", model.embedding_norm * model.norm_parameters),
     )  # fmt: skip
     return LayerProgram("embedding", keys, tuple(ops), (), weights)
+
+
+def _table_gradient(shapes: Shapes) -> list[Op]:
+    """The gradient of the whole table that autograd makes of a micro batch: zeroed, then, where GEMMs accumulate their weights'
+    gradients themselves, added to the buffer by a kernel (elsewhere it is accumulated with all others).
+    """
+    table = shapes.vocab * shapes.model.hidden_size
+    added = (shapes.element + 2 * GRAD_BYTES[shapes.run.grad_dtype]) * shapes.accumulates
+    return memory_bound("table", "embedding", "residual", table, 0.0, shapes.element + added)
 
 
 def _dropout_masks(shapes: Shapes) -> list[Saved]:

@@ -108,8 +108,8 @@ def latent_attention_saved(shapes: Shapes) -> list[Saved]:
     model, e = shapes.model, shapes.element
     ranks = model.q_lora_rank + model.kv_lora_rank
     kept = np.where(shapes.keeps_shard, shapes.norm_tokens, shapes.tokens)
-    low = Saved("low_ranks", ranks * (shapes.norm_tokens * e + kept * shapes.input_element))
-    return [*core_saved(shapes), low]
+    low = Saved("low_ranks", ranks * shapes.norm_tokens * e), Saved("low_ranks_normed", ranks * kept * shapes.input_element)
+    return [*core_saved(shapes), *low]
 
 
 def latent_attention_weights(shapes: Shapes) -> list[Weight]:

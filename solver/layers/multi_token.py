@@ -1,7 +1,7 @@
 """Multi-token prediction: modules behind the last layer, each with a projection, a layer of its own and the shared head.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.2; Megatron-Core's multi_token_prediction.py, as read: the modules live on the
-last pipeline stage, which then also holds a copy of the embedding.
+last pipeline stage, which then also holds a copy of the embedding. They are recomputed as layers are, but not block by block.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from solver.layers.ops import linear
 from solver.layers.program import LINEARS, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
+from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -26,6 +27,8 @@ PREFIX = "nextn."
 def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, last_kind: LayerKind) -> LayerProgram:
     """Return the program of what follows the layers: the head, and modules of multi-token prediction where a model has them."""
     head = head_program(keys, model, run, cluster)
+    if not framework_of(run.framework).recomputation.includes_head:
+        head = replace(head, ops=tuple(replace(op, recomputed_by=()) for op in head.ops))
     modules = model.num_nextn_predict_layers
     if not modules:
         return head
@@ -42,7 +45,7 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     again = [_named(op, modules) for op in (*norms, *projection, *layer.ops, *head.ops)]
     joined = Saved("projection_input", 4 * tokens * h * shapes.element)  # before and after the norms, of both halves
     saved = [
-        replace(tensor, name=PREFIX + tensor.name, bytes=tensor.bytes * modules, dropped_by=())
+        replace(tensor, name=PREFIX + tensor.name, bytes=tensor.bytes * modules)
         for tensor in (joined, *layer.saved, *head.saved)
     ]
     own = [Weight("projection", 2.0 * h * h, LINEARS), Weight("norms", 3.0 * model.norm_parameters)]

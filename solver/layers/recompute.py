@@ -33,7 +33,7 @@ _SHARED = ("shared_act_input", "shared_act_output")
 #: By module; what the attention core runs again is marked where its ops are made.
 DISCARDED = {
     "layernorm": Discarded(("norm1_output", "norm2_output"), ops=("norm1", "norm2")),
-    "mla_up_proj": Discarded(("qkv",), ops=("q_up", "kv_up", "rope", "assembly")),
+    "mla_up_proj": Discarded(("qkv", "low_ranks_normed"), ops=("q_up", "kv_up", "rope", "assembly")),
     "mlp": Discarded(("act_input", "act_output"), ops=("w1", "w3", "w13", "activation", "w2")),
     "moe_act": Discarded(("expert_act_output", "expert_act_weighted", "expert_clamped"), ops=("experts.activation",)),
     "shared_experts": Discarded(_SHARED, modules=("shared_experts",)),

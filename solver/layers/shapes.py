@@ -70,6 +70,12 @@ class Shapes:
         return self.framework.kernels.dropout and self.run.attention == "unfused" if stated is None else stated
 
     @property
+    def accumulates(self) -> bool:
+        """Whether weight-gradient GEMMs add to the buffer of gradients, which nothing but tables then needs a kernel for."""
+        fuses = self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)
+        return fuses and self.framework.data_parallel.accumulating_gemms
+
+    @property
     def fused_elementwise(self) -> bool:
         """Whether a chain of element-wise kernels is one kernel, by hand or by a compiler."""
         return self.framework.kernels.fused_elementwise or self.run.compile

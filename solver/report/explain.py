@@ -17,6 +17,7 @@ from solver.spec.layer_kinds import LayerKind
 from solver.spec.strategy import Recompute
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS
+from solver.step.pipeline import end_recomputed
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 from solver.step.time import PARTS, reduces_whole
@@ -128,7 +129,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
         lines += _part_lines(part, key, times, name)
     for part, times, name in zip(table.layers, m * stage.recomputed, names, strict=True):
         lines += _recompute_lines(part, key, times, level, name)
-    if solutions.problem.framework.recomputation.includes_head and stage.recomputed.any():
+    if end_recomputed(solutions.problem, solutions.layouts)[index]:
         lines += _recompute_lines(solutions.table.head, key, m * stage.has_head, level)
     hidden = -m * float(stage.layers @ solutions.times.hidden[:, index])
     beside = "exchange beside another micro batch"

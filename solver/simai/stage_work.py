@@ -17,7 +17,7 @@ from solver.simai.pieces import Piece, piece_of
 from solver.simai.step_work import sharded_messages
 from solver.spec.strategy import Recompute, Strategy
 from solver.step.per_stage import chunks_of, slowest_stage
-from solver.step.pipeline import recomputed_limit
+from solver.step.pipeline import end_recomputed, recomputed_limit
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
 
@@ -93,7 +93,7 @@ def stage_work(solutions: Solutions, index: int, stage: int | None = None) -> St
         compute = float(terms.forward[kind, 0, row]), float(terms.backward[kind, 0, row])
         layers.append(_work(part, key, "layer", level, sharded.get(f"layer{kind}", ()), compute))
     root = sharded.get("root", ())
-    again = level if solutions.problem.framework.recomputation.includes_head and limit > 0 else Recompute.NONE
+    again = level if end_recomputed(solutions.problem, solutions.layouts)[index] else Recompute.NONE
     embedding, last = _work(table.embedding, key, "embedding", Recompute.NONE, root), pp * vpp - 1
     head = _work(table.head, key, "head", again, () if last == 0 else root)
     sizes, of_layer = chunks_of(solutions, index), solutions.problem.kinds.of_layer

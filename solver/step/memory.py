@@ -19,7 +19,7 @@ from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts, Splits
 from solver.step.muon import largest_matrix, momentum_saved
 from solver.step.offload import RESIDENT_LAYERS, gradients_here, states_on_host
-from solver.step.pipeline import recomputed_limit
+from solver.step.pipeline import end_recomputed, recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.step_ops import end_elements, rank_groups, shard_ranks, stages_of
@@ -199,22 +199,23 @@ class PeakMemory:
             away = over_kinds(np.ones(len(counts)), moved[stage] * self._whole)
             activations = np.minimum(activations, activations - away + resident)
         backward = self._backward(counts[:, row] > 0, recomputed > 0)
-        head, transient = self._table.head.saved[0][self._key], self._table.head.transient[self._key]
-        has_head = stages.has_head[stage]
+        dropped = np.where(end_recomputed(problem, self._pipelines), self._pipelines.recompute, 0)
+        head, transient = self._table.head.saved[dropped, self._key[row]], self._table.head.transient[self._key[row]]
+        has_head = stages.has_head[stage, row]
         # the head's backward follows its forward immediately, so one micro batch of logits is alive; GPipe keeps all
-        kept_logits = has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)
+        kept_logits = has_head * head * np.where(is_schedule(schedule, "gpipe"), m - 1.0, 0.0)[row]
         # operands of the head's weight gradients that wait: for the drain, or as long as zero-bubble schedules let them
         waiting = np.where(
             is_schedule(schedule, "zb-h1", *AUTOMATIC), np.minimum(automatic_limit(schedule, splits.pp), m) - 1.0, 0.0
         )
         waiting += m * deferred_share(problem.run, m)
-        kept_logits += has_head * self._deferred_operands[self._key] * waiting
+        kept_logits += has_head * (self._deferred_operands[self._key] * waiting)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
-        loss = (has_head * (head + transient))[row]
+        loss = has_head * (head + transient)
         at_loss = loss > backward
         several = splits.dp * splits.cp > 1
         state = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)
-        passing = [activations, np.where(at_loss, 0.0, backward), kept_logits[row] + np.where(at_loss, loss, 0.0)]
+        passing = [activations, np.where(at_loss, 0.0, backward), kept_logits + np.where(at_loss, loss, 0.0)]
         return _StageBytes(state, np.array(passing))
 
     def totals(

@@ -7,7 +7,7 @@ import numpy as np
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory, PeakMemory
 from solver.step.op_estimates import STREAMS
-from solver.step.pipeline import recomputed_limit
+from solver.step.pipeline import end_recomputed, recomputed_limit
 from solver.step.solutions import Solutions
 from solver.step.stage_kinds import StageKinds, chunk_sizes
 from solver.step.step_ops import stage_sizes, stages_of
@@ -59,8 +59,8 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     parts = np.repeat(slowest[:, None], pp, axis=1)
     layer = (terms.forward + terms.backward)[:, :, row]
     streams = (counts @ layer).T + terms.embedding[:, row, None] * embedding + terms.head[:, row, None] * head
-    includes_head = chosen.recompute_layers[0] != 0  # none that recomputes it states layers stage by stage
-    again = recomputed @ terms.recompute[:, level, row] + head * includes_head * terms.head_recompute[level, row]
+    ends = head * end_recomputed(solutions.problem, chosen) * terms.head_recompute[level, row]
+    again = recomputed @ terms.recompute[:, level, row] + ends
     streams[STREAMS.index("ep")] -= counts @ solutions.times.hidden[:, index]
     names = ("compute", *(f"{stream}_exposed" for stream in STREAMS[1:]))
     for name, seconds in zip(names, m * streams, strict=True):

@@ -70,7 +70,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
 
     deferred = deferred_share(run, m) * terms.projection_weight_grad[row]
     limit = recomputed_limit(problem, layouts)
-    head_recompute = np.where(_of_last_stage(limit) > 0, terms.head_recompute[layouts.recompute, row], 0.0)
+    head_recompute = np.where(end_recomputed(problem, layouts), terms.head_recompute[layouts.recompute, row], 0.0)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute - deferred
     bottleneck, recomputed_of_all = _slowest_stage(terms, layouts, (embedding, head), layer, limit)
     stage = bottleneck.stage
@@ -156,9 +156,18 @@ def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
     return np.where(layouts.recompute_layers < 0, every, np.minimum(layouts.recompute_layers, every))
 
 
-def _of_last_stage(limit: np.ndarray) -> np.ndarray:
-    last: np.ndarray = limit[-1] if limit.ndim == 2 else limit
-    return last
+def end_recomputed(problem: Problem, layouts: Layouts) -> np.ndarray:
+    """Return whether each layout runs again what follows the layers: bool [layouts].
+
+    The head where the framework does so, with any layer of its stage. Modules of multi-token prediction only with all layers:
+    block recomputation passes them over (Megatron-Core's multi_token_prediction.py).
+    """
+    if problem.framework.recomputation.includes_head:
+        limit = recomputed_limit(problem, layouts)
+        found: np.ndarray = (limit[-1] if limit.ndim == 2 else limit) > 0
+        return found
+    every: np.ndarray = (layouts.recompute_layers < 0) & (not problem.run.recompute_stage_layers)
+    return every
 
 
 class _LayerSeconds(NamedTuple):

@@ -50,7 +50,7 @@ class SplitTerms:
     head_forward: np.ndarray  #: [S] all streams together
     head_weight_grad: np.ndarray  #: [S]
     projection_weight_grad: np.ndarray  #: [S] of it the projection to the vocabulary
-    head_recompute: np.ndarray  #: [levels, S] all streams together; zero where the framework does not recompute the head
+    head_recompute: np.ndarray  #: [levels, S] of what follows the layers, all streams together
     send_recv: np.ndarray  #: [S] one activation between neighbouring stages
     all_reduce: SideStreamWork  #: [S] of gradients over all copies
     reduce_scatter: SideStreamWork  #: [S] of gradients inside shard groups and across
@@ -131,7 +131,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
         head_forward=head.forward.sum(axis=0)[key], head_weight_grad=head.weight_grad[key],
         projection_weight_grad=projection_seconds(table.head)[key],
-        head_recompute=head.recompute.sum(axis=1)[:, key] * problem.framework.recomputation.includes_head,
+        head_recompute=head.recompute.sum(axis=1)[:, key],
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
         all_gather=side("parameters.all_gather"),

@@ -88,21 +88,28 @@ def _synchronisation(
     With overlap, gradients are sent bucket by bucket during the last micro batch's backward pass; the last bucket, that of the
     embedding, has nothing left to overlap with, and no compute runs before the first parameters, the embedding's, have arrived.
     ZeRO-2 keeps only its share of the gradients, so it must reduce-scatter them in every micro batch, overlapped with its
-    backward pass and what follows; FSDP's also gathers the weights again, unless a pipeline keeps them.
+    backward pass and what follows; FSDP's also gathers the weights again, unless a pipeline keeps them. Behind a pipeline it
+    reduces them once, after the last backward pass (torch/distributed/pipelining/stage.py, backward_maybe_with_nosync).
+    Gradients of interleaved chunks are sent when a chunk's last micro batch is done, while those of the chunks before it run,
+    and of the first chunk after all (Megatron-Core's schedules.py, whose ranks launch them at the same time).
     """
     row, run, zero = layouts.row, problem.run, layouts.zero
     framework = problem.framework
     muon = run.optimizer == "muon"  # whose distributed form gathers parameters after the step
     whole = reduces_whole(framework, run, zero)
-    times = np.where(zero == 2, terms.splits.num_micro_batches[row], 1)
+    split = terms.splits
+    pp, vpp = split.pp[row], split.vpp[row]
+    times = np.where((zero == 2) & (pp == 1), split.num_micro_batches[row], 1)
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
-    freed = (zero == 2) & framework.data_parallel.frees_gathered_weights & (terms.splits.pp[row] == 1)
-    gathers = np.where(freed, times, 1)
+    gathers = times if framework.data_parallel.frees_gathered_weights else np.ones_like(times)
     gather = terms.all_gather.take(row) * gathers
     parameters, embedding = terms.parameters, terms.embedding_parameters
-    one_bucket = 1 / buckets(framework, parameters, terms.splits.dp * terms.splits.cp)
+    one_bucket = 1 / buckets(framework, parameters, split.dp * split.cp)
     last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
-    sync = reduce.overlapped_with(backward * times, last_bucket / times) if run.overlap_grad_reduce else reduce.exposed
+    interleaved = (vpp > 1) & ~split.waves[row]
+    under = np.where(interleaved, pp * backward * (vpp - 1) / vpp, backward * times)
+    alone = np.where((zero == 2) & (pp > 1), 1.0, np.where(interleaved, 1.0 / vpp, last_bucket / times))
+    sync = reduce.overlapped_with(under, alone) if run.overlap_grad_reduce else reduce.exposed
     gathered = (
         gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather and not muon else gather.exposed
     )

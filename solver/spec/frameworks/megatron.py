@@ -106,6 +106,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     },
     memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
+    pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds
     tensor_parallel={
         "async_backward": False,  # Transformer Engine's GEMMs leave no room for NCCL's kernels
         "gathers_quantised": True,
