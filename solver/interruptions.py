@@ -33,7 +33,7 @@ def add_interruption_arguments(p: argparse.ArgumentParser) -> None:
     group.add_argument("--mtbf_link", type=float, metavar="HOURS", help="the same of a network link, of which each GPU has one")
     group.add_argument("--restart", type=float, metavar="MINUTES", help="from a failure to the first new step: noticing, "
                        f"starting, reading the checkpoint, warming up (default {_RESTART:g})")  # fmt: skip
-    group.add_argument("--spares", type=int, metavar="NODES", help="nodes that wait to take over (default 0)")
+    group.add_argument("--spares", type=int, metavar="NODES", help="nodes that wait to take over, paid for as long (default 0)")
     group.add_argument("--repair", type=float, metavar="HOURS", help="until a failed node is back (default 0: at once)")
     group.add_argument("--storage", type=float, metavar="GB/S", help="what storage takes from the job's checkpoints")
     group.add_argument("--node_storage", type=float, metavar="GB/S", help="what one node writes (default: as much as all)")
@@ -71,7 +71,8 @@ def goodput_of(args: argparse.Namespace, solutions: Solutions) -> Goodput:
     problem, step = solutions.problem, float(solutions.times.seconds[0])
     cluster, gpus = problem.cluster, problem.run.world_size
     kept = element_bytes(problem.run, problem.framework)
-    size = checkpoint_bytes(parameters(problem.model), kept.states, kept.weight)
+    each = kept.sharded if solutions.layouts.zero[0] == 3 else kept.states + kept.weight
+    size = checkpoint_bytes(parameters(problem.model), each)
     failures = Failures(
         args.mtbf or math.inf, args.mtbf_node or math.inf, args.mtbf_link or math.inf, 60 * (args.restart or _RESTART),
         args.spares or 0, args.repair or 0.0,

@@ -140,7 +140,10 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
             )  # fmt: skip
     except InputError as error:
         return [], f"{machine.name}: {error}" if machine.name else str(error)
-    return ([one.interrupted(goodput_of(args, one.result.best)) for one in found] if interrupted(args) else found), ""
+    if interrupted(args):
+        spares = (args.spares or 0) * problem.cluster.gpus_per_node
+        found = [one.interrupted(goodput_of(args, one.result.best), spares) for one in found]
+    return found, ""
 
 
 def _title(args: argparse.Namespace, inputs: Inputs, several: bool) -> str:

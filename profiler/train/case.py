@@ -51,7 +51,7 @@ def case_of(
 def _run_keys(layout: Layout, device: torch.device) -> dict[str, Any]:
     fused_norm = device.type == "cuda"  # on a CPU PyTorch builds rms_norm from other kernels
     return {
-        "framework": "pytorch",
+        "framework": "profiler-train",
         "world_size": layout.world_size, "seq_len": layout.seq_len,
         "global_batch_size": layout.dp * layout.micro_batch_size * layout.num_micro_batches,
         "micro_batch_size": layout.micro_batch_size, "num_micro_batches": layout.num_micro_batches,

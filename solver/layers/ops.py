@@ -20,6 +20,7 @@ from solver.layers.program import (
     message,
 )  # fmt: skip
 from solver.layers.shapes import Shapes
+from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)
@@ -48,9 +49,17 @@ def linear(
 
     forward = replace(gemm(FORWARD, m, n, k), recomputed_by=WHOLE_LAYER)
     return [
-        forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m),
+        *_autocast(shapes, name, module, n * k, dtype), forward, gemm(INPUT_GRAD, m, k, n), gemm(WEIGHT_GRAD, n, k, m),
         *filled(shapes, name, module, {FORWARD: m * n, INPUT_GRAD: m * k, WEIGHT_GRAD: 0 if accumulate else n * k}),
     ]  # fmt: skip
+
+
+def _autocast(shapes: Shapes, name: str, module: str, elements: Array, dtype: str) -> list[Op]:
+    """Return the casts of a weight held in fp32 to 16 bits and, in the backward pass, of its gradient to fp32."""
+    if not shapes.framework.memory.fp32_weights or dtype in ("fp32", "tf32"):
+        return []
+    casts = memory_bound(f"{name}.autocast", module, "copy", elements, HALF + FP32, HALF + FP32)
+    return [replace(op, launches=0.0) for op in casts]  # the host launches them as a part of the linear
 
 
 def filled(

@@ -85,9 +85,9 @@ class Goodput:
         return math.sqrt(failures * self.second_moment) / 86400.0
 
 
-def checkpoint_bytes(parameters: float, state_bytes: float, weight_bytes: float) -> float:
-    """Return the bytes of a checkpoint: weights as they are trained, and the states of the optimizer with its fp32 weights."""
-    return parameters * (weight_bytes + state_bytes)
+def checkpoint_bytes(parameters: float, each: float) -> float:
+    """Return the bytes of a checkpoint, ``each`` of a parameter: of the weight as it is trained, and of its states."""
+    return parameters * each
 
 
 def checkpoints(

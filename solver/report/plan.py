@@ -35,7 +35,8 @@ class Training:
     """A training run on some GPUs, with the best layout: days as (5th percentile, median, 95th percentile).
 
     Each is equal to itself only: a result holds arrays.
-    goodput: what failures, checkpoints and evaluation leave; None where they are left out.
+    goodput: what failures, checkpoints and evaluation leave; None where they are left out. spare_gpus: those of spare nodes,
+    which are paid for as long.
     """
 
     world_size: int
@@ -43,18 +44,19 @@ class Training:
     result: SearchResult
     goodput: Goodput | None = None
     machine: Machine = UNNAMED
+    spare_gpus: int = 0
 
-    def interrupted(self, found: Goodput) -> Training:
+    def interrupted(self, found: Goodput, spare_gpus: int = 0) -> Training:
         """Return the run with what interrupts it: longer on average, and less sure."""
         low, middle, high = self.days
         days = middle / found.share
         std = math.hypot(math.log(high / low) / 2 / Z90, found.days_std(days) / days)
         spread = math.exp(Z90 * std)
-        return replace(self, days=(days / spread, days, days * spread), goodput=found)
+        return replace(self, days=(days / spread, days, days * spread), goodput=found, spare_gpus=spare_gpus)
 
     @property
     def gpu_hours(self) -> float:
-        return 24.0 * self.days[1] * self.world_size
+        return 24.0 * self.days[1] * (self.world_size + self.spare_gpus)
 
     @property
     def money(self) -> float | None:
@@ -63,8 +65,8 @@ class Training:
 
     @property
     def energy_mwh(self) -> float | None:
-        """The megawatt-hours of GPUs that draw their limit all the while; None where it is not known."""
-        return None if self.machine.watts is None else self.gpu_hours * self.machine.watts / 1e6
+        """The megawatt-hours of the GPUs that train, at their limit all the while; None where it is not known."""
+        return None if self.machine.watts is None else 24.0 * self.days[1] * self.world_size * self.machine.watts / 1e6
 
     @property
     def cost(self) -> float:
@@ -108,17 +110,14 @@ def trainings(
 
 
 def worlds_between(least: int, most: int, per_node: int) -> list[int]:
-    """Return whole nodes, doubled from at least ``least`` GPUs up to ``most``."""
+    """Return nodes doubled from at least ``least`` GPUs up to ``most``, and these two where they are whole nodes."""
+    most = min(most, MAX_WORLD_SIZE)
     world = per_node if least >= per_node else max(least, 1)
-    while world < least:
-        world *= 2
-    found = []
-    while world <= min(most, MAX_WORLD_SIZE):
-        found.append(world)
-        world *= 2
+    found = {world << doublings for doublings in range(MAX_WORLD_SIZE.bit_length()) if least <= world << doublings <= most}
+    found |= {end for end in (least, most) if end % per_node == 0 and least <= most}
     if not found:
-        raise InputError(f"there are no whole nodes of {per_node} GPUs, doubled, from {least} to {most} GPUs")
-    return found
+        raise InputError(f"there are no whole nodes of {per_node} GPUs from {least} to {most}, one of these or doubled nodes")
+    return sorted(found)
 
 
 def fewest(found: Sequence[Training], days: float) -> Training | None:

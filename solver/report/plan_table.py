@@ -55,9 +55,8 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
         else ""
     )
     low, middle, high = enough.days
-    return (
-        f"{enough.world_size} GPUs meet {days:g} days: {middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability){more}."
-    )
+    spread = f"{middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability)"
+    return f"{enough.world_size} GPUs, the fewest of those tried, meet {days:g} days: {spread}{more}."
 
 
 def plan_table(found: Sequence[Training]) -> Table:

@@ -174,7 +174,10 @@ class MemoryUse:
     #: Buckets of gradients (data_parallel.bucket_elements) that are allocated beside the gradients.
     gradient_buckets: float = 0.0
     runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
-    fp32_weights: bool = False  #: weights are held in fp32 and cast for each GEMM (autocast)
+    #: Weights are held in fp32 and cast for each GEMM (autocast), whose backward pass keeps the cast ones.
+    fp32_weights: bool = False
+    root_stays: bool = False  #: ZeRO-3 keeps embedding and head gathered from the forward to the backward pass (FSDP's root)
+    sharded_gradient_bytes: int = 0  #: of a gradient that ZeRO-3 has reduced; 0: as it is reduced
     #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
     #: accumulates into fp32 gradients must still return a gradient to autograd.
     dummy_gradients: bool = False

@@ -87,6 +87,7 @@ def stage_state(
     in_sync = problem.framework.memory.synchronisation_bytes
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     piped, on_host = (stages.index > 0).any(axis=0), states_on_host(problem)
+    autocast = problem.framework.memory.fp32_weights and sizes.activation == HALF
     half, copied = kept_halves(problem), FP32 * (problem.framework.memory.fp32_gradient_copy and sizes.gradient == HALF)
     if buckets := problem.framework.memory.gradient_buckets:
         out[1] += buckets * problem.framework.data_parallel.bucket_elements * sizes.gradient
@@ -94,6 +95,9 @@ def stage_state(
         own = np.array([part.parameters_of[name][key] for part in table.layers])
         layers = over_kinds(stages.counts[stage], own)
         elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
+        if autocast:  # the vocabulary's projection is a linear among the others
+            cast = layers if name != OTHERS else 0.0
+            out[0, :3] += HALF * (cast + (has_head * table.head.parameters_of[OTHERS][key] if name == OTHERS else 0.0))
         if kept is not None and name != OTHERS:
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
         partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
@@ -102,7 +106,8 @@ def stage_state(
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
             whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
             here = gradients_here(problem) if zero > 1 else 1.0
-            out[1, zero] += (sizes.gradient + half) * whole * here
+            reduced = problem.framework.memory.sharded_gradient_bytes if zero == 3 else 0
+            out[1, zero] += ((reduced or sizes.gradient) + half) * whole * here
             out[1, zero] += copied * partitioned * here if zero else 0.0
             state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
             out[2, zero] += state * (elements if zero == 0 else partitioned)
@@ -118,13 +123,16 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     """Return the bytes of all-gathered weights by ZeRO stage, shape [4, splits].
 
     ISP keeps two blocks of full weights (this one's and the next one's); FSDP keeps two all-gathered layers and one layer's
-    whole gradients. The largest kind of layer decides.
+    whole gradients, and in some releases embedding and head. The largest kind of layer decides.
     """
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
     fsdp = np.max([part.parameters[key] for part in table.layers], axis=0) * (2 * sizes.activation + sizes.gradient)
-    return np.array([pool, pool, pool, pool + fsdp])
+    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+    root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    root = root * sizes.activation * problem.framework.memory.root_stays
+    return np.array([pool, pool, pool, pool + fsdp + root])
 
 
 class _StageBytes(NamedTuple):

@@ -90,7 +90,7 @@ def test_training_writes_a_case_with_the_given_profile(tmp_path: Path) -> None:
     validate_here.train_all([validate_here.Run(1, options)], tmp_path / "data.pt", cases, environment)
     (written,) = [json.loads(line) for line in cases.read_text().splitlines()]
     assert written["hardware"] == str(tmp_path / "data.pt")
-    assert written["run"]["framework"] == "pytorch" and written["measured"]["repeats"] == 1
+    assert written["run"]["framework"] == "profiler-train" and written["measured"]["repeats"] == 1
     assert 0 < written["measured"]["step_s"] < 5
     with pytest.raises(InputError, match="failed"):
         validate_here.train_all([validate_here.Run(1, {**options, "steps": 1})], tmp_path / "data.pt", cases, environment)

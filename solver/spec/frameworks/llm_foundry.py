@@ -6,7 +6,7 @@ and 1041.
 
 from __future__ import annotations
 
-from solver.spec.framework import DataParallel, Framework, Kernels, TensorParallel
+from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, TensorParallel
 from solver.spec.frameworks.pytorch import FSDP_ONLY
 
 LLM_FOUNDRY_2023 = Framework(
@@ -23,6 +23,7 @@ LLM_FOUNDRY_2023 = Framework(
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(reduce_scatter_copies=4.0, frees_gathered_weights=True),
+    memory=MemoryUse(root_stays=True),
 )
 
 LLM_FOUNDRY_2024 = LLM_FOUNDRY_2023.derive(

@@ -1,4 +1,4 @@
-"""PyTorch's own data parallelism: DDP, FSDP, and IBM's trainer on FSDP.
+"""PyTorch's own data parallelism: DDP, FSDP, IBM's trainer on FSDP, and this project's (profiler/train).
 
 Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/checkpoint.py; fms-fsdp.
 """
@@ -6,6 +6,7 @@ Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/c
 from __future__ import annotations
 
 from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+from solver.spec.strategy import TpMode
 
 #: Replicas; weights whole between micro batches; weights layer by layer. Optimizer states alone are never sharded.
 FSDP_STAGES = (0, 2, 3)
@@ -20,7 +21,7 @@ DDP = Framework(
     aliases=("torch ddp", "ddp"),
     broad_aliases=("pytorch", "torch"),
     flags={"zero": 0, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
-    can_run=CanRun(zero_stages=(0, 1, 2, 3), replicated_kv_heads=False, cp_comms=()),
+    can_run=CanRun(zero_stages=(0, 1), tp_modes=(), cp_comms=(), pipeline=False),
     kernels=Kernels(fused_qkv=False, fused_gate_up=False, fused_elementwise=False, torch_loss=True, flash_attention=2),
     tensor_parallel=TensorParallel(  # DTensor's collectives are synchronous
         regathers_input=False, shares_input=True, async_backward=False, vocab_parallel_loss=False
@@ -38,8 +39,21 @@ DDP = Framework(
         gradient_passes=0.0,
     ),
     recomputation=Recomputation(stops_early=True),
-    memory=MemoryUse(fp32_weights=True),
+    # gradient_as_bucket_view is off: the buckets are as large as all gradients
+    memory=MemoryUse(fp32_weights=True, synchronisation_bytes=(4.0, 4.0)),
 )
+
+#: The reference trainer of this project, which divides a model in every way that it measures.
+PROFILER_TRAIN = DDP.derive(
+    "profiler-train",
+    "2026-01",
+    family="profiler-train",
+    aliases=("profiler.train",),
+    can_run={
+        "zero_stages": (0, 1, 2, 3), "tp_modes": (TpMode.MTP, TpMode.MSP), "pipeline": True, "replicated_kv_heads": False,
+    },
+    memory={"synchronisation_bytes": (0.0, 0.0)},  # gradients are views of the buckets
+)  # fmt: skip
 
 #: Parameters are views of one buffer, whose gradients autograd joins and FSDP divides before it reduce-scatters them.
 FSDP = Framework(
@@ -54,6 +68,8 @@ FSDP = Framework(
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, frees_gathered_weights=True),
     recomputation=Recomputation(stops_early=True),
+    # the root unit has no reshard_after_forward; _runtime_utils.py, _cast_grad_to_param_dtype
+    memory=MemoryUse(root_stays=True, sharded_gradient_bytes=4),
 )
 
 #: IBM's trainer: its selective checkpointing recomputes whole blocks (all of them unless told otherwise); AdamW is not fused.
@@ -67,4 +83,4 @@ FMS_FSDP = FSDP.derive(
     doubt=0.08,  # how many blocks are recomputed is stated by few runs
 )
 
-FAMILY = (DDP, FSDP, FMS_FSDP)
+FAMILY = (DDP, PROFILER_TRAIN, FSDP, FMS_FSDP)

@@ -321,11 +321,15 @@ def test_context_parallel_messages() -> None:
     assert sizes(ring, "cp") == {"kv.send.forward": kv, "kv.send.input_grad": 2 * kv}
     assert messages(program(GQA, "mtp", cp=4, cp_comm="ring"), "cp")["p2p", "forward"] == 3
     gathered = program(GQA, "mtp", cp=2, cp_comm="allgather")
-    assert sizes(gathered, "cp") == {"kv.all_gather.forward": 2 * kv, "kv.reduce_scatter.input_grad": 2 * kv}
+    # fused attention gathers again for its backward pass, and exchanges the context that it kept beside the gradient
+    again = {"kv.regather.input_grad": 2 * kv}
+    assert sizes(gathered, "cp") == {"kv.all_gather.forward": 2 * kv, "kv.reduce_scatter.input_grad": 2 * kv, **again}
     q = 512 * 16 * 32 * 2
     exchanged = program(GQA, "mtp", cp=2, cp_comm="a2a")
     assert sizes(exchanged, "cp")["context_exchange.qkv.forward"] == q + kv
     assert sizes(exchanged, "cp")["context_exchange.context.forward"] == q
+    assert sizes(exchanged, "cp")["context_exchange.kept_context.input_grad"] == q
+    assert "context_exchange.kept_context.forward" not in sizes(exchanged, "cp")
 
 
 @pytest.mark.parametrize("how", ["ring", "a2a", "allgather"])

@@ -72,7 +72,7 @@ def test_llama_3_s_effective_time() -> None:
     """
     hours = 54 * 24 * 16_384 / 419
     assert hours == pytest.approx(50_700, rel=0.01)
-    size = checkpoint_bytes(405e9, 12, 2)
+    size = checkpoint_bytes(405e9, 14)
     saved = checkpoints(size, 16_384, PER_NODE, storage=2e12)
     assert saved.stall == pytest.approx(2.8, rel=0.02)
     shares = [goodput(Failures(hours, restart=60 * minutes), 16_384, PER_NODE, saved).share for minutes in (5, 10, 15, 30)]

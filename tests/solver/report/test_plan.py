@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from profiler.errors import InputError
 from solver.console import main
 from solver.formats.config_file import load_run_config
 from solver.report.explain import explain
+from solver.report.goodput import Goodput
 from solver.report.picture_plan import plan_figure
 from solver.report.plan import Machine, Training, cheapest, efficient, fewest, trainings, worlds_between
 from solver.report.plan_table import answer, plan_rows
@@ -48,10 +50,19 @@ def test_more_gpus_take_fewer_days_and_more_gpu_hours(h100_model: CostModel) -> 
 
 def test_numbers_of_gpus_are_whole_nodes() -> None:
     assert worlds_between(8, 100, 8) == [8, 16, 32, 64]
-    assert worlds_between(12, 100, 4) == [16, 32, 64]
+    assert worlds_between(12, 100, 4) == [12, 16, 32, 64, 100]
     assert worlds_between(2, 16, 8) == [2, 4, 8, 16]
-    with pytest.raises(InputError, match="no whole nodes of 8 GPUs, doubled, from 100 to 120"):
-        worlds_between(100, 120, 8)
+    assert worlds_between(2304, 2304, 8) == [2304]
+    with pytest.raises(InputError, match="no whole nodes of 8 GPUs from 100 to 119, one of these or doubled nodes"):
+        worlds_between(100, 119, 8)
+
+
+def test_spare_nodes_are_paid_for(offers: list[Training]) -> None:
+    nothing_lost = Goodput(1.0, math.inf, math.inf, {}, 0.0)
+    watts = replace(offers[0], machine=Machine("", 2.0, 1000.0))
+    one = watts.interrupted(nothing_lost, spare_gpus=16)
+    assert one.gpu_hours == pytest.approx(40 * 24 * (64 + 16)) and one.money == pytest.approx(2 * one.gpu_hours)
+    assert one.energy_mwh == pytest.approx(40 * 24 * 64 * 1000 / 1e6) == watts.energy_mwh  # spare nodes do not train
 
 
 def test_what_fits_nowhere_is_said(h100_model: CostModel) -> None:
@@ -68,7 +79,7 @@ def test_the_command_line_names_the_fewest(tmp_path: Path, capsys: pytest.Captur
     shown = capsys.readouterr().out
     rows = json.loads(out.read_text())["plan"]
     meets = [row["world_size"] for row in rows if row["days"] <= 8]
-    assert f"{meets[0]} GPUs meet 8 days" in shown
+    assert f"{meets[0]} GPUs, the fewest of those tried, meet 8 days" in shown
     assert all(row["money"] == pytest.approx(2 * row["gpu_hours"]) for row in rows)
     assert all(row["days_interval"][0] < row["days"] < row["days_interval"][1] for row in rows)
     assert main(["plan", "--model_size", "llama3_8b", "--tokens", "-1"]) == 2
@@ -112,7 +123,7 @@ def test_the_answer_in_words(offers: list[Training]) -> None:
     assert answer(offers, None, 62_100).startswith("Fastest within a budget of 62,100: 256 x slow, 10.1 days")
     assert answer(offers, 4, None).startswith("Nothing within 4 days. Fastest: 256 x fast")
     assert answer(offers, None, 10).startswith("Nothing within a budget of 10. Cheapest: 64 x slow, 40 days")
-    assert answer(offers[:3], 25, None).startswith("128 GPUs meet 25 days: 20 days")
+    assert answer(offers[:3], 25, None).startswith("128 GPUs, the fewest of those tried, meet 25 days: 20 days")
 
 
 def test_a_picture_of_the_offers(offers: list[Training]) -> None:

@@ -90,8 +90,9 @@ def test_norms_on_fp32_copies_move_more_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("framework", "offered"),
-    [("torchtitan", (0, 2, 3)), ("fsdp", (0, 2, 3)), ("fms-fsdp", (0, 2, 3)), ("pytorch", (0, 1, 2, 3)),
-     ("internevo", (0, 1, 3)), ("megatron-core", (0, 1)), ("nemo", (0, 1)), ("megatron-lm-2021", (0,))],
+    [("torchtitan", (0, 2, 3)), ("fsdp", (0, 2, 3)), ("fms-fsdp", (0, 2, 3)), ("pytorch", (0, 1)),
+     ("profiler-train", (0, 1, 2, 3)), ("internevo", (0, 1, 3)), ("megatron-core", (0, 1)), ("nemo", (0, 1)),
+     ("megatron-lm-2021", (0,))],
 )  # fmt: skip
 def test_zero_stages_that_a_search_may_choose(framework: str, offered: tuple[int, ...]) -> None:
     problem = make_problem(TINY, 8, toy_cost(), 32, framework=framework)

@@ -249,10 +249,21 @@ def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
 def test_zero_3_shards_the_only_master_weights() -> None:
     # weights are fp32 already (autocast): whole under ZeRO-1, whose shards hold two moments; under ZeRO-3 the shard of the
     # weights is stored with them, 12 bytes over 8 ranks (Rajbhandari et al. 2020)
-    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="pytorch-ddp", grad_dtype="fp32")
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="profiler-train", grad_dtype="fp32")
     found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=8) for z in (1, 3)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
-    np.testing.assert_allclose(found.memory.parts[:3].T / elements, [[4, 4, 8 / 8], [0, 4 / 8, 12 / 8]], rtol=1e-12)
+    cast = 2 * (2 * 36_864 + 256 * 64 + 64) / elements  # the linears' and the head's
+    np.testing.assert_allclose(found.memory.parts[:3].T / elements, [[4 + cast, 4, 8 / 8], [0, 4 / 8, 12 / 8]], rtol=1e-12)
+
+
+def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
+    # embedding and head (with its norm) in 16 bits beside the two gathered layers; gradients take the parameters' type
+    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN, framework="fsdp")
+    found = estimated(problem, [problem.run.replace(zero=3, zero_shard_size=8)])
+    elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
+    assert found.memory.parts[PARTS.index("gradients"), 0] == 4 * elements / 8
+    layers = TINY_LAYER * (2 * 2 + 2)
+    assert found.memory.parts[PARTS.index("gather_buffers"), 0] == layers + 2 * (2 * 256 * 64 + 64)
 
 
 def test_two_weight_ranks_hold_a_pool_too() -> None:

@@ -55,9 +55,9 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     layer_backward = (4_718_592 + 337_920) * FLOP + (2 * 2048 * 6 + 3072 * 4 + 4096 * 10 + 2 * 2048 * 6) * BYTE
     assert layer_forward == pytest.approx(2_494_464e-15 + 77_824e-12)
     assert layer_backward == pytest.approx(5_056_512e-15 + 102_400e-12)
-    # The lookup: 4 | 8 bytes for 2,048 elements. The head: final norm, 3 * 2 * 32 * 64 * 256 FLOPs, and the unfused loss of
-    # 32 * 256 = 8,192 logits at 38 | 16 bytes.
-    embedding = 2048 * 12 * BYTE
+    # The lookup: 4 | 8 bytes for 2,048 elements, and the table's gradient of 256 * 64 elements is zeroed. The head: final norm,
+    # 3 * 2 * 32 * 64 * 256 FLOPs, and the unfused loss of 32 * 256 = 8,192 logits at 38 | 16 bytes.
+    embedding = (2048 * 12 + 256 * 64 * 2) * BYTE
     head = 2048 * 10 * BYTE + 3_145_728 * FLOP + 8192 * 54 * BYTE
     # Each stage sends 32 * 64 * 2 = 4,096 bytes to the other one in the same node.
     send_recv = 2 * 4096 * LINK

@@ -15,8 +15,9 @@ LAYER = (2_494_464 + 5_056_512) * FLOP + (77_824 + 102_400) * BYTE
 WEIGHT_GRAD = 2_359_296 * FLOP
 #: The head's: 2 * 32 * 64 * 256 FLOPs.
 HEAD_WEIGHT_GRAD = 1_048_576 * FLOP
-#: The lookup reads, writes and accumulates 2,048 elements: 4 and 8 bytes each.
-EMBEDDING = 2048 * 12 * BYTE
+#: The lookup reads, writes and accumulates 2,048 elements: 4 and 8 bytes each. The table's gradient of 256 * 64 elements is
+#: zeroed (2 bytes) and added to the 16-bit buffer (6).
+EMBEDDING = (2048 * 12 + 256 * 64 * 8) * BYTE
 #: 32 tokens of 64 values in two bytes to the next stage of the same node.
 SEND = 4096 * LINK
 RUN = {"compile": True}
