@@ -268,17 +268,19 @@ class CostModel:
         Every kernel splits into what its units, its memory and its launch take, each rescaled by its own ratio: the physical
         models run with the other device's figures, and the learnt corrections read the regimes that result.
         """
-        linears, factor, scale = self.linears.on(device), derivation.power_slowdown, derivation.kernel_scale
+        scale, faster = derivation.kernel_scale, min(derivation.power_slowdown, 1.0)
         # what a laboratory's machine is slower than others is no property of its device
         derating, quantised = min(self.derating, OTHER_LABORATORY.factor), self.quantised_derating
+        sustained = _at_power(device, derivation.power_slowdown)
+        linears = self.linears.on(sustained)
         return replace(
             links, device=device, linears=linears, grouped=replace(self.grouped, linear=linears),
-            attention=self.attention.on(device), kernels=replace(self.kernels, bandwidth=device.memory_bandwidth),
+            attention=self.attention.on(sustained), kernels=replace(self.kernels, bandwidth=device.memory_bandwidth),
             collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
             network_bandwidth=device.network_bandwidth,
             contention=contention_on(device, self.device, self.contention),
-            derating=max(derating * factor, 1.0) * scale.get("bf16", 1.0),
-            quantised_derating=Derating(max(quantised.factor * factor, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),
+            derating=max(derating * faster, 1.0) * scale.get("bf16", 1.0),
+            quantised_derating=Derating(max(quantised.factor * faster, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),
             shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                           for key, rate in links.shared_links.items()},
             doubt=DEVICE_DOUBTS[derivation.similarity],
@@ -305,3 +307,8 @@ class CostModel:
         factor, spread = self.quantised_derating
         estimate = self._doubted(estimate, "quantised")
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
+
+
+def _at_power(device: Device, slowdown: float) -> Device:
+    """Return the device with the peaks that its power sustains: a kernel bound by memory or launch is no slower for it."""
+    return replace(device, peak_flops={dtype: peak / max(slowdown, 1.0) for dtype, peak in device.peak_flops.items()})

@@ -87,7 +87,7 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     # 2,500 over 2,250 TFLOP/s; (1,200 - 150) / (1,000 - 150) W to the third root is 1.073, of which the peak has 1.11
     assert said == (
         "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm, of the same generation, rescaled by the "
-        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, time at the limit of power x 1.04)"
+        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, compute time at the limit of power x 1.04)"
     )
     assert profile.derivation is not None and profile.derivation.similarity == "architecture" and not profile.tables
     assert profile.device.nvlink_domain == 72 and profile.device.gpus_per_node == 4
