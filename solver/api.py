@@ -135,7 +135,8 @@ def configured_strategy(problem: Problem, config: RunConfig, sequences: int | No
     if given.get("zero_shard_size", -1) < 1:  # InternEvo's -1: all ranks that share parameters
         given["zero_shard_size"] = _replicas({**given, "dp": dp}) if given.get("zero", Strategy.zero) else 1
     try:
-        strategy = problem.run.replace(**{**given, "dp": dp})
+        by_stage = problem.run.recompute_stage_layers  # a constant, which another recomputation would reset
+        strategy = problem.run.replace(**{**given, "dp": dp}, recompute_stage_layers=by_stage)
         check_layout(problem.model, problem.cluster, strategy)
     except InputError as error:
         raise InputError(f"{config.name}: {error}") from None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from toy import make_problem, some_layouts, toy_cost
+from toy import DEVICE, make_problem, some_layouts, toy_cost
 
 from profiler.errors import InputError
 from solver.formats.config_file import RunConfig, load_run_config, read_source
@@ -24,6 +25,9 @@ from solver.step.solutions import estimate_layouts
 _ON_DISK = 10  #: layouts of which files are written
 
 
+EVERY_FORMAT = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 2e15, "mxfp8": 2e15, "nvfp4": 4e15}))
+
+
 def model_of(name: str) -> ModelSpec:
     return load_run_config(f"configs/models/{name}.json").model
 
@@ -33,7 +37,7 @@ def layouts_of(
 ) -> list[Strategy]:
     """Return random layouts of a search, with the framework's defaults where ``constants`` say nothing."""
     flags = {key: value for key, value in framework_of(framework).flags.items() if key != "zero"}
-    problem = make_problem(model, world, toy_cost(), seq_len, framework=framework, **{**flags, **constants})
+    problem = make_problem(model, world, EVERY_FORMAT, seq_len, framework=framework, **{**flags, **constants})
     found = some_layouts(problem, 4 * world, count, seed)
     return [found.strategy(index, problem.run) for index in range(len(found))]
 
@@ -62,7 +66,7 @@ def round_trips(model: ModelSpec, runs: list[Strategy], ending: str, folder: Pat
 
 def assert_same_estimate(model: ModelSpec, runs: list[Strategy]) -> None:
     """Assert that what ``effective`` leaves out of a layout changes neither its time nor its memory."""
-    cost = toy_cost()
+    cost = EVERY_FORMAT
     for run in runs:
         one, other = (
             estimate_layouts(problem_of(model, same, cluster_of(cost.device, {}), cost), Layouts.of([same]))

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from predictor.cost_model import CostModel
+from profiler.errors import InputError
+from profiler.profile.profile import Device
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
 from solver.layers.program import HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
@@ -18,7 +20,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.pipeline_layout import chunk_layers
-from solver.spec.precision import QUANTISED, ElementBytes, element_bytes
+from solver.spec.precision import BLOCK_SCALED, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.run_rules import check_host
 from solver.spec.strategy import Recompute, Strategy
@@ -93,12 +95,20 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     """
     check_model(model, run.seq_len, approximate)
     check_host(cluster, run)
+    _check_format(run.precision, cost.device)
     cluster = cluster.for_world(run.world_size)
     node = cluster.gpus_per_domain
     cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
     cost = replace(cost, host_rates={name: rate for name, rate in rates.items() if rate})
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
+
+
+def _check_format(precision: str, device: Device) -> None:
+    """Raise InputError where a device has no units for block-scaled values: Transformer Engine's recipes refuse it then."""
+    if precision in BLOCK_SCALED and precision not in device.peak_flops:
+        known = ", ".join(sorted(device.peak_flops))
+        raise InputError(f"precision {precision} does not run on {device.name}, whose number formats are {known}")
 
 
 def attention_generation(run: Strategy, cost: CostModel) -> int:

@@ -9,11 +9,15 @@ import pytest
 from round_trip import layouts_of, model_of, round_trips
 
 from profiler.errors import InputError
+from profiler.profile.profiles import find_profile
+from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.formats.same_layout import same_model
 from solver.formats.yaml_text import read_yaml
 from solver.spec.strategy import Strategy
+from solver.step.per_stage import time_of_stages
+from solver.step.time import PARTS
 
 PRIMUS = "primus-2026"
 CONSTANTS: dict[str, dict[str, Any]] = {
@@ -134,3 +138,20 @@ def test_an_example_as_it_is_published(tmp_path: Path) -> None:
 def test_what_is_not_described_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         load(tmp_path, EXAMPLE.replace(old, new))
+
+
+def test_what_the_stages_recompute_comes_back_as_the_priced_layout() -> None:
+    layout = {
+        "framework": PRIMUS,
+        "pp": 2,
+        "zero": 1,
+        "recompute": "full",
+        "recompute_stage_layers": "3+0",
+        "num_micro_batches": 8,
+        "pipeline_layout": "Et*16|t*16L",
+    }
+    config = RunConfig("llama3_8b", model_of("llama3_8b"), layout, 4096, Path("llama3_8b"))
+    problem = load_problem(config, 16, profile=find_profile("h100_sxm")[0])
+    read = configured_strategy(problem, config)
+    assert (read.recompute, read.recompute_stage_layers) == ("full", "3+0")
+    assert time_of_stages(estimate(problem, [read]), 0)[PARTS.index("recompute")].tolist()[1] == 0.0

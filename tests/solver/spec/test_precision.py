@@ -110,10 +110,18 @@ def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None
     assert added == pytest.approx(parameters * 4 * (4 * BYTE + LINK) + 4 * LINK, rel=1e-9)
 
 
-def test_block_scaled_fp8_has_the_same_peak(h100_model: CostModel) -> None:
-    problems = [make_problem(TINY, 1, h100_model, 64, precision=name) for name in ("fp8", "mxfp8")]
+def test_block_scaled_fp8_has_the_same_peak() -> None:
+    cost = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 2e15, "mxfp8": 2e15}))
+    problems = [make_problem(TINY, 1, cost, 64, precision=name) for name in ("fp8", "mxfp8")]
     plain, scaled = (estimated(each, [each.run]) for each in problems)
     assert plain.mfu[0] / plain.tgs[0] == pytest.approx(scaled.mfu[0] / scaled.tgs[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_block_scaled_formats_need_their_units(h100_model: CostModel, precision: str) -> None:
+    message = f"precision {precision} does not run on NVIDIA H100 SXM 80GB, whose number formats are bf16, fp16, fp32, fp8"
+    with pytest.raises(InputError, match=message):
+        make_problem(TINY, 1, h100_model, 64, precision=precision)
 
 
 def quantised(device: Device = DEVICE, **constants: Any) -> Solutions:
