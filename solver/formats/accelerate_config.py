@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from profiler.errors import InputError, shown
 from solver.formats.argument_rules.accelerate import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun, Source, model_beside
@@ -16,7 +17,7 @@ from solver.formats.known_keys import Described, Known, check_described, check_k
 from solver.formats.literal_python import Section
 from solver.formats.script_words import arguments, program_at, script_words, settings_after
 from solver.formats.section_reader import SectionReader
-from solver.formats.trainer_script import PROGRAM, batch_of
+from solver.formats.trainer_script import PROGRAM, trainer_fields
 from solver.spec.frameworks import framework_of
 
 FSDP1, FSDP2, DDP = "fsdp", "torchtitan-2025-06", "pytorch-ddp"
@@ -82,9 +83,9 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
         "grad_dtype": dtype if sharded else "fp32", "recompute": "full" if again else "none", "recompute_layers": -1,
         "compile": file.section("dynamo_config").text("dynamo_backend", "NO").upper() == "INDUCTOR", **shards,
     }  # fmt: skip
-    batch = _batch(source)
+    batch, unread = _launched(sections, source, dtype)
     model = model_beside(source, "accelerate's settings hold no model")
-    ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
+    ignored = (*unread_keys(sections, KNOWN, "", file.read), *unread)
     stated = {"micro_batch_size", "num_micro_batches", "seq_len"}
     refusals = broken(RULES, Arguments(flattened(sections), world))
     return FileRun(model, layout | batch, tuple(sorted(stated - batch.keys())), ignored, refusals=refusals)
@@ -110,16 +111,37 @@ def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:
     return {"framework": FSDP2, "zero": 3 if again else 2, "zero_shard_size": shard}
 
 
-def _batch(source: Source) -> dict[str, int]:
-    """Return what the script of the same name states of the batch, where there is one."""
+#: Arguments of accelerate launch that say where it runs, or how a process is started.
+_PLACES = {
+    "--config_file", "--machine_rank", "--main_process_ip", "--main_process_port", "--rdzv_backend", "--rdzv_conf", "--role",
+    "--tee", "--log_dir", "--max_restarts", "--monitor_interval", "--same_network", "--multi_gpu", "--use_fsdp", "--quiet",
+}  # fmt: skip
+
+
+def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what the script of the same name states, where there is one, and its arguments that are not read.
+
+    Raises InputError where it gives accelerate another value than the settings, which it would take instead.
+    """
     name = f"{source.path.stem}.sh"
     text = source.beside(name)
     if text is None:
-        return {}
+        return {}, ()
     script = Source(source.path.parent / name, text, source.beside)
     words = script_words(script)
     at = program_at(words, PROGRAM)
-    return {} if at is None else batch_of(arguments(words[at + 1 :], script.path), script.path)
+    if at is None:
+        return {}, ()
+    start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
+    plain = flattened(sections)
+    for argument, value in arguments(words[start:at], script.path).items():
+        own = next((plain[key] for key in plain if key.rpartition(".")[2] == argument.lstrip("-")), None)
+        if argument not in _PLACES and str(value).lower() != str(own).lower():
+            there = "nothing of it" if own is None else shown(own)
+            raise InputError(
+                f"{script.path}: {argument} is {shown(value)}, but {source.path.name} says {there}; write the same there"
+            )
+    return trainer_fields(arguments(words[at + 1 :], script.path), precision, script.path)
 
 
 def settings_of_script(source: Source) -> Source:

@@ -6,6 +6,7 @@ launches transformers' run_clm.py, whose model is the config.json beside it; wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,14 @@ from solver.formats.script_words import (
 from solver.formats.section_reader import SectionReader
 from solver.formats.text_file import json_object
 from solver.formats.trainer_script import PROGRAM as TRAINER
-from solver.formats.trainer_script import batch_of
+from solver.formats.trainer_script import trainer_fields
 from solver.spec.frameworks import framework_of
 
 _MARKS = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+_BATCH = {"micro_batch_size": "train_micro_batch_size_per_gpu", "num_micro_batches": "gradient_accumulation_steps"}
 _NO_MODEL = "DeepSpeed's settings hold no model"
+#: Models of transformers are not divided, and attend by torch's scaled_dot_product_attention, a flash kernel.
+_TRANSFORMERS = {"tp": 1, "pp": 1, "attention": "flash"}
 _SETTINGS = ("--deepspeed_config", "--deepspeed")
 
 
@@ -52,8 +56,8 @@ def read_deepspeed(source: Source) -> FileRun:
     settings = _zero(file) | _precision(file)
     script = _script(source)
     words = script_words(script) if script else ()
-    launched = _launched(words, script.path, source) if script else None
-    stated: Mapping[str, Any] = launched.layout if launched else {"tp": 1, "pp": 1}
+    launched = _launched(words, script.path, source, settings["precision"]) if script else None
+    stated: Mapping[str, Any] = launched.layout if launched else _TRANSFORMERS | _ranks(file)
     if settings["zero"]:
         settings["zero_shard_size"] = stated.get("dp", -1)
     model = launched.model if launched else model_beside(source, _NO_MODEL)
@@ -121,7 +125,7 @@ def _enabled(section: SectionReader) -> bool:
 
 def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:
     """Return the micro batches, of which DeepSpeed derives any from the others: whole = micro batch * steps * dp."""
-    keys = {"micro_batch_size": "train_micro_batch_size_per_gpu", "num_micro_batches": "gradient_accumulation_steps"}
+    keys = _BATCH
     found = {field: file.whole(key) for field, key in keys.items() if file.get(key, AUTO) != AUTO}
     dp = launched.get("dp")
     if dp and file.get("train_batch_size", AUTO) != AUTO:
@@ -150,7 +154,22 @@ def _megatrons(words: Sequence[str], script: Source | None) -> dict[str, Any]:
     return arguments(words[at + 1 :], script.path) if script and at is not None else {}
 
 
-def _launched(words: Sequence[str], path: Path, source: Source) -> FileRun:
+def _ranks(file: SectionReader) -> dict[str, int]:
+    """Return the ranks of settings without a script: the whole batch over micro batch and steps, where it is stated."""
+    if file.get("train_batch_size", AUTO) == AUTO:
+        return {}
+    each = [file.whole(key) for key in _BATCH.values() if file.get(key, AUTO) != AUTO]
+    whole = file.whole("train_batch_size")
+    if len(each) < len(_BATCH):
+        raise file.wrong(
+            "train_batch_size", f"beside {' and '.join(_BATCH.values())}, or beside the script that says the ranks"
+        )
+    if whole % math.prod(each):
+        raise file.wrong("train_batch_size", f"a multiple of {' times '.join(_BATCH.values())}, {math.prod(each)}")
+    return dict.fromkeys(("world_size", "dp"), whole // math.prod(each))
+
+
+def _launched(words: Sequence[str], path: Path, source: Source, precision: str) -> FileRun:
     """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
     at, trainer = program_at(words, PROGRAM), program_at(words, TRAINER)
     if at is not None:
@@ -158,9 +177,9 @@ def _launched(words: Sequence[str], path: Path, source: Source) -> FileRun:
     if trainer is None:
         raise InputError(f"{path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it")
     world = ranks_of_launch(words[:trainer], path)
-    batch = batch_of(arguments(words[trainer + 1 :], path), path)
-    sizes = {"world_size": world, "dp": world, "tp": 1, "pp": 1}
-    return FileRun(model_beside(source, _NO_MODEL), sizes | batch)
+    fields, ignored = trainer_fields(arguments(words[trainer + 1 :], path), precision, path)
+    sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
+    return FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored)
 
 
 def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:

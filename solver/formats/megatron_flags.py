@@ -63,9 +63,9 @@ NEUTRAL = _flags(
     "max-position-embeddings megatron-fsdp-grad-comm-dtype megatron-fsdp-main-grads-dtype megatron-fsdp-main-params-dtype "
     "outer-dp-sharding-strategy mock-data moe-per-layer-logging moe-router-dtype moe-router-load-balancing-type "
     "moe-router-pre-softmax moe-router-topk-scaling-factor mtp-loss-scaling-factor no-bias-gelu-fusion "
-    "no-check-for-nan-in-loss-and-grad no-rope-fusion overlap-p2p-communication-warmup-flush "
+    "no-check-for-nan-in-loss-and-grad no-position-embedding overlap-p2p-communication-warmup-flush "
     "overlap-param-gather-with-optimizer-step "
-    "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings use-tp-pp-dp-mapping"
+    "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings"
 )
 #: Flags whose small effect is left out of the estimate, with what it is.
 LEFT_OUT = {
@@ -87,6 +87,9 @@ LEFT_OUT = {
     "no-masked-softmax-fusion": "the kernels of an unfused softmax",
     "no-async-tensor-model-parallel-allreduce": "gradients of inputs that are reduced beside nothing",
     "no-bias-dropout-fusion": "the kernels of unfused dropout",
+    "use-tp-pp-dp-mapping": "the order of the ranks, with pipeline stages before replicas inside a node",
+    "no-rope-fusion": "the kernels of an unfused rotary embedding",
+    "rampup-batch-size": "the smaller batches before the whole one",
 }
 #: Values of these with which they do nothing.
 IDLE = {"rotary-percent": 1.0, "empty-unused-memory-level": 0, "tp-comm-bootstrap-backend": "nccl"}
@@ -95,7 +98,6 @@ UNMODELLED = {
     "use-torch-fsdp2": "FSDP2",
     "fine-grained-activation-offloading": "activations on the host",
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
-    "rampup-batch-size": "a batch that grows",
     "spec": "layers of a specification of one's own",
     "hybrid-override-pattern": "layers that are no transformer layers",
     "experimental-attention-variant": "attention of another kind",

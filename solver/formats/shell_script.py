@@ -22,6 +22,7 @@ _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^{}]*\})")  #: what the script itself
 _BRACED = re.compile(r"(\w+)(?:\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
 _PREFIXES = ("export", "declare", "local", "readonly")
 _CHANGING = ("unset", "read", "let", "mapfile", "readarray")  #: commands that change the variables that they name
+_PRINTING = ("echo", "printf")  #: commands that only show their words
 _BLOCKS = ("for", "while", "until", "case")
 _KEYWORDS = (*_BLOCKS, "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
 _SEPARATORS = (";", "\n", "&", "&&", "|", "||")
@@ -100,6 +101,9 @@ def read_shell(text: str) -> Shell:
             state.succeeded = True if state.chained else state.succeeded
         elif starts and token in _CHANGING:
             at = _forget(state, tokens, at)
+        elif starts and token in _PRINTING:
+            at = next((i for i in range(at, len(tokens)) if tokens[i] in _SEPARATORS), len(tokens))
+            state.succeeded = True if state.chained else state.succeeded
         elif not (starts and (token in _PREFIXES or token.startswith("-") and tokens[at - 2] in _PREFIXES)):
             starts = False
             state.succeeded = True if state.chained else state.succeeded
@@ -271,6 +275,10 @@ def _condition(state: _State, tokens: Sequence[str], used: set[str]) -> bool | N
 def _test(state: _State, tokens: Sequence[str], used: set[str]) -> bool | None:
     if tokens and tokens[0] == "!":
         return _not(_test(state, tokens[1:], used))
+    if len(tokens) == 2 and tokens[0] in ("-n", "-z") and (name := _of_environment(state, tokens[1])):
+        used.add(name)
+        state.defaults[name] = "not set"
+        return tokens[0] == "-z"
     found = [_word(state, token) for token in tokens]
     used.update(*(word.defaults for word in found))
     words = [_plain(word.text) for word in found]
@@ -288,6 +296,13 @@ def _test(state: _State, tokens: Sequence[str], used: set[str]) -> bool | None:
     if compare is None or not all(re.fullmatch(r"-?\d{1,18}", word) for word in (left, right)):
         return None
     return bool(compare(int(left), int(right)))
+
+
+def _of_environment(state: _State, token: str) -> str:
+    """Return the name of the variable that a token is, if only the environment may have it; otherwise ""."""
+    match = re.fullmatch(r"\$(?:\{([A-Za-z_]\w*)(?::?-)?\}|([A-Za-z_]\w*))", token)
+    name = (match[1] or match[2]) if match else ""
+    return "" if name in state.variables else name
 
 
 def _not(value: bool | None) -> bool | None:

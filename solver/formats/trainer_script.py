@@ -1,4 +1,4 @@
-"""The launch of transformers' causal language model example, which accelerate and DeepSpeed start: what a batch is.
+"""The launch of transformers' causal language model example, which accelerate and DeepSpeed start: batch and recomputation.
 
 Source: huggingface/transformers examples/pytorch/language-modeling/run_clm.py and TrainingArguments. Neither accelerate's YAML
 nor an FSDP plugin holds the sequence, and only arguments of the program say it.
@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from profiler.errors import InputError, shown
 from solver.formats.file_run import model_path
 from solver.formats.script_words import whole_argument
 from solver.spec.strategy import Strategy
@@ -23,9 +24,36 @@ BATCH = {
 }
 
 
-def batch_of(given: dict[str, Any], path: Path) -> dict[str, int]:
-    """Return the layout fields that the arguments of a trainer state."""
-    return {field: whole_argument(given, name, path) for name, field in BATCH.items() if name in given}
+#: Optimizers that are Adam with decoupled decay, whose step the framework's description has.
+_ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+_PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16"}
+_AGAIN = "--gradient_checkpointing"
+
+
+def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return (layout fields, arguments that are not read) of a trainer's arguments.
+
+    precision: what the settings beside them say. Raises InputError where they contradict it, and for another optimizer than
+    Adam.
+    """
+    found: dict[str, Any] = {field: whole_argument(given, name, path) for name, field in BATCH.items() if name in given}
+    for name, asked in _PRECISIONS.items():
+        if name in given and _on(given, name, path) and asked != precision:
+            raise InputError(f"{path}: {name} contradicts the settings, whose precision is {precision}; write the same in both")
+    if _AGAIN in given:
+        found |= {"recompute": "full" if _on(given, _AGAIN, path) else "none", "recompute_layers": -1}
+    if (optimizer := given.get("--optim", _ADAM[0])) not in _ADAM:
+        raise InputError(f"{path}: --optim {shown(optimizer)} is not described; {', '.join(_ADAM)} are")
+    read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim"}
+    return found, tuple(name for name in given if name not in read)
+
+
+def _on(given: dict[str, Any], name: str, path: Path) -> bool:
+    """Return a switch, which may stand alone or with a value."""
+    value = str(given[name]).lower()
+    if value not in ("true", "false"):
+        raise InputError(f"{path}: {name} is {shown(given[name])}; it must be True or False")
+    return value == "true"
 
 
 def trainer_lines(run: Strategy, name: str, settings: str) -> list[str]:

@@ -132,7 +132,6 @@ def test_without_a_script_the_batch_is_open(tmp_path: Path) -> None:
         (TEMPLATE, "FULL_SHARD", "4", {"zero": 3, "zero_shard_size": 8}),
         (TEMPLATE, "FULL_SHARD", "_HYBRID_SHARD_ZERO2", {"zero": 2, "zero_shard_size": 8}),
         (TEMPLATE, "FULL_SHARD", "NO_SHARD", {"zero": 0, "zero_shard_size": 1}),
-        (TEMPLATE, "mixed_precision: bf16", "mixed_precision: 'no'", {"precision": "fp32", "grad_dtype": "fp32"}),
         (TEMPLATE, "distributed_type: FSDP", "distributed_type: MULTI_GPU", {"framework": "pytorch-ddp", "grad_dtype": "fp32"}),
         (TEMPLATE, "debug: false", "dynamo_config: {dynamo_backend: INDUCTOR}", {"compile": True}),
         (NEWER, "", "", {"framework": "torchtitan-2025-06", "zero": 3, "recompute": "full", "grad_dtype": "bf16"}),
@@ -143,6 +142,21 @@ def test_without_a_script_the_batch_is_open(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_a_key_means(text: str, old: str, new: str, fields: dict[str, Any], tmp_path: Path) -> None:
     assert old in text and fields.items() <= load(tmp_path, text.replace(old, new)).layout.items()
+
+
+def test_no_mixed_precision_is_fp32(tmp_path: Path) -> None:
+    text = TEMPLATE.replace("mixed_precision: bf16", "mixed_precision: 'no'")
+    fields = {"precision": "fp32", "grad_dtype": "fp32"}
+    assert fields.items() <= load(tmp_path, text, SCRIPT.replace("--bf16", "")).layout.items()
+
+
+def test_what_accelerate_launch_would_override_is_refused(tmp_path: Path) -> None:
+    same = SCRIPT.replace("--config_file", "--num_machines 2 --main_process_port 29500 --config_file")
+    assert load(tmp_path, TEMPLATE, same).layout["world_size"] == 16
+    for argument in ("--num_processes 64", "--mixed_precision fp16", "--dynamo_backend inductor"):
+        name = argument.split()[0]
+        with pytest.raises(InputError, match=f"run.sh: {name} is .*, but run.yaml says .*; write the same there"):
+            load(tmp_path, TEMPLATE, SCRIPT.replace("--config_file", f"{argument} --config_file"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,43 @@ def test_a_trainer_s_script_states_sequence_and_ranks(tmp_path: Path) -> None:
 
 def test_without_a_script_ranks_and_sequence_are_open(tmp_path: Path) -> None:
     beside(tmp_path)
-    config = load(tmp_path, EXAMPLE, "")
+    config = load(tmp_path, {key: value for key, value in EXAMPLE.items() if key != "train_batch_size"}, "")
     assert config.assumed == ("num_micro_batches", "seq_len", "world_size") and config.layout["zero_shard_size"] == -1
+    # a whole batch of 32 in micro batches of 4 and 2 steps is that of 4 ranks; in one of 3 of none
+    batch = EXAMPLE | {"gradient_accumulation_steps": 2}
+    assert (load(tmp_path, batch, "").layout["world_size"], load(tmp_path, batch, "").layout["attention"]) == (4, "flash")
+    with pytest.raises(InputError, match="train_batch_size is 32; it must be a multiple of .*, 12"):
+        load(tmp_path, EXAMPLE | {"gradient_accumulation_steps": 3}, "")
+    with pytest.raises(InputError, match="train_batch_size is 32; it must be beside .* the script that says the ranks"):
+        load(tmp_path, EXAMPLE, "")
+
+
+@pytest.mark.parametrize(
+    ("argument", "fields"),
+    [
+        ("--gradient_checkpointing", {"recompute": "full"}),
+        ("--gradient_checkpointing False", {"recompute": "none"}),
+        ("--bf16", {}),
+    ],
+)
+def test_what_a_trainer_s_arguments_mean(argument: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    beside(tmp_path)
+    found = load(
+        tmp_path, EXAMPLE | {"train_batch_size": 48, "train_micro_batch_size_per_gpu": 3}, f"{TRAINER} {argument} --seed 1"
+    )
+    assert fields.items() <= found.layout.items() and found.layout["attention"] == "flash" and "--seed" in found.ignored
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [("--fp16", "--fp16 contradicts the settings, whose precision is bf16"),
+     ("--optim adafactor", "--optim 'adafactor' is not described"),
+     ("--gradient_checkpointing maybe", "--gradient_checkpointing is 'maybe'; it must be True or False")],
+)  # fmt: skip
+def test_a_trainer_s_arguments_that_are_refused(argument: str, sentence: str, tmp_path: Path) -> None:
+    beside(tmp_path)
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load(tmp_path, EXAMPLE | {"train_batch_size": 48, "train_micro_batch_size_per_gpu": 3}, f"{TRAINER} {argument}")
 
 
 @pytest.mark.parametrize(
