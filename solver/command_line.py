@@ -37,9 +37,9 @@ from solver.arguments import (
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
 from solver.formats.export import not_held, write_export
-from solver.formats.step_log import Batch, read_observation
+from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
-from solver.report.health import Finding, health
+from solver.report.health import health
 from solver.report.memory_timeline import memory_through_step, peak_words, snapshot
 from solver.report.output import (
     balanced_dict,
@@ -136,7 +136,8 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
     strategies = [configured_strategy(problem, config, batch)]
     problem, timed = time_attention(problem, inputs.profile, strategies, timing=not args.no_timing, folder=inputs.times)
     solutions = estimate(problem, strategies)
-    findings = _health(args.health, solutions) if args.health else []
+    measured = read_observation(args.health, strategies[0], inputs.profile.name) if args.health else None
+    findings = health(solutions, 0, measured) if measured else []
     deal = balanced(solutions, 0) if args.balance else None
     show_single(console, solutions, inputs.said, inputs.notes(timed, rounded, stated=set(AXES) & config.layout.keys()))
     if deal:
@@ -177,12 +178,6 @@ def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> N
     found = {"network": inputs.network} | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
     _write_search(args, result, inputs.said, found, console)
     _write_layout(args, deal.solutions if deal else result.best, console)
-
-
-def _health(path: Path, solutions: Solutions) -> list[Finding]:
-    """Return what was measured beside the prediction."""
-    tokens, run = float(solutions.tokens[0]), solutions.problem.run
-    return health(solutions, 0, read_observation(path, Batch(tokens / run.world_size, tokens / run.seq_len)))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
 from solver.formats.megatron_log import config_in_log, has_arguments
 from solver.formats.profiler_trace import Trace, is_trace, read_trace
-from solver.formats.step_log import Batch, Observation, read_observation
+from solver.formats.step_log import Observation, read_observation
 from solver.formats.text_file import read_text
 from solver.inputs import Inputs, load_inputs
 from solver.learning import Lesson, learn
@@ -79,8 +79,7 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     layout = configured_strategy(problem, config, batch)
     solutions = estimate(problem, [layout])
     trace = read_trace(args.log) if is_trace(args.log) else None
-    tokens = float(solutions.tokens[0])
-    observed = _observed(args, trace, Batch(tokens / problem.run.world_size, tokens / problem.run.seq_len))
+    observed = Observation(trace.steps) if trace is not None else read_observation(args.log, layout, inputs.profile.name)
     run, findings = problem.run, health(solutions, 0, observed)
     console.print(
         f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {problem.cost.device.name}; "
@@ -101,10 +100,6 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     if args.json:
         write_json(args.json, plain)
         console.print(f"wrote {args.json}", markup=False)
-
-
-def _observed(args: argparse.Namespace, trace: Trace | None, batch: Batch) -> Observation:
-    return Observation(trace.steps) if trace is not None else read_observation(args.log, batch)
 
 
 def _show_trace(console: Console, trace: Trace, explanation: Explanation) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class Inputs:
             found.append(
                 "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
             )
-        found += [printable(line, 400) for line in self.config.notes]
+        said = {f"left out of the estimate: {what}" for what in left_out}
+        found += [printable(line, 400) for line in self.config.notes if line not in said]
         ignored = self.config.ignored
         if ignored:
             more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""

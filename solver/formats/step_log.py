@@ -20,8 +20,10 @@ import numpy as np
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from profiler.published.nccl_rows import read_log
+from solver.formats.log_statements import check_statements
 from solver.formats.text_file import read_text
 from solver.spec.bounds import number
+from solver.spec.strategy import Strategy
 
 _NUMBER = r"[:=\s|]*([0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)(K?)"
 
@@ -44,8 +46,11 @@ _STEPS: tuple[tuple[str, Callable[[float, Batch], float]], ...] = (
     (r"\biter time \(s\)", lambda value, batch: value),
     (r"\bCurrSamplesPerSec", lambda value, batch: batch.sequences / value),
 )
-#: Most memory, in units of bytes, by its kind. torchtitan prints what is reserved.
+#: Most memory, in units of bytes, by its kind: of nanotron (two lines), NeMo, torchtitan, Megatron-LM and DeepSpeed.
 _PEAKS = (
+    (re.compile(r"\bPeak reserved[:=\s]*([0-9.]+)MiB"), float(1 << 20), "reserved"),
+    (re.compile(r"\bcuda_max_memory_reserved[:=\s]*([0-9.]+)G\b"), GIB, "reserved"),
+    (re.compile(r"\bmax_memory_allocated[:=\s]*([0-9.]+(?:e\+?\d+)?)\b"), 1.0, "allocated"),
     (re.compile(r"\bmemory[:=\s]*([0-9.]+)GiB"), GIB, "reserved"),
     (re.compile(r"\bmax allocated:\s*([0-9.]+)"), float(1 << 20), "allocated"),
     (re.compile(r"\bMaxMemAllocated=([0-9.]+)\s*GB"), GIB, "allocated"),
@@ -83,14 +88,16 @@ class Observation:
     collectives: tuple[Collectives, ...] = ()
 
 
-def read_observation(path: Path, batch: Batch) -> Observation:
-    """Read what was measured from a file.
+def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
+    """Read what was measured of ``run`` on ``hardware`` (the profile's name) from a file.
 
-    Raises InputError for a file that holds nothing of what is read.
+    Raises InputError for a file that holds nothing of what is read, and for the log of another run.
     """
     text = read_text(path, "a log or a JSON object", _MOST_BYTES)
     if text.lstrip().startswith("{"):
         return _from_json(text, path)
+    check_statements(_ANSI.sub("", text), path, run, hardware)
+    batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
     steps = step_seconds(text, batch)
     collectives = _from_nccl_tests(path) if "nThread" in text else ()
     if not len(steps) and not collectives:

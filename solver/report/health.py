@@ -11,6 +11,7 @@ import numpy as np
 from predictor.estimate import Z90
 from predictor.network.as_found import PROBE_BYTES
 from predictor.network.collective_points import sent_share
+from profiler.errors import InputError
 from profiler.profile.profile import GIB, MIB
 from solver.formats.step_log import Collectives, Observation
 from solver.report.explain import Explanation, explain
@@ -63,6 +64,13 @@ def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterat
 
 
 def _step(solutions: Solutions, index: int, why: Explanation, measured: float) -> Iterator[Finding]:
+    """Yield what a measured step says. Raises InputError where the GPUs would exceed their peak."""
+    utilization = float(solutions.mfu[index]) * why.seconds / measured
+    if utilization > 1:
+        raise InputError(
+            f"a step of {seconds(measured)} would take {utilization:.0%} of the GPUs' peak FLOP/s: its batch, its GPUs or its "
+            "seconds are not those of this layout"
+        )
     low, high = why.interval
     text = f"a step takes {seconds(measured)}; predicted {seconds(why.seconds)}, 90% interval {seconds(low)} to {seconds(high)}"
     verdict = WORSE if measured > high else BETTER if measured < low else AS_PREDICTED

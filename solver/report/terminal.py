@@ -24,6 +24,7 @@ from solver.search.variants import Variant
 from solver.spec.cluster import Cluster
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.memory import VERDICTS
 from solver.step.per_stage import memory_of_stages, slowest_stage
 from solver.step.solutions import Solutions
 
@@ -54,6 +55,8 @@ def show_search(
     """Print the whole report of a search. notes: lines about kernels timed for it. variants: searches with other constants."""
     console.print(heading(result.best, profile, notes))
     console.print(verdict_text(result.best))
+    if result.best.verdict(0) == VERDICTS[1]:
+        console.print(Text(surely_fitting(result), style="bold yellow"))
     if variants:
         console.print(_variants_table(variants))
     sizes = [(result.best_of_sizes, i) for i in range(len(result.best_of_sizes))]
@@ -66,6 +69,17 @@ def show_search(
     around = neighbours(result.problem, result.best.layouts.strategy(0, result.problem.run))
     console.print(Text("\n".join([standing(around), *kept_out(around)[:_STEPS]])))
     console.print(_searched(result))
+
+
+def surely_fitting(result: SearchResult) -> str:
+    """Return what the fastest layout found that is sure to fit costs, in words."""
+    kept = [(found, i) for found in (result.best, result.best_of_sizes, result.pareto) for i in range(len(found))]
+    sure = [(float(found.times.seconds[i]), found, i) for found, i in kept if found.verdict(i) == VERDICTS[0]]
+    if not sure:
+        return "None of the layouts kept is sure to fit."
+    taken, found, index = min(sure, key=lambda one: one[0])
+    memory = f"{found.memory.device[index] / GIB:.1f} GiB, at most {found.memory.bound[index] / GIB:.1f}"
+    return f"Sure to fit, {taken / float(result.best.times.seconds[0]) - 1:+.1%} time: {describe(found, index)}; {memory}"
 
 
 def balance_text(deal: Balanced) -> Text:

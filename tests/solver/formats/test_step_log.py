@@ -10,6 +10,7 @@ import pytest
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from solver.formats.step_log import Batch, read_observation, step_seconds
+from solver.spec.strategy import Strategy
 
 NCCL = """# nThread 1 nGpus 1 minBytes 33554432 maxBytes 67108864 step: 2(factor) warmup iters: 5 iters: 20 validation: 1
 # Collective test starting: all_reduce_perf
@@ -22,6 +23,8 @@ NCCL = """# nThread 1 nGpus 1 minBytes 33554432 maxBytes 67108864 step: 2(factor
 """
 
 
+#: A micro batch of one sequence of 4,096 tokens.
+ONE = Strategy(world_size=1, seq_len=4096)
 BATCH = Batch(tokens_per_gpu=16384, sequences=64)
 
 
@@ -61,14 +64,14 @@ def test_warm_up_is_left_out_where_enough_steps_follow() -> None:
 
 def test_json(tmp_path: Path) -> None:
     text = '{"step_s": [1, 2.5], "peak_memory_gib": 60, "memory_kind": "device", "all_reduce_busbw_gb_s": 35}'
-    found = read_observation(written(tmp_path, text), Batch(1, 1))
+    found = read_observation(written(tmp_path, text), ONE, "h100_sxm")
     assert found.steps.tolist() == [1.0, 2.5] and found.peak_memory == 60 * GIB and found.memory_kind == "device"
     assert found.busbw == 35e9 and found.busbw_in_node is None
 
 
 def test_torchtitan_prints_reserved_memory(tmp_path: Path) -> None:
     lines = "".join(f"step: {i}  memory: {gib}GiB(70%)  tps: 4,096\n" for i, gib in enumerate((55.5, 56.72, 56.7)))
-    found = read_observation(written(tmp_path, lines), Batch(4096, 1))
+    found = read_observation(written(tmp_path, lines), ONE, "h100_sxm")
     assert (
         found.peak_memory == pytest.approx(56.72 * GIB) and found.memory_kind == "reserved" and found.steps.tolist() == [1] * 3
     )
@@ -85,12 +88,12 @@ def test_torchtitan_prints_reserved_memory(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_most_memory_of_any_rank(lines: str, bytes_: float, tmp_path: Path) -> None:
-    found = read_observation(written(tmp_path, lines), BATCH)
+    found = read_observation(written(tmp_path, lines), ONE, "h100_sxm")
     assert (found.peak_memory, found.memory_kind) == (pytest.approx(bytes_), "allocated") and len(found.steps) in (1, 2)
 
 
 def test_tables_of_nccl_tests(tmp_path: Path) -> None:
-    (found,) = read_observation(written(tmp_path, NCCL), Batch(1, 1)).collectives
+    (found,) = read_observation(written(tmp_path, NCCL), ONE, "h100_sxm").collectives
     assert (found.op, found.intra, found.inter) == ("all_reduce", 2, 1)
     np.testing.assert_allclose([found.size, found.seconds], [[2.0**25, 2.0**26], [200e-6, 400e-6]])
 
@@ -108,7 +111,7 @@ def test_tables_of_nccl_tests(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_observation(written(tmp_path, text), Batch(1, 1))
+        read_observation(written(tmp_path, text), ONE, "h100_sxm")
 
 
 def test_a_progress_bar_is_read_by_its_clock() -> None:
@@ -124,3 +127,50 @@ def test_a_progress_bar_is_read_by_its_clock() -> None:
     hours = "8/9 [1:00:10<00:07, 7.50s/it]\r9/9 [1:00:40<00:00, 7.50s/it]"
     assert step_seconds(hours, BATCH).tolist() == [30.0]
     assert len(step_seconds(bar(1) + bar(2), BATCH)) == 0
+
+
+STEPS = "elapsed time per iteration (ms): 512.5\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["  world_size ........................... 16\n  global_batch_size ............... 64\n", "global_batch_size: 64 ",
+     "local batch size 2, global batch size 64, gradient accumulation steps 1, sequence length 4096, total",
+     "NVIDIA H100 80GB HBM3",
+     " iteration 9/ 500000 | global batch size:    32 |\n iteration 10/ 500000 | global batch size:    64 |",
+     "global_batch_size: 1.02K", "my_world_size: 7", "NVIDIA driver 550", "GPU: NVIDIA Z999"],
+)  # fmt: skip
+def test_a_log_of_this_run_is_read(said: str, tmp_path: Path) -> None:
+    run = Strategy(world_size=16, dp=16, seq_len=4096, micro_batch_size=2, num_micro_batches=2)
+    assert len(read_observation(written(tmp_path, said + STEPS), run, "h100_sxm").steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("global_batch_size: 128", "its global batch size is 128, but that of the layout is 64; give the run's own layout"),
+        ("local batch size 4, global batch size 64, sequence length 8192, total", "its sequence length is 8192, .* 4096"),
+        ("  micro_batch_size ............ 1\n", "its micro batch size is 1, but that of the layout is 2"),
+        ("using world size: 32, data-parallel size: 32", "its world size is 32, but that of the layout is 16"),
+        ("  tensor_model_parallel_size ... 2\n", "its tensor-parallel size is 2, but that of the layout is 1"),
+        (
+            "[titan] CUDA capacity: NVIDIA A100-SXM4-80GB with 79.25GiB memory\n",
+            "it ran on a100_sxm_80gb, but the profile is h100_sxm",
+        ),
+    ],
+)
+def test_the_log_of_another_run_is_refused(said: str, sentence: str, tmp_path: Path) -> None:
+    run = Strategy(world_size=16, dp=16, seq_len=4096, micro_batch_size=2, num_micro_batches=2)
+    with pytest.raises(InputError, match=sentence):
+        read_observation(written(tmp_path, said + "\n" + STEPS), run, "h100_sxm")
+
+
+@pytest.mark.parametrize(
+    ("line", "bytes_", "kind"),
+    [(" Memory usage: 1024.00MiB. Peak allocated 40000.00MiB. Peak reserved: 55102.00MiB", 55102.0 * 2**20, "reserved"),
+     ("iteration: 5 / 100 | cuda_max_memory_reserved: 55.1G | ", 55.1 * GIB, "reserved"),
+     ("max_memory_allocated: 42949672960", 40 * GIB, "allocated")],
+)  # fmt: skip
+def test_memory_of_nanotron_and_nemo(line: str, bytes_: float, kind: str, tmp_path: Path) -> None:
+    found = read_observation(written(tmp_path, f"{line}\n{STEPS}"), ONE, "h100_sxm")
+    assert (found.peak_memory, found.memory_kind) == (pytest.approx(bytes_), kind)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toy import LINK, NETWORK, estimated, make_problem, toy_cost
 
+from profiler.errors import InputError
 from solver.formats.step_log import Collectives, Observation
 from solver.report.explain import explain
 from solver.report.health import health
@@ -105,3 +106,11 @@ def test_memory(solutions: Solutions) -> None:
     for factor, verdict in ((1.05, "as predicted"), (1.2, "worse"), (0.8, "better")):
         found = texts(solutions, Observation(np.empty(0), peak_memory=reserved * factor, memory_kind="reserved"))
         assert list(found.values()) == [verdict]
+
+
+def test_a_step_that_no_gpu_could_take_is_refused(solutions: Solutions) -> None:
+    # at its peak of 1e15 FLOP/s a GPU would take the share mfu of the predicted step
+    least = float(solutions.mfu[0] * solutions.times.seconds[0])
+    assert texts(solutions, Observation(np.array([least * 1.01])))
+    with pytest.raises(InputError, match="would take 101% of the GPUs' peak FLOP/s: its batch, its GPUs or its seconds"):
+        health(solutions, 0, Observation(np.array([least / 1.01])))

@@ -1,0 +1,48 @@
+"""What a trainer's log says of its run, beside the layout that it is compared with: one log of another run teaches nonsense."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from profiler.errors import InputError
+from profiler.profile.devices import DATASHEETS, device_named
+from solver.spec.strategy import Strategy
+
+#: A whole number after a name, which nanotron's shortened ones (1.02K) are not.
+_COUNT = r"[\s.:=]+([0-9]{1,9})(?![\w.]|,\d)"
+#: What is said -> names of it in the logs and argument lists of Megatron-LM, NeMo, torchtitan, nanotron and DeepSpeed.
+_NAMES = {
+    "global batch size": r"global[_ ]batch[_ ]size",
+    "micro batch size": r"micro[_ ]batch[_ ]size",
+    "sequence length": r"(?:sequence[_ ]length|(?:encoder_)?seq_length|seq_len)",
+    "world size": r"world[_ ]size",
+    "tensor-parallel size": r"tensor_model_parallel_size",
+    "pipeline-parallel size": r"pipeline_model_parallel_size",
+}
+_GPU = re.compile(r"\b((?:NVIDIA|AMD Instinct)[ -][A-Z]{1,2}\d{2,3}[\w-]*)((?: [\w-]+){0,3})")
+
+
+def check_statements(text: str, path: Path, run: Strategy, hardware: str) -> None:
+    """Raise InputError where a log states another batch, sequence, size or GPU than the layout and the profile have.
+
+    A batch that grows counts as it is in the end. hardware: name of the profile.
+    """
+    ours = {
+        "global batch size": run.global_batch_sequences, "micro batch size": run.micro_batch_size,
+        "sequence length": run.seq_len, "world size": run.world_size, "tensor-parallel size": run.tp,
+        "pipeline-parallel size": run.pp,
+    }  # fmt: skip
+    for what, name in _NAMES.items():
+        said = re.findall(rf"\b{name}{_COUNT}", text)
+        if said and int(said[-1]) != ours[what]:
+            raise InputError(
+                f"{path}: its {what} is {said[-1]}, but that of the layout is {ours[what]}; give the run's own layout"
+            )
+    if hardware in DATASHEETS:
+        for gpu, more in set(_GPU.findall(text)):
+            words = [gpu, *more.split()]
+            spellings = [" ".join(words[:count]) for count in range(len(words), 0, -1)]
+            named = next((found for word in spellings if (found := device_named(word)) in DATASHEETS), hardware)
+            if named != hardware:
+                raise InputError(f"{path}: it ran on {named}, but the profile is {hardware}; give --profile {named}")
