@@ -78,7 +78,7 @@ def load_problem(
     precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
     flags = {**chosen.flags_of(precision), **chosen.best_practice}
     defaults = {key: value for key, value in flags.items() if key not in _AXES}
-    length = seq_len or run_config.seq_len or DEFAULT_SEQ_LEN
+    length = seq_len or run_config.seq_len or min(DEFAULT_SEQ_LEN, run_config.model.max_position_embeddings or DEFAULT_SEQ_LEN)
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(run_config.model, run, place, cost, approximate)

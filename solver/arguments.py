@@ -56,7 +56,11 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--as", dest="as_device", metavar="DEVICE", help="rescale the profile to another device: one of "
                    "configs/devices, or a device file of your own (.json)")  # fmt: skip
     p.add_argument("--cluster", help="a name under configs/clusters or a file: GPUs per node, network, memory")
-    p.add_argument("--seq_len", type=int, help="tokens of a sequence (default: the config's)")
+    p.add_argument(
+        "--seq_len",
+        type=int,
+        help="tokens of a sequence (default: the config's, else 4096, or as many as the model has positions for)",
+    )
     p.add_argument(
         "--framework",
         help="the framework, or its release, that will run it (default: InternEvo for its configs, else megatron-core)",

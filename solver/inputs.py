@@ -113,6 +113,11 @@ def _learned(path: Path, problem: Problem, said: str) -> tuple[Problem, str]:
 def _world_size(given: int | None, config: RunConfig) -> int:
     """Return the number of GPUs; a config that states one must agree with the option."""
     stated = config.layout.get("world_size")
+    if given is not None and stated not in (None, given) and "world_size" in config.assumed:
+        raise InputError(
+            f"--world_size is {given}, but the layout of {config.source}, which states no GPUs, was read for {stated}: state them "
+            "in it (Megatron-Bridge: comm_overlap.data_parallel_size), and leave the option out"
+        )
     if given is not None and stated not in (None, given):
         raise InputError(f"--world_size is {given}, but {config.source} states a layout of {stated}; leave one out")
     return int(given or stated or DEFAULT_WORLD_SIZE)

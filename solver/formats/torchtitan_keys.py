@@ -92,7 +92,7 @@ R2025 = Release(
             "should_quantize fragment_sync_delay fragment_update_alpha"
         ),
         experimental=keys("custom_import custom_args_module"),
-        validation=keys("enabled dataset dataset_path local_batch_size seq_len freq steps"),
+        validation=keys("enable enabled dataset dataset_path local_batch_size seq_len freq steps"),
     ),
     described={
         **_COMMON,
