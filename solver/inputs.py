@@ -115,8 +115,8 @@ def _world_size(given: int | None, config: RunConfig) -> int:
     stated = config.layout.get("world_size")
     if given is not None and stated not in (None, given) and "world_size" in config.assumed:
         raise InputError(
-            f"--world_size is {given}, but the layout of {config.source}, which states no GPUs, was read for {stated}: state them "
-            "in it (Megatron-Bridge: comm_overlap.data_parallel_size), and leave the option out"
+            f"--world_size is {given}, but the layout of {config.source}, which states no GPUs, was read for {stated}: state "
+            "them in it (Megatron-Bridge: comm_overlap.data_parallel_size), and leave the option out"
         )
     if given is not None and stated not in (None, given):
         raise InputError(f"--world_size is {given}, but {config.source} states a layout of {stated}; leave one out")
