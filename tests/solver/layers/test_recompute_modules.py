@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
-from toy import estimated, make_problem
+from toy import DEVICE, estimated, layer_keys, make_problem, run_of
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
+from solver.layers.decoder import layer_program
 from solver.report.explain import explain
 from solver.search.search import search
+from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
+from solver.spec.layer_kinds import PLAIN, LayerKind, layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.run_rules import modules_of
 from solver.spec.strategy import RECOMPUTE_MODULES, Strategy
@@ -113,3 +118,44 @@ def test_all_modules_recompute_all_but_the_projections_of_attention(h100_model: 
     kept = tokens * 2 * (heads + 2 * kv + heads + DENSE.hidden_size)  # q, k, v; the context; what the second norm reads
     assert held - whole == pytest.approx(DENSE.num_hidden_layers * kept, rel=1e-9)
     assert measured(h100_model, every, model=DENSE)[0] < measured(h100_model, "core_attn", "full", DENSE)[0]
+
+
+def kept(model: ModelSpec, kind: LayerKind = PLAIN, **constants: Any) -> dict[str, float]:
+    """Return the bytes of each tensor that a layer saves of 4,096 tokens on one rank."""
+    run = run_of(1, 4096, framework="megatron-core", **constants)
+    program = layer_program(layer_keys("mtp"), model, run, cluster_of(DEVICE), kind)
+    return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in program.saved}
+
+
+def test_inputs_of_linears_that_are_not_fused_are_quantised_once_each() -> None:
+    # fp8: latent attention's two down projections each keep a copy of norm1's output; of norm2's the router keeps 16 bits and
+    # the shared expert a copy. Of a dense layer's norms one linear each keeps a copy
+    values, experts = 4096 * MODEL.hidden_size, layer_kinds(MODEL, 4096).kinds[-1]
+    assert experts.experts and MODEL.shared_expert_intermediate_size
+    half, eight = kept(MODEL, experts), kept(MODEL, replace(experts, quantised=True), precision="fp8")
+    assert (half["norm1_output"], half["norm2_output"]) == (2 * values, 2 * values)
+    assert (eight["norm1_output"], eight["norm2_output"]) == (2 * values, 3 * values)
+    dense = kept(DENSE, replace(PLAIN, quantised=True), precision="fp8")
+    assert (dense["norm1_output"], dense["norm2_output"]) == (4096 * DENSE.hidden_size,) * 2
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "megatron-bridge"])
+def test_modules_of_multi_token_prediction_are_recomputed_with_all_layers_and_not_block_by_block(
+    framework: str, h100_model: CostModel
+) -> None:
+    # a model of one layer, and the same with a module: what both take for full recomputation is one layer, or two
+    def steps(modules: int, **layout: Any) -> tuple[float, float]:
+        model = MODEL.replace(num_hidden_layers=4, first_k_dense_replace=0, num_nextn_predict_layers=modules)
+        problem = make_problem(model, 8, h100_model, framework=framework)
+        found = estimated(problem, [problem.run.replace(**BASE, ep=8, **layout)])
+        return float(found.times.seconds[0]), float(found.memory.parts[PARTS.index("loss"), 0])
+
+    def added(modules: int, **layout: Any) -> float:
+        return steps(modules, **layout)[0] - steps(modules, recompute="none")[0]
+
+    whole = [added(modules, recompute="full") for modules in (0, 1)]
+    assert whole[1] - whole[0] == pytest.approx(whole[0] / 4, rel=0.35)  # a layer of four, and the module's projection
+    block = [added(modules, recompute="full", recompute_layers=4) for modules in (0, 1)]
+    assert block[1] == pytest.approx(block[0], rel=0.02)
+    losses = [steps(1, **how)[1] for how in ({"recompute": "none"}, {"recompute": "full"})]
+    assert losses[1] < losses[0]

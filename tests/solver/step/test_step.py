@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation
 from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.step_ops import send_recv_ops
 from solver.step.time import PARTS
 
 LLAMA = ModelSpec(
@@ -189,6 +191,46 @@ def test_zero_2_reduce_scatters_every_micro_batch_and_exposes_the_last_bucket_on
     assert 4 * backward < 3 * reduce_scatter
     # a byte between nodes delays compute by a tenth of its time inside a node, which is half as long
     assert part(found, "gradient_sync") == pytest.approx([reduce_scatter, 4 * reduce_scatter - 4 * backward * 0.95], rel=1e-9)
+
+
+def _slow_links(vpp: int, **layout: Any) -> Solutions:
+    """Return four layers in two stages under Megatron-Core, on 32 ranks of four nodes."""
+    problem = make_problem(TINY.replace(num_hidden_layers=4), 32, toy_cost(), **TINY_RUN, framework="megatron-core",
+                           grad_dtype="fp32", overlap_grad_reduce=True)  # fmt: skip
+    return estimated(problem, [problem.run.replace(dp=16, pp=2, vpp=vpp, zero_shard_size=16, num_micro_batches=4, **layout)])
+
+
+def test_gradients_of_interleaved_chunks_hide_under_the_last_group_of_the_chunks_before_them() -> None:
+    # the second of two chunks is reduced while a group of pp = 2 micro batches runs backward through the first, whose own
+    # gradients follow it: at least half of the message is exposed, and the other half here outlasts the window
+    found = _slow_links(2)
+    last = 2 * 36_864 + 256 + 16_384 + 64  # the parameters of the stage with the head, which are as many as on the first but 64
+    message = last * 4 * NETWORK
+    window = 2 * 2 * float(found.table.layer.times.backward[:, 0].sum()) / 2
+    head = float(found.terms.head.sum())
+    assert window < message / 2 and head > 0
+    exposed = part(found, "gradient_sync")[0]
+    assert exposed == pytest.approx(message - window * 0.95, rel=0.02)
+    assert exposed < part(_slow_links(1), "gradient_sync")[0]
+
+
+def test_a_pipeline_of_torchtitan_reduces_gradients_once_after_its_last_backward_pass() -> None:
+    problem = make_problem(
+        TINY, 32, toy_cost(), **TINY_RUN, framework="torchtitan", grad_dtype="fp32", overlap_grad_reduce=True
+    )
+    layouts = [problem.run.replace(dp=16, pp=2, zero=2, zero_shard_size=16, num_micro_batches=m) for m in (2, 8)]
+    few, many = part(estimated(problem, layouts), "gradient_sync")
+    # a layer, the head and the final norm; FSDP copies the gradients into the message's buffer, two reads and writes
+    parameters = 36_864 + 128 + 16_384 + 64
+    assert few == many == pytest.approx(parameters * 4 * NETWORK + parameters * 4 * 2 * BYTE, rel=1e-9)
+
+
+@pytest.mark.parametrize(("framework", "sent"), [("megatron-lm-2023", 4096 / 2), ("megatron-core", 4096)])
+def test_megatron_core_sends_whole_activations_where_ranks_hold_them(framework: str, sent: float) -> None:
+    # 32 tokens of 64 values in two bytes; earlier code scatters them over the tensor group and gathers them on the other side
+    problem = make_problem(TINY, 4, toy_cost(), **TINY_RUN, framework=framework)
+    op, gather = send_recv_ops(problem, Layouts.of([problem.run.replace(tp=2, pp=2, dp=1, tp_mode="mtp")]).splits)
+    assert op.dims["bytes"][0] == sent and gather.count[0] == (sent < 4096)
 
 
 @pytest.mark.parametrize(("framework", "gathers"), [("fsdp", 4), ("megatron-bridge", 1)])
