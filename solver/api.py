@@ -25,8 +25,10 @@ from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
+from solver.spec.framework import Framework
 from solver.spec.frameworks import known_framework, release_for_search
-from solver.spec.strategy import Strategy, replicas, strategy_from
+from solver.spec.precision import QUANTISED
+from solver.spec.strategy import Strategy, TpMode, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts
@@ -76,12 +78,27 @@ def load_problem(
         given = {key: given[key] for key in ("precision", "attention") if key in given}
     chosen = known_framework(framework)
     precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
+    _check_idle(constants, precision, chosen)
     flags = {**chosen.flags_of(precision), **chosen.best_practice}
     defaults = {key: value for key, value in flags.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or min(DEFAULT_SEQ_LEN, run_config.model.max_position_embeddings or DEFAULT_SEQ_LEN)
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(run_config.model, run, place, cost, approximate)
+
+
+def _check_idle(constants: Mapping[str, Any], precision: Any, framework: Framework) -> None:
+    """Raise InputError for a constant that changes nothing of any layout of the run."""
+    of_format, scaled = f"with precision {precision}", precision in QUANTISED
+    idle = {
+        "fp8_param_gather": (not scaled, of_format), "fp8_recipe": (precision != "fp8", of_format),
+        "num_layers_at_start_in_bf16": (not scaled, of_format), "num_layers_at_end_in_bf16": (not scaled, of_format),
+        "overlap_weight_gather": (TpMode.ISP not in framework.can_run.tp_modes, f"under {framework.name}, which has no isp"),
+    }  # fmt: skip
+    for key in constants.keys() & idle.keys():
+        nothing, why = idle[key]
+        if nothing:
+            raise InputError(f"{key} changes nothing {why}; leave it out")
 
 
 def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple[CostModel, Cluster]:

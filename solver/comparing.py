@@ -92,6 +92,11 @@ def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
         sequences, rounded = None, ""
     elif options.global_batch_size is None and "num_micro_batches" in config.layout:
         sequences, rounded = own.global_batch_sequences, ""
+        if inputs.problem.run.world_size != own.world_size:
+            steps = own.num_micro_batches
+            rounded = (
+                f"every side has the batch of {own.world_size} GPUs; num_micro_batches={steps} keeps the config's steps instead"
+            )
     else:
         sequences, rounded = batch_or_default(options, inputs.problem, inputs.config)
     strategies = [configured_strategy(inputs.problem, inputs.config, sequences)]
