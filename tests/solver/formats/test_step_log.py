@@ -143,6 +143,7 @@ STEPS = "elapsed time per iteration (ms): 512.5\n"
 def test_a_log_of_this_run_is_read(said: str, tmp_path: Path) -> None:
     run = Strategy(world_size=16, dp=16, seq_len=4096, micro_batch_size=2, num_micro_batches=2)
     assert len(read_observation(written(tmp_path, said + STEPS), run, "h100_sxm").steps) == 1
+    assert len(read_observation(written(tmp_path, said + STEPS), run, "h100_96gb_500w").steps) == 1
 
 
 @pytest.mark.parametrize(
