@@ -26,6 +26,7 @@ from solver.report.plan_table import answer, plan_rows, plan_table
 from solver.search.fixed import parse_fixed
 
 _LEAST, _MOST = 8, 16384
+_APART = 1.02  #: a factor beyond which the kernels of a measured machine and of one derived from it are not compared in silence
 #: Options that name one machine, or its price.
 _OF_ONE = ("profile", "as_device", "cluster", "pre_profiling_data_path", "learned", "price")
 
@@ -69,6 +70,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         raise InputError(failed[0])
     notes = dict.fromkeys(line for *_, inputs in offers for line in inputs.notes(_sequences(args, inputs)[1]).splitlines())
     notes |= dict.fromkeys(inputs.said for *_, inputs in offers if inputs.problem.cost.origin == "derived")
+    notes |= dict.fromkeys(_beside_their_base([inputs for *_, inputs in offers]))
     title = _title(args, offers[0][2], bool(args.machines))
     console.print("\n".join([title, *notes, *failed]), markup=False)
     console.print(answer(found, args.days, args.budget), style="bold", markup=False)
@@ -84,6 +86,21 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     if args.json:
         write_json(args.json, {"tokens": args.tokens, "plan": plan_rows(found)})
         console.print(f"wrote {args.json}", markup=False)
+
+
+def _beside_their_base(offers: Sequence[Inputs]) -> list[str]:
+    """Return what sets a derived machine apart from the measured one beside it, other than the chips."""
+    measured, found = {inputs.profile.name: inputs for inputs in offers}, []
+    for inputs in offers:
+        derivation = inputs.profile.derivation
+        base = measured.get(derivation.kernels.name) if derivation else None
+        apart = base.problem.cost.derating / inputs.problem.cost.derating if base else 1.0
+        if base and apart > _APART:
+            found.append(
+                f"{inputs.profile.name} beside {base.profile.name}: GEMMs and attention of the latter carry a factor of "
+                f"{apart:.2f} that a laboratory and training runs on it showed; {inputs.profile.name}, not measured, does not"
+            )
+    return found
 
 
 def _prices(args: argparse.Namespace) -> dict[str, float | None]:
