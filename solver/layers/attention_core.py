@@ -27,7 +27,15 @@ WIDE_SOFTMAX = (4, 13)
 
 def core_ops(shapes: Shapes) -> list[Op]:
     """Return the ops between the projections: from q, k and v after the rotary embedding to the context."""
-    return _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
+    return [*_repeated(shapes), *(_flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes))]
+
+
+def _repeated(shapes: Shapes) -> list[Op]:
+    """Copies of keys and values to as many heads as there are of queries, and the sums of their gradients."""
+    if not shapes.framework.kernels.repeats_kv or np.all(shapes.heads == shapes.kv_heads):
+        return []
+    moved = shapes.tokens * (shapes.kv_heads + shapes.heads) * _kv_dims(shapes) * (shapes.heads > shapes.kv_heads)
+    return memory_bound("kv.repeat", MODULE, "copy", moved, shapes.element, shapes.element)
 
 
 def _kv_dims(shapes: Shapes) -> int:
@@ -37,12 +45,12 @@ def _kv_dims(shapes: Shapes) -> int:
 
 def _qkv_width(shapes: Shapes) -> Array:
     """Width of one token's queries, keys and values on this rank."""
-    return shapes.heads * shapes.model.qk_head_dim + shapes.kv_heads * _kv_dims(shapes)
+    return shapes.heads * shapes.model.qk_head_dim + shapes.core_kv_heads * _kv_dims(shapes)
 
 
 def _heads_after_cp(shapes: Shapes) -> tuple[Array, Array]:
     shared = shapes.heads_shared
-    return np.maximum(shapes.heads // shared, 1), np.maximum(shapes.kv_heads // shared, 1)
+    return np.maximum(shapes.heads // shared, 1), np.maximum(shapes.core_kv_heads // shared, 1)
 
 
 def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array, causal: bool, blocks: Array = 1) -> list[Op]:
@@ -141,7 +149,7 @@ def _ring_corrections(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     """
     model = shapes.model
     context = shapes.tokens * shapes.heads * model.value_head_dim * RING_ROWS
-    gradients = shapes.tokens * (shapes.heads * model.qk_head_dim + shapes.kv_heads * _kv_dims(shapes)) * RING_ROWS
+    gradients = shapes.tokens * (shapes.heads * model.qk_head_dim + shapes.core_kv_heads * _kv_dims(shapes)) * RING_ROWS
     forward, backward = 2.0 * FP32 + shapes.element, 3.0 * shapes.element
     ops = [
         *memory_bound("attention.correction", MODULE, "residual", context, forward, 0.0, ATTENTION_CORE),
@@ -155,7 +163,7 @@ def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
     group = shapes.groups.cp_ring
     apart = group.inter > 1  # the slowest hop of the ring is its bottleneck
     hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
-    size = shapes.tokens * shapes.kv_heads * _kv_dims(shapes) * shapes.element
+    size = shapes.tokens * shapes.core_kv_heads * _kv_dims(shapes) * shapes.element
 
     def send(phase: str, tensors: int, again: tuple[Recompute, ...]) -> Op:
         under = (f"attention.step.{phase}",)
@@ -179,7 +187,7 @@ def _kv_gather(shapes: Shapes) -> list[Op]:
 
 def _whole_kv(shapes: Shapes) -> Array:
     """Elements of the keys and values of whole sequences, for this rank's heads."""
-    return shapes.tokens * shapes.kv_heads * _kv_dims(shapes) * shapes.keys.cp
+    return shapes.tokens * shapes.core_kv_heads * _kv_dims(shapes) * shapes.keys.cp
 
 
 #: Passes over whole keys and values, or their gradients, beside the kernel: forward puts the gathered parts in order (read and
@@ -224,7 +232,7 @@ def _context_exchange(shapes: Shapes) -> list[Op]:
     It is part of the attention core (Transformer Engine's DotProductAttention), which runs it again where it is recomputed.
     """
     model, where = shapes.model, np.where(shapes.heads_shared > 1, 1.0, 0.0)
-    kv = np.maximum(shapes.kv_heads, shapes.heads_shared) * _kv_dims(shapes)
+    kv = np.maximum(shapes.core_kv_heads, shapes.heads_shared) * _kv_dims(shapes)
     qkv = shapes.tokens * (shapes.heads * model.qk_head_dim + kv) * shapes.element
     context = shapes.tokens * shapes.heads * model.value_head_dim * shapes.element
     ops = exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where, ATTENTION_CORE)
@@ -298,7 +306,7 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
     fp32 copies where softmax runs in eager kernels.
     """
     if shapes.run.attention == "flash":
-        gradients = (shapes.heads + shapes.kv_heads) * _kv_dims(shapes) * shapes.element
+        gradients = (shapes.heads + shapes.core_kv_heads) * _kv_dims(shapes) * shapes.element
         gathered = (shapes.run.cp_comm == "allgather") * np.where(shapes.keys.cp > 1, 2, 0) * _whole_kv(shapes) * shapes.element
         return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim) + gathered
 

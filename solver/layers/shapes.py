@@ -70,6 +70,11 @@ class Shapes:
         return self.framework.kernels.dropout and self.run.attention == "unfused" if stated is None else stated
 
     @property
+    def core_kv_heads(self) -> np.ndarray:
+        """Heads of keys and values that the attention core works on, keeps and exchanges."""
+        return self.heads if self.framework.kernels.repeats_kv else self.kv_heads
+
+    @property
     def accumulates(self) -> bool:
         """Whether weight-gradient GEMMs add to the buffer of gradients, which nothing but tables then needs a kernel for."""
         fuses = self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)

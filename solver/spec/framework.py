@@ -35,6 +35,7 @@ class Kernels:
     #: How often q, k and v, and how often the context, are copied between the framework's order of dimensions (sequence first)
     #: and FlashAttention's (batch first). With one sequence in a micro batch the two orders are the same.
     attention_layout_copies: tuple[int, int] = (0, 0)
+    repeats_kv: bool = False  #: keys and values are copied to as many heads as queries have before attention
     scaled_rope_fused: bool = True  #: the kernel of rotary embedding also multiplies by YaRN's attention factor
     clamps_apart: bool = False  #: clamps of experts' gate and up projections are kernels of their own
     #: Each expert's weights are parameters of their own: the host fetches each forward, and handles its gradient and its hook.

@@ -50,6 +50,7 @@ TORCHTITAN_2025 = Framework(
         torch_loss=True,
         compiled_loss=True,
         flash_attention=2,
+        repeats_kv=True,  # models/llama3/model/model.py: repeat_kv
     ),
     tensor_parallel=TensorParallel(  # parallelize_llama.py: always with SequenceParallel norms
         regathers_input=False, shares_input=True, async_backward=False, splits_sequence=True
@@ -86,7 +87,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),
     },
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
-    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "bias_by_expert": True,
+    kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "repeats_kv": False, "bias_by_expert": True,
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
     doubt=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip

@@ -439,3 +439,16 @@ def test_the_norm_of_embeddings() -> None:
         "embedding_norm.forward": SEQ * GQA.hidden_size * 4,
         "embedding_norm.input_grad": SEQ * GQA.hidden_size * 6,
     }
+
+
+def test_torchtitan_copies_keys_and_values_to_every_query_head() -> None:
+    # 1,024 tokens, 16 query heads and 8 of keys and values of 32 values each: 8 read and 16 written, then summed back
+    layer, plain = (program(GQA, "mtp", framework=name) for name in ("torchtitan", "megatron-core"))
+    values = 1024 * 2 * 32
+    moved = {op.phase: float(op.dims["bytes"][0]) for op in layer.ops if op.name == "kv.repeat"}
+    assert moved == {"forward": values * (8 + 16) * 2, "input_grad": values * (8 + 16) * 2}
+    assert not [op for op in plain.ops if op.name == "kv.repeat"]
+    kept = [float(tensor.bytes[0]) for each in (layer, plain) for tensor in each.saved if tensor.name == "qkv"]
+    assert kept == [1024 * 32 * 3 * 16 * 2, 1024 * 32 * (16 + 2 * 8) * 2]
+    ring = program(GQA, "msp", cp=2, cp_comm="ring", framework="torchtitan")
+    assert sizes(ring, "cp")["kv.send.forward"] == 512 * 2 * 16 * 32 * 2

@@ -51,7 +51,14 @@ def test_selection_by_op_recomputes_every_second_gemm() -> None:
     recomputed = rerun("torchtitan", Recompute.SELECTIVE)
     gemms = {op.name for op in tiny("torchtitan").table.layer.estimates.ops if op.kind == LINEAR}
     assert recomputed & gemms == {"wk", "wo", "w3"}
-    assert recomputed - gemms == {"norm1", "rope", "residual1", "norm2", "activation"}  # attention's output is saved
+    assert recomputed - gemms == {
+        "norm1",
+        "rope",
+        "kv.repeat",
+        "residual1",
+        "norm2",
+        "activation",
+    }  # attention's output is saved
     assert rerun("megatron-core", Recompute.SELECTIVE) == {"attention"}
 
 
