@@ -96,7 +96,6 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     text = read_text(path, "a log or a JSON object", _MOST_BYTES)
     if text.lstrip().startswith("{"):
         return _from_json(text, path)
-    check_statements(_ANSI.sub("", text), path, run, hardware)
     batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
     steps = step_seconds(text, batch)
     collectives = _from_nccl_tests(path) if "nThread" in text else ()
@@ -106,6 +105,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
             "'elapsed time per iteration (ms): 512.3' or 'tps: 5,762', or a progress bar of 20 s; a JSON file has "
             '{"step_s": 0.512}'
         )
+    check_statements(_ANSI.sub("", text), path, run, hardware)
     return Observation(steps, *_peak(_ANSI.sub("", text)), collectives=collectives)
 
 
