@@ -83,7 +83,8 @@ def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
     written = copy(options)  # on the GPUs of the command where it names some: there the config's own batch is read
     written.world_size = args.world_size or config.layout.get("world_size") or options.world_size
     options.world_size = options.world_size or config.layout.get("world_size")
-    own = configured_strategy(load_inputs(written, config).problem, config)
+    read = load_inputs(written, config)
+    config, own = read.config, configured_strategy(read.problem, read.config)
     kept = without_filling(config, own)
     if {"pp", "vpp"} & axes.keys():  # a schedule of other stages
         kept.pop("schedule", None)

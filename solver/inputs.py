@@ -65,6 +65,8 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
     config: is used instead of the file that the options name. shows: say in a terminal that a profile is being fitted.
     """
     config = config or load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+    if args.world_size is not None and "world_size" in config.assumed and config.layout.get("world_size"):
+        config = _on_gpus(config, args.world_size)
     cluster = load_cluster(args.cluster) if args.cluster else {}
     if args.profile and TOPOLOGY not in cluster and cluster.get("hardware") not in (None, args.profile):
         raise InputError(
@@ -110,14 +112,27 @@ def _learned(path: Path, problem: Problem, said: str) -> tuple[Problem, str]:
     return replace(problem, cost=replace(cost, learned=learned)), f"{said}; {learned.text()}"
 
 
+def _on_gpus(config: RunConfig, world: int) -> RunConfig:
+    """Return a config that states no GPUs, and was read for some number of them, on ``world``: its batch stays.
+
+    Raises InputError where its sizes do not divide them, or its batch does not divide over them.
+    """
+    layout = config.layout
+    tp, cp, pp, size, steps = (int(layout.get(key, 1)) for key in ("tp", "cp", "pp", "micro_batch_size", "num_micro_batches"))
+    before, dp = int(layout["world_size"]) // (tp * cp * pp), world // (tp * cp * pp)
+    batch = before * size * steps
+    if world % (tp * cp * pp):
+        raise InputError(f"{config.source}: tp {tp} * cp {cp} * pp {pp} do not divide --world_size {world}")
+    if batch % (dp * size):
+        raise InputError(f"{config.source}: its batch of {batch} is no multiple of micro batch {size} * dp {dp}")
+    shards = {"zero_shard_size": dp * cp} if layout.get("zero_shard_size") == before * cp else {}
+    filled = {"world_size": world, "dp": dp, "num_micro_batches": batch // (dp * size), **shards}
+    return replace(config, layout={**layout, **filled})
+
+
 def _world_size(given: int | None, config: RunConfig) -> int:
     """Return the number of GPUs; a config that states one must agree with the option."""
     stated = config.layout.get("world_size")
-    if given is not None and stated not in (None, given) and "world_size" in config.assumed:
-        raise InputError(
-            f"--world_size is {given}, but the layout of {config.source}, which states no GPUs, was read for {stated}: state "
-            "them in it (Megatron-Bridge: comm_overlap.data_parallel_size), and leave the option out"
-        )
     if given is not None and stated not in (None, given):
         raise InputError(f"--world_size is {given}, but {config.source} states a layout of {stated}; leave one out")
     return int(given or stated or DEFAULT_WORLD_SIZE)

@@ -11,6 +11,7 @@ from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
 
 from profiler.errors import InputError
 from solver.command_line import main
+from solver.console import main as foretrain
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
 from solver.formats.same_layout import same_model
@@ -217,3 +218,21 @@ def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureF
     assert "tokens/GPU/s" in command("--config", path, "--json", str(again))
     best = [json.loads(file.read_text())["best"][0] for file in (found, again)]
     assert best[0]["step_s"] == best[1]["step_s"]
+
+
+def test_a_recipe_that_states_no_gpus_is_priced_on_those_of_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # a batch of 16 sequences: dp 4 on 8 GPUs and dp 8 on 16, with 4 and 2 micro batches; dp 12 does not divide it
+    load(tmp_path, OVERRIDES, "qwen3_30b_a3b")
+    path, found = str(tmp_path / "run.yaml"), tmp_path / "found.json"
+    for gpus, dp, steps in ((8, 4, 4), (16, 8, 2)):
+        assert (
+            foretrain(["predict", "--config", path, "--world_size", str(gpus), "--profile", "b200_sxm", "--json", str(found)])
+            == 0
+        )
+        layout = json.loads(found.read_text())["best"][0]["layout"]
+        assert (layout["dp"], layout["num_micro_batches"], layout["zero_shard_size"]) == (dp, steps, dp)
+    assert foretrain(["compare", "--config", path, "--world_size", "16", "--profile", "b200_sxm", ".", "tp=1"]) == 0
+    assert foretrain(["predict", "--config", path, "--world_size", "24"]) == 2
+    assert "run.yaml: its batch of 16 is no multiple of micro batch 1 * dp 12" in capsys.readouterr().err
