@@ -27,6 +27,7 @@ from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import known_framework, release_for_search
+from solver.spec.model import ModelSpec
 from solver.spec.precision import QUANTISED
 from solver.spec.strategy import Strategy, TpMode, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
@@ -65,9 +66,6 @@ def load_problem(
     varied = [key for key in constants if key in AXES]
     if varied:
         raise InputError(f"{varied[0]} is an axis of a search: fix it with search(..., fixed={{{varied[0]!r}: ...}})")
-    of_experts = [key for key in constants if key.startswith("moe_")]
-    if of_experts and not run_config.model.is_mixture_of_experts:
-        raise InputError(f"{of_experts[0]} changes nothing: {run_config.model.name} has no experts; leave it out")
     found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
     cost, place = machine(found, described, world_size)
     place = _limited(place, memory_limit_gib)
@@ -78,7 +76,7 @@ def load_problem(
         given = {key: given[key] for key in ("precision", "attention") if key in given}
     chosen = known_framework(framework)
     precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
-    _check_idle(constants, precision, chosen)
+    _check_idle(constants, run_config.model, precision, chosen)
     flags = {**chosen.flags_of(precision), **chosen.best_practice}
     defaults = {key: value for key, value in flags.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or min(DEFAULT_SEQ_LEN, run_config.model.max_position_embeddings or DEFAULT_SEQ_LEN)
@@ -87,8 +85,11 @@ def load_problem(
     return problem_of(run_config.model, run, place, cost, approximate)
 
 
-def _check_idle(constants: Mapping[str, Any], precision: Any, framework: Framework) -> None:
+def _check_idle(constants: Mapping[str, Any], model: ModelSpec, precision: Any, framework: Framework) -> None:
     """Raise InputError for a constant that changes nothing of any layout of the run."""
+    of_experts = [key for key in constants if key.startswith("moe_")]
+    if of_experts and not model.is_mixture_of_experts:
+        raise InputError(f"{of_experts[0]} changes nothing: {model.name} has no experts; leave it out")
     of_format, scaled = f"with precision {precision}", precision in QUANTISED
     idle = {
         "fp8_param_gather": (not scaled, of_format), "fp8_recipe": (precision != "fp8", of_format),

@@ -12,7 +12,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.formats.argument_rules.accelerate import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
-from solver.formats.file_run import FileRun, Source, model_beside
+from solver.formats.file_run import FileRun, Source, model_beside, script_beside
 from solver.formats.known_keys import Described, Known, check_described, check_keys, keys, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.script_words import arguments, program_at, script_words, settings_after
@@ -123,14 +123,10 @@ def _launched(sections: Section, source: Source, precision: str) -> tuple[dict[s
 
     Raises InputError where it gives accelerate another value than the settings, which it would take instead.
     """
-    name = f"{source.path.stem}.sh"
-    text = source.beside(name)
-    if text is None:
-        return {}, ()
-    script = Source(source.path.parent / name, text, source.beside)
-    words = script_words(script)
+    script = script_beside(source)
+    words = script_words(script) if script else []
     at = program_at(words, PROGRAM)
-    if at is None:
+    if script is None or at is None:
         return {}, ()
     start = next((i + 1 for i in range(at) if words[i] == "launch"), at)
     plain = flattened(sections)

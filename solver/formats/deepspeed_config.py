@@ -15,7 +15,7 @@ from profiler.errors import InputError
 from solver.formats.argument_rules.deepspeed import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.deepspeed_names import AUTO, DESCRIBED, FRAMEWORK, GRADIENTS, KNOWN, NORMS, OWN, PRECISIONS, SWITCHES
-from solver.formats.file_run import FileRun, Source, model_beside
+from solver.formats.file_run import FileRun, Source, model_beside, script_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.megatron_run import run_of_arguments
@@ -54,7 +54,7 @@ def read_deepspeed(source: Source) -> FileRun:
     file = SectionReader(sections, "", where, set())
     check_described(file, DESCRIBED)
     settings = _zero(file) | _precision(file)
-    script = _script(source)
+    script = script_beside(source)
     words = script_words(script) if script else ()
     launched = _launched(words, script.path, source, settings["precision"]) if script else None
     stated: Mapping[str, Any] = launched.layout if launched else _TRANSFORMERS | _ranks(file)
@@ -125,27 +125,19 @@ def _enabled(section: SectionReader) -> bool:
 
 def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:
     """Return the micro batches, of which DeepSpeed derives any from the others: whole = micro batch * steps * dp."""
-    keys = _BATCH
-    found = {field: file.whole(key) for field, key in keys.items() if file.get(key, AUTO) != AUTO}
+    found = {field: file.whole(key) for field, key in _BATCH.items() if file.get(key, AUTO) != AUTO}
     dp = launched.get("dp")
     if dp and file.get("train_batch_size", AUTO) != AUTO:
         whole = file.whole("train_batch_size")
         if len(found) == 1:
-            (field,) = (field for field in keys if field not in found)
+            (field,) = (field for field in _BATCH if field not in found)
             found[field] = max(whole // (dp * next(iter(found.values()))), 1)
         if len(found) == 2 and whole != dp * found["micro_batch_size"] * found["num_micro_batches"]:
             raise file.wrong("train_batch_size", f"the micro batch times the steps of accumulation times {dp} ranks")
-    for field in keys:
+    for field in _BATCH:
         if field in found and launched.get(field, found[field]) != found[field]:
-            raise file.wrong(keys[field], f"{launched[field]}, as its script has it")
+            raise file.wrong(_BATCH[field], f"{launched[field]}, as its script has it")
     return found
-
-
-def _script(source: Source) -> Source | None:
-    """Return the script of the same name."""
-    path = source.path.with_suffix(".sh")
-    text = source.beside(path.name)
-    return None if text is None else Source(path, text, source.beside)
 
 
 def _megatrons(words: Sequence[str], script: Source | None) -> dict[str, Any]:

@@ -25,6 +25,13 @@ class Source:
     beside: Callable[[str], str | None]
 
 
+def script_beside(source: Source) -> Source | None:
+    """Return the launch script of the same name (NAME.sh beside NAME.json or NAME.yaml), or None where there is none."""
+    path = source.path.with_suffix(".sh")
+    text = source.beside(path.name)
+    return None if text is None else Source(path, text, source.beside)
+
+
 @dataclass(frozen=True)
 class FileRun:
     """A run as a framework's file describes it.

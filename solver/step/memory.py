@@ -22,7 +22,7 @@ from solver.step.offload import RESIDENT_LAYERS, gradients_here, states_on_host
 from solver.step.pipeline import end_recomputed, recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
-from solver.step.step_ops import end_elements, rank_groups, shard_ranks, stages_of
+from solver.step.step_ops import end_elements, joined_ends, rank_groups, shard_ranks, stages_of
 from solver.step.workspaces import workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -96,8 +96,7 @@ def stage_state(
         layers = over_kinds(stages.counts[stage], own)
         elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
         if autocast:  # the vocabulary's projection is a linear among the others
-            cast = layers if name != OTHERS else 0.0
-            out[0, :3] += HALF * (cast + (has_head * table.head.parameters_of[OTHERS][key] if name == OTHERS else 0.0))
+            out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
         if kept is not None and name != OTHERS:
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
         partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
@@ -129,8 +128,7 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
     fsdp = np.max([part.parameters[key] for part in table.layers], axis=0) * (2 * sizes.activation + sizes.gradient)
-    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
-    root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    root = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
     root = root * sizes.activation * problem.framework.memory.root_stays
     return np.array([pool, pool, pool, pool + fsdp + root])
 

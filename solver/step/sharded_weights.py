@@ -13,7 +13,7 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
 from solver.step.problem import LayerTable, Problem
 from solver.step.side_stream import SideStreamWork, side_stream_work
-from solver.step.step_ops import ParameterGroup, copy_ops, gather_ops, group_ops, shard_ranks
+from solver.step.step_ops import ParameterGroup, copy_ops, gather_ops, group_ops, joined_ends, shard_ranks
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ def sharded_weight_ops(
     Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
     """
     sizes, sync = problem.element_bytes, problem.framework.data_parallel
-    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
-    root = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    root = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
     ops: list[Op] = []
     held = [("root", root, groups[OTHERS])]
     for kind, part in enumerate(table.layers):

@@ -74,6 +74,11 @@ def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: S
     copied = has_head * (problem.model.num_nextn_predict_layers > 0)
     embedding = table.embedding.parameters[key] * np.maximum(stages.has_embedding[stage], copied)
     head = table.head.parameters_of[OTHERS][key] * has_head
+    return joined_ends(problem, embedding, head)
+
+
+def joined_ends(problem: Problem, embedding: np.ndarray, head: np.ndarray) -> np.ndarray:
+    """Return the parameters of embedding and head together: tied ones share the table."""
     ends: np.ndarray = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
     return ends
 

@@ -143,7 +143,7 @@ def test_inputs_of_linears_that_are_not_fused_are_quantised_once_each() -> None:
 def test_modules_of_multi_token_prediction_are_recomputed_with_all_layers_and_not_block_by_block(
     framework: str, h100_model: CostModel
 ) -> None:
-    # a model of one layer, and the same with a module: what both take for full recomputation is one layer, or two
+    # four layers, and the same with a module: full recomputation takes four layers again, or five and a projection
     def steps(modules: int, **layout: Any) -> tuple[float, float]:
         model = MODEL.replace(num_hidden_layers=4, first_k_dense_replace=0, num_nextn_predict_layers=modules)
         problem = make_problem(model, 8, h100_model, framework=framework)
