@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable
 from functools import cache
 
@@ -12,6 +13,9 @@ import pytest
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
 from profiler.profile.profiles import PROF_DATA, find_profile
+
+# each test worker keeps to one core: threads of several that wait for one another took up to eight times as long
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # how long an example takes says nothing on a busy machine
 hypothesis.settings.register_profile("tests", deadline=None)
