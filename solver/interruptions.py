@@ -8,7 +8,7 @@ import re
 
 from profiler.errors import InputError, printable
 from solver.report.goodput import Failures, Goodput, checkpoint_bytes, checkpoints, goodput
-from solver.spec.model_size import parameters
+from solver.spec.model_size import adapter_parameters, parameters
 from solver.spec.precision import element_bytes
 from solver.step.solutions import Solutions
 
@@ -72,7 +72,8 @@ def goodput_of(args: argparse.Namespace, solutions: Solutions) -> Goodput:
     cluster, gpus = problem.cluster, problem.run.world_size
     kept = element_bytes(problem.run, problem.framework)
     each = kept.sharded if solutions.layouts.zero[0] == 3 else kept.states + kept.weight
-    size = checkpoint_bytes(parameters(problem.model), each)
+    rank = problem.run.lora_rank
+    size = checkpoint_bytes(adapter_parameters(problem.model, rank) if rank else parameters(problem.model), each)
     failures = Failures(
         args.mtbf or math.inf, args.mtbf_node or math.inf, args.mtbf_link or math.inf, 60 * (args.restart or _RESTART),
         args.spares or 0, args.repair or 0.0,

@@ -60,7 +60,8 @@ def recipes() -> tuple[Recipe, ...]:
 def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe | None:
     """Return the recipe of a run's release, model, accelerator and precision whose layout is the run's; None if there is none.
 
-    Of several that of the same number of GPUs, else the first: more GPUs only repeat it.
+    Of several that of the same number of GPUs, else the first: more GPUs only repeat it. But a recipe that trains adapters is
+    told from training a whole model by its number of GPUs.
     """
     name = str(run.get("framework", ""))
     family, release = framework_of(name).family, re.search(r"[\d.]+$", name.strip())
@@ -70,6 +71,7 @@ def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe
         and hardware in recipe.devices and recipe.precision == run.get("precision", "bf16")
         and all(run.get(key, 1) == value for key, value in recipe.layout.items() if key != "world_size" and _states(run, key))
         and is_preset(model, recipe.model)
+        and (not recipe.settings.get("lora_rank") or recipe.layout["world_size"] == run.get("world_size"))
     ]  # fmt: skip
     return min(found, key=lambda recipe: recipe.layout["world_size"] != run.get("world_size"), default=None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.layers.adapters import adapted_ops, adapter_weights, adapters_saved, frozen_ops
 from solver.layers.attention_core import scores_buffer
 from solver.layers.block import attention_block, mlp_block
 from solver.layers.graphs import graphed_ops
@@ -58,9 +59,10 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         *unfused_norm_saved(shapes),
     ]
     norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters)
-    weights = [*attention.weights(shapes), *mlp.weights(shapes), norms]
-    saved, ops = recomputed_saved(shapes, ops, saved), graphed_ops(shapes, recomputed_ops(shapes, ops))
-    gathers = _weight_gathers(shapes, tuple(ops))
+    weights = [*attention.weights(shapes), *mlp.weights(shapes), norms, *adapter_weights(shapes, ops)]
+    saved = [*recomputed_saved(shapes, ops, saved), *adapters_saved(shapes, ops)]
+    ops = graphed_ops(shapes, recomputed_ops(shapes, ops))
+    gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
     buffer = scores_buffer(shapes)
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), buffer, working)
@@ -86,6 +88,8 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
         Weight("embedding", shapes.vocab * model.hidden_size), Weight("positions", positions),
         Weight("embedding_norm", model.embedding_norm * model.norm_parameters),
     )  # fmt: skip
+    if run.lora_rank:  # nothing before the first adapter has a gradient
+        ops = [op for op in ops if op.phase == FORWARD]
     return LayerProgram("embedding", keys, tuple(ops), (), weights)
 
 

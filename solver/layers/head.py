@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.layers.adapters import frozen_ops
 from solver.layers.norm import norm_ops
 from solver.layers.ops import linear, memory_bound, tp_collective
 from solver.layers.program import FORWARD, INPUT_GRAD, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
@@ -35,8 +36,8 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
         Weight("final_norm", model.norm_parameters),
         Weight("vocab", shapes.vocab * (model.hidden_size + model.head_bias)),
     )
-    ops = (*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *_loss_ops(shapes))
-    return LayerProgram("head", keys, ops, saved, weights, transient_bytes=transient)
+    ops = frozen_ops(shapes, [*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *_loss_ops(shapes)])
+    return LayerProgram("head", keys, tuple(ops), saved, weights, transient_bytes=transient)
 
 
 def _vocab_ops(shapes: Shapes) -> list[Op]:
@@ -109,7 +110,7 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     """
     logits = _logits(shapes)
     returned = shapes.framework.memory.vocab_dummy_gradient or shapes.run.gradient_accumulation_fusion is False
-    dummy = shapes.vocab * shapes.model.hidden_size * HALF * returned
+    dummy = shapes.vocab * shapes.model.hidden_size * HALF * (returned and not shapes.run.lora_rank)
     if _with_projection(shapes):  # the gradient of the input is kept; the logits of one chunk come and go, also in fp32
         inputs = shapes.tokens * shapes.model.hidden_size
         return inputs * shapes.element, inputs * (shapes.element + FP32) + dummy

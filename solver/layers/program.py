@@ -21,11 +21,11 @@ COMPUTE = "compute"  #: stream of kernels; the other streams are process groups:
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
 
 #: Groups of parameters by the ranks that hold copies: linears, which ISP shards over ``wp``, experts, of which each rank of an
-#: expert group holds some, and all others.
-LINEARS, OTHERS, EXPERTS = "linears", "others", "experts"
+#: expert group holds some, adapters beside frozen linears, and all others.
+LINEARS, OTHERS, EXPERTS, ADAPTERS = "linears", "others", "experts", "adapters"
 #: Bytes over the link to the host, and through the host's memory.
 HOST_LINK, HOST_MEMORY = "host_link", "host_memory"
-PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS)
+PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS, ADAPTERS)
 
 Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 

@@ -63,7 +63,9 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
         kept = {op.name for op in weight_gemms(ops)[::2]}
         again = [_by_op(op, kept) for op in again]
     if framework.recomputation.stops_early:
-        again = [replace(op, recomputed_by=()) if op.name in AFTER_LAST_SAVED else op for op in again]
+        # what an adapter keeps is made after its linear has run
+        unneeded = set(AFTER_LAST_SAVED) - ({"w2"} if shapes.run.lora_rank else set())
+        again = [replace(op, recomputed_by=()) if op.name in unneeded else op for op in again]
     return again
 
 

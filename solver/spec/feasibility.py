@@ -6,6 +6,7 @@ The search generates only layouts that meet them.
 from __future__ import annotations
 
 from profiler.errors import InputError, require
+from solver.spec.adapter_rules import adapter_rules
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.expert_rules import (
@@ -143,7 +144,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         *_division_rules(framework, model, s),
         *_state_rules(framework, s),
         *_schedule_rules(framework, s),
-        *_update_rules(framework, s),
+        *_update_rules(framework, model, s),
         *_expert_rules(framework, model, s),
     )
 
@@ -193,12 +194,13 @@ def _schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
     )
 
 
-def _update_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the optimizer and its states, of recomputed modules, graphs and precision."""
     can, name = framework.can_run, framework.name
     zero = f"ZeRO-{s.zero}" + (f" with a pipeline of {s.pp} stages" if s.zero > 1 and s.pp > 1 else "")
     return (
         (zero_runs(can, s.zero, s.pp), f"{name} does not offer {zero}"),
+        *adapter_rules(framework, model, s),
         *deferral_rules(framework, s),
         (deferral_runs(s.defer_embedding_wgrad_compute, s.pp, s.schedule), NO_DRAIN),
         projection_rule(framework, s),

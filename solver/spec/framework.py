@@ -241,6 +241,7 @@ class CanRun:
     splits_backward_tied: bool = True  #: schedules that split the backward pass run with tied embeddings
     overlaps_muon: bool = True  #: Muon's gradients may be reduced beside compute
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
+    adapters: bool = False  #: lora_rank
     optimizers: tuple[str, ...] = ("adam",)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
     #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers).

@@ -34,6 +34,13 @@ def attention_others(model: ModelSpec) -> int:
     return bias + model.output_bias * model.hidden_size + latent + model.qk_norm_parameters + model.attention_sinks * heads
 
 
+def adapter_parameters(model: ModelSpec, rank: int) -> int:
+    """Return the parameters of the adapters of all layers (solver.layers.adapters), q, k, v, gate and up each with its own."""
+    h, q, kv = model.hidden_size, model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    up = 2 if model.gated_mlp else 1
+    return model.num_hidden_layers * rank * (2 * (h + q) + 2 * (h + kv) + (up + 1) * (h + model.intermediate_size))
+
+
 def mlp_linears(model: ModelSpec, width: int) -> int:
     return model.hidden_size * width * (3 if model.gated_mlp else 2)
 
@@ -78,24 +85,24 @@ def parameters(model: ModelSpec, active: bool = False) -> int:
     return layers + tables + (1 + model.embedding_norm) * model.norm_parameters
 
 
-def flops_per_token(model: ModelSpec, seq_len: int, whole_square: bool = False) -> float:
+def flops_per_token(model: ModelSpec, seq_len: int, whole_square: bool = False, frozen: bool = False) -> float:
     """Return the model FLOPs per token, forward and backward, with causal attention (half of the square, or all of it).
 
     6 * linears that a token passes through + 6 * heads * (d_qk + d_v) * tokens seen, as PaLM's appendix B with the causal half.
     Recomputation and the embedding lookup are not model FLOPs; the head is, and so are the multi-token prediction modules.
+    frozen: of linears whose weights have no gradients, 4 instead of 6 (what adapters beside them compute is left out).
     """
     found = layer_kinds(model)
     layers = [*zip(found.counts.tolist(), found.kinds, strict=True)]
     layers.append((model.num_nextn_predict_layers, found.kinds[found.of_layer[-1]]))
     heads = model.num_attention_heads * (model.qk_head_dim + model.value_head_dim)
-    per_token = 0.0
+    linears = scores = 0.0
     for count, kind in layers:
         width = model.intermediate_size
         if kind.experts:
             width = model.num_experts_per_tok * model.moe_intermediate_size + model.shared_expert_intermediate_size
         router = kind.experts * model.num_experts * model.hidden_size
-        linears = attention_linears(model) + mlp_linears(model, width) + router
-        scores = heads * kind.seen_tokens(seq_len) * (2.0 if whole_square else 1.0)
-        per_token += count * (linears + scores)
+        linears += count * (attention_linears(model) + mlp_linears(model, width) + router)
+        scores += count * heads * kind.seen_tokens(seq_len) * (2.0 if whole_square else 1.0)
     projections = model.num_nextn_predict_layers * (2 * model.hidden_size**2 + model.vocab_size * model.hidden_size)
-    return 6.0 * (per_token + projections + model.vocab_size * model.hidden_size)
+    return (4.0 if frozen else 6.0) * (linears + projections + model.vocab_size * model.hidden_size) + 6.0 * scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from profiler.errors import InputError, require
+from solver.spec.adapter_rules import check_adapters
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import check_deferral
 from solver.spec.expert_rules import dispatch_broken, fused_experts_broken
@@ -93,6 +94,7 @@ def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
     _check_modules(framework, model, run)
+    check_adapters(framework, model, run)
     check_deferral(framework, run)
     _check_graphs(framework, model, run)
     if broken := fused_experts_broken(framework.can_run, model, run):

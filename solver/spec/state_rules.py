@@ -57,6 +57,8 @@ def recompute_broken(framework: Framework, run: Strategy, level: str) -> str:
     """Return what of a run does not go together with a level of recomputation, or ""."""
     if level == "full" and run.cuda_graphs:
         return "CUDA graphs exclude recompute full"
+    if level == "selective" and run.lora_rank:
+        return "adapters (lora_rank) are not described with recompute selective"
     delayed = run.precision == "fp8" and run.fp8_recipe == "delayed"
     found = _QUANTISED_MODULES & set(run.modules_recomputed)
     if level == "selective" and framework.memory.transformer_engine and delayed and found:

@@ -154,6 +154,7 @@ class Strategy:
     #: Attention, memory of new tensors and cuBLAS's workspaces are as torch's deterministic mode has them.
     deterministic: bool = False
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
+    lora_rank: int = 0  #: rank of the adapters of the layers' linears, which alone are trained (LoRA); 0: all weights are
     optimizer: str = "adam"  #: muon: of the matrices of the layers; adam of all other parameters
     optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
     optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it

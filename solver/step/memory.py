@@ -22,7 +22,7 @@ from solver.step.offload import RESIDENT_LAYERS, gradients_here, states_on_host
 from solver.step.pipeline import end_recomputed, recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
-from solver.step.step_ops import end_elements, joined_ends, rank_groups, shard_ranks, stages_of
+from solver.step.step_ops import end_elements, joined_ends, rank_groups, shard_ranks, stages_of, trained_elements
 from solver.step.workspaces import workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -83,7 +83,8 @@ def stage_state(
     has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
     out = np.zeros((3, 4, len(key)))
     shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
-    out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * problem.framework.memory.dummy_gradients
+    dummies = problem.framework.memory.dummy_gradients and not problem.is_frozen(LINEARS)
+    out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * dummies
     in_sync = problem.framework.memory.synchronisation_bytes
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     piped, on_host = (stages.index > 0).any(axis=0), states_on_host(problem)
@@ -95,11 +96,15 @@ def stage_state(
         own = np.array([part.parameters_of[name][key] for part in table.layers])
         layers = over_kinds(stages.counts[stage], own)
         elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
+        partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
+        if problem.is_frozen(name):  # of a frozen weight nothing else is there
+            out[0, :3] += sizes.activation * elements
+            out[0, 3] += sizes.activation * partitioned
+            continue
         if autocast:  # the vocabulary's projection is a linear among the others
             out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
         if kept is not None and name != OTHERS:
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
-        partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
         for zero in range(4):
             out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
             out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
@@ -127,7 +132,9 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
-    fsdp = np.max([part.parameters[key] for part in table.layers], axis=0) * (2 * sizes.activation + sizes.gradient)
+    gathered = np.array([part.parameters[key] for part in table.layers])
+    trained = np.array([trained_elements(problem, part, key) for part in table.layers])
+    fsdp = np.max(2 * sizes.activation * gathered + sizes.gradient * trained, axis=0)
     root = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
     root = root * sizes.activation * problem.framework.memory.root_stays
     return np.array([pool, pool, pool, pool + fsdp + root])

@@ -13,7 +13,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import Device
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
-from solver.layers.program import HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
+from solver.layers.program import ADAPTERS, HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
@@ -60,6 +60,10 @@ class Problem:
     def fused_accumulation(self) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as the run states it, or as its framework does."""
         return self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)
+
+    def is_frozen(self, group: str) -> bool:
+        """Whether the parameters of a group (PARAMETER_GROUPS) are not trained."""
+        return self.run.lora_rank > 0 and group != ADAPTERS
 
     @cached_property
     def kinds(self) -> LayerKinds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
 from solver.step.problem import LayerTable, Problem
 from solver.step.side_stream import SideStreamWork, side_stream_work
-from solver.step.step_ops import ParameterGroup, copy_ops, gather_ops, group_ops, joined_ends, shard_ranks
+from solver.step.step_ops import ParameterGroup, copy_ops, gather_ops, group_ops, joined_ends, shard_ranks, trained_elements
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,20 @@ def sharded_weight_ops(
     sizes, sync = problem.element_bytes, problem.framework.data_parallel
     root = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
     ops: list[Op] = []
-    held = [("root", root, groups[OTHERS])]
+    held = [("root", root, root * (not problem.is_frozen(OTHERS)), groups[OTHERS])]
     for kind, part in enumerate(table.layers):
         experts = part.parameters_of[EXPERTS][key]
-        held.append((f"layer{kind}", part.parameters[key] - experts, groups[LINEARS]))
+        trained = trained_elements(problem, part, key) - experts
+        held.append((f"layer{kind}", part.parameters[key] - experts, trained, groups[LINEARS]))
         if EXPERTS in groups:
-            held.append((f"layer{kind}", experts, groups[EXPERTS]))
-    for name, elements, group in held:
+            held.append((f"layer{kind}", experts, experts, groups[EXPERTS]))
+    for name, elements, trained, group in held:
         shard, count = shard_ranks(group.size, splits.zero_shard_size), float(_messages(problem, name))
         ops += gather_ops(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, count, problem)
-        ops += group_ops(problem, name, elements * sizes.gradient, group, shard, count, whole=False)
+        reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, count, whole=False)
+        ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
         ops += copy_ops(f"{name}.all_gather", elements * sizes.activation * sync.all_gather_copies, group)
-        ops += copy_ops(f"{name}.reduce_scatter", elements * sizes.gradient * sync.reduce_scatter_copies, group)
+        ops += copy_ops(f"{name}.reduce_scatter", trained * sizes.gradient * sync.reduce_scatter_copies, group)
     return ops
 
 

@@ -48,7 +48,7 @@ class Solutions:
     @property
     def flops_per_second(self) -> np.ndarray:
         """Model FLOP/s per accelerator, attention counted with its causal half."""
-        return self.tgs * flops_per_token(self.problem.model, self._attended)
+        return self.tgs * self._model_flops(whole_square=False)
 
     @property
     def mfu(self) -> np.ndarray:
@@ -58,12 +58,12 @@ class Solutions:
     @property
     def mfu_whole_square(self) -> np.ndarray:
         """The same with the whole square of attention counted, as some frameworks print it."""
-        return self.tgs * flops_per_token(self.problem.model, self._attended, whole_square=True) / self._peak
+        return self.tgs * self._model_flops(whole_square=True) / self._peak
 
-    @property
-    def _attended(self) -> int:
-        """Tokens of the sequence, or of its packed documents."""
-        return self.problem.run.document_tokens or self.problem.run.seq_len
+    def _model_flops(self, whole_square: bool) -> float:
+        """FLOPs per token of the sequences, or of their packed documents, and of what is trained."""
+        run = self.problem.run
+        return flops_per_token(self.problem.model, run.document_tokens or run.seq_len, whole_square, run.lora_rank > 0)
 
     @property
     def _peak(self) -> float:

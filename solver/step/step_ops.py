@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.layers.program import EXPERTS, LINEARS, MEMORY_BOUND, OTHERS, PARAMETER_GROUPS, Op, message
+from solver.layers.program import ADAPTERS, EXPERTS, LINEARS, MEMORY_BOUND, OTHERS, Op, message
 from solver.schedule.stages import (
     StageLayers,
     stage_layers,
@@ -26,7 +26,7 @@ from solver.spec.precision import MOMENTS
 from solver.spec.strategy import TpMode, replicas
 from solver.step.layouts import Splits
 from solver.step.offload import gradient_ops, optimizer_ops
-from solver.step.problem import LayerTable, Problem
+from solver.step.problem import LayerTable, Part, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
 
 #: Bytes per parameter around Muon's iterations (solver.step.muon), in fp32: momentum (gradient and it read, it written: 12),
@@ -54,7 +54,8 @@ def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, split
     stages = stages_of(problem, splits)
     ends = [end_elements(problem, table, key, stages, stage) for stage in range(len(stages.counts))]
     held = {}  # by group: [stages, splits]
-    for name in PARAMETER_GROUPS:
+    of_ranks = rank_groups(problem, splits)
+    for name in of_ranks:
         each = np.array([part.parameters_of[name][key] for part in table.layers])
         last = table.head.parameters_of[name][key]  # of multi-token prediction
         of_stages = zip(stages.counts, stages.has_head, ends, strict=True)
@@ -62,7 +63,12 @@ def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, split
             [over_kinds(counts, each) + (end if name == OTHERS else has_head * last) for counts, has_head, end in of_stages]
         )
     fullest = (np.sum(list(held.values()), axis=0).argmax(axis=0), np.arange(len(splits)))
-    return {name: ParameterGroup(held[name][fullest], *of) for name, of in rank_groups(problem, splits).items()}
+    return {name: ParameterGroup(held[name][fullest], *of) for name, of in of_ranks.items()}
+
+
+def trained_elements(problem: Problem, part: Part, key: np.ndarray) -> np.ndarray:
+    """Return the parameters of a layer on one rank that are trained, [splits]."""
+    return part.parameters_of[ADAPTERS][key] if problem.is_frozen(LINEARS) else part.parameters[key]
 
 
 def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
@@ -91,6 +97,8 @@ def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray,
     if problem.model.is_mixture_of_experts:
         per_copy = splits.ep * splits.etp
         groups[EXPERTS] = (copies * splits.tp // per_copy, per_copy)
+    if problem.run.lora_rank:
+        groups[ADAPTERS] = groups[OTHERS]
     return groups
 
 
@@ -168,6 +176,8 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     kept = problem.weight_recipe
     shares = partitioned_elements(problem, splits, groups)
     for name, group in groups.items():
+        if problem.is_frozen(name):
+            continue
         shard, count = shard_ranks(group.size, splits.zero_shard_size), buckets(framework, group.elements, group.size)
         ops += group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
         ops += copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
@@ -242,6 +252,7 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     size = table.embedding.parameters[key] * problem.element_bytes.gradient
     op = _message("tied_embedding", "all_reduce", size, place)
     copied = problem.model.tie_word_embeddings or problem.model.num_nextn_predict_layers > 0
+    copied = copied and not problem.is_frozen(OTHERS)
     present = np.where((splits.pp > 1) & ~splits.waves & copied, 1.0, 0.0)  # a wave ends where it begins
     return Op(op.name, op.module, op.kind, op.phase, op.dims, op.stream, count=present)
 

@@ -82,6 +82,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     can_run={
         "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": CanRun.recompute_shares, "compiles_tp_overlap": False,
         "zero_with_pipeline": (0, 1), "experts": True, "folds_experts": True, "splits_experts": False,
+        "adapters": True,  # components/_peft/lora.py
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "optimizer_states": ("fp32", "bf16"),  # torch.optim.Adam of bf16 parameters
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),

@@ -1,0 +1,28 @@
+"""Rules of training adapters alone (lora_rank): with which frameworks, models and settings they are described."""
+
+from __future__ import annotations
+
+from profiler.errors import require
+from solver.spec.framework import Framework
+from solver.spec.model import ModelSpec
+from solver.spec.precision import QUANTISED
+from solver.spec.strategy import Strategy
+
+
+def adapter_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken); nothing where all weights are trained."""
+    if not s.lora_rank:
+        return ()
+    what = f"lora_rank {s.lora_rank}: adapters are not described with"
+    return (
+        (framework.can_run.adapters, f"{what} {framework.name}"),
+        (not model.is_mixture_of_experts, f"{what} experts, which {model.name} has"),
+        (not model.has_latent_attention, f"{what} latent attention, which {model.name} has"),
+        (not model.num_nextn_predict_layers, f"{what} multi-token prediction, which {model.name} has"),
+        (s.precision not in QUANTISED, f"{what} precision {s.precision}"),
+    )
+
+
+def check_adapters(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where what all layouts of a search share breaks a rule."""
+    require(adapter_rules(framework, model, run))
