@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.attention_core import MODULE, core_ops, core_saved, exchange
+from solver.layers.attention_core import core_ops, core_saved
+from solver.layers.context_parallel import exchange
 from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, memory_bound, row_linear
-from solver.layers.program import LINEARS, Array, Op, Saved, Weight
+from solver.layers.program import ATTENTION, LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
 
@@ -16,15 +17,15 @@ def attention_ops(shapes: Shapes) -> list[Op]:
     model = shapes.model
     q_width = model.num_attention_heads * model.head_dim
     return [
-        *column_linears(shapes, MODULE, model.hidden_size, _projections(shapes)),
-        *bias_ops(shapes, "wqkv", MODULE, shapes.linear_tokens * _columns(shapes), model.qkv_bias,
+        *column_linears(shapes, ATTENTION, model.hidden_size, _projections(shapes)),
+        *bias_ops(shapes, "wqkv", ATTENTION, shapes.linear_tokens * _columns(shapes), model.qkv_bias,
                   shapes.framework.kernels.bias_apart),
         *_qk_norm(shapes),
         *_head_exchange(shapes),
         *_rope(shapes),
         *core_ops(shapes),
-        *row_linear(shapes, "wo", MODULE, model.hidden_size, q_width // shapes.split),
-        *bias_ops(shapes, "wo", MODULE, shapes.norm_tokens * model.hidden_size, model.output_bias),
+        *row_linear(shapes, "wo", ATTENTION, model.hidden_size, q_width // shapes.split),
+        *bias_ops(shapes, "wo", ATTENTION, shapes.norm_tokens * model.hidden_size, model.output_bias),
     ]  # fmt: skip
 
 
@@ -33,7 +34,7 @@ def _qk_norm(shapes: Shapes) -> list[Op]:
     if shapes.model.qk_norm == "none":
         return []
     fused = shapes.run.fused_norm or shapes.run.compile
-    return memory_bound("qk_norm", MODULE, "norm", _qk_elements(shapes), 2 * shapes.element, 3 * shapes.element, fused=fused)
+    return memory_bound("qk_norm", ATTENTION, "norm", _qk_elements(shapes), 2 * shapes.element, 3 * shapes.element, fused=fused)
 
 
 def _qk_elements(shapes: Shapes) -> Array:
@@ -46,7 +47,7 @@ def _rope(shapes: Shapes) -> list[Op]:
         return []
     twice = 2 * shapes.element
     scales = shapes.framework.kernels.scaled_rope_fused or not shapes.model.scaled_rope
-    return memory_bound("rope", MODULE, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_rope and scales)
+    return memory_bound("rope", ATTENTION, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_rope and scales)
 
 
 def _projections(shapes: Shapes) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""The core of attention, flash or unfused: kinds of windows, and the sequence exchange of context parallelism."""
+"""The core of attention, flash or unfused, with kinds of windows and whole or shared sequences."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.layers.context_parallel import context_exchange, kv_gather, kv_regather, ring_ops, whole_kv
 from solver.layers.ops import ATTENTION_CORE, filled, gemm_dtype, memory_bound
-from solver.layers.program import FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved, message
+from solver.layers.program import ATTENTION, FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved
 from solver.layers.shapes import Shapes
-from solver.spec.cluster import Placement
 from solver.spec.recipes import FP32
-from solver.spec.strategy import Recompute
 
-MODULE = "attention"
 #: Rows and columns of the tiles of a flash-attention kernel: a window that moves along the rows of a tile touches a tile more.
 TILE = 128
 
@@ -34,18 +32,13 @@ def _repeated(shapes: Shapes) -> list[Op]:
     """Copies of keys and values to as many heads as there are of queries, and the sums of their gradients."""
     if not shapes.framework.kernels.repeats_kv or np.all(shapes.heads == shapes.kv_heads):
         return []
-    moved = shapes.tokens * (shapes.kv_heads + shapes.heads) * _kv_dims(shapes) * (shapes.heads > shapes.kv_heads)
-    return memory_bound("kv.repeat", MODULE, "copy", moved, shapes.element, shapes.element)
-
-
-def _kv_dims(shapes: Shapes) -> int:
-    """Width of a key and its value."""
-    return shapes.model.qk_head_dim + shapes.model.value_head_dim
+    moved = shapes.tokens * (shapes.kv_heads + shapes.heads) * shapes.kv_width * (shapes.heads > shapes.kv_heads)
+    return memory_bound("kv.repeat", ATTENTION, "copy", moved, shapes.element, shapes.element)
 
 
 def _qkv_width(shapes: Shapes) -> Array:
     """Width of one token's queries, keys and values on this rank."""
-    return shapes.heads * shapes.model.qk_head_dim + shapes.core_kv_heads * _kv_dims(shapes)
+    return shapes.heads * shapes.model.qk_head_dim + shapes.core_kv_heads * shapes.kv_width
 
 
 def _heads_after_cp(shapes: Shapes) -> tuple[Array, Array]:
@@ -61,12 +54,12 @@ def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array,
             "causal": causal}  # fmt: skip
 
     queries = dims["batch"] * seq_q * heads
-    gradients = queries * shapes.model.qk_head_dim + dims["batch"] * seq_kv * kv_heads * _kv_dims(shapes)
+    gradients = queries * shapes.model.qk_head_dim + dims["batch"] * seq_kv * kv_heads * shapes.kv_width
     written = {FORWARD: queries * shapes.model.value_head_dim, INPUT_GRAD: gradients}
     return [
-        Op(name, MODULE, FLASH_ATTN, FORWARD, {**dims, "backward": False}, count=count, recomputed_by=ATTENTION_CORE),
-        Op(name, MODULE, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count),
-        *filled(shapes, name, MODULE, written, count, ATTENTION_CORE),
+        Op(name, ATTENTION, FLASH_ATTN, FORWARD, {**dims, "backward": False}, count=count, recomputed_by=ATTENTION_CORE),
+        Op(name, ATTENTION, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count),
+        *filled(shapes, name, ATTENTION, written, count, ATTENTION_CORE),
     ]
 
 
@@ -104,13 +97,13 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     local, ones = run.seq_len // cp, np.ones(len(cp))
     copies = _layout_copies(shapes)
     if run.cp_comm == "a2a":
-        return [*copies, *_context_exchange(shapes), *_whole_sequence(shapes, "attention", ones, run.seq_len)]
+        return [*copies, *context_exchange(shapes), *_whole_sequence(shapes, "attention", ones, run.seq_len)]
     if run.cp_comm == "allgather":
         single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
         return [
             *copies,
-            *_kv_gather(shapes),
-            *_kv_regather(shapes),
+            *kv_gather(shapes),
+            *kv_regather(shapes),
             *_whole_sequence(shapes, "attention", single, run.seq_len),
             *_flash(shapes, "attention.shared", several, local, _seen(shapes), False),
         ]
@@ -118,11 +111,10 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     local, steps = run.seq_len // ring, (ring - 1) * 1.0
     return [
         *copies,
-        *(_context_exchange(shapes) if run.cp_comm == "a2a+ring" else []),
+        *(context_exchange(shapes) if run.cp_comm == "a2a+ring" else []),
         *_whole_sequence(shapes, "attention", ones, local),
         *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
-        *(_ring_corrections(shapes, steps) if np.any(steps) else []),
-        *_kv_ring(shapes, steps),
+        *ring_ops(shapes, steps),
     ]
 
 
@@ -133,112 +125,8 @@ def _layout_copies(shapes: Shapes) -> list[Op]:
         return []
     width = of_qkv * _qkv_width(shapes) + of_context * shapes.heads * shapes.model.value_head_dim
     several, twice = np.where(shapes.keys.micro_batch_size > 1, 1.0, 0.0), 2 * shapes.element
-    copies = memory_bound("layout", MODULE, "copy", shapes.tokens * width, twice, twice, ATTENTION_CORE)
+    copies = memory_bound("layout", ATTENTION, "copy", shapes.tokens * width, twice, twice, ATTENTION_CORE)
     return [replace(op, count=several) for op in copies]
-
-
-#: Share of the rows, on average, that a step of a ring over zigzag parts of a causal sequence concerns: all or half of them.
-RING_ROWS = 0.75
-
-
-def _ring_corrections(shapes: Shapes, steps: np.ndarray) -> list[Op]:
-    """Sums over the steps of a ring (Transformer Engine's context parallelism, as read).
-
-    Forward rescales and adds each part of the context: the fp32 sum is read and written, the part read, 10 bytes an element.
-    Backward adds each part of the gradients of q, k and v, in 16 bits: 6 bytes.
-    """
-    model = shapes.model
-    context = shapes.tokens * shapes.heads * model.value_head_dim * RING_ROWS
-    gradients = shapes.tokens * (shapes.heads * model.qk_head_dim + shapes.core_kv_heads * _kv_dims(shapes)) * RING_ROWS
-    forward, backward = 2.0 * FP32 + shapes.element, 3.0 * shapes.element
-    ops = [
-        *memory_bound("attention.correction", MODULE, "residual", context, forward, 0.0, ATTENTION_CORE),
-        *memory_bound("attention.gradients", MODULE, "residual", gradients, 0.0, backward),
-    ]
-    return [replace(op, count=steps) for op in ops]
-
-
-def _kv_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
-    """Send of keys and values, overlapped with each step of the ring; backward also sends their gradients."""
-    group = shapes.groups.cp_ring
-    apart = group.inter > 1  # the slowest hop of the ring is its bottleneck
-    hop = Placement(np.where(apart, 1, 2), np.where(apart, 2, 1), group.strided)
-    size = shapes.tokens * shapes.core_kv_heads * _kv_dims(shapes) * shapes.element
-
-    def send(phase: str, tensors: int, again: tuple[Recompute, ...]) -> Op:
-        under = (f"attention.step.{phase}",)
-        return Op("kv.send", MODULE, "p2p", phase, message(tensors * size, hop), "cp", steps, under, recomputed_by=again)
-
-    return [send(FORWARD, 1, ATTENTION_CORE), send(INPUT_GRAD, 2, ())]
-
-
-def _kv_gather(shapes: Shapes) -> list[Op]:
-    """Context parallelism by all-gather.
-
-    Keys and values of all cp ranks are all-gathered before attention, their gradients are reduce-scattered after it.
-    """
-    several = np.where(shapes.keys.cp > 1, 1.0, 0.0)
-    dims = message(_whole_kv(shapes) * shapes.element, shapes.groups.cp)
-    return [
-        Op("kv.all_gather", MODULE, "all_gather", FORWARD, dims, "cp", several, recomputed_by=ATTENTION_CORE),
-        Op("kv.reduce_scatter", MODULE, "reduce_scatter", INPUT_GRAD, dims, "cp", several),
-    ]
-
-
-def _whole_kv(shapes: Shapes) -> Array:
-    """Elements of the keys and values of whole sequences, for this rank's heads."""
-    return shapes.tokens * shapes.core_kv_heads * _kv_dims(shapes) * shapes.keys.cp
-
-
-#: Passes over whole keys and values, or their gradients, beside the kernel: forward puts the gathered parts in order (read and
-#: written); backward does so again, zeroes the gradients, adds those of a rank's two parts of the sequence (which together see
-#: as much as all of it; read twice and written), and puts them back in the order of the ranks.
-GATHERED_PASSES = (2, 2 + 1 + 3 + 2)
-
-
-def _kv_regather(shapes: Shapes) -> list[Op]:
-    """What fused attention adds to context parallelism by all-gather: only a rank's own keys and values are kept, so backward
-    gathers them again. Source: Transformer Engine's AttnFuncWithCPAndKVAllGather, as read.
-    """
-    several = np.where(shapes.keys.cp > 1, 1.0, 0.0)
-    dims = message(_whole_kv(shapes) * shapes.element, shapes.groups.cp)
-    forward, backward = (passes * shapes.element for passes in GATHERED_PASSES)
-    copies = memory_bound("kv.order", MODULE, "copy", _whole_kv(shapes), forward, backward, ATTENTION_CORE)
-    return [
-        Op("kv.regather", MODULE, "all_gather", INPUT_GRAD, dims, "cp", several),
-        *(replace(op, count=several) for op in copies),
-    ]
-
-
-def exchange(
-    shapes: Shapes, name: str, stream: str, sizes: dict[str, Array], where: np.ndarray, recomputed_by: tuple[Recompute, ...]
-) -> list[Op]:  # fmt: skip
-    """All-to-alls between sequence and heads, forward and mirrored in backward, with the copies that split and concatenate."""
-    ops: list[Op] = []
-    for tensor, size in sizes.items():
-        for phase, again in ((FORWARD, recomputed_by), (INPUT_GRAD, ())):
-            dims = message(size, shapes.groups.cp_heads if stream == "cp" else shapes.groups.tp)
-            ops.append(Op(f"{name}.{tensor}", MODULE, "all2all", phase, dims, stream, where, recomputed_by=again))
-            ops.append(
-                Op(f"{name}.{tensor}.copy", MODULE, "memory_bound", phase, {"bytes": 4.0 * size}, count=where,
-                   recomputed_by=again, variant="copy")
-            )  # fmt: skip
-    return ops
-
-
-def _context_exchange(shapes: Shapes) -> list[Op]:
-    """Context parallelism by all-to-all: this rank's heads of q, k, v and context over the cp group.
-
-    It is part of the attention core (Transformer Engine's DotProductAttention), which runs it again where it is recomputed.
-    """
-    model, where = shapes.model, np.where(shapes.heads_shared > 1, 1.0, 0.0)
-    kv = np.maximum(shapes.core_kv_heads, shapes.heads_shared) * _kv_dims(shapes)
-    qkv = shapes.tokens * (shapes.heads * model.qk_head_dim + kv) * shapes.element
-    context = shapes.tokens * shapes.heads * model.value_head_dim * shapes.element
-    ops = exchange(shapes, "context_exchange", "cp", {"qkv": qkv, "context": context}, where, ATTENTION_CORE)
-    # the context is kept as it was after its exchange, so backward exchanges it beside its gradient
-    again = exchange(shapes, "context_exchange", "cp", {"kept_context": context}, where, ())
-    return [*ops, *(op for op in again if op.phase == INPUT_GRAD)]
 
 
 def _unfused_core(shapes: Shapes) -> list[Op]:
@@ -254,18 +142,18 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     def gemm(name: str, phase: str, m: Array, n: Array, k: Array, layout: int) -> Op:
         dims = {"m": m, "n": n, "k": k, "batch": batch, "layout": layout, "accumulate": False}
         again = ATTENTION_CORE if phase == FORWARD else ()
-        return Op(name, MODULE, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
+        return Op(name, ATTENTION, LINEAR, phase, dims, recomputed_by=again, dtype=gemm_dtype(shapes, quantised=False))
 
     probabilities, wide = batch * seq_q * seq_kv, shapes.element == FP32
     forward, backward = (passes * shapes.element for passes in (WIDE_SOFTMAX if wide else (2, 3)))
     fused = wide or shapes.framework.kernels.fused_softmax
-    softmax = memory_bound("softmax", MODULE, "softmax", probabilities, forward, backward, ATTENTION_CORE, fused)
+    softmax = memory_bound("softmax", ATTENTION, "softmax", probabilities, forward, backward, ATTENTION_CORE, fused)
     # dropout reads and writes the probabilities and a one-byte mask
     scores = probabilities * float(shapes.dropout)
     masked = 2 * shapes.element + 1
-    dropout = memory_bound("dropout", MODULE, "residual", scores, masked, masked, ATTENTION_CORE)
+    dropout = memory_bound("dropout", ATTENTION, "residual", scores, masked, masked, ATTENTION_CORE)
     return [
-        *_kv_gather(shapes),
+        *kv_gather(shapes),
         gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
         *softmax,
         *dropout,
@@ -302,12 +190,13 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
     """Return the bytes of gradients alive in the core's backward pass.
 
     Flash: gradients of q, k, v and context, and the fp32 sum of the query gradients (FlashAttention 2); where keys and values
-    are all-gathered, these and their gradients of whole sequences. Unfused: gradients of probabilities and scores, and their
-    fp32 copies where softmax runs in eager kernels.
+    are all-gathered, these of whole sequences, and their gradients except in a ring of torch. Unfused: gradients of
+    probabilities and scores, and their fp32 copies where softmax runs in eager kernels.
     """
     if shapes.run.attention == "flash":
-        gradients = (shapes.heads + shapes.core_kv_heads) * _kv_dims(shapes) * shapes.element
-        gathered = (shapes.run.cp_comm == "allgather") * np.where(shapes.keys.cp > 1, 2, 0) * _whole_kv(shapes) * shapes.element
+        gradients = (shapes.heads + shapes.core_kv_heads) * shapes.kv_width * shapes.element
+        whole = {"allgather": 2, "ring": float(shapes.framework.kernels.torch_context_parallel)}.get(shapes.run.cp_comm, 0)
+        gathered = whole * np.where(shapes.keys.cp > 1, whole_kv(shapes), 0) * shapes.element
         return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim) + gathered
 
     scores = shapes.tokens * shapes.heads * shapes.run.seq_len

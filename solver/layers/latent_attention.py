@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.attention_core import MODULE, core_ops, core_saved
+from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.ops import column_linears, linear, memory_bound, row_linear, tp_collective
-from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
+from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 
 
@@ -28,7 +28,7 @@ def latent_attention_ops(shapes: Shapes) -> list[Op]:
         *_up(shapes, "kv_up", model.kv_lora_rank, kv),
     ]
     down = {"q_down": model.q_lora_rank} if model.q_lora_rank else {}
-    direct = [] if model.q_lora_rank else column_linears(shapes, MODULE, model.hidden_size, {"wq": q // shapes.split})
+    direct = [] if model.q_lora_rank else column_linears(shapes, ATTENTION, model.hidden_size, {"wq": q // shapes.split})
     down["kv_down"] = model.kv_lora_rank + model.qk_rope_head_dim
     return [
         *direct,
@@ -37,7 +37,7 @@ def latent_attention_ops(shapes: Shapes) -> list[Op]:
         *up,
         *_assembly(shapes),
         *core_ops(shapes),
-        *row_linear(shapes, "wo", MODULE, model.hidden_size, model.num_attention_heads * model.v_head_dim // shapes.split),
+        *row_linear(shapes, "wo", ATTENTION, model.hidden_size, model.num_attention_heads * model.v_head_dim // shapes.split),
     ]
 
 
@@ -50,10 +50,10 @@ def _expanded(shapes: Shapes) -> Array:
 def _down(shapes: Shapes, name: str, width: int) -> list[Op]:
     hidden, tokens = shapes.model.hidden_size, shapes.norm_tokens
     return [
-        *input_casts(shapes, name, MODULE, tokens, hidden, False, normed=False),
-        *linear(shapes, name, MODULE, width, hidden, tokens=tokens),
-        *gradient_casts(shapes, name, MODULE, tokens, width),
-        *weight_casts(shapes, name, MODULE, hidden * width),
+        *input_casts(shapes, name, ATTENTION, tokens, hidden, False, normed=False),
+        *linear(shapes, name, ATTENTION, width, hidden, tokens=tokens),
+        *gradient_casts(shapes, name, ATTENTION, tokens, width),
+        *weight_casts(shapes, name, ATTENTION, hidden * width),
     ]
 
 
@@ -61,18 +61,18 @@ def _up(shapes: Shapes, name: str, rank: int, width: Array) -> list[Op]:
     """A norm of the low rank, its all-gather under a sequence split, and the expansion to heads."""
     whole, operand = shapes.tokens * rank * shapes.element, shapes.tokens * rank * shapes.gathered_element
     elements, fused = shapes.norm_tokens * rank, shapes.run.fused_norm or shapes.run.compile
-    norm = memory_bound(f"{name}.norm", MODULE, "norm", elements, 2 * shapes.element, 3 * shapes.element, fused=fused)
+    norm = memory_bound(f"{name}.norm", ATTENTION, "norm", elements, 2 * shapes.element, 3 * shapes.element, fused=fused)
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     return [
         *norm,
-        *input_casts(shapes, name, MODULE, shapes.linear_tokens, rank, split, normed=True),
-        tp_collective(shapes, f"{name}.all_gather", MODULE, "all_gather", FORWARD, split, size=operand),
-        *linear(shapes, name, MODULE, width, rank),
-        *gradient_casts(shapes, name, MODULE, shapes.linear_tokens, width),
-        *weight_casts(shapes, name, MODULE, rank * width),
-        tp_collective(shapes, f"{name}.reduce_scatter", MODULE, "reduce_scatter", INPUT_GRAD, split, size=whole),
-        tp_collective(shapes, f"{name}.all_reduce", MODULE, "all_reduce", INPUT_GRAD, everywhere, size=whole),
-        tp_collective(shapes, f"{name}.regather", MODULE, "all_gather", INPUT_GRAD, shapes.keeps_shard, size=operand),
+        *input_casts(shapes, name, ATTENTION, shapes.linear_tokens, rank, split, normed=True),
+        tp_collective(shapes, f"{name}.all_gather", ATTENTION, "all_gather", FORWARD, split, size=operand),
+        *linear(shapes, name, ATTENTION, width, rank),
+        *gradient_casts(shapes, name, ATTENTION, shapes.linear_tokens, width),
+        *weight_casts(shapes, name, ATTENTION, rank * width),
+        tp_collective(shapes, f"{name}.reduce_scatter", ATTENTION, "reduce_scatter", INPUT_GRAD, split, size=whole),
+        tp_collective(shapes, f"{name}.all_reduce", ATTENTION, "all_reduce", INPUT_GRAD, everywhere, size=whole),
+        tp_collective(shapes, f"{name}.regather", ATTENTION, "all_gather", INPUT_GRAD, shapes.keeps_shard, size=operand),
     ]
 
 
@@ -80,8 +80,8 @@ def _rotary_key_gather(shapes: Shapes) -> list[Op]:
     """All-gather of the rotary part of the key, which all heads share, under a sequence split; its gradient is scattered."""
     whole = shapes.tokens * shapes.model.qk_rope_head_dim * shapes.element
     return [
-        tp_collective(shapes, "rotary_key", MODULE, "all_gather", FORWARD, shapes.sequence_split, size=whole),
-        tp_collective(shapes, "rotary_key", MODULE, "reduce_scatter", INPUT_GRAD, shapes.sequence_split, size=whole),
+        tp_collective(shapes, "rotary_key", ATTENTION, "all_gather", FORWARD, shapes.sequence_split, size=whole),
+        tp_collective(shapes, "rotary_key", ATTENTION, "reduce_scatter", INPUT_GRAD, shapes.sequence_split, size=whole),
     ]
 
 
@@ -95,8 +95,8 @@ def _assembly(shapes: Shapes) -> list[Op]:
     rotary = shapes.tokens * (heads + 1) * model.qk_rope_head_dim
     assembled = shapes.tokens * heads * (2 * model.qk_head_dim + model.v_head_dim)
     return [
-        *memory_bound("rope", MODULE, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_rope),
-        *memory_bound("assembly", MODULE, "copy", assembled, 2 * e, 2 * e),
+        *memory_bound("rope", ATTENTION, "rope", rotary, 2 * e, 2 * e, fused=shapes.fused_rope),
+        *memory_bound("assembly", ATTENTION, "copy", assembled, 2 * e, 2 * e),
     ]
 
 

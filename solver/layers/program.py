@@ -16,6 +16,7 @@ from solver.spec.cluster import Placement, placement
 from solver.spec.strategy import Recompute, TpMode
 
 LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
+ATTENTION = "attention"  #: module of the ops between the norm and the residual
 DISPATCH, COMBINE = "dispatch", "combine"  #: exchange of an expert group by kernels of its own (DeepEP, hybrid-EP)
 COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp, ep
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"

@@ -75,6 +75,11 @@ class Shapes:
         return self.heads if self.framework.kernels.repeats_kv else self.kv_heads
 
     @property
+    def kv_width(self) -> int:
+        """Width of a key and its value."""
+        return self.model.qk_head_dim + self.model.value_head_dim
+
+    @property
     def accumulates(self) -> bool:
         """Whether weight-gradient GEMMs add to the buffer of gradients, which nothing but tables then needs a kernel for."""
         fuses = self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)

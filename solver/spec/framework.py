@@ -35,6 +35,7 @@ class Kernels:
     #: How often q, k and v, and how often the context, are copied between the framework's order of dimensions (sequence first)
     #: and FlashAttention's (batch first). With one sequence in a micro batch the two orders are the same.
     attention_layout_copies: tuple[int, int] = (0, 0)
+    torch_context_parallel: bool = False  #: a ring is that of torch.distributed.tensor.experimental
     repeats_kv: bool = False  #: keys and values are copied to as many heads as queries have before attention
     scaled_rope_fused: bool = True  #: the kernel of rotary embedding also multiplies by YaRN's attention factor
     clamps_apart: bool = False  #: clamps of experts' gate and up projections are kernels of their own
@@ -177,7 +178,8 @@ class MemoryUse:
     runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
     #: Weights are held in fp32 and cast for each GEMM (autocast), whose backward pass keeps the cast ones.
     fp32_weights: bool = False
-    root_stays: bool = False  #: ZeRO-3 keeps embedding and head gathered from the forward to the backward pass (FSDP's root)
+    #: What ZeRO-3 keeps gathered from the forward to the backward pass, of FSDP's root: "embedding", "head".
+    root_stays: tuple[str, ...] = ()
     sharded_gradient_bytes: int = 0  #: of a gradient that ZeRO-3 has reduced; 0: as it is reduced
     #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
     #: accumulates into fp32 gradients must still return a gradient to autograd.

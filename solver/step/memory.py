@@ -135,8 +135,9 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     gathered = np.array([part.parameters[key] for part in table.layers])
     trained = np.array([trained_elements(problem, part, key) for part in table.layers])
     fsdp = np.max(2 * sizes.activation * gathered + sizes.gradient * trained, axis=0)
-    root = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
-    root = root * sizes.activation * problem.framework.memory.root_stays
+    stay = problem.framework.memory.root_stays
+    held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
+    root = joined_ends(problem, *held) * sizes.activation
     return np.array([pool, pool, pool, pool + fsdp + root])
 
 

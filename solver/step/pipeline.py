@@ -40,6 +40,10 @@ class SlowestStage:
         return SlowestStage(self.layers[:, index], self.recomputed[:, index], self.has_embedding[index], self.has_head[index])
 
 
+#: Messages between two neighbours while the pipeline fills and drains: one forward, one backward.
+FILLING_SENDS = 2.0
+
+
 @dataclass(frozen=True)
 class PipelineTimes:
     """Seconds of pipelines; arrays over pipelines.
@@ -77,7 +81,7 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     slowest = bottleneck.seconds + send_recv + root
     total = (
         over_kinds(terms.stages.totals[:, None], layer.once) + over_kinds(recomputed_of_all, layer.recomputing)
-        + embedding + head + root + send_recv * pp
+        + embedding + head + root + send_recv * (1 + (pp - 1) * FILLING_SENDS / problem.framework.pipeline.blocking_sends)
     )  # fmt: skip
     deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
     forward = over_kinds(stage.layers, layer.forward)

@@ -55,7 +55,9 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     first, same = layouts.pipelines
     pipelines = pipeline_times(problem, terms, layouts.at(first))
     row, pipeline = layouts.row, pipelines.seconds[same]
-    again = (terms.splits.num_micro_batches - 1) * terms.accumulation
+    # into a buffer that is wider than what autograd returns all micro batches are added; else the first one's gradients stay
+    sizes = problem.element_bytes
+    again = (terms.splits.num_micro_batches - (sizes.gradient <= sizes.weight)) * terms.accumulation
     accumulation = np.where(layouts.zero < 2, again[row], 0.0)
     passes = pipelines.backward[same], pipelines.forward[same]
     sync, gather = _synchronisation(problem, terms, layouts, *passes)

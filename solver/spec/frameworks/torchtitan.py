@@ -50,6 +50,7 @@ TORCHTITAN_2025 = Framework(
         torch_loss=True,
         compiled_loss=True,
         flash_attention=2,
+        torch_context_parallel=True,
         repeats_kv=True,  # models/llama3/model/model.py: repeat_kv
     ),
     tensor_parallel=TensorParallel(  # parallelize_llama.py: always with SequenceParallel norms
@@ -60,7 +61,10 @@ TORCHTITAN_2025 = Framework(
     ),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
     pipeline=Pipeline(keeps_weights=True),  # parallelize_llama.py: no reshard after forward
-    memory=MemoryUse(allocator_gaps=(0.1, 0.1)),  # expandable segments leave few gaps; the share is assumed
+    # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
+    memory=MemoryUse(
+        root_stays=("head",), allocator_gaps=(0.1, 0.1)
+    ),  # expandable segments leave few gaps; the share is assumed
 )
 
 TORCHTITAN_2024 = TORCHTITAN_2025.derive(
@@ -70,6 +74,7 @@ TORCHTITAN_2024 = TORCHTITAN_2025.derive(
     pipeline={"micro_batches_as_stages": True},  # parallelisms/pipelining_utils.py
     kernels={"compiled_loss": False},  # what these runs reserve holds the logits in fp32 and their gradients
     data_parallel={"optimizer_bytes_per_parameter": 96.0},  # AdamW is not fused by default, as in fms-fsdp
+    memory={"root_stays": ("embedding", "head")},  # parallelisms/parallelize_llama.py: the root holds both
 )
 
 #: NVIDIA's trainer on torch: FSDP2 for what is no expert, experts over their own ranks (DeepEP), kernels of Transformer Engine.

@@ -14,7 +14,8 @@ from solver.spec.model_size import parameters
 #: multimodal models are the language model's: the checkpoint without vision tower and projector.
 TENSORS = {
     "llama2_7b": 6_738_415_616, "llama2_13b": 13_015_864_320, "llama2_70b": 68_976_648_192, "llama3_8b": 8_030_261_248,
-    "llama3_70b": 70_553_706_496, "llama3_405b": 405_853_388_800, "mistral_7b": 7_241_732_096, "qwen2_7b": 7_615_616_512, "qwen2_5_32b": 32_763_876_352,
+    "llama3_70b": 70_553_706_496, "llama3_405b": 405_853_388_800, "mistral_7b": 7_241_732_096, "qwen2_7b": 7_615_616_512,
+    "qwen2_5_32b": 32_763_876_352,
     "internlm2_7b": 7_737_708_544, "internlm2_20b": 19_861_149_696,
     "mixtral_8x7b": 46_702_792_704, "mixtral_8x22b": 140_630_071_296,
     "deepseek_v2_lite": 15_706_484_224, "deepseek_v2": 235_741_434_880, "deepseek_v3": 671_026_419_200,

@@ -450,5 +450,22 @@ def test_torchtitan_copies_keys_and_values_to_every_query_head() -> None:
     assert not [op for op in plain.ops if op.name == "kv.repeat"]
     kept = [float(tensor.bytes[0]) for each in (layer, plain) for tensor in each.saved if tensor.name == "qkv"]
     assert kept == [1024 * 32 * 3 * 16 * 2, 1024 * 32 * (16 + 2 * 8) * 2]
-    ring = program(GQA, "msp", cp=2, cp_comm="ring", framework="torchtitan")
-    assert sizes(ring, "cp")["kv.send.forward"] == 512 * 2 * 16 * 32 * 2
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_context_parallelism_of_torch_by_hand(compiled: bool) -> None:
+    """1,024 tokens over cp 4: 256 of 16 heads of 32 each, keys and values repeated to all heads; sums of gradients in fp32."""
+    ring = program(GQA, "msp", cp=4, cp_comm="ring", framework="torchtitan", compile=compiled)
+    values, ops = 256 * 16 * 32, {op.label: op for op in ring.ops}
+    assert sizes(ring, "cp") == {
+        "kv.all_gather.forward": 4 * 2 * values * 2, "kv.all_gather.input_grad": 4 * 2 * values * 2,
+        "kv.gradients.input_grad": 2 * values * 4,
+    }  # fmt: skip
+    assert ops["kv.gradients.input_grad"].count == 4 and ops["kv.all_gather.forward"].count == 1
+    under = [] if compiled else ["attention.forward", "attention.input_grad", "attention.step.input_grad"]
+    assert [label for op in ring.ops if op.stream == "cp" for label in op.overlaps_with] == under
+    moved = {name: float(ops[f"attention.{name}.input_grad"].dims["bytes"][0] * ops[f"attention.{name}.input_grad"].count[0])
+             for name in ("gradients", "joined_gradients", "wide_gradients")}  # fmt: skip
+    assert moved == {
+        "gradients": 3 * values * 10 * (1 + 0.75 * 3), "joined_gradients": 2 * values * 8 * 4, "wide_gradients": 3 * values * 10
+    }  # fmt: skip
