@@ -268,10 +268,12 @@ class CostModel:
         Every kernel splits into what its units, its memory and its launch take, each rescaled by its own ratio: the physical
         models run with the other device's figures, and the learnt corrections read the regimes that result.
         """
-        scale, faster = derivation.kernel_scale, min(derivation.power_slowdown, 1.0)
+        scale, slowdown = derivation.kernel_scale, derivation.power_slowdown
         # what a laboratory's machine is slower than others is no property of its device
         derating, quantised = min(self.derating, OTHER_LABORATORY.factor), self.quantised_derating
-        sustained = _at_power(device, derivation.power_slowdown)
+        wide = slowdown.get("bf16", 1.0)
+        faster, faster_quantised = min(wide, 1.0), min(slowdown.get("fp8", wide), 1.0)
+        sustained = _at_power(device, slowdown)
         linears = self.linears.on(sustained)
         return replace(
             links, device=device, linears=linears, grouped=replace(self.grouped, linear=linears),
@@ -280,7 +282,9 @@ class CostModel:
             network_bandwidth=device.network_bandwidth,
             contention=contention_on(device, self.device, self.contention),
             derating=max(derating * faster, 1.0) * scale.get("bf16", 1.0),
-            quantised_derating=Derating(max(quantised.factor * faster, 1.0) * scale.get("fp8", 1.0), quantised.relative_std),
+            quantised_derating=quantised._replace(
+                factor=max(quantised.factor * faster_quantised, 1.0) * scale.get("fp8", 1.0)
+            ),
             shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                           for key, rate in links.shared_links.items()},
             doubt=DEVICE_DOUBTS[derivation.similarity],
@@ -309,6 +313,6 @@ class CostModel:
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
 
 
-def _at_power(device: Device, slowdown: float) -> Device:
+def _at_power(device: Device, slowdown: Mapping[str, float]) -> Device:
     """Return the device with the peaks that its power sustains: a kernel bound by memory or launch is no slower for it."""
-    return replace(device, peak_flops={dtype: peak / max(slowdown, 1.0) for dtype, peak in device.peak_flops.items()})
+    return replace(device, peak_flops={dtype: peak / max(slowdown[dtype], 1.0) for dtype, peak in device.peak_flops.items()})

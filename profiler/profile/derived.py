@@ -8,7 +8,7 @@ there in training, so between two chips of one generation their rates differ by 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, Datasheet
@@ -26,15 +26,22 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     of_vendor = kernels.device.name.split()[0] == sheet.device.name.split()[0]
     same = base is not None and base.architecture == sheet.architecture
     similarity = "architecture" if same else "vendor" if of_vendor else ""
-    slower = power_slowdown(base, sheet) if base is not None and same else 1.0
+    slower = power_slowdown(base, sheet) if base is not None and same else dict.fromkeys(sheet.device.peak_flops, 1.0)
     derivation = Derivation(kernels, links, similarity, slower, sheet.kernel_scale)
     content = repr((asdict(sheet), kernels.digest, links.digest))
     meta = {key: kernels.meta[key] for key in ("laws", "sustained") if key in kernels.meta}
-    return Profile(name, sheet.device, {}, meta, hashlib.sha256(content.encode()).hexdigest()[:20], derivation)
+    # kernels stand for no newer attention than they were measured with
+    flash = min(sheet.device.flash_version or kernels.device.flash_version, kernels.device.flash_version)
+    device = replace(sheet.device, flash_version=flash)
+    return Profile(name, device, {}, meta, hashlib.sha256(content.encode()).hexdigest()[:20], derivation)
 
 
-def power_slowdown(base: Datasheet, sheet: Datasheet) -> float:
-    """Return the time of a kernel at the limit of power on ``sheet``, over what the peaks alone make of it on ``base``."""
+def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:
+    """Return, by number format, the time of a kernel at the limit of power of ``sheet`` over what the peaks alone make of it.
+
+    A format that ``base`` does not have is as far from its peak as bf16, and none is further: where the peak of a narrower format
+    grows alone, its units have changed (NVFP4 from B200 to GB300, of which runs in sight use all).
+    """
     units = sheet.device.num_sms / base.device.num_sms
     idle = IDLE_SHARE * base.power
     power = (sheet.power - units * idle) / (base.power - idle)
@@ -42,6 +49,7 @@ def power_slowdown(base: Datasheet, sheet: Datasheet) -> float:
         raise InputError(f"{sheet.device.name}: power_watts {sheet.power:g} is less than its {sheet.device.num_sms} "
                          "multiprocessors take when idle")  # fmt: skip
     rate = units ** (2 / 3) * power ** (1 / 3)
-    peaks = [sheet.device.peak_flops[dtype] / base.device.peak_flops[dtype] for dtype in ("bf16", "fp16")
-             if dtype in sheet.device.peak_flops and dtype in base.device.peak_flops]  # fmt: skip
-    return peaks[0] / rate if peaks else 1.0
+    measured, peaks = base.device.peak_flops, sheet.device.peak_flops
+    found = {dtype: peak / measured[dtype] / rate for dtype, peak in peaks.items() if dtype in measured}
+    wide = found.get("bf16", 1.0)
+    return {dtype: min(found.get(dtype, wide), wide) for dtype in peaks}

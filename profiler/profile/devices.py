@@ -17,6 +17,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
 _WORDS = ("name", "architecture", "source")
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
+#: FlashAttention of a device that states none: the generation that its kernels were measured with.
+KERNELS_FLASH = 0
 _OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale", "aliases", *_HOST)
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
@@ -80,7 +82,7 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         str(values["name"]), flops, figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
         _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * 1e9,
         figures["network_gbit"] * 1e9 / 8, str(values.get("link_kind", "")),
-        _whole("flash_version", values.get("flash_version", 2)),
+        _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
         *(_positive(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST),
     )  # fmt: skip

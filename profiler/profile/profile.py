@@ -179,14 +179,14 @@ class Derivation:
 
     kernels, links: profiles of the GEMMs, attention and memory-bound kernels, and of the collectives inside a node. similarity:
     what both chips share: "architecture" (one generation), "vendor", or "" for neither. power_slowdown: time of a kernel at the
-    limit of power, over what the peaks of the two datasheets alone would make of it. kernel_scale: measured time of GEMMs over
-    the rescaled one, by number format.
+    limit of power, over what the peaks of the two datasheets alone would make of it, by number format. kernel_scale: measured
+    time of GEMMs over the rescaled one, by number format.
     """
 
     kernels: Profile
     links: Profile
     similarity: str
-    power_slowdown: float
+    power_slowdown: Mapping[str, float]
     kernel_scale: Mapping[str, float]
 
 

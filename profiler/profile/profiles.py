@@ -95,7 +95,7 @@ def _said(profile: Profile) -> str:
         "16-bit peak": half[0] / half[1],
         "memory": own.memory_bandwidth / base.memory_bandwidth,
         "links": own.link_bandwidth / links.link_bandwidth,
-        "compute time at the limit of power": made.power_slowdown,
+        "16-bit compute time at the limit of power": made.power_slowdown.get("bf16", 1.0),
     }
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
     of_links = f", collectives inside a node of {made.links.name}" if made.links is not made.kernels else ""

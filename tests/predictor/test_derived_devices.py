@@ -92,14 +92,23 @@ def test_power_slows_long_kernels_and_the_laboratory_stays_out(fitted: Callable[
     assert fitted("h20").derating == 1.0  # a chip of a seventh of the rate at half the power is never at its limit
 
 
-@pytest.mark.parametrize("times", [2, 4])
-def test_a_higher_peak_at_the_same_power_is_never_slower(h100: CostModel, times: int) -> None:
+@pytest.mark.parametrize("formats", [("bf16", "fp16"), ("fp8",), ("bf16", "fp16", "fp8", "tf32", "fp32")])
+@pytest.mark.parametrize("times", [1.1, 2, 4])
+def test_a_higher_peak_at_the_same_power_is_never_slower(h100: CostModel, times: float, formats: tuple[str, ...]) -> None:
     sheet = DATASHEETS["h100_sxm"]
-    peaks = {name: times * peak for name, peak in sheet.device.peak_flops.items()}
+    peaks = {name: (times if name in formats else 1) * peak for name, peak in sheet.device.peak_flops.items()}
     same = on(sheet)
     for kind, before in estimates(same).items():
         after = estimates(on(replace(sheet, device=replace(sheet.device, peak_flops=peaks))))[kind]
         assert (after.seconds <= before.seconds * 1.001).all(), kind
+
+
+def test_no_newer_attention_than_the_kernels_were_measured_with() -> None:
+    sheet, h100 = DATASHEETS["h100_sxm"], find_profile("h100_sxm")[0]
+    stated = {0: 3, 2: 2, 3: 3, 4: 3}  # stated, or none; and what it is then
+    for version, found in stated.items():
+        named = replace(sheet, device=replace(sheet.device, flash_version=version))
+        assert derived_profile("chip", named, h100).device.flash_version == found
 
 
 def test_better_datasheets_are_never_slower(h100: CostModel) -> None:

@@ -72,12 +72,20 @@ def test_files_that_are_no_device(tmp_path: Path) -> None:
 def test_clocks_under_a_limit_of_power_by_hand() -> None:
     # 15% of 700 W whatever the clock: 395 of 595 W are left at 500 W, and the clock goes with the cube root
     base = DATASHEETS["h100_sxm"]
-    assert power_slowdown(base, base) == 1.0
-    assert power_slowdown(base, DATASHEETS["h100_96gb_500w"]) == pytest.approx((395 / 595) ** (-1 / 3))
+    assert set(power_slowdown(base, base).values()) == {1.0}
+    capped = power_slowdown(base, DATASHEETS["h100_96gb_500w"])
+    assert capped == pytest.approx(dict.fromkeys(capped, (395 / 595) ** (-1 / 3)))
+    # bf16 of twice the peak runs no faster, and the others as before; one that is new as bf16 does; one that grows alone gains
+    peaks = {**H100["peak_tflops"], "bf16": 2 * 989.4, "nvfp4": 1e4}
+    doubled = power_slowdown(base, datasheet_of({**H100, "peak_tflops": peaks}))
+    assert doubled == pytest.approx({**dict.fromkeys(peaks, 1.0), "bf16": 2.0, "nvfp4": 2.0})
+    assert set(power_slowdown(base, datasheet_of({**H100, "peak_tflops": {**H100["peak_tflops"], "fp8": 4000}})).values()) == {
+        1.0
+    }
     # twice the units at twice the power and peak run at the same clock
     twice = datasheet_of({**H100, "num_sms": 264, "power_watts": 1400, "peak_tflops": {"bf16": 2 * 989.4},
                           "memory_bandwidth_gb_s": 6700})  # fmt: skip
-    assert power_slowdown(base, twice) == pytest.approx(1.0)
+    assert power_slowdown(base, twice) == pytest.approx({"bf16": 1.0})
     with pytest.raises(InputError, match="power_watts 100 is less than"):
         power_slowdown(base, replace(base, power=100.0))
 
@@ -87,7 +95,7 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     # 2,500 over 2,250 TFLOP/s; (1,200 - 150) / (1,000 - 150) W to the third root is 1.073, of which the peak has 1.11
     assert said == (
         "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm, of the same generation, rescaled by the "
-        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, compute time at the limit of power x 1.04)"
+        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at the limit of power x 1.04)"
     )
     assert profile.derivation is not None and profile.derivation.similarity == "architecture" and not profile.tables
     assert profile.device.nvlink_domain == 72 and profile.device.gpus_per_node == 4
