@@ -31,16 +31,15 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     content = repr((asdict(sheet), kernels.digest, links.digest))
     meta = {key: kernels.meta[key] for key in ("laws", "sustained") if key in kernels.meta}
     # kernels stand for no newer attention than they were measured with
-    flash = min(sheet.device.flash_version or kernels.device.flash_version, kernels.device.flash_version)
-    device = replace(sheet.device, flash_version=flash)
+    device = replace(sheet.device, flash_version=min(sheet.device.flash_version, kernels.device.flash_version))
     return Profile(name, device, {}, meta, hashlib.sha256(content.encode()).hexdigest()[:20], derivation)
 
 
 def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:
     """Return, by number format, the time of a kernel at the limit of power of ``sheet`` over what the peaks alone make of it.
 
-    A format that ``base`` does not have is as far from its peak as bf16, and none is further: where the peak of a narrower format
-    grows alone, its units have changed (NVFP4 from B200 to GB300, of which runs in sight use all).
+    A format that ``base`` does not have is as far from its peak as bf16, and none is further: where the peak of a narrower
+    format grows alone, its units have changed (NVFP4 from B200 to GB300, of which runs in sight use all).
     """
     units = sheet.device.num_sms / base.device.num_sms
     idle = IDLE_SHARE * base.power

@@ -17,8 +17,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
 _WORDS = ("name", "architecture", "source")
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
-#: FlashAttention of a device that states none: the generation that its kernels were measured with.
-KERNELS_FLASH = 0
+#: FlashAttention of a device that states none: newer than any, so that it is that of the kernels that it is derived from.
+KERNELS_FLASH = 1000
 _OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale", "aliases", *_HOST)
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}

@@ -16,7 +16,7 @@ from predictor.fitted import cost_model
 from predictor.kernels.device_doubt import DEVICE_DOUBTS
 from predictor.network.overlap import contention_on
 from profiler.profile.derived import derived_profile
-from profiler.profile.devices import DATASHEETS, Datasheet
+from profiler.profile.devices import DATASHEETS, KERNELS_FLASH, Datasheet
 from profiler.profile.profiles import PROF_DATA, find_profile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +105,7 @@ def test_a_higher_peak_at_the_same_power_is_never_slower(h100: CostModel, times:
 
 def test_no_newer_attention_than_the_kernels_were_measured_with() -> None:
     sheet, h100 = DATASHEETS["h100_sxm"], find_profile("h100_sxm")[0]
-    stated = {0: 3, 2: 2, 3: 3, 4: 3}  # stated, or none; and what it is then
+    stated = {KERNELS_FLASH: 3, 2: 2, 3: 3, 4: 3}  # none, or what is stated; and what it is then
     for version, found in stated.items():
         named = replace(sheet, device=replace(sheet.device, flash_version=version))
         assert derived_profile("chip", named, h100).device.flash_version == found
