@@ -1,7 +1,7 @@
 """What was measured of a training job: a JSON object, or the log of a trainer or of nccl-tests.
 
-Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)``, ``max allocated``, ``train_step_timing in s``),
-torchtitan (``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron (``time_per_iteration_ms``), DeepSpeed
+Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)`` or ``(s)``, ``max allocated``,
+``train_step_timing in s``), torchtitan (``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron (``time_per_iteration_ms``), DeepSpeed
 (``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), progress bars of Lightning and others (``5/50 [00:10<01:35,
 0.47it/s]``, by their clock, a step of the bar being one of the optimizer), nccl-tests' tables.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class Batch:
 #: Trainer's words before a number, and how it becomes seconds of a step.
 _STEPS: tuple[tuple[str, Callable[[float, Batch], float]], ...] = (
     (r"elapsed time per iteration \(ms\)", lambda value, batch: value / 1e3),
+    (r"elapsed time per iteration \(s\)", lambda value, batch: value),  # Megatron-DeepSpeed of BLOOM
     (r"time_per_iteration_ms", lambda value, batch: value / 1e3),
     (r"train_step_timing in s", lambda value, batch: value),
     (r"\btps", lambda value, batch: batch.tokens_per_gpu / value),
@@ -55,8 +57,13 @@ _PEAKS = (
     (re.compile(r"\bmax allocated:\s*([0-9.]+)"), float(1 << 20), "allocated"),
     (re.compile(r"\bMaxMemAllocated=([0-9.]+)\s*GB"), GIB, "allocated"),
 )
-#: Of a progress bar: steps that are done, and its clock.
-_BAR = re.compile(r"\b(\d{1,9})/\d+ \[(\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)")
+#: Of a progress bar: its label, the steps that are done, all of them, and its clock.
+_BAR = re.compile(
+    r"(?:([^\r\n|%]*?):)?\s*(?:\d{1,3}%\|[^|\r\n]*\|\s*)?"
+    r"\b(\d{1,9})/(\d+) \[(\d{1,4}(?::\d\d){1,2})<[\d:?]+,\s*[0-9.?]+(?:it/s|s/it)"
+)
+_TRAINS = re.compile(r"\b(?:epochs?|train\w*|steps?|iterations?)\b", re.IGNORECASE)  #: in the label of a bar
+_VALIDATION = re.compile(r"^.*\bvalidate step:.*$", re.MULTILINE)  #: a line of torchtitan's that is no training step
 _CLEAR_SECONDS = 20.0  #: on a clock that shows whole ones
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: A job's first steps wait for compilation, communicators and data; they count where there are few others.
@@ -106,7 +113,12 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
             '{"step_s": 0.512}'
         )
     check_statements(_ANSI.sub("", text), path, run, hardware)
-    return Observation(steps, *_peak(_ANSI.sub("", text)), collectives=collectives)
+    return Observation(steps, *_peak(_of_training(text)), collectives=collectives)
+
+
+def _of_training(text: str) -> str:
+    """Return a log without colours and without lines of validation."""
+    return _VALIDATION.sub("", _ANSI.sub("", text))
 
 
 def _peak(text: str) -> tuple[float | None, str]:
@@ -120,7 +132,7 @@ def _peak(text: str) -> tuple[float | None, str]:
 
 def step_seconds(text: str, batch: Batch) -> np.ndarray:
     """Return the step times of a trainer's log in order, without those of its warm-up."""
-    text = _ANSI.sub("", text)
+    text = _of_training(text)
     for words, seconds in _STEPS:
         found = [float(value.replace(",", "")) * (1e3 if kilo else 1.0) for value, kilo in re.findall(words + _NUMBER, text)]
         steps = np.array([seconds(value, batch) for value in found if value > 0])
@@ -132,9 +144,15 @@ def step_seconds(text: str, batch: Batch) -> np.ndarray:
 def _bar_seconds(text: str) -> np.ndarray:
     """Return the step times that a progress bar's clock shows, over stretches of which it can tell the length to 5%.
 
-    Bars round their rate and average it over what came before, warm-up included; their clock shows whole seconds.
+    Bars round their rate and average it over what came before, warm-up included; their clock shows whole seconds. Of several
+    bars the one that takes longest is the training's; one with a label that does not say so (shards that are loaded, a dataset
+    that is mapped) is not.
     """
-    read = [(int(done), _clock(elapsed)) for done, elapsed in _BAR.findall(text)]
+    bars: dict[str, list[tuple[int, float]]] = {}  # by the number of all steps
+    for label, done, every, elapsed in _BAR.findall(text):
+        if not label.strip() or _TRAINS.search(label):
+            bars.setdefault(every, []).append((int(done), _clock(elapsed)))
+    read = max(bars.values(), key=_bar_time, default=[])
     stretches: list[list[tuple[int, float]]] = []  # from where a bar begins anew
     for point in read:
         if not stretches or point[0] < stretches[-1][-1][0]:
@@ -149,6 +167,11 @@ def _bar_seconds(text: str) -> np.ndarray:
                 found.append((elapsed - start[1]) / (done - start[0]))
                 start = (done, elapsed)
     return np.array(found)
+
+
+def _bar_time(points: Sequence[tuple[int, float]]) -> float:
+    """Return the seconds that a bar's clock has run, begun anew or not."""
+    return sum(max(late - early, 0.0) for (_, early), (_, late) in pairwise(points))
 
 
 def _clock(text: str) -> float:

@@ -38,6 +38,7 @@ def written(folder: Path, text: str, name: str = "all_reduce.log") -> Path:
     ("line", "seconds"),
     [
         (" iteration 7/ 100 | elapsed time per iteration (ms): 512.5 | loss 2.1", 0.5125),
+        (" iteration 7/ 100 | elapsed time per iteration (s): 105.22 | loss 2.1", 105.22),
         ("... | time_per_iteration_ms: 1.25K | tokens_per_sec: 2.1M", 1.25),
         ("Training epoch 0, iteration 3/99 | train_step_timing in s: 9.81", 9.81),
         ("[titan] step: 10  loss:  7.9  \x1b[34mtps: 5,000  tflops: 289.66\x1b[39m", 16384 / 5000),
@@ -127,6 +128,32 @@ def test_a_progress_bar_is_read_by_its_clock() -> None:
     hours = "8/9 [1:00:10<00:07, 7.50s/it]\r9/9 [1:00:40<00:00, 7.50s/it]"
     assert step_seconds(hours, BATCH).tolist() == [30.0]
     assert len(step_seconds(bar(1) + bar(2), BATCH)) == 0
+
+
+def bar(done: int, total: int, elapsed: float, label: str = "") -> str:
+    minutes, seconds = divmod(int(elapsed), 60)
+    return f"\r{label} {100 * done // total:3d}%|##  | {done}/{total} [{minutes:02d}:{seconds:02d}<10:00, 1.00s/it]"
+
+
+def test_other_bars_than_that_of_the_training_are_no_steps() -> None:
+    """As transformers prints them: shards at 10 s, steps at 4 s, evaluations of 125 batches at 0.5 s after every 50 steps."""
+    loading = "".join(bar(shard, 30, 10.0 * shard, "Loading checkpoint shards:") for shard in range(31))
+    text, clock = loading, 0.0
+    for first in range(0, 200, 50):
+        for step in range(first, first + 51, 10):
+            text += bar(step, 200, clock + 4.0 * (step - first))
+        text += "".join(bar(batch, 125, 0.5 * batch) for batch in range(0, 126, 25))
+        clock += 4.0 * 50
+    assert step_seconds(text, BATCH).tolist() == pytest.approx([4.0] * len(step_seconds(text, BATCH)))
+    assert len(step_seconds(text, BATCH)) >= 10
+    assert len(step_seconds(loading, BATCH)) == 0
+
+
+def test_lines_of_validation_are_no_steps(tmp_path: Path) -> None:
+    lines = [f"[titan] step: {i}  loss: 7.9  memory: 45.12GiB(57.05%)  tps: 4,096\n[titan] validate step: {i}  loss: 8.0  "
+             f"memory: 47.00GiB(59.40%)  tps: 18,000" for i in range(1, 21)]  # fmt: skip
+    found = read_observation(written(tmp_path, "\n".join(lines)), ONE, "h100_sxm")
+    assert found.steps.tolist() == [1.0] * 15 and found.peak_memory == 45.12 * GIB
 
 
 STEPS = "elapsed time per iteration (ms): 512.5\n"
