@@ -39,31 +39,38 @@ def fit(args: argparse.Namespace, console: Console) -> None:
         f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{inputs.notes(rounded)}", markup=False,
     )  # fmt: skip
     for limit in limits:
-        console.print(_text(limit), markup=False)
+        console.print(_text(limit, layout.global_batch_sequences), markup=False)
     if args.json:
         write_json(args.json, {"limits": [_row(limit) for limit in limits]})
         console.print(f"wrote {args.json}", markup=False)
 
 
-def _text(limit: Limit) -> str:
-    """Return the largest value that fits surely, the one that may, and what breaks next."""
+def _text(limit: Limit, sequences: int) -> str:
+    """Return the largest value that fits surely, the one that may, and what breaks next. sequences: of the layout's batch."""
     best = limit.surely or limit.likely
-    if best is None and limit.breaks is None:
-        return f"\n{limit.what}: nothing that was tried can be run"
+    broken = [f" {_broken(limit.breaks, sequences)}"] if limit.breaks else []
     if best is None:
-        return f"\n{limit.what}: none fits;{_broken(limit)}"
-    lines = [f"\n{limit.what}: {best.value:,} {'fits' if limit.surely else 'is at risk'}: {best.text()}"]
+        return "".join(
+            [f"\n{limit.what}: ", "none that was tried fits;" if broken else "nothing that was tried can be run", *broken]
+        )
+    lines = [
+        f"\n{limit.what}: {best.value:,} {'fits' if limit.surely else 'is at risk'}{_batch(best, sequences)}: {best.text()}"
+    ]
     lines += [f"  {describe(best.solutions, 0)}, {best.solutions.tgs[0]:,.0f} tokens/GPU/s"]
     if limit.likely and limit.surely and limit.likely.value != limit.surely.value:
-        lines.append(f"  {limit.likely.value:,} is at risk: {limit.likely.text()}")
-    return "\n".join(lines) + (f"\n {_broken(limit)}" if limit.breaks else "\n  nothing that can be run breaks it")
+        lines.append(f"  {limit.likely.value:,} is at risk{_batch(limit.likely, sequences)}: {limit.likely.text()}")
+    return "\n".join([*lines, *([f" {text}" for text in broken] or [f"  {limit.ends}"])])
 
 
-def _broken(limit: Limit) -> str:
-    if limit.breaks is None:
-        return ""
-    name, size = limit.breaks.largest_part()
-    return f" {limit.breaks.value:,} does not fit: {limit.breaks.text()}, of which {name} {size / GIB:.1f}"
+def _broken(breaks: Tried, sequences: int) -> str:
+    name, size = breaks.largest_part()
+    return f"{breaks.value:,} does not fit{_batch(breaks, sequences)}: {breaks.text()}, of which {name} {size / GIB:.1f}"
+
+
+def _batch(tried: Tried, sequences: int) -> str:
+    """Return the batch of what was tried, where it is not the layout's."""
+    found = round(float(tried.solutions.tokens[0]) / tried.solutions.problem.run.seq_len)
+    return "" if found == sequences else f" (in a batch of {found:,} sequences instead of {sequences:,})"
 
 
 def _row(limit: Limit) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import lcm
 
 from profiler.errors import InputError
@@ -18,6 +19,7 @@ from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
 _GRAIN = 1024  #: tokens; sequences are tried in steps of this
+_DOUBLINGS = 10  #: of a batch or a number of GPUs beyond what was asked
 
 
 @dataclass(frozen=True)
@@ -44,20 +46,28 @@ class Tried:
 
 @dataclass(frozen=True)
 class Limit:
-    """surely: the best value whose bound fits. likely: the best that fits at the point estimate. breaks: the one after it."""
+    """surely: the best value whose bound fits. likely: the best that fits at the point estimate. breaks: the one after it;
+    where it is None, ``ends`` says why no further one was tried."""
 
     what: str
     surely: Tried | None
     likely: Tried | None
     breaks: Tried | None
+    ends: str
 
 
 def largest_micro_batch(problem: Problem, layout: Strategy) -> Limit:
-    """Return how many sequences a micro batch may hold; those are tried that divide the batch of a data-parallel rank."""
-    each = layout.micro_batch_size * layout.num_micro_batches
-    sizes = [size for size in range(1, each + 1) if each % size == 0]
-    changed = (layout.replace(micro_batch_size=size, num_micro_batches=each // size) for size in sizes)
-    return _limit("micro batch", _tried((size, problem, one) for size, one in zip(sizes, changed, strict=True)))
+    """Return how many sequences a micro batch may hold: those that divide the batch of a data-parallel rank, then, with as many
+    micro batches as the layout has and so a larger batch, twice as many and so on.
+    """
+    each, count = layout.micro_batch_size * layout.num_micro_batches, layout.num_micro_batches
+    same_batch = ((size, each // size) for size in range(1, each + 1) if each % size == 0)
+    larger = ((each << doubling, count) for doubling in range(1, _DOUBLINGS + 1))
+    changed = (
+        (size, problem, layout.replace(micro_batch_size=size, num_micro_batches=number))
+        for size, number in chain(same_batch, larger) if size <= WHOLE_NUMBERS["micro_batch_size"][1]
+    )  # fmt: skip
+    return _limit("micro batch", _tried(changed), "no larger one was tried")
 
 
 def longest_sequence(problem: Problem, layout: Strategy) -> Limit:
@@ -75,35 +85,41 @@ def longest_sequence(problem: Problem, layout: Strategy) -> Limit:
     tried: dict[int, Tried | None] = {}
     for allowed in (VERDICTS[:1], VERDICTS[:2]):  # the bound's limit, and the point estimate's
         _bisect(with_length, allowed, most, tried)
-    return _limit("sequence", [one for _, one in sorted(tried.items()) if one is not None])
+    ends = "the model has positions for no more" if most < WHOLE_NUMBERS["seq_len"][1] // unit else "no longer one was tried"
+    return _limit("sequence", [one for _, one in sorted(tried.items()) if one is not None], ends)
 
 
 def fewest_gpus(problem: Problem, config: RunConfig, sequences: int) -> Limit:
     """Return on how few GPUs the config's tp, cp, pp and ep fit, with the same batch: fewer data-parallel ranks shard less.
 
-    Tried are the layout's own number of GPUs and fewer, from the most to the fewest.
+    Tried are the layout's own number of GPUs and fewer, from the most to the fewest; before them twice as many and so on, as
+    far as the batch divides, where its own are too few.
     """
     own = configured_strategy(problem, config, sequences)
     free = without_filling(config, own)
-    tried = []
-    for world in (own.world_size // own.dp * dp for dp in range(own.dp, 0, -1)):
+
+    def on(dp: int) -> Iterator[Tried]:
+        world = own.world_size // own.dp * dp
         with suppress(InputError):
-            smaller = problem.for_world(world)
-            tried.append(
-                Tried(world, estimate(smaller, [configured_strategy(smaller, replace(config, layout=free), sequences)]))
-            )
-    return _limit("GPUs", tried)
+            other = problem.for_world(world)
+            yield Tried(world, estimate(other, [configured_strategy(other, replace(config, layout=free), sequences)]))
+
+    tried = [one for dp in range(own.dp, 0, -1) for one in on(dp)]
+    if tried and tried[0].verdict == VERDICTS[2]:
+        more = [one for doubling in range(1, _DOUBLINGS + 1) for one in on(own.dp << doubling)]
+        tried = [*reversed(more), *tried]
+    return _limit("GPUs", tried, "one data-parallel rank is the fewest")
 
 
-def _limit(what: str, tried: Iterable[Tried]) -> Limit:
-    """Return the limit among values that need more and more memory, up to the first that does not fit."""
+def _limit(what: str, tried: Iterable[Tried], ends: str) -> Limit:
+    """Return the limit among values that need more and more memory, up to the first that does not fit; ends: as in Limit."""
     surely = likely = None
     for one in tried:
         if one.verdict == VERDICTS[2]:
-            return Limit(what, surely, likely, one)
+            return Limit(what, surely, likely, one, ends)
         likely = one
         surely = one if one.verdict == VERDICTS[0] else surely
-    return Limit(what, surely, likely, None)
+    return Limit(what, surely, likely, None, ends)
 
 
 def _bisect(

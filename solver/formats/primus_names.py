@@ -1,7 +1,7 @@
 """Settings of AMD's Primus over Megatron-LM: what its base files set, and its own keys beside Megatron's arguments.
 
 Sources, AMD-AGI/Primus as read in 2026: primus/configs/models/megatron/language_model.yaml (0158a86), llama_base.yaml
-(1b29bf7), deepseek_v3_base.yaml (8cc70b6), primus/configs/modules/megatron/trainer_base.yaml (05b350b),
+(1b29bf7), deepseek_v3_base.yaml (8cc70b6), primus/configs/modules/megatron/pre_trainer.yaml (44a21d1),
 primus_megatron_module.yaml, zero_bubble.yaml (4795c54), primus_turbo.yaml (0232423); of backends/megatron
 core/pipeline_parallel/zerobubble (README.md, utils.py) and patches/recompute_layer_patches.py.
 """
@@ -15,8 +15,9 @@ from solver.formats.known_keys import keys
 
 #: What the base files of trainer and language model set beyond the defaults of Megatron's arguments.
 BASE: Mapping[str, Any] = {
-    "micro_batch_size": 2, "global_batch_size": 128, "seq_length": 4096, "bf16": True, "swiglu": True, "add_bias_linear": False,
-    "untie_embeddings_and_output_weights": True, "sequence_parallel": True, "moe_token_dispatcher_type": "allgather",
+    "micro_batch_size": 2, "global_batch_size": 16, "seq_length": 1024, "bf16": True, "use_distributed_optimizer": True,
+    "swiglu": True, "add_bias_linear": False, "untie_embeddings_and_output_weights": True, "sequence_parallel": True,
+    "moe_token_dispatcher_type": "allgather",
 }  # fmt: skip
 #: What the base file of models without dropout adds.
 LLAMA_BASE: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}

@@ -1,9 +1,10 @@
 """What was measured of a training job: a JSON object, or the log of a trainer or of nccl-tests.
 
 Lines that are read: Megatron-LM and NeMo (``elapsed time per iteration (ms)`` or ``(s)``, ``max allocated``,
-``train_step_timing in s``), torchtitan (``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron (``time_per_iteration_ms``), DeepSpeed
-(``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), progress bars of Lightning and others (``5/50 [00:10<01:35,
-0.47it/s]``, by their clock, a step of the bar being one of the optimizer), nccl-tests' tables.
+``train_step_timing in s``), torchtitan (``tps``, ``memory``), InternEvo (``tgs (tokens/gpu/second)``), nanotron
+(``time_per_iteration_ms``), DeepSpeed (``iter time (s)``, ``CurrSamplesPerSec``, ``MaxMemAllocated``), progress bars of
+Lightning and others (``5/50 [00:10<01:35, 0.47it/s]``, by their clock, a step of the bar being one of the optimizer),
+nccl-tests' tables.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     ring: one causal step on the rank's own part, then cp - 1 steps of half blocks, overlapped with sending keys and values for
     the next step (backward also sends their gradients). allgather: keys and values are all-gathered before attention, their
     gradients reduce-scattered after it. a2a: heads are exchanged for sequence, twice. a2a+ring: heads among neighbours, a ring
-    across (hierarchical). Windows and chunks across ranks work by
+    across (hierarchical). torch's is a ring either way. Windows and chunks across ranks work by
     allgather and a2a only (solver.spec.feasibility). Sources: Liu et al. 2023 (arXiv
     2310.01889), Jacobs et al. 2023 (arXiv 2309.14509), Transformer Engine's and Llama 3's context parallelism as published.
     """
@@ -98,7 +98,7 @@ def _flash_core(shapes: Shapes) -> list[Op]:
     copies = _layout_copies(shapes)
     if run.cp_comm == "a2a":
         return [*copies, *context_exchange(shapes), *_whole_sequence(shapes, "attention", ones, run.seq_len)]
-    if run.cp_comm == "allgather":
+    if run.cp_comm == "allgather" and not shapes.framework.kernels.torch_context_parallel:
         single, several = np.where(cp == 1, 1.0, 0.0), np.where(cp > 1, 1.0, 0.0)
         return [
             *copies,
@@ -195,7 +195,7 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
     """
     if shapes.run.attention == "flash":
         gradients = (shapes.heads + shapes.core_kv_heads) * shapes.kv_width * shapes.element
-        whole = {"allgather": 2, "ring": float(shapes.framework.kernels.torch_context_parallel)}.get(shapes.run.cp_comm, 0)
+        whole = (1 if shapes.framework.kernels.torch_context_parallel else 2) * (shapes.run.cp_comm == "allgather")
         gathered = whole * np.where(shapes.keys.cp > 1, whole_kv(shapes), 0) * shapes.element
         return shapes.tokens * (gradients + shapes.heads * FP32 * shapes.model.qk_head_dim) + gathered
 

@@ -27,25 +27,30 @@ def ring_ops(shapes: Shapes, steps: np.ndarray) -> list[Op]:
 
 
 def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
-    """torch's context parallelism, for which torchtitan's default method gathers instead of passing on.
+    """torch's context parallelism, by either of its methods.
 
-    Keys and values are all-gathered once in each pass; the sums of their gradients, in fp32, go to the next rank after each of
-    cp steps. Eager, the gather is under the first step and the sums under the steps; compiled, each collective is waited for
-    where it is issued. Forward merges as Transformer Engine does. Backward sets the three fp32 sums to zero and casts them at
-    the end (10 bytes an element), adds each part (10), and joins the sums of keys and values for each message (8).
+    allgather: keys and values are all-gathered once in each pass. ring: they go to the next rank before each further step
+    (torch and torchtitan call this alltoall). The sums of their gradients, in fp32, go there after each of cp steps. Eager, the
+    gather is under the first step and what is passed on under the steps; compiled, each collective is waited for where it is
+    issued. Forward merges as Transformer Engine does. Backward sets the three fp32 sums to zero and casts them at the end (10
+    bytes an element), adds each part (10), and joins the sums of keys and values for each message (8).
     Source: torch/distributed/tensor/experimental/_attention.py (_templated_ring_attention_backward, _AllGatherRotater) and
     torch/distributed/_functional_collectives.py (_maybe_wrap_tensor), as read.
     """
-    group, hidden = shapes.groups.cp_ring, not shapes.run.compile
+    hop, hidden = _hop(shapes.groups.cp_ring), not shapes.run.compile
     ring = np.where(steps > 0, 1.0, 0.0)
-    gathered = message(whole_kv(shapes) * shapes.element, shapes.groups.cp)
     keys_values = shapes.tokens * shapes.core_kv_heads * shapes.kv_width
     queries = shapes.tokens * shapes.heads * shapes.model.qk_head_dim
     context = shapes.tokens * shapes.heads * shapes.model.value_head_dim * RING_ROWS
 
-    def gather(phase: str, again: tuple[Recompute, ...]) -> Op:
-        under = (f"attention.{phase}",) if hidden else ()
-        return Op("kv.all_gather", ATTENTION, "all_gather", phase, gathered, "cp", ring, under, recomputed_by=again)
+    def keys_and_values(phase: str, again: tuple[Recompute, ...]) -> Op:
+        if shapes.run.cp_comm == "allgather":
+            name, kind, under, count = "kv.all_gather", "all_gather", f"attention.{phase}", ring
+            dims = message(whole_kv(shapes) * shapes.element, shapes.groups.cp)
+        else:
+            name, kind, under, count = "kv.send", "p2p", f"attention.step.{phase}", steps
+            dims = message(keys_values * shapes.element, hop)
+        return Op(name, ATTENTION, kind, phase, dims, "cp", count, (under,) if hidden else (), recomputed_by=again)
 
     def sums(name: str, elements: Array, forward: float, backward: float, count: Array) -> list[Op]:
         ops = memory_bound(f"attention.{name}", ATTENTION, "residual", elements, forward, backward, ATTENTION_CORE)
@@ -53,8 +58,8 @@ def _torch_ring(shapes: Shapes, steps: np.ndarray) -> list[Op]:
 
     adding = 2.0 * FP32 + shapes.element
     return [
-        gather(FORWARD, ATTENTION_CORE), gather(INPUT_GRAD, ()),
-        Op("kv.gradients", ATTENTION, "p2p", INPUT_GRAD, message(FP32 * keys_values, _hop(group)), "cp", steps + ring,
+        keys_and_values(FORWARD, ATTENTION_CORE), keys_and_values(INPUT_GRAD, ()),
+        Op("kv.gradients", ATTENTION, "p2p", INPUT_GRAD, message(FP32 * keys_values, hop), "cp", steps + ring,
            ("attention.step.input_grad",) if hidden else ()),
         *sums("correction", context, adding, 0.0, steps),
         *sums("gradients", queries + keys_values, 0.0, adding, ring + RING_ROWS * steps),

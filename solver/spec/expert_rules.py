@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from solver.spec.framework import CanRun, Framework
+from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -30,8 +31,9 @@ def attends_in_parts(model: ModelSpec, run: Strategy) -> bool:
 
 def context_exchange_runs(model: ModelSpec, run: Strategy, cp: int) -> bool:
     """Whether context parallelism works: keys that pass in a ring do not meet the windows and chunks (Transformer Engine
-    refuses p2p with a window), nor are documents described there."""
-    return cp == 1 or "ring" not in run.cp_comm or not attends_in_parts(model, run)
+    refuses p2p with a window), nor are documents described there. torch's is a ring by any method."""
+    ring = "ring" in run.cp_comm or framework_of(run.framework).kernels.torch_context_parallel
+    return cp == 1 or not ring or not attends_in_parts(model, run)
 
 
 def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> bool:

@@ -59,6 +59,22 @@ def test_fewer_gpus_shard_less() -> None:
     assert limit.breaks.solutions.memory.device[0] > limit.surely.solutions.memory.device[0] > whole.device[0]
 
 
+def test_a_batch_of_one_micro_batch_grows_until_it_breaks() -> None:
+    one = LAYOUT.replace(micro_batch_size=1, num_micro_batches=1)
+    limit = largest_micro_batch(PROBLEM, one)
+    assert limit.surely and limit.breaks and limit.breaks.value == 2 * (limit.likely or limit.surely).value > 2
+    assert limit.breaks.solutions.tokens[0] == one.tokens * limit.breaks.value
+
+
+def test_more_gpus_are_tried_where_the_own_do_not_fit() -> None:
+    large = load_run_config("configs/models/llama3_8b.json")
+    layout = replace(large, layout={"zero": 3, "framework": "torchtitan", "micro_batch_size": 1})
+    problem = load_problem(layout, 1, profile="h100_sxm")
+    limit = fewest_gpus(problem, layout, 64)
+    assert limit.surely and limit.breaks and limit.breaks.value >= 1
+    assert limit.surely.value > 1 and limit.surely.value == 2 * limit.breaks.value
+
+
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "fit.json"
     assert main(["fit", "--config", "configs/7B_internlm2.py", "--world_size", "64", "--json", str(out)]) == 0
@@ -74,4 +90,4 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_nothing_fits_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", "--config", "configs/7B_internlm2.py", "--world_size", "64", "--memory_limit_gib", "10"]
     assert main(words) == 0
-    assert "micro batch: none fits; 1 does not fit: " in capsys.readouterr().out
+    assert "micro batch: none that was tried fits; 1 does not fit: " in capsys.readouterr().out

@@ -29,12 +29,14 @@ TORCHTITAN_2025 = Framework(
         "zero": 3,
         "grad_dtype": "fp32",
         "fused_norm": False,  # nn.RMSNorm: a chain of kernels before torch 2.9
+        "cp_comm": "allgather",  # context_parallel_rotate_method
         "fp8_recipe": "tensorwise",  # torchao's float8 scales whole tensors
     },
     can_run=CanRun(
         zero_stages=FSDP_STAGES,
         zero_with_pipeline=(0, 2),  # weights stay gathered, and gradients are reduced after the last micro batch
         tp_modes=(TpMode.MSP,),  # parallelize_llama.py: SequenceParallel norms
+        cp_comms=("allgather", "ring"),  # the latter is rotate method alltoall
         shards="context",  # FSDP's mesh is of data- and context-parallel ranks together
         copies_alone=True,  # DDP is not composed with other parallelism
         recompute_shares=(0.25, 0.5),  # every fourth or second layer

@@ -60,6 +60,25 @@ modules:
       mtp_num_layers: null
       moe_shared_expert_overlap: false
 """
+#: As they state Llama 3.1 8B, leaving to pre_trainer.yaml that the optimizer is distributed.
+LLAMA = """
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: llama3.1_8B.yaml
+    overrides:
+      micro_batch_size: 2
+      global_batch_size: 128
+      seq_length: 8192
+      max_position_embeddings: 8192
+      tensor_model_parallel_size: 1
+      pipeline_model_parallel_size: 1
+      expert_model_parallel_size: 1
+      overlap_grad_reduce: true
+      overlap_param_gather: true
+      gradient_accumulation_fusion: false
+"""
 LAYOUT = Strategy(
     world_size=16, seq_len=4096, dp=4, pp=4, num_micro_batches=8, zero=1, zero_shard_size=4, grad_dtype="fp32",
     cross_entropy_fusion=True, p2p_overlap=True, recompute="full", pipeline_layout="Et*9|t*8|t*8|t*7L",
@@ -71,6 +90,16 @@ def load(folder: Path, text: str) -> RunConfig:
     path = folder / "run.yaml"
     path.write_text(text)
     return load_run_config(path)
+
+
+def test_what_an_example_leaves_to_the_base_file(tmp_path: Path) -> None:
+    config = load(tmp_path, LLAMA)
+    assert config.layout["zero"] == 1 and not config.refusals
+    problem = load_problem(config, 8, profile="mi300x")
+    found = estimate(problem, [configured_strategy(problem, config, 128)])
+    assert found.verdict(0) == "FITS"
+    bare = load(tmp_path, "\n".join(line for line in LLAMA.splitlines() if "seq_length" not in line))
+    assert bare.layout["seq_len"] == 1024
 
 
 @pytest.mark.parametrize("name", sorted(CONSTANTS))

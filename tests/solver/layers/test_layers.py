@@ -455,7 +455,7 @@ def test_torchtitan_copies_keys_and_values_to_every_query_head() -> None:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_context_parallelism_of_torch_by_hand(compiled: bool) -> None:
     """1,024 tokens over cp 4: 256 of 16 heads of 32 each, keys and values repeated to all heads; sums of gradients in fp32."""
-    ring = program(GQA, "msp", cp=4, cp_comm="ring", framework="torchtitan", compile=compiled)
+    ring = program(GQA, "msp", cp=4, cp_comm="allgather", framework="torchtitan", compile=compiled)
     values, ops = 256 * 16 * 32, {op.label: op for op in ring.ops}
     assert sizes(ring, "cp") == {
         "kv.all_gather.forward": 4 * 2 * values * 2, "kv.all_gather.input_grad": 4 * 2 * values * 2,
@@ -469,3 +469,8 @@ def test_context_parallelism_of_torch_by_hand(compiled: bool) -> None:
     assert moved == {
         "gradients": 3 * values * 10 * (1 + 0.75 * 3), "joined_gradients": 2 * values * 8 * 4, "wide_gradients": 3 * values * 10
     }  # fmt: skip
+    passed = program(GQA, "msp", cp=4, cp_comm="ring", framework="torchtitan", compile=compiled)
+    assert sizes(passed, "cp") == {
+        "kv.send.forward": 2 * values * 2, "kv.send.input_grad": 2 * values * 2, "kv.gradients.input_grad": 2 * values * 4
+    }  # fmt: skip
+    assert next(op.count for op in passed.ops if op.name == "kv.send") == 3
