@@ -157,7 +157,7 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
 
 def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
     problem, config = inputs.problem, inputs.config
-    sequences, rounded = searched_batch(args, problem)
+    sequences, rounded = searched_batch(args, problem, config)
     fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
     if args.search is not None:
         stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
@@ -267,8 +267,14 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
     return sequences, f"global batch rounded from {tokens:,} to {sequences * seq_len:,} tokens, {sequences:,} sequences"
 
 
-def searched_batch(args: argparse.Namespace, problem: Problem) -> tuple[int, str]:
-    """Return the same of a search, of the default number of tokens where none is stated; rounded to a multiple of the GPUs."""
+def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int, str]:
+    """Return the same of a search, rounded to a multiple of the GPUs.
+
+    Where no batch is asked for: that of the config, if it states one whatever its ranks are, else the default number of tokens.
+    """
+    if args.global_batch_size is None and {"dp", "num_micro_batches"} <= config.layout.keys():
+        sequences = configured_strategy(problem, config).global_batch_sequences
+        return sequences, f"global batch: the config's own, {sequences:,} sequences"
     tokens = args.global_batch_size or DEFAULT_TOKENS
     return batch_sequences(tokens, problem.run.seq_len, args.round_batch, problem.run.world_size)
 

@@ -87,7 +87,7 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, 
         own = configured_strategy(problem, config, sequences)
         batch = own.global_batch_sequences
     else:
-        batch, rounded = searched_batch(args, problem)
+        batch, rounded = searched_batch(args, problem, config)
     with progress_bar("estimating layouts") as report:
         result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]

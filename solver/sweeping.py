@@ -14,6 +14,7 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.files import replacing, write_text
 from profiler.profile.devices import device_named
+from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.command_line import progress_bar
@@ -24,6 +25,7 @@ from solver.report.pictures import save_figure
 from solver.report.words import seconds
 from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
+from solver.step.memory import VERDICTS
 from solver.sweep import COLUMNS, Options, Point, Row, points, sweep
 
 _MOST = 100_000  #: problems
@@ -141,17 +143,23 @@ def _pandas() -> Any:
     return pandas
 
 
+def _numbers_of(row: Row) -> tuple[str, ...]:
+    """Return speed and memory of a layout; ? stands where it may not fit."""
+    memory = f"{row['peak_memory_bytes'] / GIB:.1f}{'' if row['verdict'] == VERDICTS[0] else '?'}"
+    return f"{row['tgs']:,.0f}", seconds(row["step_s"]), f"{row['mfu']:.1%}", memory
+
+
 def _table(rows: Sequence[Row]) -> Table:
     """Return the fastest rows per GPU of each model and sequence."""
     ordered = sorted(rows, key=lambda row: (row["model"], row["seq_len"] or 0, -(row["tgs"] or 0.0)))
     table = Table(title="Best layouts" + (f", the first {_SHOWN}" if len(rows) > _SHOWN else ""), title_justify="left")
     for name in ("model", "sequence", "machine", "GPUs"):
         table.add_column(name, no_wrap=True)
-    for name in ("TGS", "step", "MFU"):
+    for name in ("TGS", "step", "MFU", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("layout, or why there is none")
     for row in ordered[:_SHOWN]:
-        numbers = ("", "", "") if row["tgs"] is None else (f"{row['tgs']:,.0f}", seconds(row["step_s"]), f"{row['mfu']:.1%}")
+        numbers = _numbers_of(row) if row["tgs"] is not None else ("",) * 4
         sequence = "" if row["seq_len"] is None else f"{row['seq_len']:,}"
         table.add_row(
             row["model"], sequence, row["machine"], f"{row['world_size']:,}", *numbers, row["layout"] or row["reason"]

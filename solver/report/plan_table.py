@@ -8,11 +8,13 @@ from typing import Any
 
 from rich.table import Table
 
+from profiler.profile.profile import GIB
 from solver.report.goodput import Goodput
 from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
-from solver.report.terminal import describe
+from solver.report.terminal import describe, surely_fitting
 from solver.report.words import seconds
+from solver.step.memory import VERDICTS
 
 
 def answer(found: Sequence[Training], days: float | None, budget: float | None) -> str:
@@ -38,7 +40,17 @@ def _in_words(one: Training) -> str:
     low, middle, high = one.days
     on = f" x {one.machine.name}" if one.machine.name else " GPUs"
     paid = f"{one.gpu_hours:,.0f} GPU-hours" if one.money is None else f"a price of {one.money:,.0f}"
-    return f"{one.world_size}{on}, {middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability), {paid}"
+    return f"{one.world_size}{on}, {middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability), {paid}{_at_risk(one)}"
+
+
+def _at_risk(one: Training) -> str:
+    """Return what is to be said of a layout that may not fit, and which one surely does."""
+    best = one.result.best
+    if best.verdict(0) == VERDICTS[0]:
+        return ""
+    memory = f"{best.memory.device[0] / GIB:.1f} GiB, at most {best.memory.bound[0] / GIB:.1f}"
+    limit = best.problem.cluster.memory_bytes / GIB
+    return f". Its memory is {best.verdict(0)}: {memory}, of {limit:.1f}. {surely_fitting(one.result).removesuffix('.')}"
 
 
 def _fewest_gpus(found: Sequence[Training], days: float) -> str:
@@ -56,7 +68,7 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
     )
     low, middle, high = enough.days
     spread = f"{middle:.3g} days ({low:.3g} to {high:.3g} with 90% probability)"
-    return f"{enough.world_size} GPUs, the fewest of those tried, meet {days:g} days: {spread}{more}."
+    return f"{enough.world_size} GPUs, the fewest of those tried, meet {days:g} days: {spread}{more}{_at_risk(enough)}."
 
 
 def plan_table(found: Sequence[Training]) -> Table:
@@ -75,6 +87,7 @@ def plan_table(found: Sequence[Training]) -> Table:
         *(["money"] if priced else []),
         *(["MWh"] if powered else []),
         "TGS",
+        "GiB",
     ):
         table.add_column(name, justify="left" if name == "machine" else "right", no_wrap=True)
     table.add_column("layout")
@@ -85,7 +98,9 @@ def plan_table(found: Sequence[Training]) -> Table:
             *(["*" if one in front else "", one.machine.name] if named else []),
             f"{one.world_size:,}", f"{middle:.3g}", f"{low:.3g} - {high:.3g}", *_interruptions(one.goodput)[: len(pauses)],
             f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
-            *([_number(one.energy_mwh)] if powered else []), f"{one.result.best.tgs[0]:,.0f}", describe(one.result.best, 0),
+            *([_number(one.energy_mwh)] if powered else []), f"{one.result.best.tgs[0]:,.0f}",
+            f"{one.result.best.memory.device[0] / GIB:.1f}{'' if one.result.best.verdict(0) == VERDICTS[0] else '?'}",
+            describe(one.result.best, 0),
         )  # fmt: skip
     return table
 
@@ -115,6 +130,8 @@ def _row(one: Training) -> dict[str, Any]:
         "world_size": one.world_size, "days": one.days[1],
         "days_interval": [one.days[0], one.days[2]], "gpu_hours": one.gpu_hours, "money": one.money,
         "energy_mwh": one.energy_mwh, "tgs": float(one.result.best.tgs[0]), "layout": layout_dict(one.result.best, 0),
+        "verdict": one.result.best.verdict(0), "peak_memory_bytes": float(one.result.best.memory.device[0]),
+        "memory_bound_bytes": float(one.result.best.memory.bound[0]),
         "goodput": None if one.goodput is None else {
             "share": one.goodput.share, "lost": one.goodput.parts,
             "seconds_between_failures": one.goodput.mean if math.isfinite(one.goodput.mean) else None,

@@ -126,6 +126,19 @@ def test_the_answer_in_words(offers: list[Training]) -> None:
     assert answer(offers[:3], 25, None).startswith("128 GPUs, the fewest of those tried, meet 25 days: 20 days")
 
 
+def test_a_layout_that_may_not_fit_is_told(h100_model: CostModel) -> None:
+    whole = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
+    best = trainings(whole, 512, 1e12, [64])[0].result.best
+    peak, bound = float(best.memory.device[0]), float(best.memory.bound[0])
+    tight = replace(whole, cluster=replace(whole.cluster, memory_bytes=(peak + bound) / 2))
+    sure, (risky,) = trainings(whole, 512, 1e12, [64])[0], trainings(tight, 512, 1e12, [64])
+    assert "memory" not in answer([sure], None, None) and risky.result.best.verdict(0) == "AT RISK"
+    told = answer([risky], None, None)
+    assert f"Its memory is AT RISK: {peak / 2**30:.1f} GiB, at most {bound / 2**30:.1f}, of " in told
+    assert "Sure to fit, +" in told or "is sure to fit" in told
+    assert plan_rows([risky])[0]["verdict"] == "AT RISK"
+
+
 def test_a_picture_of_the_offers(offers: list[Training]) -> None:
     (axes,) = plan_figure(offers, "a model", 6, 62_100).axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
