@@ -12,6 +12,7 @@ from solver.formats.megatron_export import megatron_arguments
 from solver.formats.megatron_flags import SHARDING
 from solver.formats.torchrun import torchrun
 from solver.formats.yaml_text import write_yaml
+from solver.spec.dropout import applies_dropout
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -24,10 +25,9 @@ Values = dict[str, Any]
 
 def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text of NAME.yaml. Raises InputError for what Megatron's arguments do not express, by name."""
-    dropout = False if run.dropout is None and run.attention == "flash" else run.dropout
     megatron = run.replace(
         framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, moe_fused_experts=False,
-        zero=min(run.zero, 1), dropout=dropout,
+        zero=min(run.zero, 1), dropout=applies_dropout(model, run),
     )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron).items()}
     comments = [

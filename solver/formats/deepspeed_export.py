@@ -12,6 +12,7 @@ from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import carried as megatron_carried
 from solver.formats.megatron_export import megatron_arguments
 from solver.formats.torchrun import torchrun
+from solver.spec.dropout import applies_dropout
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -106,7 +107,7 @@ def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> s
     plain = run.replace(
         framework=FRAMEWORK, zero=min(run.zero, 1), grad_dtype="fp32", overlap_param_gather=False, overlap_grad_reduce=False,
         precision="fp16" if run.precision == "fp16" else "bf16",
-        dropout=run.attention == "unfused" if run.dropout is None else run.dropout,
+        dropout=applies_dropout(model, run),
     )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, plain).items()}
     theirs: dict[str, Any] = {flag: value for flag, value in flags.items() if flag not in _WITHOUT}

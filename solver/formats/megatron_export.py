@@ -15,7 +15,8 @@ from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.torchrun import torchrun
 from solver.formats.untimed import ACTIVATIONS, squared_relu, stated, stated_number
-from solver.spec.frameworks import framework_of, known_framework
+from solver.spec.dropout import applies_dropout
+from solver.spec.frameworks import known_framework
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -48,6 +49,7 @@ def megatron_arguments(model: ModelSpec, run: Strategy) -> Flags:
     _refuse(model, run)
     if run.ep * run.etp == 1 and run.moe_dispatcher in _FLEX:
         run = run.replace(moe_dispatcher="alltoall")  # without other ranks there is nothing to dispatch, and flex is refused
+    run = run.replace(dropout=applies_dropout(model, run))
     flags = {**_model(model, run), **_layout(run), **_training(run)}
     return {f"--{name}": value for name, value in flags.items() if value is not False and value is not None}
 
@@ -220,8 +222,6 @@ def _training(run: Strategy) -> Flags:
     part = run.recompute == "full" and run.recompute_layers >= 0
     quantised = run.precision in ("fp8", "mxfp8")
     ends = bool(run.num_layers_at_start_in_bf16 or run.num_layers_at_end_in_bf16)
-    usual = run.attention == "unfused" and framework_of(run.framework).kernels.dropout
-    dropout = usual if run.dropout is None else run.dropout
     return {
         "train-iters": 1000, "lr": 1e-4,
         "ckpt-format": "torch" if run.optimizer == "muon" else None,
@@ -238,7 +238,7 @@ def _training(run: Strategy) -> Flags:
         "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,
         "recompute-num-layers": run.recompute_layers // run.vpp if part else 1 if run.recompute == "full" else None,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
-        "attention-dropout": 0.1 * dropout, "hidden-dropout": 0.1 * dropout,
+        "attention-dropout": 0.1 * bool(run.dropout), "hidden-dropout": 0.1 * bool(run.dropout),
         "tp-comm-overlap": run.tp_comm_overlap and run.tp > 1,
         "cuda-graph-impl": "transformer_engine" if run.cuda_graphs else None, "te-rng-tracker": run.cuda_graphs,
         "cuda-graph-scope": " ".join(run.modules_graphed) or None,

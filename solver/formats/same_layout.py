@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from profiler.errors import InputError
+from solver.spec.dropout import applies_dropout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import GENERIC, framework_of
 from solver.spec.layer_kinds import has_experts
@@ -48,8 +49,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
     )
     changes: dict[str, Any] = {name: getattr(Strategy, name) for holds, names in idle if holds for name in names}
     framework = framework_of(run.framework)
-    if run.dropout is None:
-        changes["dropout"] = framework.kernels.dropout and run.attention == "unfused"
+    changes["dropout"] = applies_dropout(model, run)
     if run.gradient_accumulation_fusion is None and framework.data_parallel.fused_gradient_accumulation:
         changes["gradient_accumulation_fusion"] = True
     if not several or not run.zero:

@@ -8,6 +8,7 @@ import numpy as np
 
 from solver.layers.program import Groups, LayerKeys
 from solver.spec.cluster import Cluster
+from solver.spec.dropout import applies_dropout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import PLAIN, LayerKind
@@ -65,9 +66,7 @@ class Shapes:
 
     @property
     def dropout(self) -> bool:
-        """Whether dropout runs. Where a run does not say: with unfused attention, in frameworks that had it by default."""
-        stated = self.run.dropout
-        return self.framework.kernels.dropout and self.run.attention == "unfused" if stated is None else stated
+        return applies_dropout(self.model, self.run)
 
     @property
     def core_kv_heads(self) -> np.ndarray:

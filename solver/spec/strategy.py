@@ -146,7 +146,7 @@ class Strategy:
     #: MXFP8 runs: activation, probabilities, biases and the quantisation between the experts' GEMMs are part of their kernels
     moe_fused_experts: bool = False
     fused_norm: bool = True
-    dropout: bool | None = None  #: after attention's softmax and before residuals; None: with unfused attention, if usual then
+    dropout: bool | None = None  #: after attention's softmax and before residuals; None: solver.spec.dropout
     gradient_accumulation_fusion: bool | None = None  #: weight-gradient GEMMs add to the buffer; None: as the framework does
     compile: bool = False
     cuda_graphs: bool = False  #: layers are replayed from CUDA graphs: the host launches nothing for them
