@@ -18,8 +18,8 @@ from profiler.profile.devices import DATASHEETS, Datasheet
 from profiler.profile.profile import GIB, Profile
 from profiler.profile.profiles import find_profile
 from solver.api import load_problem
+from solver.report.describe import describe
 from solver.report.explain import explain
-from solver.report.terminal import describe
 from solver.report.words import PART_NAMES
 from solver.search.search import search
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from accuracy_tables import table
 
 from solver.api import load_problem
+from solver.report.describe import describe
 from solver.report.explain import explain
-from solver.report.terminal import describe
 from solver.search.search import SearchResult, search
 
 WORLD, SEQUENCES, MODEL = 1024, 1024, "configs/models/llama3_70b.json"

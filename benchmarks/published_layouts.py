@@ -16,8 +16,8 @@ from accuracy_tables import table
 from profiler.files import write_text
 from profiler.profile.profile import GIB
 from solver.api import estimate, load_problem
+from solver.report.describe import describe
 from solver.report.explain import explain
-from solver.report.terminal import describe
 from solver.report.words import PART_NAMES
 from solver.search.search import search
 from solver.spec.pipeline_layout import layout_text

@@ -32,7 +32,7 @@ def measure(config: Path, world_size: int, tokens: int) -> dict[str, float | str
     """One search in this process: its own figures and the peak memory of this process."""
     sys.path.insert(0, str(ROOT))
     from solver import load_problem, search
-    from solver.report.terminal import describe
+    from solver.report.describe import describe
 
     problem = load_problem(config, world_size, profile="h100_sxm")
     result = search(problem, tokens // problem.run.seq_len)

@@ -19,11 +19,12 @@ from solver.arguments import add_json_argument, add_machine_arguments, add_world
 from solver.command_line import batch_or_default, progress_bar, searched_batch
 from solver.inputs import Inputs, load_inputs
 from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, kept_out, standing
+from solver.report.describe import describe
 from solver.report.explain import Explanation
 from solver.report.html import write_report
 from solver.report.measuring_plan import MOST, measuring_plan
 from solver.report.output import csv_text, layout_dict, problem_dict, solution_dict, write_json
-from solver.report.terminal import breakdown, describe, heading, verdict_text
+from solver.report.terminal import breakdown, heading, verdict_text
 from solver.report.words import seconds
 from solver.search.fixed import parse_fixed
 from solver.search.neighbours import Neighbourhood

@@ -13,8 +13,8 @@ from solver.arguments import add_json_argument, add_machine_arguments, add_world
 from solver.command_line import batch_or_default
 from solver.inputs import load_inputs
 from solver.largest import Limit, Tried, fewest_gpus, largest_micro_batch, longest_sequence
+from solver.report.describe import describe
 from solver.report.output import layout_dict, write_json
-from solver.report.terminal import describe
 
 
 def add_fit_arguments(p: argparse.ArgumentParser) -> None:

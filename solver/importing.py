@@ -28,11 +28,12 @@ from solver.formats.step_log import Observation, read_observation
 from solver.formats.text_file import read_text
 from solver.inputs import Inputs, load_inputs
 from solver.learning import Lesson, learn
+from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.gap import gap, gap_lines, named
 from solver.report.health import health
 from solver.report.output import findings_list, layout_dict, write_json
-from solver.report.terminal import describe, show_health
+from solver.report.terminal import show_health
 from solver.report.trace_gap import PARTS, predicted_parts, trace_lines, traced
 from solver.report.words import seconds
 from solver.spec.model import ModelSpec

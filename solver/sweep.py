@@ -17,9 +17,9 @@ from profiler.profile.devices import device_named
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.formats.config_file import CONFIG_ENDINGS
 from solver.inputs import load_inputs
+from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.output import layout_dict
-from solver.report.terminal import describe
 from solver.search.fixed import parse_fixed
 from solver.search.search import search
 

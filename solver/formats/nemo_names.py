@@ -65,7 +65,10 @@ KNOWN: Known = keys(
         "activation override_vocab_size transformer_engine megatron_amp_O2 use_flash_attention fp8 fp8_e4m3 fp8_hybrid "
         "ub_tp_comm_overlap overlap_p2p_comm cpu_offloading num_micro_batches_with_partial_activation_checkpoints "
         "activations_checkpoint_layers_per_pipeline fsdp",
-        tokenizer=keys("library type model delimiter vocab_file merge_file sentencepiece_legacy"),
+        tokenizer=keys(
+            "library type model delimiter vocab_file merge_file sentencepiece_legacy use_fast trust_remote_code special_tokens "
+            "additional_special_tokens training_sample_size tokenizer_model pad_token"
+        ),
         optim=keys(
             "name lr weight_decay betas bucket_cap_mb overlap_grad_sync overlap_param_sync contiguous_grad_buffer "
             "contiguous_param_buffer grad_sync_dtype sched"

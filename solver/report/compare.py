@@ -11,10 +11,10 @@ import numpy as np
 from rich.table import Table
 
 from profiler.profile.profile import GIB
+from solver.report.describe import describe
 from solver.report.doubt import normal_cdf
 from solver.report.explain import LAYOUT_STD, Explanation, explain
 from solver.report.output import problem_dict, solution_dict
-from solver.report.terminal import describe
 from solver.report.words import PART_NAMES, seconds
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages

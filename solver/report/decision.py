@@ -9,8 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from profiler.profile.profile import GIB
+from solver.report.describe import describe
 from solver.report.doubt import normal_cdf
 from solver.report.explain import DOUBT, LAYOUT_STD, Explanation, explain
+from solver.report.words import seconds
 from solver.search.neighbours import Neighbourhood, Step, neighbours
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -18,6 +20,7 @@ from solver.step.memory import VERDICTS
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
+_SHOWN = 8  #: rivals that a Decision prints
 #: Two layouts closer than this are one for any purpose.
 SAME = 0.005
 #: A rival that one kind of time would have to be further off for, in standard deviations, is not named.
@@ -54,13 +57,21 @@ class Sensitivity:
     rival: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Decision:
     """A layout (index 0 of ``rivals``), the best layouts of other sizes, and what lies around it."""
 
     rivals: Solutions
     why: tuple[Explanation, ...]
     around: Neighbourhood
+
+    def __repr__(self) -> str:
+        chance = chances(np.array([one.seconds for one in self.why]))
+        lines = [
+            f"{probability:.0%} the fastest, {seconds(one.seconds)} a step: {describe(self.rivals, i)}"
+            for i, (one, probability) in enumerate(zip(self.why, chance, strict=True))
+        ]
+        return "\n".join(["<Decision among", *lines[:_SHOWN]]) + ">"
 
     @cached_property
     def rows(self) -> list[Sensitivity]:

@@ -25,6 +25,8 @@ AS_PREDICTED, WORSE, BETTER, NOTE = "as predicted", "worse", "better", "note"
 #: Collectives are compared by their rate from LARGE bytes on, by their latency up to SMALL.
 LARGE, SMALL = 16 * MIB, 64 * 1024
 #: Differences within these are never findings: laboratories differ by as much.
+#: Measured beside the memory of a GPU: of a figure that is in another unit.
+_MORE_THAN_ALL = 1.1
 _LEAST_OFF, _LEAST_MEMORY = math.log(1.25), 0.10
 #: The slowest of twenty steps over the median, and the second half of a log over the first: more is a finding.
 _UNEVEN, _DRIFT = 1.10, 1.03
@@ -108,6 +110,9 @@ def _evenness(steps: np.ndarray) -> Iterator[Finding]:
 
 def _memory(solutions: Solutions, index: int, measured: float, kind: str) -> Finding:
     predicted = float(getattr(solutions.memory, kind)[index])
+    whole = solutions.problem.cluster.memory_bytes
+    if measured > _MORE_THAN_ALL * whole:
+        raise InputError(f"a peak of {measured / GIB:,.1f} GiB was measured, but a GPU has {whole / GIB:.1f}: give it in GiB")
     off = measured / predicted - 1
     text = f"peak memory ({kind}) is {measured / GIB:.1f} GiB; predicted {predicted / GIB:.1f}"
     return Finding(AS_PREDICTED if abs(off) <= _LEAST_MEMORY else WORSE if off > 0 else BETTER, text)

@@ -15,11 +15,11 @@ from profiler.files import write_text
 from profiler.profile.profile import GIB
 from solver.formats.export import launch_file
 from solver.report.decision import MEASUREMENTS, Decision, chances, kept_out, standing
+from solver.report.describe import describe
 from solver.report.doubt import doubts
 from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
 from solver.report.pictures import pareto_figure, stages_figure, timeline_figure
-from solver.report.terminal import describe
 from solver.report.timeline import step_timeline
 from solver.report.words import PART_NAMES, seconds
 from solver.search.search import OUT_OF_MEMORY, SearchResult

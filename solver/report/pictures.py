@@ -10,9 +10,9 @@ import numpy as np
 
 from profiler.files import replacing
 from profiler.profile.profile import GIB
+from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.memory_timeline import StageMemory
-from solver.report.terminal import describe
 from solver.report.timeline import WORDS, StepTimeline
 from solver.report.words import PART_NAMES
 from solver.search.search import SearchResult

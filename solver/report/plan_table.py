@@ -9,10 +9,11 @@ from typing import Any
 from rich.table import Table
 
 from profiler.profile.profile import GIB
+from solver.report.describe import describe
 from solver.report.goodput import Goodput
 from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
-from solver.report.terminal import describe, surely_fitting
+from solver.report.terminal import surely_fitting
 from solver.report.words import seconds
 from solver.step.memory import VERDICTS
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from profiler.profile.profile import GIB
 from solver.report.decision import kept_out, standing
+from solver.report.describe import describe
 from solver.report.explain import DOUBT, Explanation, explain, tied
 from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
@@ -138,7 +139,9 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
     p = solutions.problem
     lines = [
         f"{p.model.name}: {parameters(p.model) / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
-        f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}",
+        f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}"
+        + f", adapters of rank {p.run.lora_rank} trained"
+        * (p.run.lora_rank > 0),
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"
         f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
@@ -181,22 +184,6 @@ def solutions_table(title: str, rows: Iterable[tuple[Solutions, int]], ties: boo
             *(["~" if tied(solutions, index) else ""] if ties else []), describe(solutions, index),
         )  # fmt: skip
     return table
-
-
-def describe(solutions: Solutions, index: int) -> str:
-    """Return a layout in one line: mode and sizes that are not 1."""
-    s = solutions.layouts.strategy(index, solutions.problem.run)
-    sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp") if getattr(s, name) > 1]
-    layers = s.recompute_stage_layers or (f"{s.recompute_layers}" if s.recompute_layers >= 0 else "")
-    recompute = f"{s.recompute} of {layers} layers per stage" if layers else s.recompute
-    recompute += f" ({s.recompute_modules})" * (s.recompute_modules != "core_attn")
-    zero = f"zero{s.zero}/{s.zero_shard_size}" if s.zero else "zero0"
-    sizes += [s.schedule] if s.pp > 1 and s.schedule not in ("1f1b", "interleaved") else []
-    counted = [end for end in ("embedding", "loss") if getattr(s, f"account_for_{end}_in_pipeline_split") and s.pp > 1]
-    sizes += [f"{end} {n} layers" for end in ("first", "last") if (n := getattr(s, f"num_layers_in_{end}_pipeline_stage"))]
-    sizes += [s.pipeline_layout] if s.pipeline_layout else []
-    sizes += [f"{' and '.join(counted)} as layer{'s' * (len(counted) > 1)}"] if counted else []
-    return f"{s.tp_mode} {' '.join(sizes)}, {zero}, {s.num_micro_batches} x {s.micro_batch_size}, recompute {recompute}"
 
 
 def breakdown(solutions: Solutions, index: int) -> Group:

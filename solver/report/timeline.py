@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError
-from solver.report.terminal import describe
+from solver.report.describe import describe
 from solver.schedule.event_simulation import Timeline, followed_by, simulate
 from solver.schedule.kinds import AUTOMATIC, part_of, splits_backward
 from solver.spec.strategy import SCHEDULES, WAVES

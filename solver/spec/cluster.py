@@ -69,6 +69,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         per_node = whole_number("gpus_per_node", config.get("gpus_per_node", device.gpus_per_node))
         domain = whole_number("nvlink_domain", config.get("nvlink_domain", device.nvlink_domain))
         stated = {key: number(key, config[key]) for key in FIGURES[2:] if key in config}
+        _check_figures(config, device, per_node)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return Cluster(
@@ -82,6 +83,21 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         **{"host_link": device.host_link, "host_memory": device.host_memory}
         | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
     )
+
+
+#: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
+_MOST_BUSBW = 2.0
+
+
+def _check_figures(config: Mapping[str, Any], device: Device, per_node: int) -> None:
+    """Raise InputError for figures of a cluster that cannot be together."""
+    domain = config.get("nvlink_domain", 0)
+    if domain > per_node and domain % per_node or 0 < domain < per_node:
+        raise InputError(f"nvlink_domain {domain} is no multiple of gpus_per_node {per_node}")
+    for key in _BUS_BANDWIDTHS:
+        if config.get(key, 0) * 1e9 > _MOST_BUSBW * device.link_bandwidth:
+            links = f"{device.link_bandwidth / 1e9:g} GB/s each way"
+            raise InputError(f"{key} is {config[key]:g}, more than the links of {device.name} carry, {links}")
 
 
 class Placement(NamedTuple):

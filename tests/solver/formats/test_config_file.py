@@ -430,6 +430,23 @@ def test_a_byte_order_mark_and_foreign_line_ends_are_read(load):
     assert load(b"\xef\xbb\xbf" + SMALL.replace("\n", "\r\n").encode()).seq_len == 2048
 
 
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"nvlink_domain": 12}, "nvlink_domain 12 is no multiple of gpus_per_node 8"),
+        ({"nvlink_domain": 4}, "nvlink_domain 4 is no multiple of gpus_per_node 8"),
+        (
+            {"all_reduce_busbw_in_node_gb_s": 2000},
+            "is 2000, more than the links of NVIDIA H100 SXM 80GB carry, 450 GB/s each way",
+        ),
+    ],
+)
+def test_figures_that_cannot_be(figures: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        cluster_of(DEVICES["h100_sxm"], figures)
+    assert cluster_of(DEVICES["h100_sxm"], {"nvlink_domain": 24}).gpus_per_domain == 24
+
+
 def test_a_cluster_file_of_the_users_own(tmp_path):
     path = tmp_path / "ours.json"
     path.write_text('{"hardware": "h100_sxm", "gpus_per_node": 4}')

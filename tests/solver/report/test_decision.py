@@ -17,7 +17,7 @@ from predictor.estimate import Basis
 from solver.api import estimate, load_problem
 from solver.console import main
 from solver.formats.config_file import load_run_config
-from solver.report.decision import MEASUREMENTS, chances, kept_out, sensitivities, standing
+from solver.report.decision import MEASUREMENTS, chances, decision_of, kept_out, sensitivities, standing
 from solver.report.explain import LAYOUT_STD, Explanation, Line, explain
 from solver.search.neighbours import neighbours
 from solver.search.search import search
@@ -31,6 +31,14 @@ def test_chances_of_two_layouts_by_hand() -> None:
         [0.5 * (1 + erf(z / sqrt(2))), 0.5 * (1 - erf(z / sqrt(2)))], abs=1e-4
     )
     assert chances(np.array([2.0])) == pytest.approx([1.0])
+
+
+def test_a_decision_prints_its_rivals_and_no_arrays() -> None:
+    problem = make_problem(LLAMA, 8, toy_cost(), 4096, framework="megatron-core", precision="bf16")
+    rivals = [problem.run.replace(tp=tp, dp=8 // tp, num_micro_batches=tp) for tp in (1, 2)]
+    lines = repr(decision_of(problem, rivals[0], rivals)).splitlines()
+    assert lines[0] == "<Decision among" and len(lines) == 3 and max(map(len, lines)) < 120
+    assert [line.split(" the fastest, ")[1].split(": ")[1].split(",")[0] for line in lines[1:]] == ["mtp dp8", "mtp tp2 dp4"]
 
 
 @given(st.lists(st.floats(1.0, 1.5), min_size=2, max_size=8))

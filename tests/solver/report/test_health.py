@@ -108,6 +108,12 @@ def test_memory(solutions: Solutions) -> None:
         assert list(found.values()) == [verdict]
 
 
+def test_memory_in_another_unit_is_refused(solutions: Solutions) -> None:
+    mebibytes = Observation(np.array([]), peak_memory=70_000 * 2.0**30, memory_kind="device")
+    with pytest.raises(InputError, match=r"a peak of 70,000.0 GiB was measured, but a GPU has 80.0: give it in GiB"):
+        health(solutions, 0, mebibytes)
+
+
 def test_a_step_that_no_gpu_could_take_is_refused(solutions: Solutions) -> None:
     # at its peak of 1e15 FLOP/s a GPU would take the share mfu of the predicted step
     least = float(solutions.mfu[0] * solutions.times.seconds[0])
