@@ -12,6 +12,7 @@ import numpy as np
 from profiler.errors import InputError
 from solver.schedule.automatic import automatic_orders
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, splits_backward
+from solver.schedule.warm_up import interleaved_warm_up
 from solver.schedule.wave_orders import wave_order
 from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken
 
@@ -47,7 +48,7 @@ def stage_order(schedule: str, stage: int, stages: int, micro_batches: int, vpp:
     if schedule == "gpipe":
         return _one_by_one(_passes(micro_batches, stages, 1), micro_batches)
     if vpp > 1:
-        return _one_by_one(_passes(micro_batches, group or stages, vpp), 2 * behind + (vpp - 1) * (group or stages))
+        return _one_by_one(_passes(micro_batches, group or stages, vpp), interleaved_warm_up(stages, vpp, stage, group))
     if schedule in AUTOMATIC:
         return automatic_orders(schedule, micro_batches, np.ones((3, stages)))[stage]
     if splits_backward(schedule):

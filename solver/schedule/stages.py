@@ -13,6 +13,7 @@ from solver.schedule.automatic import automatic_bubble, automatic_limit
 from solver.schedule.critical_paths import wave_in_flight, wave_seconds
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
+from solver.schedule.warm_up import interleaved_warm_up
 from solver.spec.strategy import SCHEDULES, WAVES
 
 
@@ -175,7 +176,7 @@ def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any
     delayed = automatic_limit(schedule, pp) + 0 * stage
     zero_bubble = is_schedule(schedule, "zb-h1", *AUTOMATIC)
     plain = np.where(zero_bubble, delayed, np.where(is_schedule(schedule, "gpipe"), m, pp - stage))
-    chunks = 2 * (pp - 1 - stage) + (vpp - 1) * (group or pp) + 1
+    chunks = interleaved_warm_up(pp, vpp, stage, group) + 1
     found = np.minimum(np.where(vpp > 1, chunks / vpp, plain), m)
     waves = is_schedule(schedule, *WAVES)
     return _with_waves(schedule, m, pp, stage, waves, found) if np.any(waves) else found

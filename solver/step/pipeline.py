@@ -9,6 +9,7 @@ import numpy as np
 
 from solver.schedule.kinds import is_schedule
 from solver.schedule.stages import PipelineColumns, automatic_pipeline_seconds, pipeline_seconds, wave_pipeline_seconds
+from solver.schedule.warm_up import unpaired_micro_batches
 from solver.spec.strategy import SPLIT_BACKWARD, Strategy
 from solver.step.deferred_head import deferred_share, with_deferred
 from solver.step.layouts import Layouts
@@ -213,7 +214,7 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     """
     row, splits = layouts.row, terms.splits
     pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
-    alone = np.where(vpp > 1, (2 * (pp - 1) + (vpp - 1) * (run.micro_batch_group or pp)) / vpp, pp - 1)
+    alone = unpaired_micro_batches(splits.schedule[row], pp, vpp, run.micro_batch_group)
     share = np.maximum(m - np.maximum(alone, 1), 0) / m
     splits_passes = run.delay_wgrad_compute | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
     together = np.where(splits_passes, terms.paired[:, 1, row], terms.paired[:, 0, row])

@@ -1,0 +1,43 @@
+"""Forward passes that a stage runs before its first backward pass."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from solver.schedule.kinds import FORWARD, is_schedule
+from solver.schedule.wave_orders import wave_order
+from solver.spec.strategy import SCHEDULES, WAVES
+
+_STEADY = 4  #: times pp: as many micro batches show what a V-shaped schedule begins with
+
+
+def interleaved_warm_up(pp: Any, vpp: Any, stage: Any, group: int = 0) -> Any:
+    """Return the forward passes of chunks before the first backward pass of interleaved stages, numbers or arrays.
+
+    group: micro batches that run of one chunk before the next (0: pp). Source: Narayanan et al. 2021 (arXiv 2104.04473) and
+    Megatron-Core's schedules.py: 2 (pp - 1 - stage) + (vpp - 1) group.
+    """
+    return 2 * (pp - 1 - stage) + (vpp - 1) * (group or pp)
+
+
+def unpaired_micro_batches(schedule: np.ndarray, pp: np.ndarray, vpp: np.ndarray, group: int = 0) -> np.ndarray:
+    """Return the micro batches that the first stage has begun before another's backward pass can run beside them.
+
+    schedule: codes (indexes into SCHEDULES); all arrays of one shape. V-shaped orders are counted.
+    """
+    found = np.where(vpp > 1, interleaved_warm_up(pp, vpp, 0, group) / vpp, pp - 1.0)
+    waves = np.flatnonzero(is_schedule(schedule, *WAVES))
+    if len(waves):
+        rows, which = np.unique(np.stack([schedule, pp], axis=1)[waves], axis=0, return_inverse=True)
+        found[waves] = np.array([_wave_warm_up(SCHEDULES[code], stages) for code, stages in rows.tolist()])[which.ravel()]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _wave_warm_up(schedule: str, pp: int) -> float:
+    """Return the same of a V-shaped schedule: half of the passes, since a stage has two chunks."""
+    kinds = wave_order(schedule, 0, pp, _STEADY * pp)[:, 0]
+    return float(np.flatnonzero(kinds != FORWARD)[0]) / 2
