@@ -109,7 +109,8 @@ def _synchronisation(
     one_bucket = 1 / buckets(framework, parameters, split.dp * split.cp)
     last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
     interleaved = (vpp > 1) & ~split.waves[row]
-    under = np.where(interleaved, pp * backward * (vpp - 1) / vpp, backward * times)
+    group = run.micro_batch_group or pp
+    under = np.where(interleaved, group * backward * (vpp - 1) / vpp, backward * times)
     alone = np.where((zero == 2) & (pp > 1), 1.0, np.where(interleaved, 1.0 / vpp, last_bucket / times))
     sync = reduce.overlapped_with(under, alone) if run.overlap_grad_reduce else reduce.exposed
     gathered = (
