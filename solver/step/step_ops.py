@@ -185,6 +185,7 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         ops += copy_ops("gradients.reduce_scatter", group.elements * scattered, group)
         width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
         ops += gather_ops("parameters.all_gather", sync.param_collective, group.elements * width, group, shard, count, problem)
+        ops += copy_ops("parameters.all_gather", group.elements * width * sync.all_gather_copies, group)
         if kept is not None and name != OTHERS:
             ops.append(Op("weight_casts", "optimizer", MEMORY_BOUND, "step", {"bytes": group.elements * kept.cast},
                           variant="quantize"))  # fmt: skip

@@ -46,8 +46,13 @@ NANOTRON = Framework(
         fused_gradient_accumulation=False,  # every backward pass ends with fp32_grad.add_(grad)
         accumulating_gemms=False,
         optimizer_bytes_per_parameter=34.0,  # fused AdamW on fp32 parameters, and their 16-bit copies
-        gradient_passes=3.0,
-        buffer_passes=1.0,
+        # optim/clip_grads.py: norm and scaling are of the whole fp32 buffer under ZeRO-1 too; and it is set to zero
+        gradient_passes=0.0,
+        buffer_passes=4.0,
+        # distributed.py: reduce_scatter_coalesced flattens all ranks' parts, and the collective of a list does so again;
+        # all_gather_coalesced copies each part from the joined output, which its collective of a list has filled part by part
+        reduce_scatter_copies=4.0,
+        all_gather_copies=6.0,
     ),
     # DDP's buckets of 16-bit gradients; ZeRO-1 keeps as much again (from what is allocated between steps: 20.1 bytes a
     # parameter without ZeRO, 10.5 with ZeRO-1 over 32 ranks)
