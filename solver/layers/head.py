@@ -105,8 +105,9 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     With the projection: never all logits.
     Unfused, Megatron's: fp32 probabilities, which become their gradient in place, in addition to the 16-bit logits (as read).
     Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
-    16-bit logits. Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight while the
-    logits' gradient is alive; those that do not accumulate return a real one.
+    16-bit logits; on sharded logits one more (torch/distributed/tensor/parallel/loss.py: zeros, their sum with the
+    probabilities, its product). Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight
+    while the logits' gradient is alive; those that do not accumulate return a real one.
     """
     logits = _logits(shapes)
     returned = shapes.framework.memory.vocab_dummy_gradient or shapes.run.gradient_accumulation_fusion is False
@@ -120,6 +121,8 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
         return logits * shapes.element, dummy
     if _compiled(shapes):
         return logits * shapes.element, logits * shapes.element
-    working = logits * (shapes.element + FP32 * (2 if shapes.framework.kernels.torch_loss else 0))
+    sharded = shapes.framework.tensor_parallel.vocab_parallel_loss & (shapes.keys.tp > 1)
+    copies = np.where(sharded, 3, 2) if shapes.framework.kernels.torch_loss else 0
+    working = logits * (shapes.element + FP32 * copies)
     # the fp32 probabilities are freed before the head's backward pass
     return logits * FP32, np.maximum(working, dummy + logits * (shapes.element - FP32))

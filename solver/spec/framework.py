@@ -180,6 +180,8 @@ class MemoryUse:
     fp32_weights: bool = False
     #: What ZeRO-3 keeps gathered from the forward to the backward pass, of FSDP's root: "embedding", "head".
     root_stays: tuple[str, ...] = ()
+    #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.
+    frees_gradients: bool = False
     sharded_gradient_bytes: int = 0  #: of a gradient that ZeRO-3 has reduced; 0: as it is reduced
     #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
     #: accumulates into fp32 gradients must still return a gradient to autograd.

@@ -124,10 +124,12 @@ def kept_halves(problem: Problem) -> float:
 
 
 def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
-    """Return the bytes of all-gathered weights by ZeRO stage, shape [4, splits].
+    """Return the bytes of all-gathered weights by ZeRO stage, [2, 4, splits]: while the loss is computed, and while a layer's
+    backward pass runs.
 
-    ISP keeps two blocks of full weights (this one's and the next one's); FSDP keeps two all-gathered layers and one layer's
-    whole gradients, and in some releases embedding and head. The largest kind of layer decides.
+    ISP keeps two blocks of full weights (this one's and the next one's). FSDP keeps, beside what its root keeps, two
+    all-gathered layers and one layer's whole gradients in the latter; while the loss is computed no layer is gathered. The
+    largest kind of layer decides.
     """
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
@@ -138,15 +140,20 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation
-    return np.array([pool, pool, pool, pool + fsdp + root])
+    return np.array([[pool, pool, pool, pool + root], [pool, pool, pool, pool + root + fsdp]])
 
 
 class _StageBytes(NamedTuple):
-    """Bytes of one stage. state: weights, gradients and optimizer states, [3, 4 ZeRO stages, splits]. passing: activations,
-    buffers of the backward pass and of the loss, [3, pipelines]."""
+    """Bytes of one stage. state: weights, gradients and optimizer states, [3, 4 ZeRO stages, splits]. absent: of the gradients
+    what is not there while the loss is computed, [4, splits]. Arrays over pipelines: activations; kept: logits and operands
+    that wait; loss, backward: what lives while the loss, or a layer's backward pass, runs."""
 
     state: np.ndarray
-    passing: np.ndarray
+    absent: np.ndarray
+    activations: np.ndarray
+    kept: np.ndarray
+    loss: np.ndarray
+    backward: np.ndarray
 
 
 class PeakMemory:
@@ -173,18 +180,33 @@ class PeakMemory:
 
     def parts(self, stage: int) -> np.ndarray:
         """Return the bytes of stage ``stage`` of the StageKinds: [parts, layouts]."""
-        zero, row = self._layouts.zero, self._layouts.row
-        state, passing = self._stage_bytes(stage)
-        return np.concatenate([
-            state[:, zero, row], self._workspaces[None, row], passing[:, self._pipeline], self._buffers[None, zero, row],
+        zero, row, pipeline = self._layouts.zero, self._layouts.row, self._pipeline
+        held = self._stage_bytes(stage)
+        at_loss, loss, backward = self._moments(held)
+        state = held.state[:, zero, row]
+        state[1] -= np.where(at_loss, held.absent[zero, row], 0.0)
+        there = np.where(at_loss, held.loss[pipeline], 0.0), np.where(at_loss, 0.0, held.backward[pipeline])
+        buffers = np.where(at_loss, *self._buffers[:, zero, row])
+        return np.stack([
+            *state, self._workspaces[row], held.activations[pipeline], there[1], held.kept[pipeline] + there[0], buffers,
         ])  # fmt: skip
 
     def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
         zero, row = self._layouts.zero, self._layouts.row
-        state, passing = self._stage_bytes(stage)
-        dynamic = passing.sum(axis=0)[self._pipeline] + self._buffers[zero, row]
-        return (state.sum(axis=0) + self._workspaces)[zero, row] + dynamic, dynamic
+        held = self._stage_bytes(stage)
+        at_loss, loss, backward = self._moments(held)
+        dynamic = (held.activations + held.kept)[self._pipeline] + np.where(at_loss, loss, backward)
+        state = held.state.sum(axis=0) + self._workspaces
+        absent = np.where(at_loss, held.absent[zero, row], 0.0) if held.absent.any() else 0.0
+        return state[zero, row] - absent + dynamic, dynamic
+
+    def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return whether the loss needs more than a layer's backward pass, and what comes and goes at each: [layouts] each."""
+        zero, row = self._layouts.zero, self._layouts.row
+        loss = held.loss[self._pipeline] + self._buffers[0, zero, row]
+        backward = held.backward[self._pipeline] + self._buffers[1, zero, row]
+        return loss - held.absent[zero, row] > backward, loss, backward
 
     def _stage_bytes(self, stage: int) -> _StageBytes:
         if stage not in self._held:
@@ -226,11 +248,10 @@ class PeakMemory:
         kept_logits += has_head * (self._deferred_operands[self._key] * waiting)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
-        at_loss = loss > backward
         several = splits.dp * splits.cp > 1
         state = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)
-        passing = [activations, np.where(at_loss, 0.0, backward), kept_logits + np.where(at_loss, loss, 0.0)]
-        return _StageBytes(state, np.array(passing))
+        absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
+        return _StageBytes(state, absent, activations, kept_logits, loss, backward)
 
     def totals(
         self, allocated: np.ndarray, dynamic: np.ndarray, stage: np.ndarray | int

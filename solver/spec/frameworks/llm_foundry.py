@@ -23,7 +23,7 @@ LLM_FOUNDRY_2023 = Framework(
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(reduce_scatter_copies=4.0, frees_gathered_weights=True),
-    memory=MemoryUse(root_stays=("embedding", "head")),
+    memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head")),
 )
 
 LLM_FOUNDRY_2024 = LLM_FOUNDRY_2023.derive(

@@ -65,7 +65,7 @@ TORCHTITAN_2025 = Framework(
     pipeline=Pipeline(keeps_weights=True),  # parallelize_llama.py: no reshard after forward
     # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
     memory=MemoryUse(
-        root_stays=("head",), allocator_gaps=(0.1, 0.1)
+        frees_gradients=True, root_stays=("head",), allocator_gaps=(0.1, 0.1)
     ),  # expandable segments leave few gaps; the share is assumed
 )
 

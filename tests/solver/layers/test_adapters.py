@@ -91,10 +91,10 @@ def test_only_adapters_are_reduced_and_updated() -> None:
 
 def test_memory_by_hand() -> None:
     """Without ZeRO: 2 bytes of a frozen weight, 2 + 2 + 12 of an adapter's."""
-    held = step(zero=0, zero_shard_size=1, lora_rank=4).memory.parts[:3, 0]
+    held = step(zero=0, zero_shard_size=1, lora_rank=4, num_micro_batches=2).memory.parts[:3, 0]
     frozen = 2 * (36864 + 2 * 64) + 2 * 256 * 64 + 64
     assert held == pytest.approx([2 * frozen + 2 * 8192, 2 * 8192, 12 * 8192])
-    sharded = step(lora_rank=4).memory.parts[:3, 0]
+    sharded = step(lora_rank=4, num_micro_batches=2).memory.parts[:3, 0]
     # the fp32 shards are the only copy of a trained weight
     assert sharded.sum() == pytest.approx((2 * frozen + 8192 * (12 + 2)) / 8)
 

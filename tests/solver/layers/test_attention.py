@@ -36,7 +36,7 @@ def saved(layer: LayerProgram) -> dict[str, float]:
 def test_scores_that_go_through_memory() -> None:
     # softmax in one kernel: 16-bit scores read and probabilities written; backward reads both gradients' factors, writes one.
     # Dropout (GPT-2's, which Megatron-LM kept): probabilities read and written, and a mask of one byte
-    found = moved(program(framework="megatron-lm", attention="unfused"))
+    found = moved(program(framework="megatron-lm", attention="unfused", dropout=True))
     assert found["softmax.forward"] == ("softmax", SCORES * 2 * 2)
     assert found["softmax.input_grad"] == ("softmax", SCORES * 3 * 2)
     assert found["dropout.forward"] == found["dropout.input_grad"] == ("residual", SCORES * (2 * 2 + 1))
@@ -110,7 +110,7 @@ def test_a_rank_of_context_or_tensor_parallelism_has_its_share_of_the_scores() -
 def test_memory_of_scores_without_a_fused_kernel(framework: str, kept: int, gradients: int) -> None:
     # kept: the softmax's output of two bytes; with dropout its mask and output (Korthikanti et al. 2022); eager softmax: fp32
     # too. Gradients alive: those of probabilities and scores, two bytes each, and eager ones in fp32 as well
-    layer = program(framework=framework, attention="unfused")
+    layer = program(framework=framework, attention="unfused", dropout=True if framework == "megatron-lm" else None)
     assert saved(layer)["probabilities"] == SCORES * kept and "log_sum_exp" not in saved(layer)
     stream = 2 * 32 * 64 * 2
     assert np.ravel(layer.transient_bytes)[0] == stream + SCORES * gradients

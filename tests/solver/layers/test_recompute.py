@@ -102,5 +102,5 @@ def test_split_and_compiled_losses_hold_less() -> None:
     assert loss("torchtitan", False) == stream + logits * (4 + 2 + 2 * 4)
     assert loss("torchtitan-2025-06", True) == stream + logits * (2 + 2)
     assert loss("torchtitan-2024-12", True) == loss("torchtitan", False)  # the loss was not compiled yet
-    assert loss("torchtitan", False, 2) == stream + logits / 2 * (4 + 2 + 2 * 4)
+    assert loss("torchtitan", False, 2) == stream + logits / 2 * (4 + 2 + 3 * 4)
     assert loss("fsdp", False, 2) == stream + logits * (4 + 2 + 2 * 4)  # the logits are all-gathered

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, changed, column, estimated, make_problem, run_of, some_layouts, toy_cost
+from toy import DEVICE, TINY, changed, column, estimated, make_problem, run_of, some_layouts, tiny, toy_cost
 
 from predictor.cost_model import CostModel
 from solver.spec.model import ModelSpec
@@ -364,3 +364,18 @@ def test_weight_gradients_of_the_head_wait_with_their_operands(schedule: str, wa
 
     grown = [last_stage(4096, m) - last_stage(2048, m) for m in (6, 1)]
     assert grown[0] - grown[1] == pytest.approx(waiting * 32 * 2048 * 2)
+
+
+def test_at_the_loss_no_layer_is_gathered_and_the_first_micro_batch_has_no_gradients() -> None:
+    """FSDP's peak at the loss, by hand for a vocabulary of 4,096 on 2 ranks, each with half of the parameters."""
+    model = TINY.replace(vocab_size=4096)
+    one, two = (
+        tiny("torchtitan-2025-06", 2, model, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=2, dp=2, num_micro_batches=m)
+        for m in (1, 2)
+    )
+    parts = [dict(zip(PARTS, found.memory.parts[:, 0].tolist(), strict=True)) for found in (one, two)]
+    layers, ends = 2 * (36864 + 2 * 64), 2 * 4096 * 64 + 64
+    assert [part["gradients"] for part in parts] == [0.0, (layers + ends) / 2 * 4]
+    head = 2 * (4096 * 64 + 64)  # bytes of the head, which stays gathered from its forward to its backward pass
+    assert [part["gather_buffers"] for part in parts] == [head, head]
+    assert [part["backward_buffers"] for part in parts] == [0.0, 0.0] and parts[0]["loss"] == parts[1]["loss"] > 0
