@@ -48,8 +48,9 @@ def flops_per_gpu(case: Case) -> float:
     run = case.strategy
     if case.model is None or run is None:
         return float("nan")
-    again = 4 / 3 if run.recompute == "full" else 1.0
-    return run.tokens * flops_per_token(case.model, run.seq_len) * again / run.world_size
+    forward_share = 1 / 2 if run.lora_rank else 1 / 3
+    again = 1.0 + forward_share * (run.recompute == "full")
+    return run.tokens * flops_per_token(case.model, run.seq_len, frozen=run.lora_rank > 0) * again / run.world_size
 
 
 def constant_mfu_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:

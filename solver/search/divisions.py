@@ -30,6 +30,10 @@ class Division(NamedTuple):
     account_for_loss_in_pipeline_split: int = 0
 
 
+#: Axes that only divide what others give: layers among stages, states among ranks, the order of passes.
+DIVIDING = ("schedule", "zero_shard_size", *Division._fields)
+
+
 @lru_cache(maxsize=4096)
 def divisions(can_run: CanRun, layers: int, pp: int) -> tuple[tuple[int, Division], ...]:
     """Return (vpp, division) of all ways in which a search divides ``layers`` among ``pp`` stages of vpp chunks.

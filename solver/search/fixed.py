@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from profiler.errors import InputError, printable, shown
-from solver.search.divisions import Division
+from solver.search.divisions import DIVIDING, Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
 from solver.spec.strategy import CHOICES, SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
@@ -24,7 +24,6 @@ _WORDS = {"true": True, "false": False}
 LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not to exceed
 _FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
 #: Ranks of ZeRO and layers of end stages, which must divide what others are, and the schedule, which vpp decides.
-_DIVIDING = ("schedule", "zero_shard_size", *Division._fields)
 #: How a rank does its work: free where the config does not say, as a size that it does not state is 1.
 _SETTINGS = ("tp_mode", "micro_batch_size", "zero", "recompute", "recompute_layers")
 AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed
@@ -109,7 +108,7 @@ def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strateg
     both = [name for name in varied if name in fixed]
     if both:
         raise InputError(f"{both[0]} is both fixed and searched; leave one out")
-    free = {*varied, *_FILLING, *(name for name in (*_DIVIDING, *_SETTINGS) if name not in stated)}
+    free = {*varied, *_FILLING, *(name for name in (*DIVIDING, *_SETTINGS) if name not in stated)}
     kept = [name for name in AXES if name not in free]
     return {name: getattr(layout, name) for name in kept} | dict(fixed)
 

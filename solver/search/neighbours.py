@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.search.divisions import Division
+from solver.search.divisions import DIVIDING
 from solver.search.space import cross, enumerate_splits
 from solver.spec.strategy import SCHEDULES, Recompute, Strategy, TpMode
 from solver.step.layouts import Layouts
@@ -21,7 +21,6 @@ _FOLLOWING = {
     "mode": ("wp",), "wp": (), "micro_batch_size": (), "zero": ("wp",), "zero_shard_size": ("zero",), "schedule": ("vpp",),
     "recompute": (),
 }  # fmt: skip
-_DIVIDING = ("schedule", "zero_shard_size", *Division._fields)
 _CHOICES = ("mode", "schedule")  #: axes without an order: every other value is one step away
 _NAMES = {"mode": "tp_mode"}
 AXES = tuple(_NAMES.get(axis, axis) for axis in _FOLLOWING)
@@ -92,7 +91,7 @@ def _columns(layouts: Layouts) -> Columns:
 
 def _kept(axis: str) -> Iterator[str]:
     """Yield the columns that a step along ``axis`` does not change."""
-    free = {axis, *_FOLLOWING[axis], *_DIVIDING, "recompute"}
+    free = {axis, *_FOLLOWING[axis], *DIVIDING, "recompute"}
     yield from (name for name in _FOLLOWING if name not in free)
 
 
@@ -115,7 +114,7 @@ def _along(axis: str, mine: Columns, theirs: Columns) -> np.ndarray:
     if axis != "recompute":
         same &= (theirs["level"] == mine["level"]) & _same_share(mine, theirs)
     else:
-        for name in _DIVIDING:
+        for name in DIVIDING:
             same &= theirs[name] == mine[name]
         same &= theirs["zero"] == mine["zero"]
     return np.flatnonzero(same)
@@ -146,7 +145,7 @@ def _nearest(axis: str, mine: Columns, theirs: Columns, index: np.ndarray, secon
     else:
         below, above = values[values < own], values[values > own]
         wanted = np.array([*([below.max()] if len(below) else []), *([above.min()] if len(above) else [])])
-    changed = sum((theirs[name] != mine[name]).astype(int) for name in (*_FOLLOWING[axis], *_DIVIDING) if name != axis)
+    changed = sum((theirs[name] != mine[name]).astype(int) for name in (*_FOLLOWING[axis], *DIVIDING) if name != axis)
     order = np.lexsort((seconds, changed))
     for value in wanted:
         yield int(index[next(i for i in order if values[i] == value)])

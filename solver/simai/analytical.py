@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from profiler.errors import InputError
+from profiler.profile.profile import GIB
 from solver.simai.collective_time import Machine, Sizes, collective_ns
 from solver.simai.workload_text import (
     CHECKPOINTS,
@@ -35,7 +36,6 @@ from solver.simai.workload_text import (
 #: Below this a forward buffer is raised to it, where it is not empty (in the policy that AICB writes).
 _LEAST_FORWARD = 4096
 _NOT_IN_BUBBLE = "embedding_layer"
-_GIB = float(1 << 30)
 #: Parts of a step in the order of the summary line.
 PARTS = ("DP", "DP_EP", "TP", "EP", "PP", "bubble", "compute")
 
@@ -195,7 +195,7 @@ def _pp_us(size: int, chunks: int, overlap: float) -> int:
             "-pp_o is 0, by which SimAI-Analytical divides (its ratio stands where a bandwidth should); give 0.01 or more"
         )
     ratio = np.float32(overlap)
-    whole = 2 * chunks * (size / _GIB / float(ratio) * 1e9) / 1000.0 if ratio else np.inf
+    whole = 2 * chunks * (size / GIB / float(ratio) * 1e9) / 1000.0 if ratio else np.inf
     if whole >= 1 << 63:
         raise InputError(f"-pp_o {overlap:g} makes sends longer than SimAI's integers hold; give 0.01 or more")
     return int(np.float32(int(whole)) * (np.float32(1) - ratio))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from profiler.files import write_text
+from profiler.profile.profile import GIB
 from solver.simai.analytical import PARTS, PassTime, RowTime, StepTime
 from solver.simai.workload_text import Collective
 
@@ -21,7 +22,6 @@ _HEADER = (
     f"layer_name,{_RUN},fwd compute,wg compute,ig compute,fwd exposed comm,wg exposed comm,ig exposed comm,fwd total comm,"
     "algbw,busbw,wg total comm,algbw,busbw,ig total comm,algbw,busbw"
 )
-_GIB = 1 << 30
 
 
 def analytical_csv(step: StepTime, prefix: str) -> str:
@@ -51,7 +51,7 @@ def bandwidths(part: PassTime) -> tuple[float, float]:
     """
     with np.errstate(all="ignore"):
         seconds = np.float64(part.comm / 1000.0)
-        algorithm = np.float32(np.float64(part.size) / seconds * 1000000 / _GIB)
+        algorithm = np.float32(np.float64(part.size) / seconds * 1000000 / GIB)
         ranks = np.float64(part.ranks)
         collective = part.part.collective
         if collective is Collective.NONE:

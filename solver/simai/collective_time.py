@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from profiler.errors import InputError, closest, shown
+from profiler.profile.profile import GIB
 from solver.simai.ratios import ALL_TO_ALL, MULTI, NIC, NVLINK, ratio_tables
 from solver.simai.workload_text import Collective, Group
 
@@ -24,7 +25,6 @@ NIC_OF: Mapping[str, float] = {"cx6": 23.5, "cx7": 48.5, "bf3": 48.5}
 #: Nanoseconds of a message of 2 B to 1 MiB by ranks of its group; any other number of ranks: none at all.
 SMALL_NS: Mapping[int, int] = {2: 10_000, 4: 12_000, 8: 15_000, 16: 66_000, 32: 135_000, 64: 200_000, 128: 320_000}
 _SMALL = range(2, 1 << 20)
-_GIB = float(1 << 30)
 #: What x86 makes of a time that is not a number, where it converts it to an unsigned integer.
 _NOT_A_NUMBER_NS = 1 << 63
 
@@ -164,7 +164,7 @@ def collective_ns(machine: Machine, sizes: Sizes, collective: Collective, group:
     if rate == 0:  # one GPU: infinity times (n - 1), which is zero
         return _NOT_A_NUMBER_NS
     factor = 2 if collective is Collective.ALL_REDUCE else 1
-    ns = size / _GIB / rate * 1e9 * factor * (ranks - 1) / ranks
+    ns = size / GIB / rate * 1e9 * factor * (ranks - 1) / ranks
     if ns >= _NOT_A_NUMBER_NS:
         raise InputError(f"{size} bytes at {rate:g} GB/s take longer than SimAI's integers hold; are -nv and -nic in GB/s?")
     return int(ns)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
+from profiler.profile.profile import GIB
 from profiler.profile.profiles import as_device, find_profile
 from solver.api import machine
 from solver.formats.config_file import find_model, load_cluster, load_run_config
@@ -26,8 +27,6 @@ from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import mlp_biases, mlp_linears, parameters
-
-_GIB = float(1 << 30)
 
 
 def show_prices(args: argparse.Namespace, console: Console) -> None:
@@ -108,8 +107,8 @@ def _simai_machine(cost: CostModel, cluster: Cluster) -> Machine:
     """Return SimAI-Analytical's figures of the device: its own for a type that it knows, else the datasheet's."""
     name = cost.device.name.upper()
     known = next((figure for kind, figure in NVLINK_OF.items() if kind in name), None)
-    nvlink = cost.device.link_bandwidth / _GIB if known is None else known
-    return Machine(cluster.gpus_per_node, cluster.gpus_per_node, nvlink, cluster.network_bandwidth / _GIB)
+    nvlink = cost.device.link_bandwidth / GIB if known is None else known
+    return Machine(cluster.gpus_per_node, cluster.gpus_per_node, nvlink, cluster.network_bandwidth / GIB)
 
 
 def true_parameters(model: ModelSpec, sizes: Sizes) -> tuple[float, float]:

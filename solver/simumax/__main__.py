@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 
 from profiler.errors import InputError, printable
+from profiler.profile.profile import GIB
 from solver.command_line import run
 from solver.report.output import write_json
 from solver.simumax.perf import PerfLLM
 from solver.simumax.search import RECOMPUTE_TYPES
 
 _SHOWN = ("duration_time_per_iter", "throughput_per_accelerator", "mfu_6nd_with_attn", "mfu_6nd", "mfu")
-_GIB = 2.0**30
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,7 +64,7 @@ def _estimate(args: argparse.Namespace, console: Console) -> None:
         console.print(f"{name}: {cost[name]:.6g}", markup=False)
     for name in ("peak_mem", "peak_mem_with_reserved"):
         for stage, value in perf.get_pp_stage_peak_mem(memory, name).items():
-            console.print(f"{name} of {stage}: {value:.6g} bytes, {value / _GIB:.2f} GiB", markup=False)
+            console.print(f"{name} of {stage}: {value:.6g} bytes, {value / GIB:.2f} GiB", markup=False)
     if args.json:
         write_json(args.json, {"cost_result": cost.data, "mem_result": memory.data, "notes": list(perf.notes)})
         console.print(f"wrote {args.json}", markup=False)

@@ -32,7 +32,6 @@ PARTS = ("weights", "gradients", "optimizer", "workspaces", "activations", "back
 BOUND_SHARE, BOUND_GAPS = 0.03, 0.15
 #: The upper bound fits; the estimate fits, but not the bound; the estimate does not fit.
 VERDICTS = ("FITS", "AT RISK", "OUT OF MEMORY")
-STATIC_PARTS = 4  #: this many of the first parts are allocated once and stay
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,8 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     backward pass runs.
 
     ISP keeps two blocks of full weights (this one's and the next one's). FSDP keeps, beside what its root keeps, two
-    all-gathered layers and one layer's whole gradients in the latter; while the loss is computed no layer is gathered. The
-    largest kind of layer decides.
+    all-gathered layers and one layer's whole gradients in the latter; while the loss is computed no layer is gathered, except
+    in frameworks whose buffers stay or gather ahead (those without a root). The largest kind of layer decides.
     """
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
@@ -140,7 +139,8 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation
-    return np.array([[pool, pool, pool, pool + root], [pool, pool, pool, pool + root + fsdp]])
+    at_loss = fsdp * (not stay)
+    return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp]])
 
 
 class _StageBytes(NamedTuple):

@@ -13,7 +13,10 @@ from toy import DEVICE, estimated, layer_keys, make_problem, run_of
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
+from solver.formats.model_file import shipped_model
 from solver.layers.decoder import layer_program
+from solver.layers.graphs import _CAPTURED
+from solver.layers.recompute import AFTER_LAST_SAVED, DISCARDED
 from solver.report.explain import explain
 from solver.search.search import search
 from solver.spec.cluster import cluster_of
@@ -27,6 +30,28 @@ from solver.step.memory import PARTS
 MODEL = load_run_config("configs/models/deepseek_v2_lite.json").model
 DENSE = load_run_config("configs/models/llama3_8b.json").model
 BASE = {"zero": 1, "zero_shard_size": 8, "num_micro_batches": 4}
+
+
+def test_every_name_of_the_tables_is_that_of_an_op_or_a_tensor() -> None:
+    """Recomputation and CUDA graphs know ops by name: one that no model has would silently be left out."""
+    models = [shipped_model(name) for name in ("llama3_8b", "gpt3_175b", "deepseek_v3", "gpt_oss_120b")]
+    models += [MODEL.replace(gated_mlp=False)]
+    ops, modules, tensors = set[str](), set[str](), set[str]()
+    for model in models:
+        for framework in ("megatron-core", "torchtitan", "nemo-automodel", "megatron-bridge-25", "megatron-core-0.8"):
+            run, cluster = run_of(8, framework=framework, precision="bf16"), cluster_of(DEVICE)
+            for kind in layer_kinds(model).kinds:
+                program = layer_program(layer_keys("msp", tp=2, ep=2), model, run, cluster, kind)
+                ops |= {op.name for op in program.ops}
+                modules |= {op.module for op in program.ops}
+                tensors |= {tensor.name for tensor in program.saved}
+    assert {"core_attn", *DISCARDED} == set(RECOMPUTE_MODULES)
+    for found in DISCARDED.values():
+        assert set(found.ops) <= ops and set(found.modules) <= modules
+    saved = {name for found in DISCARDED.values() for name in found.saved}
+    assert saved <= tensors
+    assert set(AFTER_LAST_SAVED) <= ops | {"w2.all_reduce"}
+    assert set().union(*_CAPTURED.values()) <= ops | modules | {"attention_norm", "mlp_norm"}
 
 
 def measured(

@@ -12,7 +12,7 @@ from toy import DEVICE, TINY, changed, column, estimated, make_problem, run_of, 
 from predictor.cost_model import CostModel
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
-from solver.step.memory import PARTS, STATIC_PARTS, least_memory
+from solver.step.memory import PARTS, least_memory
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.workspaces import workspace_bytes
@@ -30,6 +30,8 @@ LOGITS = 32 * 256
 #: Bytes of gradients alive in a layer's backward pass: that of the residual stream, and in the attention core those of q, k, v
 #: and context (12 * 16, two bytes each) and the fp32 sum of the queries' (4 * 16); more than the 2 * 128 of gate and up.
 TINY_WORKING = 32 * (64 * 2 + 12 * 16 * 2 + 4 * 16 * 4)
+
+STATIC_PARTS = 4  #: this many of the first parts are allocated once and stay
 
 
 def parts(solutions: Solutions, index: int = 0) -> dict[str, float]:
