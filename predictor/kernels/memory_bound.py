@@ -35,6 +35,8 @@ KIND_SHARE = {
 #: cross_entropy: fp32 copy, max, subtract, exp, sum, divide = 38 per logit, backward 16; fused 4 each.
 #: expert_bias: product with the probabilities in fp32 4, sum 10, join 8, to 16 bits 6 = 28 per value, fused 4; backward: to
 #: fp32 6, to 16 bits 6, split 4, and for bias and probabilities a product 8 and its sum 4 each = 40, fused 2.
+#: expert_bias_half, the same with probabilities in 16 bits: product 2, sum 6, join 4 = 12; backward: split 4, for bias and
+#: probabilities a product 4 and its sum 2 each = 16.
 #: softmax: the mask in place 4, to fp32 6, softmax 8, to 16 bits 6 = 24 per score, fused 4 (the scale is in the GEMM); the
 #: gradients of each 28, fused 6.
 EAGER_BYTES = {
@@ -42,6 +44,7 @@ EAGER_BYTES = {
     "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 16 / 10},
     "norm_eager": {"residual": 20 / 4, "norm": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "norm": 44 / 6},
     "expert_bias_eager": {"residual": 24 / 4, "norm": 4 / 4}, "expert_bias_eager_grad": {"residual": 16 / 2, "norm": 24 / 2},
+    "expert_bias_half_eager": {"residual": 12 / 4}, "expert_bias_half_eager_grad": {"residual": 4 / 2, "norm": 12 / 2},
     "cross_entropy_eager": {"residual": 38 / 4}, "cross_entropy_eager_grad": {"residual": 16 / 4},
     "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
 }  # fmt: skip

@@ -20,6 +20,7 @@ def attention_ops(shapes: Shapes) -> list[Op]:
         *column_linears(shapes, ATTENTION, model.hidden_size, _projections(shapes)),
         *bias_ops(shapes, "wqkv", ATTENTION, shapes.linear_tokens * _columns(shapes), model.qkv_bias,
                   shapes.framework.kernels.bias_apart),
+        *_split_copies(shapes),
         *_qk_norm(shapes),
         *_head_exchange(shapes),
         *_rope(shapes),
@@ -27,6 +28,24 @@ def attention_ops(shapes: Shapes) -> list[Op]:
         *row_linear(shapes, "wo", ATTENTION, model.hidden_size, q_width // shapes.split),
         *bias_ops(shapes, "wo", ATTENTION, shapes.norm_tokens * model.hidden_size, model.output_bias),
     ]  # fmt: skip
+
+
+def _split_copies(shapes: Shapes) -> list[Op]:
+    """Copies around the split of one tensor, in which each group of queries is beside its key and value, where a framework
+    makes them. Forward: of the queries, where groups of several are not one after the other, and of the values; backward the
+    gradients of all three are joined. Source: Megatron-Core's attention.py (get_query_key_value_tensors), Transformer Engine's
+    SplitAlongDim.backward and get_qkv_layout.
+    """
+    if not shapes.framework.kernels.splits_interleaved:
+        return []
+    d, twice = shapes.model.head_dim, 2.0 * shapes.element
+    grouped = (shapes.heads > shapes.kv_heads) & (shapes.kv_heads > 1)
+    forward = shapes.tokens * (shapes.heads * grouped + shapes.kv_heads) * d
+    backward = shapes.tokens * (shapes.heads + 2 * shapes.kv_heads) * d
+    return [
+        *memory_bound("qkv.split", ATTENTION, "copy", forward, twice, 0.0),
+        *memory_bound("qkv.join", ATTENTION, "copy", backward, 0.0, twice),
+    ]
 
 
 def _qk_norm(shapes: Shapes) -> list[Op]:

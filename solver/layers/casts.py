@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from solver.layers.program import FORWARD, INPUT_GRAD, MEMORY_BOUND, Array, Op
@@ -11,6 +13,11 @@ from solver.spec.strategy import Recompute
 
 #: Kinds of memory-bound kernels.
 CAST, ROTATED_CAST, TRANSPOSE = "quantize", "hadamard_quantize", "transpose"
+
+
+#: Further kernels of a cast that first looks for the largest value: it is set to zero, searched, and becomes a scale
+#: (Transformer Engine's Float8CurrentScalingQuantizer). One call of the host launches all.
+SCALE_KERNELS = 3.0
 
 
 def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array, normed: bool) -> list[Op]:
@@ -58,4 +65,9 @@ def _casts(
     apart = np.where(split | done, 1.0, 0.0)
     turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD, {"bytes": whole * recipe.element * (1.0 + apart)},
                 variant=TRANSPOSE, launches=apart)  # fmt: skip
-    return [*([] if done else [cast]), *([] if recipe.by_axis else [turned])]
+    found = (
+        []
+        if recipe.reads == 1
+        else [replace(cast, name=f"{name}_scale", dims={"bytes": 1.0}, count=SCALE_KERNELS, launches=0.0)]
+    )
+    return [*([] if done else [cast, *found]), *([] if recipe.by_axis else [turned])]

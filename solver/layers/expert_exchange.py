@@ -17,6 +17,9 @@ from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, Array,
 from solver.layers.shapes import Shapes
 
 MODULE = "expert_exchange"
+#: Dispatchers that hand the routers' probabilities on in fp32; else they have the type of activations, unless the router's is
+#: stated (Megatron-Core's moe_utils.py, DeepEP's fused_a2a.py).
+WIDE_PROBABILITIES = ("deepep", "hybridep")
 
 
 def dispatch_ops(shapes: Shapes) -> list[Op]:
@@ -57,6 +60,30 @@ def _sorts(shapes: Shapes, name: str) -> list[Op]:
     return [replace(op, count=several) for op in copies]
 
 
+def waits_to_send(shapes: Shapes) -> np.ndarray:
+    """Return whether the host waits for the numbers of rows before it sends them, which a capacity would make equal.
+
+    Source: Megatron-Core's token_dispatcher.py, MoEAlltoAllTokenDispatcher._maybe_update_cuda_sync_point.
+    """
+    run, keys = shapes.run, shapes.keys
+    there = run.moe_dispatcher == "alltoall" and not run.moe_capacity_factor
+    return np.asarray((keys.ep * keys.etp > 1) & there)
+
+
+def _side_messages(shapes: Shapes, phase: str) -> tuple[list[Op], list[Op]]:
+    """Return what is sent before and after the rows all to all: the number of each expert's rows, gathered, and the rows'
+    probabilities, in the other direction their gradients (token_dispatcher.py: preprocess, token_dispatch)."""
+    keys, groups = shapes.keys, shapes.groups
+    again = WHOLE_LAYER if phase == FORWARD else ()
+    several = np.where(keys.ep * keys.etp > 1, 1.0, 0.0)
+    numbers = message(4.0 * keys.ep * keys.etp * shapes.model.num_experts, groups.experts)
+    scores = message(expert_rows(shapes) / keys.etp * shapes.element, groups.ep)
+    counts = Op(f"{DISPATCH}.counts", MODULE, "all_gather", phase, numbers, "ep", several, recomputed_by=again)
+    scored = Op(f"{DISPATCH}.probabilities", MODULE, "all2all", phase, scores, "ep", np.where(keys.ep > 1, 1.0, 0.0),
+                recomputed_by=again)  # fmt: skip
+    return ([counts] if phase == FORWARD and not shapes.run.moe_capacity_factor else []), [scored]
+
+
 def _sends(shapes: Shapes, what: str) -> list[Op]:
     """The exchange over the expert group, and over the expert-tensor group, in forward and mirrored in backward."""
     mirrored = COMBINE if what == DISPATCH else DISPATCH
@@ -76,7 +103,14 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
     if run.moe_dispatcher == "alltoall":
         hottest = expert_rows(shapes) * _row(shapes)  # the exchange ends when the rank that gets most has it
         within = op(".etp", gathering, message(hottest, groups.etp), keys.etp > 1)
-        return [op("", "all2all", message(hottest / keys.etp, groups.ep), keys.ep > 1), within]
+        rows = op("", "all2all", message(hottest / keys.etp, groups.ep), keys.ep > 1)
+        if name != DISPATCH:
+            return [rows, within]
+        before, after = _side_messages(shapes, phase)
+        waits = waits_to_send(shapes) & (phase == FORWARD)
+        return [
+            *before, replace(rows, after_wait=waits & (keys.ep > 1)), replace(within, after_wait=waits & (keys.ep == 1)), *after
+        ]  # fmt: skip
     if run.moe_dispatcher == "allgather":
         whole = shapes.norm_tokens * keys.ep * keys.etp * _row(shapes)
         return [op("", gathering, message(whole, shapes.groups.experts), keys.ep * keys.etp > 1)]

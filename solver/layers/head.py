@@ -16,6 +16,11 @@ from solver.spec.model import ModelSpec
 from solver.spec.recipes import FP32, HALF
 from solver.spec.strategy import Strategy, TpMode
 
+#: Bytes per logit of Megatron-Core's compiled functions, between which it all-reduces (core/fusions/fused_cross_entropy.py and
+#: tensor_parallel/cross_entropy.py). Forward: to fp32 with the maximum 6, less it and exponentials 8, divided by their sum 8;
+#: backward: the gradient of the fp32 probabilities in 16 bits 6.
+NATIVE_LOSS_BYTES, NATIVE_LOSS_KERNELS = (22.0, 6.0), 3
+
 
 def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:
     """Return the program of the head.
@@ -82,13 +87,17 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
     On sharded logits the maximum, the sum of exponentials and the target's logit are all-reduced, one fp32 per token each.
     """
     logits, everywhere = _logits(shapes), shapes.keys.tp > 1
+    native = shapes.run.cross_entropy_fusion and shapes.run.cross_entropy_fusion_impl == "native"
     if shapes.framework.tensor_parallel.vocab_parallel_loss:
         size = shapes.tokens * FP32
-        parts = ("max", "sum", "target")
+        parts = ("max", "sum") if native else ("max", "sum", "target")  # natively sum and target are one message, here the sum
         exchange = [tp_collective(shapes, f"loss.{p}", "loss", "all_reduce", FORWARD, everywhere, size=size) for p in parts]
     else:
         sent = logits * shapes.element
         exchange = [tp_collective(shapes, "logits.all_gather", "loss", "all_gather", FORWARD, everywhere, size=sent)]
+    if native:
+        ops = memory_bound("cross_entropy", "loss", "residual", logits, *NATIVE_LOSS_BYTES, ())
+        return [*(replace(op, launches=float(NATIVE_LOSS_KERNELS)) for op in ops), *exchange]
     twice, fused = 2 * shapes.element, shapes.run.cross_entropy_fusion or _compiled(shapes)
     return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, twice, twice, (), fused=fused), *exchange]
 

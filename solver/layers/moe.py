@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
-from solver.layers.expert_exchange import combine_ops, dispatch_ops
+from solver.layers.expert_exchange import WIDE_PROBABILITIES, combine_ops, dispatch_ops, waits_to_send
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
 from solver.layers.ops import linear, memory_bound
@@ -72,7 +72,7 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
     between = [] if shapes.run.moe_fused_experts else [
         *_by_expert(shapes, gradient_casts(shapes, "experts.w13", MODULE, rows, columns)),
         *_clamps(shapes, rows * width),
-        *activation_ops(shapes, "experts.activation", MODULE, rows * width),
+        *_waiting(shapes, activation_ops(shapes, "experts.activation", MODULE, rows * width)),
         *_by_expert(shapes, input_casts(shapes, "experts.w2", MODULE, rows, width, False, normed=False)),
     ]  # fmt: skip
     return [
@@ -106,14 +106,17 @@ def _padding(shapes: Shapes, name: str, elements: Array) -> list[Op]:
 
 
 def _by_expert(shapes: Shapes, casts: list[Op]) -> list[Op]:
-    """``casts`` of the rows of all experts, as the host launches them: each expert's alone, unless one kernel can do all.
+    """``casts`` of the rows of all experts: each expert's alone, unless one kernel can do all.
 
     Source: split_quantize in Transformer Engine's csrc/extensions/cast.cpp (2.1 to 2.9), which fuses delayed scaling only.
     """
     if shapes.recipe is None or shapes.recipe.grouped or not _quantised_apart(shapes):
         return casts
     experts = np.maximum(1.0 * (shapes.model.num_experts // shapes.keys.ep), 1.0)
-    return [replace(op, launches=op.launches * experts) for op in casts]
+    return [
+        replace(op, dims={"bytes": op.dims["bytes"] / experts}, count=op.count * experts, launches=op.launches * experts)
+        for op in casts
+    ]
 
 
 def _clamps(shapes: Shapes, elements: Array) -> list[Op]:
@@ -127,6 +130,13 @@ def _clamps(shapes: Shapes, elements: Array) -> list[Op]:
     return memory_bound("experts.activation.clamp", MODULE, "residual", elements, 16, 30)
 
 
+def _waiting(shapes: Shapes, activation: list[Op]) -> list[Op]:
+    """The activation, before which the host waits where its offset is copied to the device for every call (Megatron-Core's
+    fused_bias_geglu.py: weighted_bias_quick_geglu_impl makes a tensor of it)."""
+    waits = shapes.model.clamped_gate and shapes.framework.kernels.clamps_apart
+    return [replace(op, after_wait=waits and op.phase == FORWARD) for op in activation]
+
+
 def _biases(shapes: Shapes, elements: Array) -> list[Op]:
     """Kernels that add the bias of the experts' output to ``elements`` values, one expert after the other.
 
@@ -138,7 +148,8 @@ def _biases(shapes: Shapes, elements: Array) -> list[Op]:
         return []
     experts = shapes.model.num_experts // shapes.keys.ep
     kernels = {FORWARD: 2.0, INPUT_GRAD: 5.0}
-    ops = memory_bound("experts.bias", MODULE, "expert_bias", elements / experts, 4.0, 2.0, fused=False)
+    kind = "expert_bias" if shapes.run.moe_dispatcher in WIDE_PROBABILITIES else "expert_bias_half"
+    ops = memory_bound("experts.bias", MODULE, kind, elements / experts, 4.0, 2.0, fused=False)
     return [replace(op, count=1.0 * experts, launches=kernels[op.phase] * experts) for op in ops]
 
 
@@ -155,7 +166,10 @@ def _ups(shapes: Shapes) -> int:
 def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
     """A linear of each local expert, as one grouped GEMM, or one after the other; of a single local expert a plain GEMM.
 
-    Where no token is dropped the host must know how many there are before it launches the first of them.
+    Where no token is dropped the host must know how many there are before it launches the first of them; where they are sent
+    all to all, before it launches that (expert_exchange.py). Experts that are parameters of their own are handled by the host
+    one by one: each weight in forward, and in backward its gradient and its hook; a bias too (Transformer Engine's
+    GroupedLinear returns a gradient of each, Megatron-Core's distributed_data_parallel.py has a hook for every parameter).
     """
     experts, rows = shapes.model.num_experts // shapes.keys.ep, expert_rows(shapes)
     each = np.maximum(rows / experts, 1)
@@ -164,15 +178,15 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
         return [replace(op, count=op.count * experts, launches=op.launches * experts) for op in alone]
     single, several = np.where(experts == 1, 1.0, 0.0), np.where(experts > 1, 1.0, 0.0)
     sizes = {"groups": experts, "tokens_per_group": each, "n": n, "k": k}
-    first = name == "w13" and not shapes.run.moe_capacity_factor
+    waits = (name == "w13") & ~waits_to_send(shapes) & (not shapes.run.moe_capacity_factor)
     alone = linear(shapes, f"expert.{name}", MODULE, n, k, tokens=rows)
-    plain = [replace(op, after_wait=first and op.phase == FORWARD) for op in alone if op.kind == LINEAR]
+    plain = [replace(op, after_wait=waits & (op.phase == FORWARD)) for op in alone if op.kind == LINEAR]
     fills = [
         replace(op, dims={"bytes": op.dims["bytes"] * (experts if op.phase == WEIGHT_GRAD else 1)})
         for op in alone
         if op.kind == MEMORY_BOUND
     ]
-    handled = {FORWARD: 1, WEIGHT_GRAD: 2} if shapes.framework.kernels.experts_apart else {}
+    handled = {FORWARD: 1, WEIGHT_GRAD: 2 * (1 + shapes.model.mlp_bias)} if shapes.framework.kernels.experts_apart else {}
     grouped = [
         replace(
             op, name=f"experts.{name}", kind=GROUPED_LINEAR, count=several,

@@ -56,7 +56,7 @@ class Op:
     recomputed_by: tuple[Recompute, ...] = ()
     variant: str = ""  #: memory_bound: norm, rope, gated_act, residual, ...; dispatch and combine: the dispatcher
     launches: Array = 1.0  #: kernels that the host launches for each run of it
-    after_wait: bool = False  #: the host launches it when it knows a result of the device, which has nothing to do meanwhile
+    after_wait: Array = False  #: the host launches it when the device has run all that was launched before
     dtype: str = "bf16"
 
     @property

@@ -25,6 +25,7 @@ class Kernels:
     """Which kernels run, and what is fused into one."""
 
     fused_qkv: bool = True  #: the q, k and v projections are one GEMM
+    splits_interleaved: bool = False  #: their product holds them group by group, and is copied apart and joined again
     fused_gate_up: bool = True  #: gate and up projection are one GEMM
     fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
     fused_rope: bool = False  #: rotary embedding is one kernel even where other chains are not

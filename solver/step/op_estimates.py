@@ -27,6 +27,7 @@ from solver.layers.program import (
 )  # fmt: skip
 from solver.spec.strategy import Recompute
 from solver.step.distinct import distinct
+from solver.step.launching import pass_seconds
 
 _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate", "parts"),
@@ -185,8 +186,8 @@ class LayerTimes:
 
     recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass. weight_grad: shape [keys],
     the part of backward that zero-bubble schedules may postpone. host: shape [2, keys], seconds in which the host launches
-    forward and backward. waits: shape [keys], of these in which the device has nothing to do. tp_collectives: shape [2, keys],
-    their number.
+    forward and backward. waits: shape [keys], in which neither works at all, since the host waits for a result first.
+    tp_collectives: shape [2, keys], their number.
     """
 
     forward: np.ndarray
@@ -203,22 +204,31 @@ def _launches(op: Op) -> np.ndarray:
     return np.minimum(op.count, 1.0) * op.launches
 
 
+def _waits(op: Op, keys: int) -> np.ndarray:
+    """Return whether the host must know a result of the device before it launches an op: bool [keys]."""
+    return np.broadcast_to(np.asarray(op.after_wait, dtype=bool) & (np.asarray(op.count) > 0), keys)
+
+
 def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: float, blocking: bool = False) -> LayerTimes:
     """Sum ``exposed`` seconds (from OpEstimates.exposed) by pass and stream.
 
-    Where the host takes longer to launch a pass's kernels (host_op_seconds each) than the device to run them, the rest of the
-    host's time is added to compute; at least the time in which it launches what it must wait for a result of the device with.
-    blocking: the host waits for each kernel, so that all of its time is added.
+    Where the host, which takes host_op_seconds for each launch, keeps the device waiting (solver.step.launching), the rest of
+    its time is added to compute. blocking: the host waits for each kernel, so that all of its time is added.
     """
     ops, keys = estimates.ops, exposed.shape[1]
 
     def total(chosen: list[int]) -> np.ndarray:
         sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])
-        launches = sum((_launches(ops[i]) for i in chosen), np.zeros(keys))
-        idle = sum((_launches(ops[i]) for i in chosen if ops[i].after_wait), np.zeros(keys))
-        device = 0.0 if blocking else sums.sum(axis=0)
-        sums[0] += np.maximum(launches * host_op_seconds - device, idle * host_op_seconds)
+        sums[0] += late(chosen)
         return sums
+
+    def late(chosen: list[int]) -> np.ndarray:
+        """Return the seconds by which the host delays a pass of the ops ``chosen``."""
+        host = host_op_seconds * np.array([np.broadcast_to(_launches(ops[i]), keys) for i in chosen]).reshape(-1, keys)
+        if blocking or not host_op_seconds:
+            return host.sum(axis=0)
+        device = exposed[chosen]
+        return pass_seconds(device, host, np.array([_waits(ops[i], keys) for i in chosen])) - device.sum(axis=0)
 
     forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]
     backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
@@ -231,7 +241,8 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     bound = host_op_seconds * launches[1] > sum((exposed[i] for i in backward), np.zeros(keys))
     host_later = host_op_seconds * sum((_launches(ops[i]) for i in later), np.zeros(keys))
     weight_grad = np.where(bound, host_later, weight_grad)
-    waits = host_op_seconds * sum((_launches(op) for op in ops if op.after_wait), np.zeros(keys))
+    busy = np.maximum(sum((exposed[i] for i in forward), np.zeros(keys)), host_op_seconds * launches[0])
+    waits = np.maximum(exposed[forward].sum(axis=0) + late(forward) - busy, 0.0)
     return LayerTimes(
         total(forward), total(backward), np.array(recompute), weight_grad, host_op_seconds * np.array(launches), waits,
         np.array(collectives),

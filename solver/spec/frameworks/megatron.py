@@ -95,6 +95,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     },
     kernels={
         "dropout": False,  # current recipes set both dropouts to 0
+        "splits_interleaved": True,
         "launch_seconds": ASSUMED_LAUNCH,  # Transformer Engine's layers were not profiled: assumed
         "bias_apart": False,
         "bias_gradient_fused": True,

@@ -147,3 +147,13 @@ def test_a_ring_rescales_and_adds_its_parts_by_hand() -> None:
     assert np.ravel(correction.count).tolist() == np.ravel(gradients.count).tolist() == [1.0]
     assert Recompute.SELECTIVE in correction.recomputed_by and not gradients.recomputed_by
     assert not {"attention.correction.forward", "attention.gradients.input_grad"} & set(moved(program(cp_comm="ring")))
+
+
+def test_megatron_copies_around_the_split_of_q_k_and_v() -> None:
+    """64 tokens; 4 heads of queries in 2 groups, and 2 of values, are copied; the gradients of 8 heads are joined."""
+    found = moved(program(framework="megatron-core"))
+    assert found["qkv.split.forward"][1] == 64 * (4 + 2) * 16 * 4 and found["qkv.join.input_grad"][1] == 64 * 8 * 16 * 4
+    keys, cluster = layer_keys("mtp", micro_batch_size=2), cluster_of(DEVICE)
+    alone = moved(layer_program(keys, TINY.replace(num_key_value_heads=4), run_of(1, 32, framework="megatron-core"), cluster))
+    assert alone["qkv.split.forward"][1] == 64 * 4 * 16 * 4  # of the values only: each query is beside its key
+    assert "qkv.split.forward" not in moved(program(framework="torchtitan"))

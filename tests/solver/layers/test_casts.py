@@ -52,6 +52,14 @@ def test_bytes_of_the_casts_of_the_output_projection(recipe: str, cast: float, t
         assert (turned is None) if transpose is None else turned is not None and moved(turned) == T * H * transpose
 
 
+def test_a_scale_of_the_tensor_itself_takes_kernels_of_its_own() -> None:
+    scales = {recipe: [op for label, op in ops_of(fp8_recipe=recipe).items() if label.startswith("wo.input_scale")]
+              for recipe in ("delayed", "tensorwise", "blockwise")}  # fmt: skip
+    assert scales["delayed"] == scales["blockwise"] == []
+    (found,) = scales["tensorwise"]
+    assert (found.count, found.launches) == (3.0, 0.0) and moved(found) == 1.0
+
+
 def test_a_norm_writes_quantised_values_where_the_scale_is_known() -> None:
     for recipe, casts in (("delayed", False), ("tensorwise", True), ("blockwise", True)):
         assert ("wqkv.input_cast.forward" in ops_of(fp8_recipe=recipe)) == casts

@@ -31,6 +31,17 @@ def test_bytes_by_hand() -> None:
     assert flops["te"] == flops["linear"] == pytest.approx(6 * tokens * hidden * vocab, rel=2e-3)
 
 
+def test_the_native_loss_by_hand() -> None:
+    """Compiled functions between two all-reduces: 22 and 6 bytes of a logit, where one kernel moves 4 and 4."""
+    run = Strategy(world_size=8, dp=8, seq_len=256, framework="generic", cross_entropy_fusion=True)
+    cluster, logits = cluster_of(toy_cost().device), 256 * MODEL.vocab_size / 2
+    for impl, moved, sent in (("te", (4, 4), 3), ("native", (22, 6), 2)):
+        ops = head_program(layer_keys("msp", tp=2), MODEL, run.replace(cross_entropy_fusion_impl=impl), cluster).ops
+        found = [float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.name == "cross_entropy"]
+        assert found == [logits * each for each in moved]
+        assert len([op for op in ops if op.module == "loss" and op.kind == "all_reduce"]) == sent
+
+
 def test_it_saves_memory_and_takes_no_less_time(h100_model: CostModel) -> None:
     def step(**how: object) -> tuple[float, float]:
         problem = make_problem(MODEL, 8, h100_model, 8192, framework="generic", precision="bf16", **how)

@@ -164,10 +164,12 @@ def test_biases_and_clamps_of_megatron_by_hand() -> None:
     rows = SEQ * TOP  # of the two experts of a rank together
     assert memory_bytes(layer, "experts.activation.clamp.forward") == rows * WIDTH * 16
     assert memory_bytes(layer, "experts.activation.clamp.input_grad") == rows * WIDTH * 30
-    assert memory_bytes(layer, "experts.bias.forward") == rows * HIDDEN * 4  # of one kernel; the chain moves 28
+    assert memory_bytes(layer, "experts.bias.forward") == rows * HIDDEN * 4  # of one kernel; the chain moves 12
     assert op(layer, "experts.bias.input_grad")["count"] == 2
     (forward,) = [o for o in layer.ops if o.label == "experts.bias.forward"]
-    assert np.ravel(forward.launches)[0] == 2 * 2 and forward.variant == "expert_bias_eager"
+    assert np.ravel(forward.launches)[0] == 2 * 2 and forward.variant == "expert_bias_half_eager"
+    wide = program(model, ep=4, framework="megatron-core", moe_dispatcher="deepep")  # whose probabilities are in fp32
+    assert {o.variant for o in wide.ops if o.label == "experts.bias.forward"} == {"expert_bias_eager"}
     plain = program(ep=4, framework="megatron-core")
     names = {o.name for o in layer.ops} - {o.name for o in plain.ops}
     assert names == {"experts.activation.clamp", "experts.bias"}
@@ -182,6 +184,39 @@ def test_biases_and_clamps_of_megatron_by_hand() -> None:
 def test_a_framework_that_compiles_adds_biases_in_one_kernel() -> None:
     model = MOE.replace(mlp_bias=True, clamped_gate=True)
     assert {o.name for o in program(model, framework="torchtitan").ops} == {o.name for o in program(framework="torchtitan").ops}
+
+
+def test_what_is_sent_beside_the_rows_by_hand() -> None:
+    """Over 4 ranks: the numbers of rows of 8 experts from each, 4 bytes; a probability of 2 bytes of every row."""
+    layer = program(ep=4, framework="megatron-core")
+    assert op(layer, "dispatch.counts.forward")["bytes"] == 4 * 8 * 4
+    rows = SEQ * TOP
+    found = [op(layer, f"dispatch.probabilities.{phase}")["bytes"] for phase in ("forward", "input_grad")]
+    assert found == [rows * 2, rows * 2] and not [o for o in layer.ops if o.label == "dispatch.counts.input_grad"]
+    assert not [o for o in program(ep=4, moe_capacity_factor=1.0).ops if o.name == "dispatch.counts"]  # all have as many
+    assert not [o for o in program(ep=4, moe_dispatcher="deepep").ops if o.name.startswith("dispatch.")]
+
+
+def waiting(layer: LayerProgram) -> set[str]:
+    """Labels of the ops for which the host waits."""
+    return {o.label for o in layer.ops if np.any(np.asarray(o.after_wait) & (np.asarray(o.count) > 0))}
+
+
+def test_where_the_host_waits() -> None:
+    assert waiting(program(ep=4)) == {"dispatch.forward"}
+    assert waiting(program(ep=2, etp=4, tp=4)) == {"dispatch.forward"}
+    assert waiting(program()) == waiting(program(ep=4, moe_dispatcher="deepep")) == {"experts.w13.forward"}
+    assert waiting(program(ep=4, moe_capacity_factor=1.0)) == set()
+    clamped = program(MOE.replace(clamped_gate=True), ep=4, framework="megatron-core")
+    assert waiting(clamped) == {"dispatch.forward", "experts.activation.forward"}
+
+
+def test_biases_of_experts_have_gradients_and_hooks() -> None:
+    """Two of them for each of two experts' weights, and as many for their biases."""
+    for model, launches in ((MOE, 4), (MOE.replace(mlp_bias=True), 8)):
+        layer = program(model, ep=4, framework="megatron-core")
+        found = [np.ravel(o.launches)[0] for o in layer.ops if o.label in ("experts.w13.weight_grad", "experts.w2.weight_grad")]
+        assert found == [launches, launches]
 
 
 def test_yarn_is_a_chain_of_kernels_under_megatron() -> None:
