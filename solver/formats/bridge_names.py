@@ -42,7 +42,7 @@ VALUES: Mapping[str, str] = {
 SWITCHES: Mapping[str, str] = {
     **_same(
         "sequence-parallel multi-latent-attention qk-layernorm add-qkv-bias moe-router-enable-expert-bias moe-grouped-gemm "
-        "moe-permute-fusion overlap-moe-expert-parallel-comm account-for-embedding-in-pipeline-split "
+        "moe-permute-fusion moe-router-fusion overlap-moe-expert-parallel-comm account-for-embedding-in-pipeline-split "
         "account-for-loss-in-pipeline-split cross-entropy-loss-fusion deterministic-mode delay-wgrad-compute "
         "defer-embedding-wgrad-compute"
     ),

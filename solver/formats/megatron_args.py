@@ -260,6 +260,7 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
         "etp": whole(flags, "expert-tensor-parallel-size", tp),
         "moe_dispatcher": known[dispatcher],
         "moe_permute_fusion": "moe-permute-fusion" in flags,
+        "moe_router_fusion": "moe-router-fusion" in flags,
         "moe_grouped_gemm": "moe-grouped-gemm" in flags,
     }
 

@@ -29,7 +29,7 @@ _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
 _FLEX = ("deepep", "hybridep")
 #: Of experts, what belongs to the run and not to the model.
 _OF_THE_RUN = (
-    "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion",
+    "expert-model-parallel-size", "expert-tensor-parallel-size", "moe-grouped-gemm", "moe-permute-fusion", "moe-router-fusion",
     "overlap-moe-expert-parallel-comm", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "mock-data",
     "moe-shared-expert-overlap", "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity",
 )  # fmt: skip
@@ -178,6 +178,7 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
         "moe-router-num-groups": model.router_groups or None, "moe-router-group-topk": model.router_topk_groups or None,
         "expert-model-parallel-size": run.ep, "expert-tensor-parallel-size": run.etp,
         "moe-grouped-gemm": run.moe_grouped_gemm, "moe-permute-fusion": run.moe_permute_fusion,
+        "moe-router-fusion": run.moe_router_fusion,
         "overlap-moe-expert-parallel-comm": run.moe_exchange_overlap,
         "delay-wgrad-compute": run.delay_wgrad_compute,
         "moe-shared-expert-overlap": run.moe_shared_expert_overlap,

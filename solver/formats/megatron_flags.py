@@ -71,7 +71,6 @@ NEUTRAL = _flags(
 LEFT_OUT = {
     "ddp-bucket-size": "buckets of another size than Megatron's own",
     "empty-unused-memory-level": "the pauses in which the allocator's cache is emptied",
-    "moe-router-fusion": "fused kernels of the router",
     "squared-relu": "the kernels of a squared ReLU",
     "rotary-percent": "rotary embeddings of a part of each head",
     "use-mup": "the factors of muP",
@@ -152,6 +151,7 @@ _READ = _flags(
     "fp8-recipe group-query-attention "
     "hidden-dropout kv-channels make-vocab-size-divisible-by moe-enable-deepep moe-ffn-hidden-size "
     "moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-permute-fusion moe-router-enable-expert-bias "
+    "moe-router-fusion "
     "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
     "normalization num-distributed-optimizer-instances num-layers-per-virtual-pipeline-stage num-query-groups "
     "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type "

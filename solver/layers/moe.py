@@ -54,13 +54,14 @@ def _router_ops(shapes: Shapes) -> list[Op]:
     Kernels of the chain, forward: softmax in fp32 (or sigmoid and its norm), top-k (two: select and sort), the mask and the
     map of chosen experts (two scatters), the aux loss (scores, two sums, a product), the tokens per expert: 12; a balancing
     bias adds two, groups six (top-2 of each group, their sum, top-k, mask, fill). Backward about half. Counted from the code;
-    each reads or writes an fp32 score per token and expert once or twice.
+    each reads or writes an fp32 score per token and expert once or twice. Fused (Transformer Engine's fused_router): scores and
+    choice, the tokens per expert and their loss one each, backward one.
     """
     model, tokens = shapes.model, shapes.norm_tokens
     scores = 2.0 * FP32 * tokens * model.num_experts
     forward = 12 + 2 * model.router_bias + 6 * (model.router_groups > 1) + (model.router_score == "sigmoid")
     choice = memory_bound("routing", ROUTER, "residual", scores, 1.0, 1.0)
-    counts = {FORWARD: forward, INPUT_GRAD: -(-forward // 2)}
+    counts = {FORWARD: 3, INPUT_GRAD: 1} if shapes.run.moe_router_fusion else {FORWARD: forward, INPUT_GRAD: -(-forward // 2)}
     gate = linear(shapes, "router", ROUTER, model.num_experts, model.hidden_size, tokens=tokens, quantised=False)
     return [*gate, *(replace(op, count=float(counts[op.phase]), launches=float(counts[op.phase])) for op in choice)]
 

@@ -28,6 +28,7 @@ _SWITCHES: tuple[tuple[str, Any, str], ...] = (
     ("p2p_overlap", True, "pipeline transfers wait for the passes: p2p_overlap is off"),
     ("moe_grouped_gemm", True, "experts run one after the other: moe_grouped_gemm is off"),
     ("moe_permute_fusion", True, "rows are put in the order of experts by several kernels: moe_permute_fusion is off"),
+    ("moe_router_fusion", True, "experts are chosen by several kernels: moe_router_fusion is off"),
     ("moe_shared_expert_overlap", True, "shared experts wait for the exchange of tokens: moe_shared_expert_overlap is off"),
     ("moe_exchange_overlap", True, "compute waits for the exchange of tokens: moe_exchange_overlap is off"),
     ("delay_wgrad_compute", True, "gradients of inputs are sent after weight gradients: delay_wgrad_compute is off"),

@@ -64,7 +64,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 SWITCHES = (
     "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "overlap_grad_reduce",
     "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm",
-    "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_shared_expert_overlap", "moe_exchange_overlap",
+    "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion", "moe_shared_expert_overlap",
+    "moe_exchange_overlap",
     "delay_wgrad_compute", "defer_embedding_wgrad_compute",
     "moe_fused_experts", "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
     "offload_gradients",
@@ -137,6 +138,7 @@ class Strategy:
     moe_imbalance: float = 1.0  #: load of the expert rank that gets most over the mean
     moe_grouped_gemm: bool = True  #: one kernel for the GEMMs of all experts of a rank; otherwise one after the other
     moe_permute_fusion: bool = True  #: rows are put in the order of experts by one kernel each way
+    moe_router_fusion: bool = False  #: scores and choice of the experts are a kernel, and not a chain of them
     moe_shared_expert_overlap: bool = False  #: shared experts run beside the exchange of tokens
     moe_exchange_overlap: bool = False  #: the exchange of one micro batch runs beside the compute of another
     #: Weight gradients of the head wait until the last stage has run its passes, while the other stages drain the pipeline.

@@ -27,7 +27,7 @@ from solver.layers.program import (
 )  # fmt: skip
 from solver.spec.strategy import Recompute
 from solver.step.distinct import distinct
-from solver.step.launching import pass_seconds
+from solver.step.launching import added, pass_seconds
 
 _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate", "parts"),
@@ -226,9 +226,9 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
         """Return the seconds by which the host delays a pass of the ops ``chosen``."""
         host = host_op_seconds * np.array([np.broadcast_to(_launches(ops[i]), keys) for i in chosen]).reshape(-1, keys)
         if blocking or not host_op_seconds:
-            return host.sum(axis=0)
+            return added(host)
         device = exposed[chosen]
-        return pass_seconds(device, host, np.array([_waits(ops[i], keys) for i in chosen])) - device.sum(axis=0)
+        return pass_seconds(device, host, np.array([_waits(ops[i], keys) for i in chosen])) - added(device)
 
     forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]
     backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
@@ -242,7 +242,7 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     host_later = host_op_seconds * sum((_launches(ops[i]) for i in later), np.zeros(keys))
     weight_grad = np.where(bound, host_later, weight_grad)
     busy = np.maximum(sum((exposed[i] for i in forward), np.zeros(keys)), host_op_seconds * launches[0])
-    waits = np.maximum(exposed[forward].sum(axis=0) + late(forward) - busy, 0.0)
+    waits = np.maximum(added(exposed[forward]) + late(forward) - busy, 0.0)
     return LayerTimes(
         total(forward), total(backward), np.array(recompute), weight_grad, host_op_seconds * np.array(launches), waits,
         np.array(collectives),

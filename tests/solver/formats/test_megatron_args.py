@@ -86,10 +86,10 @@ def test_what_flags_mean(flags: dict[str, Any], found: dict[str, Any]) -> None:
 
 def test_small_effects_are_said_to_be_left_out() -> None:
     said: list[str] = []
-    sections_of_megatron({**SMALL, "--moe-router-fusion": True, "--squared-relu": True}, 8, said)
+    sections_of_megatron({**SMALL, "--use-mup": True, "--squared-relu": True}, 8, said)
     assert said == [
-        "left out of the estimate: fused kernels of the router (--moe-router-fusion)",
         "left out of the estimate: the kernels of a squared ReLU (--squared-relu)",
+        "left out of the estimate: the factors of muP (--use-mup)",
     ]
 
 

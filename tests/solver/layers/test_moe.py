@@ -211,6 +211,12 @@ def test_where_the_host_waits() -> None:
     assert waiting(clamped) == {"dispatch.forward", "experts.activation.forward"}
 
 
+def test_a_fused_router_is_few_kernels() -> None:
+    for fused, counts in ((False, [12, 6]), (True, [3, 1])):
+        layer = program(moe_router_fusion=fused)
+        assert [op(layer, f"routing.{phase}")["count"] for phase in ("forward", "input_grad")] == counts
+
+
 def test_biases_of_experts_have_gradients_and_hooks() -> None:
     """Two of them for each of two experts' weights, and as many for their biases."""
     for model, launches in ((MOE, 4), (MOE.replace(mlp_bias=True), 8)):
