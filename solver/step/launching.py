@@ -8,7 +8,7 @@ _ROUNDS = 3  #: passes that are played; the last takes as long as all later ones
 
 
 def added(rows: np.ndarray) -> np.ndarray:
-    """Return the sum of ``rows`` [ops, keys], added in order: numpy sums a single key otherwise than several, by a last digit."""
+    """Return the sum of ``rows`` [ops, keys], added in order: numpy adds those of one key in another, and rounds otherwise."""
     found: np.ndarray = sum(rows, np.zeros(rows.shape[1]))
     return found
 
