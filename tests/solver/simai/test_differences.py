@@ -94,13 +94,17 @@ def test_sequence_parallel_messages_of_the_175b_stage(exported) -> None:
     assert of_micro_batches(ours, "input_grad", AG)[0] == rows[0] + regathered
 
 
-def test_exchange_of_experts_is_that_of_aicb(exported) -> None:
+def test_exchange_of_experts_is_that_of_aicb_with_the_probabilities_of_the_rows(exported) -> None:
     ours, default = exported("mixtral8x7b_tp2_ep8_sp"), theirs(MIXTRAL)
+    hidden, dispatches = 4096, 64  # of 32 layers in two micro batches: with each, a number for every row
     for way in ("forward", "input_grad"):
-        assert of_micro_batches(ours, way, A2A, Group.EP) == of_micro_batches(default, way, A2A, Group.EP) == (128, 1 << 31)
+        assert of_micro_batches(default, way, A2A, Group.EP) == (2 * dispatches, 1 << 31)
+        probabilities = dispatches * (1 << 31) // (2 * dispatches) // hidden
+        assert of_micro_batches(ours, way, A2A, Group.EP) == (3 * dispatches, (1 << 31) + probabilities)
     wide, deepseek = exported("deepseek16b_ep16"), theirs(DEEPSEEK)
-    assert of_micro_batches(wide, "input_grad", A2A, Group.EP) == of_micro_batches(deepseek, "input_grad", A2A, Group.EP)
-    number, size = of_micro_batches(wide, "forward", A2A, Group.EP)
+    number, size = of_micro_batches(deepseek, "input_grad", A2A, Group.EP)
+    ours_with = (number + number // 2, size + size // 2 // 10944)
+    assert of_micro_batches(wide, "input_grad", A2A, Group.EP) == of_micro_batches(wide, "forward", A2A, Group.EP) == ours_with
     quantised = size / 2 * (1 + (1 + 4 / 128) / 2)  # dispatch, not combine: a byte each and a scale for every 128
     assert of_micro_batches(deepseek, "forward", A2A, Group.EP) == (number, quantised)
 

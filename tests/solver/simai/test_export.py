@@ -130,9 +130,10 @@ def test_collectives_that_are_late_where_a_pipeline_spans_nodes_delay_compute() 
 def test_experts_are_exchanged_in_both_directions_and_their_copies_have_their_own_group() -> None:
     layout = {"ep": 8, "dp": 16, "zero": 1, "zero_shard_size": 16, "num_micro_batches": 2}
     text, table, _ = exported("mixtral_8x7b", **layout)
-    rows = 4096 * 2 * 4096 * 2  # tokens of a rank, to two experts each, 16 bits
+    rows, probabilities = 4096 * 2 * 4096 * 2, 4096 * 2 * 2  # tokens of a rank, to two experts each, 16 bits
     for part in ("forward", "input_grad"):
-        assert sent(text, part, Collective.ALL_TO_ALL, Group.EP) == (2 * 2 * 32, 2 * 2 * 32 * rows)
+        assert sent(text, part, Collective.ALL_TO_ALL, Group.EP) == (3 * 2 * 32, 2 * 32 * (2 * rows + probabilities))
+    assert sent(text, "forward", Collective.ALL_GATHER, Group.EP) == (2 * 32, 2 * 32 * 4 * 8 * 8)  # rows of each expert
     expert = 3 * 4096 * 14336 * 32  # of each layer the one that the rank holds, with its gate
     number, size = sent(text, "weight_grad", Collective.ALL_GATHER, Group.DP_EP)
     assert size == pytest.approx(2 * expert, rel=1e-9) and number == round(expert / 40e6)
@@ -152,7 +153,9 @@ def test_grouped_gemms_and_dispatchers_of_their_own() -> None:
         for kernels in ({}, {"moe_dispatcher": "deepep"})
     ]
     sizes = [sent(text, "forward", Collective.ALL_TO_ALL, Group.EP) for text in exchanged]
-    assert sizes[0] == sizes[1]  # DeepEP's kernels are written as the all-to-all that they replace
+    rows, probabilities = 4096 * 2 * 4096 * 2, 4096 * 2 * 2
+    assert sizes[1] == (2 * 32, 2 * 32 * rows)  # DeepEP's kernels are written as the all-to-all that they replace
+    assert sizes[0] == (3 * 32, 32 * (2 * rows + probabilities))  # and send the probabilities with the rows
     weights = [item.size for item in table.items if item.stage == "backward.experts.experts.w13"]
     assert weights[:2] == [Gemm(((2, 4096, 28672), (2, 28672, 4096))), Gemm(((2, 28672, 4096), (2, 4096, 4096)))]
 
