@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from predictor.learned import FACTORS
+from predictor.network.as_found import FOUND_STD
+from predictor.network.collective import UNSEEN_NETWORK_STD
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.command_line import CostModels, progress_bar
 from solver.formats.cases import Case, read_cases
@@ -37,12 +39,14 @@ and the median step is printed beside the predicted one: compute by kind, commun
 time in which nothing runs. Both add up to their step. A trace is of one rank; with a pipeline the prediction is of the slowest
 stage. Kernels whose names say nothing count as memory-bound, and the five that took longest are listed.
 
-What is learned are seven factors, on the whole step and on six kinds of time (`predictor/learned.py`), as a Bayesian update of
-the doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and the laboratory
-leave open, that of a kind the doubt of its kernels, that of the network 40%, as of a network without measurements. Runs are
-taken to scatter by {scatter:.1%}, or by what stays where that is more; those far off count less. The interval of a later
-prediction is that of the posterior for its own mix of times, plus the scatter. A file of factors holds for its device,
-framework, precision and network only; elsewhere it is refused.
+What is learned are seven factors, on the whole step and on six kinds of time (`predictor/learned.py`), as a Bayesian
+update of the doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and
+the laboratory leave open, that of a kind the doubt of its kernels, that of the network {network:.0%}, as of a network
+without measurements, that of the links in a node {links:.0%}. The step, network and links may be far off (Student's t):
+two runs that agree on half as long again teach it. Runs are taken to scatter by {scatter:.1%}, or by their spread where
+that is more; those far off the others count less. The interval of a later prediction is that of the posterior for its own
+mix of times, plus the scatter. A file of factors holds for its device, framework, precision and network only; elsewhere
+it is refused.
 
 ## What it is worth
 
@@ -123,7 +127,13 @@ def main() -> None:
             factors += [line] if line.split(": ", 1)[1] not in "\n".join(factors) else []
             report(number, len(sets))
     OUTPUT.write_text(
-        _HEAD.format(scatter=LAYOUT_STD) + "\n".join(table) + "\n" + _TAIL + "\n".join(factors) + "\n", encoding="utf-8"
+        _HEAD.format(scatter=LAYOUT_STD, network=UNSEEN_NETWORK_STD, links=FOUND_STD)
+        + "\n".join(table)
+        + "\n"
+        + _TAIL
+        + "\n".join(factors)
+        + "\n",
+        encoding="utf-8",
     )
     print(f"wrote {OUTPUT.relative_to(ROOT)}")
 

@@ -18,7 +18,7 @@ from predictor.kernels.linear import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF, L
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.learned import Learned
-from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network_bandwidth
+from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.overlap import contention_on
@@ -243,9 +243,7 @@ class CostModel:
             def all_reduce(size: float, intra: int, inter: int, bandwidth: float) -> Estimate:
                 return self.collectives.predict("all_reduce", size, intra, inter, bandwidth)
 
-            nodes = -(-ranks // node)
-            bandwidth = found_network_bandwidth(all_reduce, node, nodes, busbw, self.network_bandwidth)
-            found = replace(found, found=FoundNetwork(nodes, bandwidth / self.network_bandwidth))
+            found = replace(found, found=found_network(all_reduce, node, -(-ranks // node), busbw, self.network_bandwidth))
         return found
 
     @property

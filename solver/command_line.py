@@ -267,8 +267,8 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
     return sequences, f"global batch rounded from {tokens:,} to {sequences * seq_len:,} tokens, {sequences:,} sequences"
 
 
-def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int, str]:
-    """Return the same of a search, rounded to a multiple of the GPUs.
+def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig, group: int | None = None) -> tuple[int, str]:
+    """Return the same of a search, rounded to a multiple of ``group`` sequences (None: the GPUs).
 
     Where no batch is asked for: that of the config, if it states one whatever its ranks are, else the default number of tokens.
     """
@@ -276,7 +276,7 @@ def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig
         sequences = configured_strategy(problem, config).global_batch_sequences
         return sequences, f"global batch: the config's own, {sequences:,} sequences"
     tokens = args.global_batch_size or DEFAULT_TOKENS
-    return batch_sequences(tokens, problem.run.seq_len, args.round_batch, problem.run.world_size)
+    return batch_sequences(tokens, problem.run.seq_len, args.round_batch, group or problem.run.world_size)
 
 
 def stated_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:

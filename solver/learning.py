@@ -1,12 +1,13 @@
 """Learning from one's own runs: a few factors on kinds of time, and what is left in doubt about them.
 
-A Bayesian update of the doubt that predictions have anyway. Before the runs the logarithm of each factor is normal around 0:
-that of the step with what the framework and the laboratory leave open (solver.report.doubt), those of the kinds of time with
-the doubt of their kernels (that of the network as of one without measurements). The runs are measured with a noise of
-LAYOUT_STD, or of what is left over where that is more. The largest posterior is found by Gauss-Newton steps on whole
-predictions, so that what overlaps is priced as it is; the first derivatives are over whole standard deviations, for a network
-that is hidden behind compute shows only when it is slower. Runs far off count less (Huber). The covariance is that of the last
-step (Laplace).
+A Bayesian update of the doubt that predictions have anyway. Before the runs the logarithm of each factor is distributed
+around 0: that of the step with what the framework and the laboratory leave open (solver.report.doubt), those of the kinds
+of time with the doubt of their kernels (network and links as of others than those measured). Kernels are normal; the step,
+network and links follow Student's t, because another machine may be far off, and consistent runs then outweigh the doubt
+before them. The runs are measured with a noise of LAYOUT_STD, or of their spread where that is more. The largest posterior
+is found by Gauss-Newton steps on whole predictions, so that what overlaps is priced as it is; the first derivatives are
+over whole standard deviations, for a network that is hidden behind compute shows only when it is slower. Runs far off the
+others count less (Huber); what all are off by is the step's. The covariance is that of the last step (Laplace).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Z90
-from predictor.learned import FACTOR_OF, FACTORS, Learned, conditions_of
+from predictor.learned import FACTOR_OF, FACTORS, STEP, Learned, conditions_of
+from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
 from profiler.errors import InputError
 from solver.formats.cases import Case
@@ -28,7 +30,10 @@ from solver.report.validate import CostModels, Prediction, predict_cases, timed
 from solver.spec.frameworks import framework_of
 
 _WIDTHS = (1.0, 0.5, 0.1)  #: over which derivatives are taken at each step of Gauss-Newton, in standard deviations before
+_ROUNDS = 20  #: of noise, runs far off and weights of the doubt before, at each of them
 _FAR = 2.0  #: standard deviations from which on a run counts less
+_FREEDOM = 4.0  #: degrees of freedom of Student's t before the runs
+_OWN = (STEP, "links", "network")  #: what may differ more between machines of the same accelerators
 _LEAST_STD, _NOT_IN_ANY = 0.02, 1e-6  #: before the runs; of kinds of time that are in none
 
 
@@ -75,15 +80,18 @@ def learn(
     conditions = _conditions(used)
     prior = _prior(used)
     theta, noise = np.zeros(len(FACTORS)), LAYOUT_STD
-    jacobian, weights = np.zeros((len(used), len(FACTORS))), np.ones(len(used))
-    information = np.diag(prior**-2)
+    own = np.isin(FACTORS, _OWN)
+    weights, information = np.ones(len(used)), np.diag(prior**-2)
     for step, width in enumerate(_WIDTHS):
         residual, jacobian = _linearised(runs, cost_models, theta, width * prior)
-        for _ in range(3):  # the noise, and who is far off, at this point
-            weights = np.minimum(1.0, _FAR * noise / np.maximum(abs(residual), 1e-12))
-            information = (jacobian.T * weights) @ jacobian / noise**2 + np.diag(prior**-2)
-            change = -np.linalg.solve(information, (jacobian.T * weights) @ residual / noise**2 + theta / prior**2)
-            noise = _noise(residual + jacobian @ change, jacobian, information, weights, noise)
+        change = np.zeros(len(FACTORS))
+        for _ in range(_ROUNDS):
+            weights = np.minimum(1.0, _FAR * noise / np.maximum(abs(_apart(residual + jacobian @ change)), 1e-12))
+            certain = (_FREEDOM + 1) / (_FREEDOM * prior**2 + (theta + change) ** 2)  # Student's t, reweighted
+            certain = np.where(own, certain, prior**-2)
+            information = (jacobian.T * weights) @ jacobian / noise**2 + np.diag(certain)
+            change = -np.linalg.solve(information, (jacobian.T * weights) @ residual / noise**2 + theta * certain)
+            noise = _noise(_apart(residual + jacobian @ change), jacobian, information, weights, noise)
         theta = theta + change
         if progress:
             progress(step + 1, len(_WIDTHS) + 1)
@@ -142,6 +150,8 @@ def _prior(used: Sequence[Prediction]) -> np.ndarray:
     prior = {name: max(float(np.median(found)), _LEAST_STD) if found else _NOT_IN_ANY for name, found in stds.items()}
     if stds["network"]:  # whatever logs it was fitted to, the network that is learned from is another one
         prior["network"] = max(prior["network"], UNSEEN_NETWORK_STD)
+    if stds["links"]:  # and so are the links of its nodes
+        prior["links"] = max(prior["links"], FOUND_STD)
     return np.array(list(prior.values()))
 
 
@@ -169,6 +179,12 @@ def _linearised(
 def _trial(theta: np.ndarray) -> Learned:
     none = tuple(tuple(row) for row in np.zeros((len(FACTORS),) * 2).tolist())
     return Learned(tuple(theta.tolist()), none, LAYOUT_STD, 0.0)
+
+
+def _apart(residual: np.ndarray) -> np.ndarray:
+    """Return what runs are off by beside what all are off by."""
+    away: np.ndarray = residual - np.median(residual)
+    return away
 
 
 def _noise(residual: np.ndarray, jacobian: np.ndarray, information: np.ndarray, weights: np.ndarray, before: float) -> float:

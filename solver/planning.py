@@ -13,9 +13,9 @@ from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Device
 from profiler.profile.profiles import derived_profiles, shipped_profiles
-from solver.arguments import DEFAULT_TOKENS, add_json_argument, add_machine_arguments, check_picture
-from solver.command_line import batch_sequences, progress_bar
-from solver.formats.config_file import load_cluster
+from solver.arguments import DEFAULT_MODEL, add_json_argument, add_machine_arguments, check_picture
+from solver.command_line import progress_bar, searched_batch
+from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.inputs import Inputs, load_inputs
 from solver.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
 from solver.report.output import write_json
@@ -63,8 +63,9 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     prices = _prices(args)
     if args.budget is not None and None in prices.values():
         raise InputError("--budget needs a price: --price, or --machines NAME=PRICE,...")
-    asked = [(Machine(name, price), _named(args, name)) for name, price in prices.items()]
-    offers = [(machine, named, load_inputs(named)) for machine, named in asked]  # names are checked before any search
+    config = load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+    asked = [(Machine(name, price), _named(args, name, config)) for name, price in prices.items()]
+    offers = [(machine, named, load_inputs(named, config)) for machine, named in asked]  # names are checked before any search
     tried = [_on_machine(named, inputs, machine) for machine, named, inputs in offers]
     found, failed = [one for some, _ in tried for one in some], [error for _, error in tried if error]
     if not found:
@@ -128,10 +129,10 @@ def _prices(args: argparse.Namespace) -> dict[str, float | None]:
     return found
 
 
-def _named(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """Return the options of a plan on one machine."""
+def _named(args: argparse.Namespace, name: str, config: RunConfig) -> argparse.Namespace:
+    """Return the options of a plan on one machine; a config is read for the GPUs that it states, if it does."""
     named = argparse.Namespace(**vars(args))
-    named.world_size = args.least
+    named.world_size = None if "world_size" in config.layout else args.least
     if device_named(name) in (*shipped_profiles(), *derived_profiles()):
         named.profile = device_named(name)
     elif name:
@@ -140,8 +141,8 @@ def _named(args: argparse.Namespace, name: str) -> argparse.Namespace:
 
 
 def _sequences(args: argparse.Namespace, inputs: Inputs) -> tuple[int, str]:
-    """Return the sequences of a step, and what was rounded."""
-    return batch_sequences(args.global_batch_size or DEFAULT_TOKENS, inputs.problem.run.seq_len, args.round_batch, 1)
+    """Return the sequences of a step, and what there is to say of them."""
+    return searched_batch(args, inputs.problem, inputs.config, group=1)
 
 
 def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> tuple[Sequence[Training], str]:

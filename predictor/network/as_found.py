@@ -13,8 +13,9 @@ from predictor.estimate import Estimate
 PROBE_BYTES = 2.0**32
 #: Uncertainty of messages between nodes where the bus bandwidth that they reached is stated (assumed; else that of the fit).
 FOUND_STD = 0.15
-_LEAST, _MOST = 1e-3, 10.0  #: of the nominal bandwidth
-_STEPS = 40
+_LEAST = 1e-6  #: of the nominal bandwidth, which is the most
+_STEPS = 60
+_TOLERANCE = 0.01
 
 #: Bytes, ranks in a node, nodes, bandwidth between nodes -> estimate of an all-reduce.
 AllReduce = Callable[[float, int, int, float], Estimate]
@@ -22,10 +23,24 @@ AllReduce = Callable[[float, int, int, float], Estimate]
 
 @dataclass(frozen=True)
 class FoundNetwork:
-    """A network that gave groups of ``nodes`` nodes ``share`` of its nominal bandwidth."""
+    """A network that gave groups of ``nodes`` nodes ``share`` of its nominal bandwidth.
+
+    stated, reached: bus bandwidths [bytes/s] of an all-reduce as measured, and as predicted with that share.
+    """
 
     nodes: int
     share: float
+    stated: float = 0.0
+    reached: float = 0.0
+
+    def text(self) -> str:
+        """Return what a reader must know: that a faster all-reduce was measured than is predicted with all of the network."""
+        if self.stated <= self.reached * (1 + _TOLERANCE):
+            return ""
+        return (
+            f"the stated all-reduce of {self.stated / 1e9:,.0f} GB/s is faster than the {self.reached / 1e9:,.0f} GB/s "
+            "predicted at the network's nominal bandwidth, which is used"
+        )
 
     def over(self, nodes: int, nominal: float) -> float:
         """Return the bandwidth [bytes/s per accelerator] of groups that span ``nodes`` nodes, of a ``nominal`` one.
@@ -41,14 +56,22 @@ def bus_bandwidth(seconds: float, size: float, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * size / seconds
 
 
-def found_network_bandwidth(all_reduce: AllReduce, intra: int, inter: int, busbw: float, nominal: float) -> float:
-    """Return the bandwidth between nodes [bytes/s per accelerator] with which an all-reduce reaches ``busbw`` [bytes/s].
+def found_network(all_reduce: AllReduce, intra: int, inter: int, busbw: float, nominal: float) -> FoundNetwork:
+    """Return the share of the ``nominal`` bandwidth per accelerator with which an all-reduce reaches ``busbw`` [bytes/s both].
 
-    Bisection, because a wider network never takes longer; at least a thousandth and at most ten times ``nominal``.
+    Bisection, because a wider network never takes longer. Links carry no more than nominal: where an all-reduce of all their
+    bandwidth is predicted to be slower than stated, the rest is something else's (NVLink SHARP, say) and no link's.
     """
-    low, high = np.log(_LEAST * nominal), np.log(_MOST * nominal)
+
+    def reached(share: float) -> float:
+        seconds = float(all_reduce(PROBE_BYTES, intra, inter, share * nominal).seconds)
+        return bus_bandwidth(seconds, PROBE_BYTES, intra * inter)
+
+    if (most := reached(1.0)) <= busbw:
+        return FoundNetwork(inter, 1.0, busbw, most)
+    low, high = np.log(_LEAST), 0.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        seconds = float(all_reduce(PROBE_BYTES, intra, inter, float(np.exp(middle))).seconds)
-        low, high = (middle, high) if bus_bandwidth(seconds, PROBE_BYTES, intra * inter) < busbw else (low, middle)
-    return float(np.exp((low + high) / 2))
+        low, high = (middle, high) if reached(float(np.exp(middle))) < busbw else (low, middle)
+    share = float(np.exp((low + high) / 2))
+    return FoundNetwork(inter, share, busbw, reached(share))

@@ -39,7 +39,7 @@ class Memory:
     """Bytes on the fullest stage, arrays over layouts (or on every stage of one layout).
 
     allocated: the framework's peak counter. reserved: with the slack of the caching allocator. device: with the runtime outside
-    the allocator; a layout fits if this fits, and surely fits if ``bound`` fits.
+    the allocator, most on the fullest stage. A layout fits if this does, and surely if ``bound``, of any stage the largest.
     """
 
     allocated: np.ndarray
@@ -156,6 +156,15 @@ class _StageBytes(NamedTuple):
     backward: np.ndarray
 
 
+class _Sizes(NamedTuple):
+    """Bytes of a stage, as in Memory: [layouts] each."""
+
+    allocated: np.ndarray
+    reserved: np.ndarray
+    device: np.ndarray
+    bound: np.ndarray
+
+
 class PeakMemory:
     """What a stage of every layout holds at its peak; what all stages share is computed once.
 
@@ -253,10 +262,8 @@ class PeakMemory:
         absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
         return _StageBytes(state, absent, activations, kept_logits, loss, backward)
 
-    def totals(
-        self, allocated: np.ndarray, dynamic: np.ndarray, stage: np.ndarray | int
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return (allocated, reserved, device, bound) bytes from the sums of a stage, as in Memory. stage: its index."""
+    def totals(self, allocated: np.ndarray, dynamic: np.ndarray, stage: int) -> _Sizes:
+        """Return the bytes of a stage, as in Memory, from its sums. stage: its index."""
         memory, splits = self._problem.framework.memory, self._layouts.splits
         alone, several = memory.allocator_gaps
         share = np.where(splits.pp == 1, alone, several)[self._layouts.row]
@@ -265,7 +272,7 @@ class PeakMemory:
             layers = self._stages.layers[stage, self._layouts.row]
             reserved = reserved + memory.collective_gaps * layers * self._gathered[self._layouts.row]
         device = reserved + memory.runtime_bytes
-        return allocated, reserved, device, device + BOUND_GAPS * dynamic + BOUND_SHARE * allocated
+        return _Sizes(allocated, reserved, device, device + BOUND_GAPS * dynamic + BOUND_SHARE * allocated)
 
     @cached_property
     def _gathered(self) -> np.ndarray:
@@ -315,14 +322,17 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
     """
     stages, row = stages_of(problem, layouts.splits), layouts.row
     peak = PeakMemory(problem, table, key, layouts, stages)
-    (total, dynamic), at = peak.sums(0), np.zeros(len(layouts), dtype=np.int64)
+    fullest, at = peak.totals(*peak.sums(0), 0), np.zeros(len(layouts), dtype=np.int64)
     for stage in range(1, len(stages.index)):
         alike = not problem.run.recompute_stage_layers
         if stage > 1 and alike and (stages.counts[stage] <= stages.counts[0]).all():  # a micro batch less of no more layers
             continue
-        allocated, passing = peak.sums(stage)
-        fuller = allocated > total
-        total, dynamic, at = np.where(fuller, allocated, total), np.where(fuller, passing, dynamic), np.where(fuller, stage, at)
+        sizes = peak.totals(*peak.sums(stage), stage)
+        fuller = sizes.device > fullest.device
+        bound = np.maximum(sizes.bound, fullest.bound)  # of any stage: one with less now may have more that comes and goes
+        chosen = (np.where(fuller, one, other) for one, other in zip(sizes, fullest, strict=True))
+        fullest = _Sizes(*chosen)._replace(bound=bound)
+        at = np.where(fuller, stage, at)
     number, is_last = stages.index[at, row], stages.has_end[at, row]
 
     def assemble() -> np.ndarray:
@@ -331,4 +341,4 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
             parts = np.where(at == stage, peak.parts(int(stage)), parts)
         return parts
 
-    return Memory(*peak.totals(total, dynamic, at), number, is_last & (number > 0), assemble)
+    return Memory(*fullest, number, is_last & (number > 0), assemble)

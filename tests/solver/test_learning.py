@@ -81,6 +81,36 @@ def test_factors_come_back(lesson: Lesson) -> None:
     assert learned.runs == 18 and dict(learned.conditions)["framework"] == "megatron-core-0.12"
 
 
+def measured_as(cases: list[Case], cost_models: CostModels, learned: Learned) -> list[Case]:
+    """Return the same runs as a machine with these factors has them."""
+    found = predict_cases(cases, scaled(cost_models, learned))
+    steps = [float(p.solutions.times.seconds[p.index]) for p in found if p.solutions]
+    return [replace(case, measured={"step_s": step}) for case, step in zip(cases, steps, strict=True)]
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_runs_that_agree_outweigh_the_doubt_before_them(number: int, cases: list[Case], cost_models: CostModels) -> None:
+    """All half as long again: six standard deviations of the doubt before, but nothing that only some runs have."""
+    lesson = learn(measured_as(cases[:number], cost_models, factors(step=1.5)), cost_models, "mine.json")
+    assert lesson.learned.factor("step") == pytest.approx(1.5, rel=0.04)
+    assert lesson.held_out.median_before == pytest.approx(1 / 3, rel=1e-6) and lesson.held_out.median_after < 0.015
+    assert lesson.learned.noise == pytest.approx(LAYOUT_STD)
+
+
+def test_links_of_another_machine_are_told_from_its_step(cases: list[Case], cost_models: CostModels) -> None:
+    learned = learn(measured_as(cases, cost_models, factors(links=2.0)), cost_models, "mine.json").learned
+    assert learned.factor("links") == pytest.approx(2.0, rel=0.1)
+    assert learned.factor("step") == pytest.approx(1.0, rel=0.03) and learned.factor("gemm") == pytest.approx(1.0, rel=0.03)
+
+
+def test_a_run_far_off_the_others_counts_less(cases: list[Case], cost_models: CostModels) -> None:
+    found = measured_as(cases[:8], cost_models, factors())
+    broken = replace(found[3], measured={"step_s": 2 * found[3].measured["step_s"]})
+    assert learn([*found[:3], broken, *found[4:]], cost_models, "mine.json").learned.factor("step") == pytest.approx(
+        1.0, rel=0.03
+    )
+
+
 def test_runs_that_are_left_out_are_predicted_better(lesson: Lesson, cases: list[Case], cost_models: CostModels) -> None:
     held_out = lesson.held_out
     assert held_out.runs == 18 and held_out.median_after < 0.03 < 0.05 < held_out.median_before

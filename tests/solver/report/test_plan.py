@@ -194,3 +194,18 @@ def test_a_derived_machine_beside_the_one_it_is_derived_from_is_no_equal_compari
     assert "b300 beside b200_sxm: GEMMs and attention of the latter carry a factor of 1.29 that a laboratory" in shown
     assert main([*words.split(), "h100_sxm,h200_sxm"]) == 0
     assert " beside " not in capsys.readouterr().out
+
+
+def test_a_plan_trains_with_the_batch_that_its_config_states(tmp_path: Path) -> None:
+    """On any number of GPUs, also where the config states its own."""
+    layout = {"world_size": 64, "tp": 2, "tp_mode": "msp", "dp": 32, "zero": 1, "zero_shard_size": -1, "num_micro_batches": 4,
+              "micro_batch_size": 1, "seq_len": 8192, "framework": "megatron-core"}  # fmt: skip
+    config, out = tmp_path / "mine.json", tmp_path / "plan.json"
+    config.write_text(json.dumps({"name": "mine", "model": "llama3_8b", "layout": layout}))
+    options = ["--tokens", "1e12", "--least", "32", "--most", "64", "--json", str(out)]
+    days = []
+    for batch in ([], ["--global_batch_size", str(32 * 4 * 8192)], ["--global_batch_size", str(512 * 8192)]):
+        assert main(["plan", "--config", str(config), *batch, *options]) == 0
+        days.append([row["days"] for row in json.loads(out.read_text())["plan"]])
+    assert days[0] == days[1] and len(days[0]) == 2
+    assert all(small > large for small, large in zip(days[0], days[2], strict=True))

@@ -248,3 +248,16 @@ def test_ranks_that_experts_do_not_divide_are_refused(h100_model: CostModel) -> 
 def test_a_framework_without_experts_searches_none(h100_model: CostModel) -> None:
     with pytest.raises(InputError, match="is not described with mixtures of experts"):
         search(problem_of(DEEP, h100_model, framework="megatron-deepspeed"), 32)
+
+
+def test_the_fullest_stage_has_most_on_the_device(found: Solutions) -> None:
+    """Not the stage that has most allocated: another may have more that comes and goes, and so more gaps between it."""
+    memory = found.memory
+    for index in np.random.default_rng(1).choice(len(found), 60, replace=False):
+        stages = memory_of_stages(found, int(index))
+        assert memory.device[index] == pytest.approx(stages.device.max(), rel=1e-9)
+        assert memory.bound[index] == pytest.approx(stages.bound.max(), rel=1e-9)
+        at = int(memory.stage[index])
+        assert (memory.device[index], memory.allocated[index]) == pytest.approx(
+            (stages.device[at], stages.allocated[at]), rel=1e-9
+        )
