@@ -86,7 +86,7 @@ def own_network(profile: Profile) -> bool:
     Those of a shipped profile are of other clusters; its law was fitted to many networks and is stated.
     """
     laws = profile.meta.get("laws") or {}
-    measured = any((profile.table(op)["inter"] > 1).any() for op in OPS)
+    measured = any(len(between_nodes(op, profile.table(op))) for op in OPS)
     return measured and (bool(laws.get("own_network")) or not laws.get("inter_node"))
 
 

@@ -23,6 +23,8 @@ from profiler.published.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
 _VENDORS = frozenset(("NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"))
 #: Fewer measurements between nodes, or of one kind of group, only scale a network (predictor/network/collective.py).
 NETWORK_ROWS = 20
+#: A ratio to the profile's times beyond which links in a node are others than its.
+_UNLIKE = 1.15
 
 
 def import_logs(paths: Iterable[str | Path], profile: Profile | None = None, test: str | None = None) -> dict[str, Table]:
@@ -98,6 +100,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
     if kinds:
         stated["own_network"] = True
         notes += _missing(tables, kinds)
+    notes += _unlike(profile, tables)
     merged, replaced = dict(profile.tables), {}
     for op in (*COLLECTIVES, "p2p"):
         shipped, own = profile.table(op), tables.get(op, Table.from_columns(op, {}))
@@ -147,6 +150,30 @@ def _missing(tables: Mapping[str, Table], kinds: Sequence[tuple[int, int]]) -> l
     if lacking:
         said.append(f"no log of {', '.join(lacking)} between nodes: estimated from the network that the other logs show")
     return said
+
+
+def _unlike(profile: Profile, tables: Mapping[str, Table]) -> list[str]:
+    """Return which groups in a node keep the profile's times although the logs show that this machine's links are others."""
+    found = []
+    for op, own in tables.items():
+        shipped, here = profile.table(op), own.where(own["inter"] == 1)
+        inside, ratios = shipped.where(shipped["inter"] == 1), []
+        for ranks in np.intersect1d(here["intra"], inside["intra"]):
+            new, old = here.where(here["intra"] == ranks), inside.where(inside["intra"] == ranks)
+            order = np.argsort(old["bytes"])
+            shared = (new["bytes"] >= old["bytes"].min()) & (new["bytes"] <= old["bytes"].max())
+            expected = np.interp(np.log(np.maximum(new["bytes"], 1)), np.log(np.maximum(old["bytes"][order], 1)),
+                                 np.log(old["seconds"][order]))  # fmt: skip
+            ratios += (np.log(new["seconds"]) - expected)[shared].tolist()
+        kept = np.setdiff1d(inside["intra"], here["intra"])
+        ratio = float(np.exp(np.median(ratios))) if ratios else 1.0
+        if len(kept) and max(ratio, 1 / ratio) > _UNLIKE:
+            groups = ", ".join(str(int(ranks)) for ranks in kept)
+            found.append(
+                f"{op} in a node took {ratio:.2g} times as long as on {profile.name}, but groups of {groups} GPUs keep its "
+                "times; import logs of those too"
+            )
+    return found
 
 
 def _kinds(tables: Iterable[Table]) -> list[tuple[int, int]]:

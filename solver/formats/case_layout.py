@@ -14,6 +14,8 @@ from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import WAVES, Strategy
 
 _KNOWN = frozenset(field.name for field in fields(Strategy))
+#: Shards over every rank that holds the same parameters, which is also what is meant where nothing is stated.
+_EVERY_RANK = ("zero_shard_size", -1)
 #: Settings whose default is worth a line where a run does not state them.
 _NAMED_DEFAULTS = ("recompute", "precision", "attention", "zero", "grad_dtype", "overlap_grad_reduce", "fused_norm")
 
@@ -23,7 +25,7 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
 
     Raises InputError for a value that is none, or that contradicts another.
     """
-    given = {key: value for key, value in run.items() if key in _KNOWN}
+    given = {key: value for key, value in run.items() if key in _KNOWN and (key, value) != _EVERY_RANK}
     framework = framework_of(str(run.get("framework", "generic")))
     if framework.name == "generic":
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")

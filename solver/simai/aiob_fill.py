@@ -57,13 +57,14 @@ def block_times(times: KernelTimes, name: str) -> Block | None:
 def fill_text(workload: TextWorkload, times: KernelTimes) -> TextWorkload:
     """Return the workload with our compute columns in the rows of known kernels; other rows stay as they are.
 
-    The first row of a mixture of experts carries the whole MLP; param_time (a division, no optimizer step) counts once.
+    Of rows of one name that follow each other (several messages of one block) the first carries the kernels; param_time (a
+    division, no optimizer step) counts once.
     """
     rows, before = [], ""
     for row in workload.rows:
         block = block_times(times, row.name)
-        if row.name == "mlp_moelayer" == before:
-            block = None
+        if block is not None and row.name == before:
+            block = Block(0, 0, 0)
         if row.name == "grad_param_compute":
             rows.append(_with(row, row.forward.compute, round(times.average(PARAM_TIME) * 1000.0), row.weight_grad.compute))
         else:

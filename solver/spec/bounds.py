@@ -41,13 +41,13 @@ WHOLE_NUMBERS = {
 }
 NUMBERS = {
     "inter_node_gbit_per_gpu": (1e-3, 1e6),
-    "memory_gib": (1e-3, 1e5),
+    "memory_gib": (1e-3, 8192),
     "host_link_gb_s": (1e-3, 1e5),
     "host_memory_gb_s": (1e-3, 1e5),
     "optimizer_offload_fraction": (0, 1),
     "all_reduce_busbw_gb_s": (1e-3, 1e5),
     "all_reduce_busbw_in_node_gb_s": (1e-3, 1e5),
-    "memory_limit_gib": (1e-3, 1e5),
+    "memory_limit_gib": (1e-3, 8192),
     "step_s": (1e-9, 1e9),
     "moe_capacity_factor": (0, 100),
     "moe_imbalance": (1, 100),

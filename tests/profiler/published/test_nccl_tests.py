@@ -126,6 +126,25 @@ def test_merged_into_the_shipped_profile(tmp_path: Path, fixture_rows: list[dict
     assert joined.meta["nccl_tests"]["kernels"] == "of profile h100_sxm"
 
 
+@pytest.mark.parametrize(("slower", "said"), [(5.0, True), (1.02, False)])
+def test_groups_that_keep_the_times_of_faster_links_are_named(slower: float, said: bool, tmp_path: Path) -> None:
+    """Logs of 8 GPUs say nothing of groups of 2 and 4, but that they too are slower than the profile's."""
+    profile = read_profile(PROF_DATA / "h100_sxm.pt")
+    table = profile.table("all_reduce")
+    table = table.where((table["intra"] == 8) & (table["inter"] == 1) & (table["bytes"] >= 1 << 20))
+    size, microseconds = table["bytes"], 1e6 * slower * table["seconds"]
+    lines = [row(int(n), int(n) // 2, "bfloat16", "sum", -1, t, t) for n, t in zip(size, microseconds, strict=True)]
+    joined = with_logs(profile, [write(tmp_path, "mine.log", new_log("all_reduce", 1, 8, "".join(lines)))])
+    kept = sorted(set(profile.table("all_reduce").where(profile.table("all_reduce")["inter"] == 1)["intra"].tolist()) - {8})
+    groups = ", ".join(map(str, kept))
+    expected = (
+        f"all_reduce in a node took 5 times as long as on h100_sxm, but groups of {groups} GPUs keep its times; "
+        "import logs of those too"
+    )
+    assert kept and (expected in joined.meta["nccl_tests"]["notes"]) == said
+    assert any("in a node took" in note for note in joined.meta["nccl_tests"]["notes"]) == said
+
+
 def test_copies_inside_one_gpu_are_left_out(tmp_path: Path) -> None:
     """A sendrecv of 1.4 TB/s did not cross a link of 0.45 TB/s; the note states what was left out."""
     profile = read_profile(PROF_DATA / "h100_sxm.pt")
@@ -394,3 +413,10 @@ def test_numbers_that_no_run_prints_are_garbled_lines(tmp_path: Path, cell: str)
     broken = ROW.replace(ROW.split()[0], "9" * 5000, 1) if cell[0] == "9" else ROW.replace(ROW.split()[5], cell, 1)
     log = read_log(write(tmp_path, "all_reduce.log", new_log("all_reduce", 1, 4, ROW + broken)))
     assert len(log.tables["all_reduce"]) == 1 and "1 lines of all_reduce left out" in log.notes[0]
+
+
+def test_sends_of_whole_nodes_are_no_measurement_of_the_network(tmp_path: Path) -> None:
+    """In sendrecv_perf's ring over 2 nodes of 8 most ranks send to a neighbour in their node."""
+    lines = row(1 << 30, 1 << 29, "bfloat16", "none", -1, 30000.0, 30000.0)
+    joined = with_logs(read_profile(PROF_DATA / "h100_sxm.pt"), [write(tmp_path, "p2p.log", new_log("sendrecv", 2, 8, lines))])
+    assert "published logs of other clusters" in describe_network(joined)

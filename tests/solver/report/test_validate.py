@@ -56,6 +56,8 @@ def test_keys_of_a_case() -> None:
     s = found.strategy
     assert (s.tp, s.pp, s.dp, s.tp_mode, s.zero, s.zero_shard_size) == (2, 2, 2, "msp", 1, 2)
     assert (s.micro_batch_size, s.num_micro_batches, s.grad_dtype, s.framework) == (4, 2, "fp32", "megatron-lm")
+    every = case_of(case(run={"zero_shard_size": -1}))  # as a model file says it: every rank with the same parameters
+    assert every.skipped is None and every.strategy == found.strategy
 
 
 def test_missing_keys_are_assumed_and_reported() -> None:

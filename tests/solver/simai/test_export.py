@@ -11,6 +11,7 @@ from profiler.errors import InputError
 from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import CONFIGS, find_model, load_run_config
 from solver.simai.aiob import compute_cache, kernel_times_text, parse_kernel_times
+from solver.simai.aiob_fill import fill_text
 from solver.simai.export_csv import csv_workload
 from solver.simai.export_text import text_workload
 from solver.simai.export_times import kernel_times
@@ -278,3 +279,20 @@ def test_what_the_formats_cannot_name_is_refused_or_noted() -> None:
 def test_shipped_layouts_of_aicbs_models_are_read(path) -> None:
     run = load_run_config(path)
     assert run.layout["world_size"] == run.layout["dp"] * run.layout.get("tp", 1) * run.layout.get("pp", 1)
+
+
+MIXED = {"ep": 8, "tp": 2, "tp_mode": "msp", "dp": 8}
+
+
+@pytest.mark.parametrize(("model", "layout"), [("llama2_7b", DENSE), ("mixtral_8x7b", MIXED)])
+def test_kernel_times_fill_the_same_layout_with_about_its_own_times(model: str, layout: dict[str, int | str]) -> None:
+    """Each kernel once, in however many rows a block's messages split it; backward by the rules of the fill."""
+    _, solutions = priced(model, **layout)
+    text, _, _ = exported(model, **layout)
+    filled = fill_text(text, kernel_times(stage_work(solutions, 0), step_work(solutions, 0)))
+    for part, tolerance in (("forward", 0.05), ("input_grad", 0.2), ("weight_grad", 0.05)):
+        ours, again = (
+            sum(getattr(row, part).compute for row in one.rows if row.name.startswith(("attention", "mlp")))
+            for one in (text, filled)
+        )
+        assert again == pytest.approx(ours, rel=tolerance), (part, again / ours)
