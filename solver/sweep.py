@@ -68,6 +68,7 @@ def price(point: Point, options: Options) -> Row:
     try:
         inputs = load_inputs(_arguments(point, options), shows=False)
         problem = inputs.problem
+        row |= {"seq_len": problem.run.seq_len, "framework": problem.run.framework}
         sequences, rest = divmod(point.global_batch_size, problem.run.seq_len)
         if rest:
             raise InputError(f"{point.global_batch_size} tokens are not a whole number of sequences of {problem.run.seq_len}")
@@ -78,10 +79,9 @@ def price(point: Point, options: Options) -> Row:
     low, high = why.interval
     layout = layout_dict(best, 0)
     return row | {
-        "seq_len": problem.run.seq_len, "framework": problem.run.framework, "tgs": float(best.tgs[0]), "step_s": why.seconds,
-        "interval_low_s": low, "interval_high_s": high, "mfu": float(best.mfu[0]),
-        "peak_memory_bytes": float(best.memory.device[0]), "memory_bound_bytes": float(best.memory.bound[0]),
-        "verdict": best.verdict(0), "kernels": problem.cost.origin,
+        "tgs": float(best.tgs[0]), "step_s": why.seconds, "interval_low_s": low, "interval_high_s": high,
+        "mfu": float(best.mfu[0]), "peak_memory_bytes": float(best.memory.device[0]),
+        "memory_bound_bytes": float(best.memory.bound[0]), "verdict": best.verdict(0), "kernels": problem.cost.origin,
         "layouts_priced": result.layouts_estimated, "layout": describe(best, 0),
         **{name: value for name, value in layout.items() if name in _FOUND},
     }  # fmt: skip

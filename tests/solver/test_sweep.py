@@ -52,6 +52,14 @@ def test_rows_are_those_of_single_searches(alone: bytes) -> None:
         assert row["verdict"] in ("FITS", "AT RISK") and row["reason"] == ""
 
 
+def test_rows_without_a_layout_state_their_problem_too() -> None:
+    """So that they can be joined with others: the length and framework that the model's file has."""
+    found = [price(Point("llama3_8b", None, "h100_sxm", None, world, 4_194_304), Options()) for world in (1, 8)]
+    assert found[0]["reason"] and not found[0]["tgs"] and found[1]["tgs"] > 0 and found[1]["reason"] is None
+    for name in ("seq_len", "framework"):
+        assert found[0][name] == found[1][name] is not None
+
+
 def test_two_processes_write_the_same_table(alone: bytes, tmp_path: Path) -> None:
     assert table(tmp_path, "out.csv", "--jobs", "2") == alone
 
