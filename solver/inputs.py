@@ -60,12 +60,17 @@ class Inputs:
         return "\n".join(filter(None, found))
 
 
+def named_config(args: argparse.Namespace) -> RunConfig:
+    """Return the config that the options name, or the default one."""
+    return load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+
+
 def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows: bool = True) -> Inputs:
     """Read what the options name. Raises InputError for what is not there, cannot be read, or contradicts the rest.
 
     config: is used instead of the file that the options name. shows: say in a terminal that a profile is being fitted.
     """
-    config = config or load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+    config = config or named_config(args)
     if args.world_size is not None and "world_size" in config.assumed and config.layout.get("world_size"):
         config = _on_gpus(config, args.world_size)
     cluster = load_cluster(args.cluster) if args.cluster else {}

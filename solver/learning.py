@@ -80,18 +80,10 @@ def learn(
     conditions = _conditions(used)
     prior = _prior(used)
     theta, noise = np.zeros(len(FACTORS)), LAYOUT_STD
-    own = np.isin(FACTORS, _OWN)
     weights, information = np.ones(len(used)), np.diag(prior**-2)
     for step, width in enumerate(_WIDTHS):
         residual, jacobian = _linearised(runs, cost_models, theta, width * prior)
-        change = np.zeros(len(FACTORS))
-        for _ in range(_ROUNDS):
-            weights = np.minimum(1.0, _FAR * noise / np.maximum(abs(_apart(residual + jacobian @ change)), 1e-12))
-            certain = (_FREEDOM + 1) / (_FREEDOM * prior**2 + (theta + change) ** 2)  # Student's t, reweighted
-            certain = np.where(own, certain, prior**-2)
-            information = (jacobian.T * weights) @ jacobian / noise**2 + np.diag(certain)
-            change = -np.linalg.solve(information, (jacobian.T * weights) @ residual / noise**2 + theta * certain)
-            noise = _noise(_apart(residual + jacobian @ change), jacobian, information, weights, noise)
+        change, noise, weights, information = _step(residual, jacobian, theta, prior, noise)
         theta = theta + change
         if progress:
             progress(step + 1, len(_WIDTHS) + 1)
@@ -179,6 +171,23 @@ def _linearised(
 def _trial(theta: np.ndarray) -> Learned:
     none = tuple(tuple(row) for row in np.zeros((len(FACTORS),) * 2).tolist())
     return Learned(tuple(theta.tolist()), none, LAYOUT_STD, 0.0)
+
+
+def _step(
+    residual: np.ndarray, jacobian: np.ndarray, theta: np.ndarray, prior: np.ndarray, noise: float
+) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
+    """Return (change of the factors, noise, weights of the runs, information) of one step of Gauss-Newton.
+
+    Iteratively reweighted least squares, from ``noise`` on: runs by Huber, the prior of _OWN by Student's t.
+    """
+    own, change = np.isin(FACTORS, _OWN), np.zeros(len(FACTORS))
+    for _ in range(_ROUNDS):
+        weights = np.minimum(1.0, _FAR * noise / np.maximum(abs(_apart(residual + jacobian @ change)), 1e-12))
+        certain = np.where(own, (_FREEDOM + 1) / (_FREEDOM * prior**2 + (theta + change) ** 2), prior**-2)
+        information = (jacobian.T * weights) @ jacobian / noise**2 + np.diag(certain)
+        change = -np.linalg.solve(information, (jacobian.T * weights) @ residual / noise**2 + theta * certain)
+        noise = _noise(_apart(residual + jacobian @ change), jacobian, information, weights, noise)
+    return change, noise, weights, information
 
 
 def _apart(residual: np.ndarray) -> np.ndarray:

@@ -13,10 +13,10 @@ from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Device
 from profiler.profile.profiles import derived_profiles, shipped_profiles
-from solver.arguments import DEFAULT_MODEL, add_json_argument, add_machine_arguments, check_picture
+from solver.arguments import add_json_argument, add_machine_arguments, check_picture
 from solver.command_line import progress_bar, searched_batch
-from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
-from solver.inputs import Inputs, load_inputs
+from solver.formats.config_file import RunConfig, load_cluster
+from solver.inputs import Inputs, load_inputs, named_config
 from solver.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
 from solver.report.output import write_json
 from solver.report.picture_plan import plan_figure
@@ -63,7 +63,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     prices = _prices(args)
     if args.budget is not None and None in prices.values():
         raise InputError("--budget needs a price: --price, or --machines NAME=PRICE,...")
-    config = load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+    config = named_config(args)
     asked = [(Machine(name, price), _named(args, name, config)) for name, price in prices.items()]
     offers = [(machine, named, load_inputs(named, config)) for machine, named in asked]  # names are checked before any search
     tried = [_on_machine(named, inputs, machine) for machine, named, inputs in offers]

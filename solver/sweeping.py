@@ -14,7 +14,6 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.files import replacing, write_text
 from profiler.profile.devices import device_named
-from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.command_line import progress_bar
@@ -22,7 +21,7 @@ from solver.formats.config_file import CONFIG_ENDINGS, find_model, load_cluster
 from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
-from solver.report.words import seconds
+from solver.report.words import gibibytes, seconds
 from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
 from solver.step.memory import VERDICTS
@@ -145,7 +144,7 @@ def _pandas() -> Any:
 
 def _numbers_of(row: Row) -> tuple[str, ...]:
     """Return speed and memory of a layout; ? stands where it may not fit."""
-    memory = f"{row['peak_memory_bytes'] / GIB:.1f}{'' if row['verdict'] == VERDICTS[0] else '?'}"
+    memory = gibibytes(row["peak_memory_bytes"], row["verdict"] == VERDICTS[0])
     return f"{row['tgs']:,.0f}", seconds(row["step_s"]), f"{row['mfu']:.1%}", memory
 
 

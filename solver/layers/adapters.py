@@ -29,21 +29,24 @@ def frozen_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
 
 def adapted_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
     """Return the ops of a layer whose linears have adapters."""
-    gemms = weight_gemms(ops) if shapes.run.lora_rank else []
-    return [*frozen_ops(shapes, ops), *(op for gemm in gemms for op in _adapter(shapes, gemm))]
+    return [*frozen_ops(shapes, ops), *(op for gemm in _adapted(shapes, ops) for op in _adapter(shapes, gemm))]
 
 
 def adapters_saved(shapes: Shapes, ops: Sequence[Op]) -> list[Saved]:
     """Return what the adapters of a layer keep: X A^T. A linear's input is kept for its A as it would be for its weight."""
-    gemms = weight_gemms(ops) if shapes.run.lora_rank else []
+    gemms = _adapted(shapes, ops)
     return [Saved("adapters", sum(op.dims["m"] for op in gemms) * shapes.run.lora_rank * shapes.element)] if gemms else []
 
 
 def adapter_weights(shapes: Shapes, ops: Sequence[Op]) -> list[Weight]:
     """Return the adapters of a layer's linears on one rank."""
-    gemms = weight_gemms(ops) if shapes.run.lora_rank else []
     rank = shapes.run.lora_rank
-    return [Weight(f"{op.name}.adapter", 1.0 * rank * (op.dims["n"] + op.dims["k"]), ADAPTERS) for op in gemms]
+    return [Weight(f"{op.name}.adapter", 1.0 * rank * (op.dims["n"] + op.dims["k"]), ADAPTERS) for op in _adapted(shapes, ops)]
+
+
+def _adapted(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
+    """Return the GEMMs that have adapters: those of all linears, or none where all weights are trained."""
+    return [*weight_gemms(ops)] if shapes.run.lora_rank else []
 
 
 def _adapter(shapes: Shapes, gemm: Op) -> list[Op]:

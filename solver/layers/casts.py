@@ -65,9 +65,6 @@ def _casts(
     apart = np.where(split | done, 1.0, 0.0)
     turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD, {"bytes": whole * recipe.element * (1.0 + apart)},
                 variant=TRANSPOSE, launches=apart)  # fmt: skip
-    found = (
-        []
-        if recipe.reads == 1
-        else [replace(cast, name=f"{name}_scale", dims={"bytes": 1.0}, count=SCALE_KERNELS, launches=0.0)]
-    )
-    return [*([] if done else [cast, *found]), *([] if recipe.by_axis else [turned])]
+    scale = replace(cast, name=f"{name}_scale", dims={"bytes": 1.0}, count=SCALE_KERNELS, launches=0.0)
+    scaled = [cast] if recipe.reads == 1 else [cast, scale]
+    return [*([] if done else scaled), *([] if recipe.by_axis else [turned])]

@@ -24,9 +24,9 @@ from solver.step.solutions import Solutions, estimate_layouts
 AS_PREDICTED, WORSE, BETTER, NOTE = "as predicted", "worse", "better", "note"
 #: Collectives are compared by their rate from LARGE bytes on, by their latency up to SMALL.
 LARGE, SMALL = 16 * MIB, 64 * 1024
-#: Differences within these are never findings: laboratories differ by as much.
 #: Measured beside the memory of a GPU: of a figure that is in another unit.
 _MORE_THAN_ALL = 1.1
+#: Differences within these are never findings: laboratories differ by as much.
 _LEAST_OFF, _LEAST_MEMORY = math.log(1.25), 0.10
 #: The slowest of twenty steps over the median, and the second half of a log over the first: more is a finding.
 _UNEVEN, _DRIFT = 1.10, 1.03

@@ -14,7 +14,7 @@ from solver.report.goodput import Goodput
 from solver.report.output import layout_dict
 from solver.report.plan import Training, cheapest, efficient, fewest
 from solver.report.terminal import surely_fitting
-from solver.report.words import seconds
+from solver.report.words import gibibytes, seconds
 from solver.step.memory import VERDICTS
 
 
@@ -100,7 +100,7 @@ def plan_table(found: Sequence[Training]) -> Table:
             f"{one.world_size:,}", f"{middle:.3g}", f"{low:.3g} - {high:.3g}", *_interruptions(one.goodput)[: len(pauses)],
             f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
             *([_number(one.energy_mwh)] if powered else []), f"{one.result.best.tgs[0]:,.0f}",
-            f"{one.result.best.memory.device[0] / GIB:.1f}{'' if one.result.best.verdict(0) == VERDICTS[0] else '?'}",
+            gibibytes(one.result.best.memory.device[0], one.result.best.verdict(0) == VERDICTS[0]),
             describe(one.result.best, 0),
         )  # fmt: skip
     return table

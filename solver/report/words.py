@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from profiler.profile.profile import GIB
+
 PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
     "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
@@ -14,6 +16,11 @@ PART_NAMES = {
     "parameter_gather": "exposed parameter all-gather", "optimizer": "optimizer and gradient norm",
     "stragglers": "waiting for the slowest rank",
 }  # fmt: skip
+
+
+def gibibytes(size: float, fits: bool) -> str:
+    """Return the memory of a layout in GiB; ? where it may not fit."""
+    return f"{size / GIB:.1f}{'' if fits else '?'}"
 
 
 def seconds(value: float) -> str:

@@ -23,7 +23,6 @@ _OF_LAYOUTS = ("zero", "recompute", "recompute_layers")
 _WORDS = {"true": True, "false": False}
 LIMITED = ("tp", "cp", "pp")  #: sizes of groups that a search may be told not to exceed
 _FILLING = ("dp", "num_micro_batches")  #: they fill the world and the batch
-#: Ranks of ZeRO and layers of end stages, which must divide what others are, and the schedule, which vpp decides.
 #: How a rank does its work: free where the config does not say, as a size that it does not state is 1.
 _SETTINGS = ("tp_mode", "micro_batch_size", "zero", "recompute", "recompute_layers")
 AXES = _OF_SPLITS + _OF_LAYOUTS  #: what a search varies, and may be fixed

@@ -49,6 +49,8 @@ class Cluster:
                 raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
+#: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
+_MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 #: Keys of a cluster that change a prediction, and all keys.
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
@@ -83,10 +85,6 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         **{"host_link": device.host_link, "host_memory": device.host_memory}
         | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
     )
-
-
-#: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
-_MOST_BUSBW = 2.0
 
 
 def _check_figures(config: Mapping[str, Any], device: Device, per_node: int) -> None:

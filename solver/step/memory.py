@@ -330,8 +330,8 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
         sizes = peak.totals(*peak.sums(stage), stage)
         fuller = sizes.device > fullest.device
         bound = np.maximum(sizes.bound, fullest.bound)  # of any stage: one with less now may have more that comes and goes
-        chosen = (np.where(fuller, one, other) for one, other in zip(sizes, fullest, strict=True))
-        fullest = _Sizes(*chosen)._replace(bound=bound)
+        allocated, reserved, device = (np.where(fuller, *pair) for pair in zip(sizes[:3], fullest[:3], strict=True))
+        fullest = _Sizes(allocated, reserved, device, bound)
         at = np.where(fuller, stage, at)
     number, is_last = stages.index[at, row], stages.has_end[at, row]
 

@@ -64,9 +64,8 @@ TORCHTITAN_2025 = Framework(
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
     pipeline=Pipeline(keeps_weights=True),  # parallelize_llama.py: no reshard after forward
     # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
-    memory=MemoryUse(
-        frees_gradients=True, root_stays=("head",), allocator_gaps=(0.1, 0.1)
-    ),  # expandable segments leave few gaps; the share is assumed
+    # expandable segments leave few gaps between tensors; the share is assumed
+    memory=MemoryUse(frees_gradients=True, root_stays=("head",), allocator_gaps=(0.1, 0.1)),
 )
 
 TORCHTITAN_2024 = TORCHTITAN_2025.derive(
