@@ -112,6 +112,8 @@ def _model(model: SectionReader) -> Flags:
     modules = model.texts("recompute_modules")
     if modules:
         flags["recompute-modules"] = " ".join(modules)
+    if flags["fine-grained-activation-offloading"]:
+        flags["offload-modules"] = " ".join(model.texts("offload_modules"))
     sizes = model.get("hierarchical_context_parallel_sizes")
     if sizes:
         flags["hierarchical-context-parallel-sizes"] = " ".join(map(str, sizes)) if isinstance(sizes, list) else str(sizes)

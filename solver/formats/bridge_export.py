@@ -66,6 +66,8 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
         found |= {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": GLU_INTERLEAVED}
     if "recompute-modules" in flags:
         found["recompute_modules"] = flags["recompute-modules"].split(" ")
+    if "offload-modules" in flags:
+        found["offload_modules"] = flags["offload-modules"].split(" ")
     if "hierarchical-context-parallel-sizes" in flags:
         found["hierarchical_context_parallel_sizes"] = [
             int(size) for size in re.findall(r"\d+", flags["hierarchical-context-parallel-sizes"])

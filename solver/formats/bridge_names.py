@@ -44,7 +44,7 @@ SWITCHES: Mapping[str, str] = {
         "sequence-parallel multi-latent-attention qk-layernorm add-qkv-bias moe-router-enable-expert-bias moe-grouped-gemm "
         "moe-permute-fusion moe-router-fusion overlap-moe-expert-parallel-comm account-for-embedding-in-pipeline-split "
         "account-for-loss-in-pipeline-split cross-entropy-loss-fusion deterministic-mode delay-wgrad-compute "
-        "defer-embedding-wgrad-compute"
+        "defer-embedding-wgrad-compute fine-grained-activation-offloading"
     ),
     "swiglu": "gated_linear_unit",
 }
@@ -98,6 +98,7 @@ KNOWN: Known = keys(
     model=keys(
         " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL_MODEL)) + " cpu_offloading "
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
+        "offload_modules "
         "should_pad_vocab tp_comm_overlap use_te_rng_tracker enable_cuda_graph external_cuda_graph "
         "use_transformer_engine_op_fuser moe_mlp_glu_interleave_size"
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError, shown
-from profiler.profile.devices import device_named
+from profiler.profile.devices import DEVICES, device_named
 from solver.formats.case_layout import count_of, layout_of_case
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
@@ -20,7 +20,7 @@ from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
 from solver.formats.unstated import alternatives
 from solver.spec.bounds import NUMBERS, number, whole_number
-from solver.spec.cluster import FIGURES
+from solver.spec.cluster import FIGURES, PCIE_5
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
@@ -130,6 +130,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         strategy = layout_of_case(run, model, assumptions)
         check_sizes(model, strategy)
         others = alternatives(run, model, framework_of(strategy.framework), strategy)
+        sections["cluster"] |= _host_link(strategy, sections["cluster"], hardware, assumptions)
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
@@ -148,6 +149,15 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         skipped,
         others,
     )
+
+
+def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, float]:
+    """Return the link to the host of a run that kept activations there, where neither the case nor the device states it."""
+    key, away = "host_link_gb_s", s.offload_layers or s.offload_modules
+    if not away or key in cluster or hardware not in DEVICES or DEVICES[hardware].host_link:
+        return {}
+    assumptions.append(f"{key}: {PCIE_5 / 1e9:g} (assumed: PCIe 5 x16)")
+    return {key: PCIE_5 / 1e9}
 
 
 def _section(value: Any, case: str, key: str) -> dict[str, Any]:

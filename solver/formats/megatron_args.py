@@ -17,7 +17,7 @@ from solver.formats.megatron_flags import IDLE, KNOWN, LEFT_OUT, MUON, OF_THE_RU
 from solver.formats.megatron_model import model_of
 from solver.formats.megatron_values import choice, share, whole
 from solver.spec.pipeline_layout import chunk_layers
-from solver.spec.strategy import CUDA_GRAPH_MODULES
+from solver.spec.strategy import CUDA_GRAPH_MODULES, OFFLOAD_LEAST_ELEMENTS, OFFLOAD_MODULES
 
 #: The release whose arguments these are, over Transformer Engine, with --transformer-impl local, and with Megatron-FSDP.
 FRAMEWORK, LOCAL, FSDP = "megatron-core", "megatron-core local", "megatron-bridge"
@@ -205,6 +205,8 @@ def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
         found["optimizer_offload_fraction"] = share(flags, "optimizer-offload-fraction", 1.0)
     if "cpu-offloading-num-layers" in flags:
         found["offload_layers"] = whole(flags, "cpu-offloading-num-layers")
+    if "fine-grained-activation-offloading" in flags:
+        found["offload_modules"] = _offloaded_modules(flags)
     widths = {str(flags.get(flag, "fp32")) for flag in ("exp-avg-dtype", "exp-avg-sq-dtype")}
     known = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "8bit"}
     if "use-precision-aware-optimizer" in flags and widths != {"fp32"}:
@@ -213,6 +215,19 @@ def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"Megatron's --exp-avg-dtype and --exp-avg-sq-dtype {got}: give one of {can} for both")
         found["optimizer_states"] = known[widths.pop()]
     return found
+
+
+def _offloaded_modules(flags: Mapping[str, Any]) -> list[str]:
+    """Return --offload-modules, of which everything leaves that Megatron's own least size lets go."""
+    wanted = {"activation-offload-fraction": 1.0, "min-offloaded-tensor-size": OFFLOAD_LEAST_ELEMENTS}
+    for flag, only in wanted.items():
+        if flag in flags and float(flags[flag]) != only:
+            raise InputError(f"Megatron's --{flag} {flags[flag]}: only {only:g}, its default, is modelled")
+    if "offload-modules" not in flags:
+        raise InputError(
+            f"Megatron's --fine-grained-activation-offloading needs --offload-modules of {', '.join(OFFLOAD_MODULES)}"
+        )
+    return re.findall(r"[a-z_0-9]+", str(flags["offload-modules"]))
 
 
 def _precision(flags: Mapping[str, Any]) -> str:

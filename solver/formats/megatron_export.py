@@ -254,6 +254,8 @@ def _training(run: Strategy) -> Flags:
         "optimizer-cpu-offload": run.optimizer_offload_fraction > 0,
         "optimizer-offload-fraction": run.optimizer_offload_fraction or None,
         "cpu-offloading-num-layers": run.offload_layers or None,
+        "fine-grained-activation-offloading": bool(run.offload_modules),
+        "offload-modules": " ".join(run.modules_offloaded) or None,
         "use-precision-aware-optimizer": _changed_states(run),
         "exp-avg-dtype": _MOMENTS.get(run.optimizer_states), "exp-avg-sq-dtype": _MOMENTS.get(run.optimizer_states),
         "transformer-impl": "transformer_engine",

@@ -95,7 +95,7 @@ IDLE = {"rotary-percent": 1.0, "empty-unused-memory-level": 0, "tp-comm-bootstra
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
     "use-torch-fsdp2": "FSDP2",
-    "fine-grained-activation-offloading": "activations on the host",
+    "delta-offload-bytes-across-pp-ranks": "stages that keep less on the host than others",
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
     "spec": "layers of a specification of one's own",
     "hybrid-override-pattern": "layers that are no transformer layers",
@@ -157,6 +157,7 @@ _READ = _flags(
     "num-virtual-stages-per-pipeline-rank pipeline-model-parallel-layout position-embedding-type "
     "qk-layernorm recompute-num-layers "
     "optimizer-cpu-offload optimizer-offload-fraction use-precision-aware-optimizer exp-avg-dtype exp-avg-sq-dtype "
+    "fine-grained-activation-offloading offload-modules activation-offload-fraction min-offloaded-tensor-size "
     "cpu-offloading-num-layers grad-reduce-in-bf16 recompute-granularity recompute-method recompute-modules "
     "sequence-parallel swiglu transformer-impl "
     "untie-embeddings-and-output-weights use-distributed-optimizer vocab-size"

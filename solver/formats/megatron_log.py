@@ -33,7 +33,10 @@ _NEEDS = {
     "q-lora-rank": "multi-latent-attention", "kv-lora-rank": "multi-latent-attention", "qk-head-dim": "multi-latent-attention",
     "qk-pos-emb-head-dim": "multi-latent-attention", "v-head-dim": "multi-latent-attention", "fp8-": "fp8-format",
     "cross-entropy-fusion-impl": "cross-entropy-loss-fusion", "optimizer-offload-fraction": "optimizer-cpu-offload",
-    "cpu-offloading-num-layers": "cpu-offloading", "exp-avg": "use-precision-aware-optimizer",
+    "cpu-offloading-num-layers": "cpu-offloading", "offload-modules": "fine-grained-activation-offloading",
+    "activation-offload-fraction": "fine-grained-activation-offloading",
+    "min-offloaded-tensor-size": "fine-grained-activation-offloading",
+    "delta-offload-bytes": "fine-grained-activation-offloading", "exp-avg": "use-precision-aware-optimizer",
     "num-distributed-optimizer-instances": "use-distributed-optimizer", "recompute-": "recompute-granularity",
     "hierarchical-": "hierarchical-context-parallel-sizes",
 }  # fmt: skip

@@ -13,9 +13,10 @@ from solver.layers.program import ATTENTION, FLASH_ATTN, FORWARD, INPUT_GRAD, LI
 from solver.layers.shapes import Shapes
 from solver.spec.recipes import FP32
 
+ATTENTION_SCORES = "attention_scores"  #: what unfused attention keeps of its scores
+
 #: Rows and columns of the tiles of a flash-attention kernel: a window that moves along the rows of a tile touches a tile more.
 TILE = 128
-
 
 #: Reads and writes of a score, and of its gradient, in fp32, which fused kernels do not take. Forward: the mask in place, then
 #: softmax. Backward: softmax 3; the mask was set on a view, so autograd (CopySlices) copies the gradient, clones it, masks a
@@ -182,7 +183,7 @@ def core_saved(shapes: Shapes) -> list[Saved]:
         # softmax output, eager also in fp32; with dropout also its mask and its output (5 a s^2 b, arXiv 2205.05198 equation 2)
         per_score = 2 * shapes.element + 1 if shapes.dropout else shapes.element
         per_score += _wide_copy(shapes)
-        saved.append(Saved("probabilities", scores * per_score, ATTENTION_CORE))
+        saved.append(Saved(ATTENTION_SCORES, scores * per_score, ATTENTION_CORE))
     return saved
 
 

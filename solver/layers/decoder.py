@@ -9,6 +9,7 @@ from solver.layers.attention_core import scores_buffer
 from solver.layers.block import attention_block, mlp_block
 from solver.layers.graphs import graphed_ops
 from solver.layers.norm import norm_ops, unfused_norm_saved
+from solver.layers.offloading import offloaded_saved
 from solver.layers.ops import memory_bound, tp_collective
 from solver.layers.program import FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
 from solver.layers.recompute import recomputed_ops, recomputed_saved, weight_gemms
@@ -60,7 +61,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     ]
     norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters)
     weights = [*attention.weights(shapes), *mlp.weights(shapes), norms, *adapter_weights(shapes, ops)]
-    saved = [*recomputed_saved(shapes, ops, saved), *adapters_saved(shapes, ops)]
+    saved = [*offloaded_saved(shapes, recomputed_saved(shapes, ops, saved)), *adapters_saved(shapes, ops)]
     ops = graphed_ops(shapes, recomputed_ops(shapes, ops))
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))

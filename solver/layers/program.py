@@ -6,7 +6,7 @@ An op that a key does not have has count zero there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,11 +76,13 @@ def message(size: Array, place: Placement) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that forward saves for backward. bytes: per micro batch. dropped_by: recompute levels that do not keep it."""
+    """A tensor that forward saves for backward. bytes: per micro batch. dropped_by: recompute levels that do not keep it. away:
+    share of it that waits on the host."""
 
     name: str
     bytes: Array
     dropped_by: tuple[Recompute, ...] = (Recompute.FULL,)
+    away: Array = 0.0
 
 
 @dataclass(frozen=True)
@@ -160,9 +162,15 @@ class LayerProgram:
     transient_bytes: Array = field(default=0.0)  #: largest short-lived working set of its backward pass
 
     def saved_bytes(self, level: Recompute) -> np.ndarray:
-        """Return the bytes kept per micro batch under a recompute level; shape [keys]."""
-        kept = (tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
-        return sum((np.broadcast_to(np.asarray(b, dtype=float), len(self.keys)) for b in kept), np.zeros(len(self.keys)))
+        """Return the bytes kept per micro batch under a recompute level, on the device or the host; shape [keys]."""
+        return self._sum(tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
+
+    def away_bytes(self, level: Recompute) -> np.ndarray:
+        """Return those of the bytes kept that wait on the host; shape [keys]."""
+        return self._sum(tensor.bytes * tensor.away for tensor in self.saved if level not in tensor.dropped_by)
+
+    def _sum(self, values: Iterable[Array]) -> np.ndarray:
+        return sum((np.broadcast_to(np.asarray(v, dtype=float), len(self.keys)) for v in values), np.zeros(len(self.keys)))
 
     def weight_gradient_operands(self) -> np.ndarray:
         """Return the elements per micro batch that weight gradients read, inputs of linears and gradients of their outputs, of
@@ -178,8 +186,7 @@ class LayerProgram:
 
     def weight_elements(self, group: str | None = None) -> np.ndarray:
         """Return the parameters on one rank, all or only those of one group; shape [keys]."""
-        chosen = (w.elements for w in self.weights if group is None or w.group == group)
-        return sum((np.broadcast_to(np.asarray(e, dtype=float), len(self.keys)) for e in chosen), np.zeros(len(self.keys)))
+        return self._sum(w.elements for w in self.weights if group is None or w.group == group)
 
     def distinct_elements(self) -> dict[str, np.ndarray]:
         """Return the elements of linears and experts by name, equal matrices once; shape [keys] each."""

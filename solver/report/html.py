@@ -174,7 +174,7 @@ def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
     constants = [
         f"{name} {getattr(layout, name)}" for name in ("grad_dtype", "attention", "overlap_grad_reduce", "overlap_param_gather",
         "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm", "compile", "cuda_graphs",
-        "cuda_graph_modules")
+        "cuda_graph_modules", "optimizer_offload_fraction", "offload_layers", "offload_modules")
         if getattr(layout, name) != usual[name] or name in ("grad_dtype", "attention")
     ]  # fmt: skip
     lines = [

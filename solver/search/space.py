@@ -216,6 +216,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     allowed = [name for name in can_run.recompute if overlap_runs(overlaps, 1, 1, name)]
     allowed = [name for name in allowed if not recompute_broken(problem.framework, problem.run, name)]
     allowed = ["none"] if problem.run.offload_layers else allowed
+    allowed = [name for name in allowed if name != "full"] if problem.run.offload_modules else allowed
     levels = [(level, share) for level, share in levels if level.name.lower() in allowed]
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states & shards_run(can_run, splits.zero_shard_size, splits.cp, splits.dp * splits.cp)

@@ -10,8 +10,8 @@ from typing import Any
 from profiler.errors import InputError
 from solver.search.fixed import parse_names
 from solver.search.search import SearchResult, search
-from solver.spec.run_rules import modules_of
-from solver.spec.strategy import Strategy
+from solver.spec.run_rules import modules_of, offload_broken
+from solver.spec.strategy import OFFLOAD_MODULES, Strategy
 from solver.step.problem import Problem
 
 #: Shares of the moments, and of the layers, that a search offloads to the host.
@@ -35,6 +35,14 @@ def _offloaded(problem: Problem, what: str, values: Sequence[float | int], descr
     return [0, *values] if alone and described else [0]
 
 
+def _away(problem: Problem) -> list[str]:
+    """Return nothing, every module that the model has alone, and all of them."""
+    if "modules" not in problem.framework.can_run.offloads or not problem.cluster.host_link:
+        return [""]
+    there = [name for name in OFFLOAD_MODULES if not offload_broken(problem.model, problem.run.replace(offload_modules=name))]
+    return ["", *there, "core_attn+attn_proj", "+".join([*there, "attn_proj"])]
+
+
 #: Constant of the run -> the values of it that the framework runs and that concern the model.
 DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     "cp_comm": lambda p: [how for how in p.framework.can_run.cp_comms if how != "a2a+ring"] or [p.run.cp_comm],
@@ -54,6 +62,7 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
         p, "activations", [max(int(p.model.num_hidden_layers * share) - (share == 1), 1) for share in OFFLOADED],
         p.cluster.host_link,
     ),
+    "offload_modules": _away,
 }  # fmt: skip
 
 

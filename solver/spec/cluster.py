@@ -53,6 +53,7 @@ class Cluster:
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 #: Keys of a cluster that change a prediction, and all keys.
+PCIE_5 = 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes of PCIe 5
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST)
 _KEYS = ("name", "hardware", *FIGURES, "notes")

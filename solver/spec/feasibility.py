@@ -31,6 +31,7 @@ from solver.spec.run_rules import (
     graph_rules,
     graphs_offered,
     module_rules,
+    offload_rules,
     overlap_rules,
     projection_rule,
 )
@@ -286,6 +287,7 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
         *size_rules(model, s),
         *module_rules(model, s),
         *graph_rules(model, s),
+        *offload_rules(model, s),
         (
             not s.offload_layers or (s.pp == 1 and s.recompute == "none" and not s.cuda_graphs),
             "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",

@@ -249,7 +249,8 @@ class CanRun:
     adapters: bool = False  #: lora_rank
     optimizers: tuple[str, ...] = ("adam",)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
-    #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers).
+    #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers),
+    #: "modules" (of some modules of each layer).
     offloads: tuple[str, ...] = ()
     #: Schedules that the framework runs with pipeline_layout.
     layout_schedules: tuple[str, ...] = SCHEDULES

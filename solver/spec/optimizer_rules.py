@@ -16,6 +16,7 @@ def offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
         ("optimizer", s.optimizer_offload_fraction > 0),
         ("gradients", s.offload_gradients),
         ("activations", s.offload_layers > 0),
+        ("modules", bool(s.offload_modules)),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiler.errors import InputError, require
 from solver.spec.adapter_rules import check_adapters
-from solver.spec.cluster import Cluster
+from solver.spec.cluster import PCIE_5, Cluster
 from solver.spec.deferral_rules import check_deferral
 from solver.spec.expert_rules import dispatch_broken, fused_experts_broken
 from solver.spec.framework import Framework
@@ -57,6 +57,31 @@ def graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
         *((not missing.get(module), f"{model.name} has no {module} to be a CUDA graph") for module in modules),
         ("moe_preprocess" not in modules or "moe_router" in modules, "CUDA graphs of moe_preprocess need those of moe_router"),
     )
+
+
+def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the modules whose activations wait on the host; rules of Megatron-Core's
+    transformer_config.py. Its norms are modules of their own before experts and latent attention only."""
+    modules, away = s.modules_offloaded, "to keep on the host"
+    there = dict.fromkeys(("mlp_norm", "expert_fc1", "moe_act"), model.is_mixture_of_experts)
+    there["attn_norm"] = model.has_latent_attention
+    graphed = s.cuda_graphs and not s.modules_graphed
+    return (
+        *((there.get(name, True), f"{model.name} has no {name} {away} under Megatron-Core") for name in modules),
+        ("attn_proj" not in modules or "core_attn" in modules, f"offload_modules attn_proj {away} needs core_attn"),
+        (not modules or not s.offload_layers, "give offload_modules or offload_layers, not both"),
+        (not modules or s.recompute != "full", "offload_modules leaves nothing to full recomputation; give none or selective"),
+        (not (modules and graphed), "offload_modules does not go together with CUDA graphs of whole layers"),
+        (
+            "core_attn" not in modules or s.recompute != "selective" or "core_attn" not in s.modules_recomputed,
+            "core_attn is recomputed, so nothing of it is kept on the host; leave it out of offload_modules",
+        ),
+    )
+
+
+def offload_broken(model: ModelSpec, s: Strategy) -> str:
+    """Return the first of these rules that a run breaks, or ""."""
+    return next((broken for holds, broken in offload_rules(model, s) if not holds), "")
 
 
 def graphs_offered(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
@@ -131,17 +156,20 @@ def _check_offload(framework: Framework, model: ModelSpec, run: Strategy) -> Non
     """Raise InputError where a search's framework does not offload or fuse what the run says, or run its optimizer."""
     check_optimizer(framework, run)
     require([projection_rule(framework, run)])
+    require(offload_rules(model, run))
     if run.offload_layers >= model.num_hidden_layers:
         raise InputError(f"offload_layers {run.offload_layers} leaves none of the {model.num_hidden_layers} layers here")
 
 
 def check_host(cluster: Cluster, run: Strategy) -> None:
     """Raise InputError where a run offloads to a host that the cluster does not describe."""
-    needs = [("host_link_gb_s", cluster.host_link, run.optimizer_offload_fraction + run.offload_layers),
+    moves = run.optimizer_offload_fraction > 0 or run.offload_layers or run.offload_modules
+    needs = [("host_link_gb_s", cluster.host_link, moves),
              ("host_memory_gb_s", cluster.host_memory, run.optimizer_offload_fraction)]  # fmt: skip
     for key, stated, used in needs:
         if used and not stated:
             raise InputError(
                 f"offloading to the host needs {key} of the cluster: what one GPU reaches of it while all of its node do "
-                "(PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 50, NVLink-C2C 400; memory of the host a few tens)"
+                f"(PCIe 4 x16 about 25 GB/s each way, PCIe 5 x16 {PCIE_5 / 1e9:g}, NVLink-C2C 400; "
+                "memory of the host a few tens)"
             )

@@ -40,6 +40,10 @@ SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v", 
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe")
 #: Modules of a layer of which CUDA graphs may be, in Megatron-Core's names.
 CUDA_GRAPH_MODULES = ("attn", "mlp", "moe_router", "moe_preprocess")
+#: Tensors of fewer elements stay on the device (``--min-offloaded-tensor-size``).
+OFFLOAD_LEAST_ELEMENTS = 1 << 20
+#: Modules of a layer whose saved activations may wait on the host, in Megatron-Core's names.
+OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
 #: Schedules of two chunks a stage, one on the way down the pipeline and one on the way back.
 WAVES = ("zb-v", "v-half", "v-min", "dualpipev")
 #: Schedules that run the weight gradient as a pass of its own.
@@ -162,6 +166,7 @@ class Strategy:
     optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it
     offload_gradients: bool = False  #: that share of a rank's part of the gradients goes to the host in each micro batch
     offload_layers: int = 0  #: layers whose saved activations wait on the host for the backward pass
+    offload_modules: str = ""  #: modules of every layer whose saved activations do: OFFLOAD_MODULES joined by "+"
     framework: str = "internevo-2024"
 
     def __post_init__(self) -> None:
@@ -185,6 +190,9 @@ class Strategy:
         if self.cuda_graph_modules != "":
             graphs = _modules("cuda_graph_modules", self.cuda_graph_modules, CUDA_GRAPH_MODULES)
             object.__setattr__(self, "cuda_graph_modules", graphs)
+        if self.offload_modules != "":
+            away = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
+            object.__setattr__(self, "offload_modules", away)
         stage_layers(self.recompute_stage_layers)
         for key in ("dropout", "gradient_accumulation_fusion"):
             if getattr(self, key) not in (None, True, False):
@@ -228,6 +236,11 @@ class Strategy:
     def modules_graphed(self) -> tuple[str, ...]:
         """The modules of a layer that are CUDA graphs, where not whole layers are."""
         return tuple(self.cuda_graph_modules.split("+")) if self.cuda_graph_modules else ()
+
+    @property
+    def modules_offloaded(self) -> tuple[str, ...]:
+        """The modules of a layer whose saved activations wait on the host."""
+        return tuple(self.offload_modules.split("+")) if self.offload_modules else ()
 
     @property
     def replicas(self) -> int:

@@ -18,7 +18,7 @@ from solver.spec.strategy import TpMode
 from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts, Splits
 from solver.step.muon import largest_matrix, momentum_saved
-from solver.step.offload import RESIDENT_LAYERS, gradients_here, states_on_host
+from solver.step.offload import RESIDENT_LAYERS, RESIDENT_MODULES, gradients_here, states_on_host
 from solver.step.pipeline import end_recomputed, recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
@@ -181,6 +181,8 @@ class PeakMemory:
         self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
         saved = np.array([part.saved[:, key] for part in table.layers])
         self._kept, self._whole = saved[:, self._pipelines.recompute, row], saved[:, 0][:, row]
+        away = np.array([part.away[:, key] for part in table.layers])
+        self._kept_away, self._whole_away = away[:, self._pipelines.recompute, row], away[:, 0][:, row]
         self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
         self._recomputed, _ = stages.recomputed(recomputed_limit(problem, self._pipelines), row)
         self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
@@ -236,13 +238,18 @@ class PeakMemory:
         else:
             flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, short, index, group)
         flight = flight / np.maximum(layers, 1)
-        held = over_kinds(np.ones(len(counts)), recomputed * self._kept + (counts[:, row] - recomputed) * self._whole)
-        activations = flight[row] * held
+        every, rest = np.ones(len(counts)), counts[:, row] - recomputed
+        activations = flight[row] * over_kinds(every, recomputed * self._kept + rest * self._whole)
         if problem.run.offload_layers:  # of a single stage
             moved, _ = stages.recomputed(np.full(len(row), problem.run.offload_layers), row)
-            resident = RESIDENT_LAYERS * np.max(self._whole, axis=0)
-            away = over_kinds(np.ones(len(counts)), moved[stage] * self._whole)
-            activations = np.minimum(activations, activations - away + resident)
+            away = over_kinds(every, moved[stage] * self._whole)
+            activations = np.minimum(activations, activations - away + RESIDENT_LAYERS * self._whole.max(axis=0))
+        if problem.run.offload_modules:
+            away = flight[row] * over_kinds(every, recomputed * self._kept_away + rest * self._whole_away)
+            # the last layer of a stage with multi-token prediction is that module's
+            before_last = np.where(problem.model.num_nextn_predict_layers * stages.has_head[stage, row] > 0, 1, 0)
+            here = (RESIDENT_MODULES - before_last) * np.where(rest > 0, self._whole_away, self._kept_away).max(axis=0)
+            activations = np.minimum(activations, activations - away + here)
         backward = self._backward(counts[:, row] > 0, recomputed > 0)
         dropped = np.where(end_recomputed(problem, self._pipelines), self._pipelines.recompute, 0)
         head, transient = self._table.head.saved[dropped, self._key[row]], self._table.head.transient[self._key[row]]
@@ -302,7 +309,7 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     stages = stages_of(problem, splits)
     shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in rank_groups(problem, splits).items()}
     state = stage_state(problem, table, key, shares, splits.dp * splits.cp > 1, stages, 0).sum(axis=0)
-    if problem.run.offload_layers or problem.chunks:
+    if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]
     layers, short = counts.sum(axis=0), splits.account_for_embedding_in_pipeline_split

@@ -18,6 +18,9 @@ TO_HOST = "gradients.to_host"  #: name of the op
 HOST_ADAM_BYTES = 7 * FP32
 #: Layers whose activations are on the device at a time: the one that computes, and the one that leaves or comes back.
 RESIDENT_LAYERS = 2
+#: The same where modules are offloaded one by one: those of the last layer stay, since its backward pass comes next; then each
+#: comes back as the one after it has run.
+RESIDENT_MODULES = 1
 
 
 def gradient_ops(problem: Problem, owned: np.ndarray) -> list[Op]:

@@ -87,8 +87,8 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
     forward = over_kinds(stage.layers, layer.forward)
     first = forward + stage.has_head * terms.head_forward[row]
-    offload = _offload(problem, terms, layouts, layer)
-    slowest, total = slowest + offload, total + offload
+    offload = _offload(problem, terms, layouts, layer, stage)
+    slowest, total = slowest + offload, total + pp * offload
     passes = _Passes(total, slowest, first, deferrable, send_recv)
     pipeline = _pipeline(passes, terms, layouts, stage, problem.framework.pipeline.waits_for_norm)
     pipeline = pipeline + np.where(overlapped, 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
@@ -264,10 +264,15 @@ def _slowest_stage(
     return _Bottleneck(seconds[chosen], stage), recomputed_of_all
 
 
-def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: _LayerSeconds) -> np.ndarray:
-    """Return the seconds per micro batch that activations on their way to and from the host are waited for: [layouts]."""
-    limit = problem.run.offload_layers
-    if not limit:
+def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: _LayerSeconds, stage: SlowestStage) -> np.ndarray:
+    """Return the seconds per micro batch that the slowest stage waits for activations on their way to and from the host:
+    [layouts]. Modules are offloaded in all layers, layers whole and of a single stage."""
+    limit, row, level = problem.run.offload_layers, layouts.row, layouts.recompute
+    if limit:
+        moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), row)
+        return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, 0, row], layer.forward, layer.backward))
+    if not problem.run.offload_modules:
         return np.zeros(len(layouts))
-    moved, _ = terms.stages.recomputed(np.full(len(layouts), limit), layouts.row)
-    return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, 0, layouts.row], layer.forward, layer.backward))
+    whole = exposed_transfer(problem, terms.away[:, 0, row], layer.forward, layer.backward)
+    again = exposed_transfer(problem, terms.away[:, level, row], layer.forward, layer.backward + layer.recompute)
+    return over_kinds(stage.layers - stage.recomputed, whole) + over_kinds(stage.recomputed, again)

@@ -30,7 +30,6 @@ from solver.step.solutions import Solutions
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "configs" / "cases"
 KEYS = {"id", "hardware", "cluster", "model", "run", "measured", "source"}
-NOT_MODELLED = dict.fromkeys(("0181", "0182"), "fine-grained-activation-offloading")
 #: 100 * (2 * 100 + 2 * 100) + 3 * 100 * 200 = 100,000 weights in the linears of its one layer, 50 * 100 in the head.
 SMALL = ModelSpec(
     name="small", hidden_size=100, intermediate_size=200, num_hidden_layers=1, num_attention_heads=10, num_key_value_heads=10,
@@ -83,9 +82,7 @@ def test_every_case_reads_and_none_is_left_out(plain: list[dict[str, Any]]) -> N
     experts = {c["id"] for c in plain if "num_experts" in c["model"] or "kv_lora_rank" in c["model"]}
     assert len(cases) == 1583 and len({case.id for case in cases}) == 1583
     assert len(experts) == 140 and sum(name.startswith("SM:deepseekv2") for name in experts) == 6
-    # Megatron Core's options that are not modelled
-    skipped = {case.id: case.skipped.split(":")[0] for case in cases if case.skipped}
-    assert skipped == {f"GV-{number}": f"Megatron's --{option}" for number, option in NOT_MODELLED.items()}
+    assert not any(case.skipped for case in cases)
 
 
 def test_cases_hold_numbers_and_no_texts(plain: list[dict[str, Any]]) -> None:

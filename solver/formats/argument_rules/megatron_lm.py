@@ -98,6 +98,10 @@ def _group_fits(a: Arguments) -> bool:
     return _pp(a) <= group <= count and (count % group == 0 or count % group >= _pp(a))
 
 
+def _offloaded(a: Arguments) -> list[str]:
+    return a.text("offload-modules", "").split()
+
+
 def _modules(a: Arguments) -> set[str]:
     return set(a.text("recompute-modules", "core_attn").split()) if a.text("recompute-granularity") == "selective" else set()
 
@@ -214,6 +218,11 @@ _RECOMPUTATION = (
          lambda a: implies(a.size("cpu-offloading-num-layers", 0), _pp(a) == 1
                            and a.size("cpu-offloading-num-layers", 0) < a.size("num-layers")
                            and not _graphed(a) and "recompute-granularity" not in a)),
+    Rule("--fine-grained-activation-offloading needs --offload-modules, and of these attn_proj core_attn", _CONFIG,
+         lambda a: ("fine-grained-activation-offloading" in a) == ("offload-modules" in a)
+         and implies("attn_proj" in _offloaded(a), "core_attn" in _offloaded(a))),
+    Rule("--fine-grained-activation-offloading excludes --cpu-offloading-num-layers", _CONFIG,
+         lambda a: not ("fine-grained-activation-offloading" in a and "cpu-offloading-num-layers" in a)),
     Rule("--cuda-graph-impl excludes --recompute-granularity full", _CONFIG,
          lambda a: not (_graphed(a) and a.text("recompute-granularity") == "full") or "full_iteration" in _scope(a)),
     Rule("--cuda-graph-scope moe_preprocess needs moe_router, which needs experts", _CONFIG,
@@ -280,6 +289,7 @@ CORE = tuple(rule for rule in RULES if rule.source != _START)
 SINCE = {
     "pipeline-model-parallel-layout": "0.13", "delay-wgrad-compute": "0.14", "overlap-moe-expert-parallel-comm": "0.14",
     "cuda-graph-impl": "0.15", "cuda-graph-scope": "0.16", "moe-flex-dispatcher-backend": "0.16", "optimizer": "0.16",
+    "fine-grained-activation-offloading": "0.16",
 }  # fmt: skip
 
 

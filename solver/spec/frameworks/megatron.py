@@ -91,7 +91,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "changed_states_need_zero": True,  # optimizer_config.py: the precision-aware optimizer is the distributed one's
         "overlaps_muon": False,  # arguments.py asserts that --overlap-grad-reduce is off
         "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
-        "offloads": ("optimizer", "activations"),  # --optimizer-cpu-offload, since 0.12; --cpu-offloading-num-layers
+        # --optimizer-cpu-offload, since 0.12; --cpu-offloading-num-layers; --fine-grained-activation-offloading, since 2026
+        "offloads": ("optimizer", "activations", "modules"),
     },
     kernels={
         "dropout": False,  # current recipes set both dropouts to 0
@@ -243,6 +244,7 @@ MEGATRON_BRIDGE_26 = MEGATRON_BRIDGE_25.derive(
     "2026-02",
     aliases=("megatron-bridge 26",),
     flags={"moe_dispatcher": "hybridep"},
+    can_run={"offloads": ("optimizer", "activations", "modules")},
 )
 
 #: Since 26.06 the grouped GEMMs of MXFP8 experts may include what stands between them (NVTE_CUTEDSL_FUSED_GROUPED_MLP).
@@ -322,7 +324,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "micro_batch_groups": True,
         "optimizers": ("adam", "muon"),
         "optimizer_states": ("fp32", "bf16", "8bit"),
-        "offloads": ("optimizer", "activations"),
+        "offloads": ("optimizer", "activations", "modules"),
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},

@@ -79,6 +79,13 @@ def test_hundreds_of_layouts_of_each_model_come_back(name: str, tmp_path: Path) 
         assert_same_estimate(model, runs[:4])
 
 
+def test_modules_on_the_host_come_back(tmp_path: Path) -> None:
+    run = RUN.replace(
+        offload_modules="core_attn+expert_fc1", ep=8, recompute="selective", recompute_modules="moe_act+layernorm"
+    )
+    assert round_trips(model_of("qwen3_30b_a3b"), [run], ".yaml", tmp_path) == (1, {})
+
+
 def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
     config = load(tmp_path, OVERRIDES, "qwen3_30b_a3b")
     expected = {

@@ -166,6 +166,15 @@ def test_optimizer_and_host_flags() -> None:
     run = read(optimizer_cpu_offload=True, optimizer_offload_fraction=0.25, cpu_offloading_num_layers=3)[1]
     assert (run["optimizer_offload_fraction"], run["offload_layers"]) == (0.25, 3)
     assert read(optimizer_cpu_offload=True)[1]["optimizer_offload_fraction"] == 1.0
+
+
+def test_modules_on_the_host() -> None:
+    run = read(fine_grained_activation_offloading=True, offload_modules="[core_attn attn_proj]")[1]
+    assert run["offload_modules"] == ["core_attn", "attn_proj"]
+    with pytest.raises(InputError, match="needs --offload-modules of attn_norm, qkv_linear"):
+        read(fine_grained_activation_offloading=True)
+    with pytest.raises(InputError, match="--activation-offload-fraction 0.5: only 1, its default, is modelled"):
+        read(fine_grained_activation_offloading=True, offload_modules="core_attn", activation_offload_fraction=0.5)
     narrow = read(use_precision_aware_optimizer=True, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")[1]
     assert narrow["optimizer_states"] == "bf16" and "optimizer_states" not in read(exp_avg_dtype="bf16")[1]
     with pytest.raises(InputError, match="give one of fp32"):

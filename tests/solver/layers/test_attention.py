@@ -78,7 +78,7 @@ def test_scores_in_fp32_go_through_eager_kernels_and_tf32_gemms() -> None:
     found = moved(layer)
     assert found["softmax.forward"] == ("softmax", SCORES * (2 + 2) * 4)
     assert found["softmax.input_grad"] == ("softmax", SCORES * (3 + 2 + 2 + 4 + 2) * 4)
-    assert saved(layer)["probabilities"] == SCORES * 4
+    assert saved(layer)["attention_scores"] == SCORES * 4
     gemms = [op for op in layer.ops if op.kind == "linear"]
     assert {op.dtype for op in gemms} == {"tf32"} and not any(op.dims["accumulate"] for op in gemms)
     plain = program(framework="megatron-lm", attention="unfused", precision="fp32", grad_dtype="fp32")
@@ -111,7 +111,7 @@ def test_memory_of_scores_without_a_fused_kernel(framework: str, kept: int, grad
     # kept: the softmax's output of two bytes; with dropout its mask and output (Korthikanti et al. 2022); eager softmax: fp32
     # too. Gradients alive: those of probabilities and scores, two bytes each, and eager ones in fp32 as well
     layer = program(framework=framework, attention="unfused", dropout=True if framework == "megatron-lm" else None)
-    assert saved(layer)["probabilities"] == SCORES * kept and "log_sum_exp" not in saved(layer)
+    assert saved(layer)["attention_scores"] == SCORES * kept and "log_sum_exp" not in saved(layer)
     stream = 2 * 32 * 64 * 2
     assert np.ravel(layer.transient_bytes)[0] == stream + SCORES * gradients
 

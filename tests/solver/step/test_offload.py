@@ -18,8 +18,10 @@ from solver.report.explain import explain
 from solver.search.search import search
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
+from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS as MEMORY_PARTS
+from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 from solver.step.time import PARTS
 
@@ -195,3 +197,91 @@ def test_gradients_stay_here_where(constants: dict[str, Any], zero: int, reason:
     run = found.problem.run.replace(zero=zero, zero_shard_size=8, **constants)
     with pytest.raises(InputError, match=reason):
         check_layout(MODEL, found.problem.cluster, run)
+
+
+EXPERTS = load_run_config("configs/models/deepseek_v2_lite.json").model
+
+
+def moved(
+    cost: CostModel, model: ModelSpec, layout: dict[str, Any] | None = None, link: float = 50, **constants: Any
+) -> Solutions:
+    cluster = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": link})
+    problem = make_problem(model, 8, cost, 8192, cluster, framework="megatron-core", precision="bf16", **constants)
+    return estimated(problem, [problem.run.replace(**{**LAYOUT, **(layout or {})})])
+
+
+def test_modules_on_the_host_by_hand(h100_model: CostModel) -> None:
+    here, away = moved(h100_model, MODEL), moved(h100_model, MODEL, offload_modules="core_attn")
+    layers, h, tokens = MODEL.num_hidden_layers, MODEL.hidden_size, 8192
+    heads = h + 2 * MODEL.num_key_value_heads * MODEL.head_dim
+    core = 2 * tokens * (heads + h)  # queries, keys, values and the context; their statistics are small
+    assert held(here, "activations") - held(away, "activations") == pytest.approx((layers - 1) * core)
+    two = {"pp": 2, "dp": 4, "zero_shard_size": 4, "num_micro_batches": 8}  # two micro batches in flight
+    before, after = (moved(h100_model, MODEL, two, offload_modules=what) for what in ("", "core_attn"))
+    assert held(before, "activations") - held(after, "activations") == pytest.approx((2 * layers / 2 - 1) * core)
+    # the projection's input is the context, which leaves once
+    both = moved(h100_model, MODEL, offload_modules="core_attn+attn_proj")
+    assert held(both, "activations") == held(away, "activations")
+    slow = moved(h100_model, MODEL, link=1, offload_modules="core_attn")
+    late = layers * 2 * core / 1e9
+    assert part(away, "offload_exposed") == 0
+    assert late - part(here, "compute") / 4 < part(slow, "offload_exposed") / 4 < late
+
+
+def test_small_tensors_stay_and_norms_that_are_part_of_a_linear_move_with_it(h100_model: CostModel) -> None:
+    here = moved(h100_model, MODEL)
+    away = moved(h100_model, MODEL, offload_modules="qkv_linear")
+    stream = 2 * 8192 * MODEL.hidden_size
+    assert held(here, "activations") - held(away, "activations") == pytest.approx((MODEL.num_hidden_layers - 1) * 2 * stream)
+    few = {"tp": 8, "dp": 1, "tp_mode": "msp", "zero": 0, "zero_shard_size": 1}  # of a rank 1,024 tokens of 512, half a million
+    short = make_problem(MODEL, 8, h100_model, 1024, cluster_of(DEVICES["h100_sxm"], HOST), framework="megatron-core",
+                         offload_modules="core_attn")  # fmt: skip
+    layout = short.run.replace(**{**LAYOUT, **few})
+    plain = Problem(short.model, short.run.replace(offload_modules=""), short.cluster, short.cost)
+    assert held(estimated(short, [layout]), "activations") == held(estimated(plain, [layout]), "activations")
+
+
+def test_experts_and_latent_attention_on_the_host(h100_model: CostModel) -> None:
+    ranks = {"ep": 8, "etp": 1}
+    sizes = {what: held(moved(h100_model, EXPERTS, ranks, offload_modules=what), "activations")
+             for what in ("", "attn_norm", "mlp_norm", "expert_fc1", "moe_act")}  # fmt: skip
+    h, layers, rows = EXPERTS.hidden_size, EXPERTS.num_hidden_layers, 8192 * EXPERTS.num_experts_per_tok
+    of_experts = layers - EXPERTS.first_k_dense_replace - 1  # one layer's stay
+    assert sizes[""] - sizes["attn_norm"] == pytest.approx((layers - 1) * 2 * 8192 * h)
+    assert sizes[""] - sizes["mlp_norm"] == pytest.approx(of_experts * 2 * 8192 * h)
+    assert sizes[""] - sizes["expert_fc1"] == pytest.approx(of_experts * 2 * rows * h)
+    assert sizes[""] - sizes["moe_act"] == pytest.approx(of_experts * 2 * rows * 2 * EXPERTS.moe_intermediate_size)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "constants", "sentence"),
+    [
+        (MODEL, {}, {"offload_modules": "moe_act"}, "has no moe_act to keep on the host"),
+        (MODEL, {}, {"offload_modules": "attn_norm"}, "has no attn_norm to keep on the host"),
+        (MODEL, {}, {"offload_modules": "attn_proj"}, "attn_proj to keep on the host needs core_attn"),
+        (MODEL, {"recompute": "full"}, {"offload_modules": "core_attn"}, "leaves nothing to full recomputation"),
+        (MODEL, {"recompute": "selective"}, {"offload_modules": "core_attn"}, "core_attn is recomputed"),
+        (MODEL, {}, {"offload_modules": "core_attn", "offload_layers": 2}, "not both"),
+        (MODEL, {}, {"offload_modules": "core_attn", "cuda_graphs": True}, "CUDA graphs of whole layers"),
+        (MODEL, {}, {"offload_modules": "core_attn", "framework": "megatron-core-0.8"}, "does not offer to offload modules"),
+    ],
+)
+def test_modules_that_no_framework_keeps_on_the_host_are_refused(
+    h100_model: CostModel, model: ModelSpec, layout: dict[str, Any], constants: dict[str, Any], sentence: str
+) -> None:
+    problem = make_problem(model, 8, h100_model, 8192, cluster_of(DEVICES["h100_sxm"], HOST), framework="megatron-core")
+    with pytest.raises(InputError, match=sentence):
+        check_layout(model, problem.cluster, problem.run.replace(**LAYOUT, **constants).replace(**layout))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sets(st.sampled_from(["qkv_linear", "core_attn", "expert_fc1", "moe_act", "mlp_norm", "attn_norm"])), st.floats(0.5, 500)
+)
+def test_modules_away_never_take_memory_and_never_save_time(h100_model: CostModel, names: set[str], link: float) -> None:
+    ranks = {"ep": 8, "etp": 1}
+    here = moved(h100_model, EXPERTS, ranks)
+    away = moved(h100_model, EXPERTS, ranks, link, offload_modules="+".join(sorted(names)))
+    assert away.memory.allocated[0] <= here.memory.allocated[0] * (1 + 1e-12)
+    assert away.times.seconds[0] >= here.times.seconds[0] * (1 - 1e-12)
+    assert away.times.parts[:, 0].sum() == pytest.approx(away.times.seconds[0])
