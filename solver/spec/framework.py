@@ -121,7 +121,7 @@ class Pipeline:
 
     #: Each tensor-parallel rank sends its share of the activation, and the receiving ranks all-gather the shares.
     scatter_gather: bool = True
-    blocking_sends: float = 2.0  #: sends or receives that a stage waits for in a micro batch, one after the other
+    blocking_sends: float = 2.0  #: what a stage between two others waits for in a micro batch, one after the other
     #: How layers are assigned to stages: ``even``; ``items``: embedding, final norm and head count as layers; ``cost``: stages
     #: of equal multiplications in linears, of which the head's are as many as some layers'.
     assignment: str = "even"

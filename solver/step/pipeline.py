@@ -77,12 +77,15 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     limit = recomputed_limit(problem, layouts)
     head_recompute = np.where(end_recomputed(problem, layouts), terms.head_recompute[layouts.recompute, row], 0.0)
     embedding, head = terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + head_recompute - deferred
-    bottleneck, recomputed_of_all = _slowest_stage(terms, layouts, (embedding, head), layer, limit)
-    stage = bottleneck.stage
-    slowest = bottleneck.seconds + send_recv + root
+    # an end of the pipeline has one neighbour: it makes one exchange less, of two for each chunk (a wave's formula has its own)
+    at_end = np.where((pp > 1) & ~terms.splits.waves[row], send_recv * (1 - 1 / (2.0 * vpp)), send_recv)
+    bottleneck, recomputed_of_all = _slowest_stage(terms, layouts, (embedding, head), (send_recv, at_end), layer, limit)
+    stage, filling = bottleneck.stage, send_recv * (pp - 1) * FILLING_SENDS / problem.framework.pipeline.blocking_sends
+    send_recv = bottleneck.send_recv
+    slowest = bottleneck.seconds + root
     total = (
         over_kinds(terms.stages.totals[:, None], layer.once) + over_kinds(recomputed_of_all, layer.recomputing)
-        + embedding + head + root + send_recv * (1 + (pp - 1) * FILLING_SENDS / problem.framework.pipeline.blocking_sends)
+        + embedding + head + root + filling + np.where(terms.splits.waves[row], send_recv, 0.0)
     )  # fmt: skip
     deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
     forward = over_kinds(stage.layers, layer.forward)
@@ -225,9 +228,10 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
 
 
 class _Bottleneck(NamedTuple):
-    """Seconds of one micro batch on the slowest stage, and what it holds; arrays over layouts."""
+    """Seconds of one micro batch on the slowest stage, of them the sends, and what it holds; arrays over layouts."""
 
     seconds: np.ndarray
+    send_recv: np.ndarray
     stage: SlowestStage
 
 
@@ -241,19 +245,27 @@ def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[
 
 
 def _slowest_stage(
-    terms: SplitTerms, layouts: Layouts, ends: tuple[np.ndarray, np.ndarray], layer: _LayerSeconds, limit: np.ndarray
+    terms: SplitTerms,
+    layouts: Layouts,
+    ends: tuple[np.ndarray, np.ndarray],
+    sends: tuple[np.ndarray, np.ndarray],
+    layer: _LayerSeconds,
+    limit: np.ndarray,
 ) -> tuple[_Bottleneck, np.ndarray]:
     """Return the slowest stage (of equal ones the first, else the last), and the recomputed layers of all, [kinds, layouts].
 
-    ends: seconds of embedding and head. limit: layers that every stage recomputes at most.
+    ends: seconds of embedding and head. sends: seconds of a middle stage's sends, and of an end's; the first stage stands for
+    middle ones of as many layers where there are any. limit: layers that every stage recomputes at most.
     """
     row, stages = layouts.row, terms.stages
     counts, has_embedding, has_head = stages.counts[:, :, row], stages.has_embedding[:, row], stages.has_head[:, row]
     recomputed, recomputed_of_all = stages.recomputed(limit, row, counts)
     embedding, head = ends
+    between, at_end = sends
+    sent = np.where((has_head > 0) | (terms.splits.pp[row] == 2), at_end, between)
     seconds = np.array([
         over_kinds(counts[s], layer.once) + over_kinds(recomputed[s], layer.recomputing)
-        + has_embedding[s] * embedding + has_head[s] * head
+        + has_embedding[s] * embedding + has_head[s] * head + sent[s]
         for s in range(len(counts))
     ])  # fmt: skip
     slowest = np.argmax(seconds, axis=0)
@@ -261,7 +273,7 @@ def _slowest_stage(
     stage = SlowestStage(
         counts.transpose(0, 2, 1)[chosen].T, recomputed.transpose(0, 2, 1)[chosen].T, has_embedding[chosen], has_head[chosen]
     )
-    return _Bottleneck(seconds[chosen], stage), recomputed_of_all
+    return _Bottleneck(seconds[chosen], sent[chosen], stage), recomputed_of_all
 
 
 def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: _LayerSeconds, stage: SlowestStage) -> np.ndarray:

@@ -16,7 +16,7 @@ MEGATRON_DEEPSPEED = Framework(
     released="2021-07",
     aliases=("deepspeed", "gpt-neox"),
     flags={
-        "zero": 1,
+        "zero": 0,  # runtime/zero/config.py: a configuration that names no stage
         "grad_dtype": "fp16",  # in flat buffers
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,

@@ -47,13 +47,13 @@ def test_reduce_scattered_gradients_are_copied_too() -> None:
 
 
 def test_blocking_stages_send_whole_activations() -> None:
-    # 32 tokens of 64 values of 2 bytes to the other node, unsplit from each of two tensor ranks, four in turn per micro batch
+    # 32 tokens of 64 values of 2 bytes to the other node, unsplit from each of two tensor ranks: one each way, in turn
     layout: dict[str, Any] = {"tp": 2, "pp": 2, "dp": 4, "num_micro_batches": 4}
     found = tiny("aleph alpha", 16, **layout)
-    assert part(found, "pp_transfer")[0] == pytest.approx(4 * 4 * 32 * 64 * 2 * NETWORK, rel=1e-12)
-    # Megatron-LM sends half from each rank, all-gathers it on the other side, and waits for one send/recv each way
+    assert part(found, "pp_transfer")[0] == pytest.approx(4 * 2 * 32 * 64 * 2 * NETWORK, rel=1e-12)
+    # Megatron-LM sends half from each rank, all-gathers it on the other side, and sends and receives at once
     found = tiny("megatron-lm", 16, **layout)
-    assert part(found, "pp_transfer")[0] == pytest.approx(4 * 2 * (32 * 64 * NETWORK + 32 * 64 * 2 * LINK), rel=1e-12)
+    assert part(found, "pp_transfer")[0] == pytest.approx(4 * (32 * 64 * NETWORK + 32 * 64 * 2 * LINK), rel=1e-12)
 
 
 def test_full_recomputation_includes_the_head_where_every_item_is_checkpointed() -> None:

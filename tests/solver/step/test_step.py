@@ -62,7 +62,7 @@ def test_two_stages_and_three_micro_batches_by_hand() -> None:
     embedding = (2048 * 12 + 256 * 64 * 2) * BYTE
     head = 2048 * 10 * BYTE + 3_145_728 * FLOP + 8192 * 54 * BYTE
     # Each stage sends 32 * 64 * 2 = 4,096 bytes to the other one in the same node.
-    send_recv = 2 * 4096 * LINK
+    send_recv = 4096 * LINK  # each has one neighbour: between two of its passes it sends and receives at once
     first, last = layer_forward + layer_backward + embedding, layer_forward + layer_backward + head
     assert last > first
     slowest = last + send_recv
@@ -403,11 +403,11 @@ def test_the_pipeline_agrees_with_the_event_simulation(h100_model: CostModel) ->
         backward += terms.recompute[0, found.layouts.recompute[index], row]
         first, last = terms.stages.layers[:2, row].astype(int)
         layers = _stage_sizes(30, first, last, int(terms.splits.pp[row]))
-        f, b = layers * forward + terms.send_recv[row], layers * backward + terms.send_recv[row]
+        f, b = layers * forward, layers * backward
         for stage, end in ((0, found.table.embedding.times), (-1, found.table.head.times)):
             f[stage] += end.forward[:, key].sum()
             b[stage] += end.backward[:, key].sum()
-        exact = simulate("1f1b", f, b, int(terms.splits.num_micro_batches[row])).makespan
+        exact = simulate("1f1b", f, b, int(terms.splits.num_micro_batches[row]), transfer=float(terms.send_recv[row])).makespan
         once = sum(part(found, name)[index] for name in STATE_PARTS)
         errors.append((found.times.seconds[index] - once) / exact - 1)
         even.append(len(set(layers.tolist())) == 1)

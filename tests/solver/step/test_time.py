@@ -28,7 +28,7 @@ def test_zero_bubble_fills_the_bubble_with_weight_gradients(schedule: str, fille
     # arXiv 2401.10241, table 2: the bubble of two stages is that of 1F1B less 2 W (ZB-H1), W of the last stage, head included
     found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "schedule": schedule, "attention": "flash"}, dp=1, pp=2, zero=0,
                  num_micro_batches=4)  # fmt: skip
-    on_first = LAYER + EMBEDDING + 2 * SEND
+    on_first = LAYER + EMBEDDING + SEND
     assert part(found, "bubble")[0] == pytest.approx(on_first - filled * (WEIGHT_GRAD + HEAD_WEIGHT_GRAD), rel=1e-9)
 
 
@@ -57,8 +57,8 @@ def test_what_weight_gradients_need_of_a_micro_batch() -> None:
 
 
 def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
-    # four layers in two stages of two chunks: a stage waits for a send each way per chunk and micro batch; with overlap only
-    # the 2 * 2 - 1 hops of the first micro batch, there and back, are exposed
+    # four layers in two stages of two chunks: a stage waits for a send each way per chunk and micro batch, but not at the ends
+    # of the pipeline; with overlap only the 2 * 2 - 1 hops of the first micro batch, there and back, are exposed
     def parts(overlap: bool) -> tuple[float, float]:
         found = tiny("megatron-lm", 2, TINY.replace(num_hidden_layers=4), {**RUN, "p2p_overlap": overlap}, dp=1, pp=2, vpp=2,
                      zero=0, num_micro_batches=4)  # fmt: skip
@@ -66,7 +66,7 @@ def test_interleaved_sends_overlap_except_for_the_first_and_the_last() -> None:
 
     on_first = 2 * LAYER + EMBEDDING
     assert parts(True) == pytest.approx((0.0, on_first / 2 + 2 * 3 * SEND), rel=1e-9)
-    assert parts(False) == pytest.approx((4 * 2 * 2 * SEND, (on_first + 4 * SEND) / 2), rel=1e-9)
+    assert parts(False) == pytest.approx((4 * 3 * SEND, (on_first + SEND) / 2), rel=1e-9)
 
 
 def test_a_stage_that_recomputes_no_layer_does_not_recompute_the_head() -> None:
@@ -83,7 +83,7 @@ def test_the_bubble_has_the_recomputed_layers_of_the_other_stages() -> None:
     found = tiny("generic", 2, model, RUN, dp=1, pp=2, zero=0, num_micro_batches=4, recompute="full", recompute_layers=1)
     once = float(part(found, "recompute")[0]) / 4
     assert once == pytest.approx(2_494_464 * FLOP + 77_824 * BYTE, abs=2048 * 6 * BYTE * 1.01)
-    assert part(found, "bubble")[0] == pytest.approx(2 * LAYER + once + EMBEDDING + 2 * SEND, rel=1e-9)
+    assert part(found, "bubble")[0] == pytest.approx(2 * LAYER + once + EMBEDDING + SEND, rel=1e-9)
 
 
 def test_recomputation_of_some_layers_counts_those_of_the_slowest_stage() -> None:
