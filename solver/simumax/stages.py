@@ -87,7 +87,7 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
 
         def state(names: set[str], stage: int = stage) -> np.ndarray:
             some = {name: share for name, share in shares.items() if name in names}
-            held: np.ndarray = stage_state(problem, table, key, some, several, stages, stage)[:, zero, 0]
+            held: np.ndarray = stage_state(problem, table, key, some, several, stages, stage)[:3, zero, 0]
             return held
 
         beside = state(set())

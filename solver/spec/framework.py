@@ -122,6 +122,9 @@ class Pipeline:
     #: Each tensor-parallel rank sends its share of the activation, and the receiving ranks all-gather the shares.
     scatter_gather: bool = True
     blocking_sends: float = 2.0  #: what a stage between two others waits for in a micro batch, one after the other
+    #: Buffers of what a stage receives of all micro batches are there all the while, and the outputs that it sent until their
+    #: backward pass (torch/distributed/pipelining/stage.py).
+    keeps_messages: bool = False
     #: How layers are assigned to stages: ``even``; ``items``: embedding, final norm and head count as layers; ``cost``: stages
     #: of equal multiplications in linears, of which the head's are as many as some layers'.
     assignment: str = "even"
@@ -179,6 +182,8 @@ class MemoryUse:
     runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
     #: Weights are held in fp32 and cast for each GEMM (autocast), whose backward pass keeps the cast ones.
     fp32_weights: bool = False
+    weights_as_moments: bool = False  #: narrow moments are those of 16-bit parameters, of which there is no fp32 copy
+    fused_adam_copies: bool = False  #: Adam with narrow moments is Transformer Engine's (spec.precision)
     #: What ZeRO-3 keeps gathered from the forward to the backward pass, of FSDP's root: "embedding", "head".
     root_stays: tuple[str, ...] = ()
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.

@@ -19,7 +19,8 @@ class ElementBytes:
     """Bytes per element by role.
 
     activation: also GEMM operands and the weights all-gathered for them. weight: as stored between steps (ZeRO 0 to 2).
-    gradient: as accumulated and reduced. states: Adam's moments, and the fp32 master copy of 16-bit weights.
+    gradient: as accumulated and reduced. states: Adam's moments, and what the optimizer keeps of the fp32 master copy of 16-bit
+    weights. step: what the optimizer's step adds for as long as it runs.
     """
 
     activation: int
@@ -27,6 +28,7 @@ class ElementBytes:
     gradient: int
     states: float
     sharded: float  #: weight and states under ZeRO-3, whose shards are the master weights, so that there is no second copy
+    step: float = 0.0
 
 
 def activation_bytes(run: Strategy) -> int:
@@ -36,10 +38,23 @@ def activation_bytes(run: Strategy) -> int:
 def element_bytes(run: Strategy, framework: Framework) -> ElementBytes:
     """Return the bytes per element of a run.
 
-    In fp32 and under autocast the weights are the fp32 master copy; otherwise 16-bit weights are held in addition to it.
+    In fp32 and under autocast the weights are the fp32 master copy; otherwise 16-bit weights are held in addition to it. Adam
+    of torch has moments as wide as its parameters: narrow ones mean that these are the 16-bit weights. Adam of Transformer
+    Engine with narrow moments makes fp32 copies of all of them for its step, and keeps of the master copy only the 16 bits that
+    the weights lack (transformer_engine/pytorch/optimizers/fused_adam.py, store_param_remainders), except beside quantised
+    weights, but for those of the delayed recipe (megatron/core/optimizer/__init__.py), as read.
     """
-    activation = activation_bytes(run)
-    wide = activation == FP32 or framework.memory.fp32_weights
-    weight = FP32 if wide else HALF
-    moments = 2 * MOMENTS[run.optimizer_states]
-    return ElementBytes(activation, weight, GRAD_BYTES[run.grad_dtype], moments + (0 if wide else FP32), moments + FP32)
+    activation, memory = activation_bytes(run), framework.memory
+    narrow, moments = run.optimizer_states != "fp32", 2 * MOMENTS[run.optimizer_states]
+    halves = memory.weights_as_moments and narrow and activation == HALF
+    wide = (activation == FP32 or memory.fp32_weights) and not halves
+    remainders = run.precision == "bf16" or (run.precision == "fp8" and run.fp8_recipe == "delayed")
+    rest = HALF if memory.fused_adam_copies and narrow and remainders else FP32
+    return ElementBytes(
+        activation,
+        weight=FP32 if wide else HALF,
+        gradient=GRAD_BYTES[run.grad_dtype],
+        states=moments + (0 if wide or halves else rest),
+        sharded=moments + (HALF if halves else FP32),
+        step=2.0 * FP32 if memory.fused_adam_copies and narrow else 0.0,
+    )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.layers.program import LINEARS, OTHERS
+from solver.layers.program import EXPERTS, LINEARS, OTHERS
 from solver.schedule.automatic import automatic_limit
 from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
@@ -69,7 +69,8 @@ def stage_state(
     problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], several: np.ndarray,
     stages: StageKinds, stage: int,
 ) -> np.ndarray:  # fmt: skip
-    """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage: [3, 4 ZeRO stages, splits].
+    """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds:
+    [4, 4 ZeRO stages, splits].
 
     shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. several: whether ranks hold copies,
     bool [splits]. 16-bit weights, gradients in
@@ -80,7 +81,7 @@ def stage_state(
     """
     sizes = problem.element_bytes
     has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
-    out = np.zeros((3, 4, len(key)))
+    out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
     shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
     dummies = problem.framework.memory.dummy_gradients and not problem.is_frozen(LINEARS)
     out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * dummies
@@ -113,7 +114,10 @@ def stage_state(
             out[1, zero] += ((reduced or sizes.gradient) + half) * whole * here
             out[1, zero] += copied * partitioned * here if zero else 0.0
             state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
-            out[2, zero] += state * (elements if zero == 0 else partitioned)
+            owned = elements if zero == 0 else partitioned
+            out[2, zero] += state * owned
+            update[int(name == EXPERTS), zero] += sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
+    out[3] = update.max(axis=0)
     return out
 
 
@@ -145,11 +149,13 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
 
 class _StageBytes(NamedTuple):
     """Bytes of one stage. state: weights, gradients and optimizer states, [3, 4 ZeRO stages, splits]. absent: of the gradients
-    what is not there while the loss is computed, [4, splits]. Arrays over pipelines: activations; kept: logits and operands
-    that wait; loss, backward: what lives while the loss, or a layer's backward pass, runs."""
+    what is not there while the loss is computed, [4, splits]; update: what lives while the optimizer's step runs, [4, splits].
+    Arrays over pipelines: activations; kept: logits and operands that wait; loss, backward: what lives while the loss, or a
+    layer's backward pass, runs."""
 
     state: np.ndarray
     absent: np.ndarray
+    update: np.ndarray
     activations: np.ndarray
     kept: np.ndarray
     loss: np.ndarray
@@ -198,9 +204,12 @@ class PeakMemory:
         state[1] -= np.where(at_loss, held.absent[zero, row], 0.0)
         there = np.where(at_loss, held.loss[pipeline], 0.0), np.where(at_loss, 0.0, held.backward[pipeline])
         buffers = np.where(at_loss, *self._buffers[:, zero, row])
-        return np.stack([
-            *state, self._workspaces[row], held.activations[pipeline], there[1], held.kept[pipeline] + there[0], buffers,
-        ])  # fmt: skip
+        passing = np.array([held.activations[pipeline], there[1], held.kept[pipeline] + there[0], buffers])
+        update = held.update[zero, row]
+        at_step = update > passing.sum(axis=0) - np.where(at_loss, held.absent[zero, row], 0.0)
+        state[1] += np.where(at_step & at_loss, held.absent[zero, row], 0.0)
+        state[2] += np.where(at_step, update, 0.0)
+        return np.stack([*state, self._workspaces[row], *np.where(at_step, 0.0, passing)])
 
     def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
@@ -208,9 +217,12 @@ class PeakMemory:
         held = self._stage_bytes(stage)
         at_loss, loss, backward = self._moments(held)
         dynamic = (held.activations + held.kept)[self._pipeline] + np.where(at_loss, loss, backward)
-        state = held.state.sum(axis=0) + self._workspaces
+        state = (held.state.sum(axis=0) + self._workspaces)[zero, row]
         absent = np.where(at_loss, held.absent[zero, row], 0.0) if held.absent.any() else 0.0
-        return state[zero, row] - absent + dynamic, dynamic
+        if not held.update.any():
+            return state - absent + dynamic, dynamic
+        update = held.update[zero, row]
+        return state + np.maximum(dynamic - absent, update), np.where(update > dynamic - absent, update, dynamic)
 
     def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return whether the loss needs more than a layer's backward pass, and what comes and goes at each: [layouts] each."""
@@ -250,6 +262,8 @@ class PeakMemory:
             before_last = np.where(problem.model.num_nextn_predict_layers * stages.has_head[stage, row] > 0, 1, 0)
             here = (RESIDENT_MODULES - before_last) * np.where(rest > 0, self._whole_away, self._kept_away).max(axis=0)
             activations = np.minimum(activations, activations - away + here)
+        if problem.framework.pipeline.keeps_messages:
+            activations = activations + self._messages(flight * splits.vpp, index, stages.has_end[stage])[row]
         backward = self._backward(counts[:, row] > 0, recomputed > 0)
         dropped = np.where(end_recomputed(problem, self._pipelines), self._pipelines.recompute, 0)
         head, transient = self._table.head.saved[dropped, self._key[row]], self._table.head.transient[self._key[row]]
@@ -265,9 +279,9 @@ class PeakMemory:
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
         several = splits.dp * splits.cp > 1
-        state = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)
+        *state, update = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)
         absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
-        return _StageBytes(state, absent, activations, kept_logits, loss, backward)
+        return _StageBytes(np.array(state), absent, update, activations, kept_logits, loss, backward)
 
     def totals(self, allocated: np.ndarray, dynamic: np.ndarray, stage: int) -> _Sizes:
         """Return the bytes of a stage, as in Memory, from its sums. stage: its index."""
@@ -280,6 +294,21 @@ class PeakMemory:
             reserved = reserved + memory.collective_gaps * layers * self._gathered[self._layouts.row]
         device = reserved + memory.runtime_bytes
         return _Sizes(allocated, reserved, device, device + BOUND_GAPS * dynamic + BOUND_SHARE * allocated)
+
+    def _messages(self, flight: np.ndarray, index: np.ndarray, is_last: np.ndarray) -> np.ndarray:
+        """Return the bytes of messages between stages that stay, beside the inputs of layers in flight; shape [splits].
+
+        flight: passes of chunks in flight. Received are activations of all passes, except by the first stage, and gradients,
+        except by the last one.
+        """
+        splits, passes = self._layouts.splits, self._layouts.splits.num_micro_batches * self._layouts.splits.vpp
+        tokens = splits.micro_batch_size * self._problem.run.seq_len // splits.cp
+        shared = np.where(splits.mode == TpMode.MTP, 1, splits.tp)
+        each = tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation / shared
+        first = np.where((index > 0) | (splits.vpp > 1), passes - flight, 0.0)
+        last = np.where(~is_last | (splits.vpp > 1), passes + flight, 0.0)
+        stay: np.ndarray = np.where(splits.pp > 1, each * (np.maximum(first, 0.0) + last), 0.0)
+        return stay
 
     @cached_property
     def _gathered(self) -> np.ndarray:
@@ -308,7 +337,7 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     splits = layouts.splits
     stages = stages_of(problem, splits)
     shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in rank_groups(problem, splits).items()}
-    state = stage_state(problem, table, key, shares, splits.dp * splits.cp > 1, stages, 0).sum(axis=0)
+    state = stage_state(problem, table, key, shares, splits.dp * splits.cp > 1, stages, 0)[:3].sum(axis=0)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]
@@ -331,7 +360,7 @@ def peak_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: L
     peak = PeakMemory(problem, table, key, layouts, stages)
     fullest, at = peak.totals(*peak.sums(0), 0), np.zeros(len(layouts), dtype=np.int64)
     for stage in range(1, len(stages.index)):
-        alike = not problem.run.recompute_stage_layers
+        alike = not (problem.run.recompute_stage_layers or problem.framework.pipeline.keeps_messages)
         if stage > 1 and alike and (stages.counts[stage] <= stages.counts[0]).all():  # a micro batch less of no more layers
             continue
         sizes = peak.totals(*peak.sums(stage), stage)

@@ -106,7 +106,13 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "bias_by_expert": True,  # moe/experts.py: TEGroupedMLP._apply_bias
         "experts_apart": True,  # weight0, weight1, ... of Transformer Engine's GroupedLinear
     },
-    memory={"quantised_inputs": True, "quantised_weights": True, "cublas_threads": 2, "transformer_engine": True},
+    memory={
+        "quantised_inputs": True,
+        "quantised_weights": True,
+        "cublas_threads": 2,
+        "transformer_engine": True,
+        "fused_adam_copies": True,
+    },  # fmt: skip
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds
     tensor_parallel={

@@ -62,7 +62,7 @@ TORCHTITAN_2025 = Framework(
         all_gather_copies=2.0, reduce_scatter_copies=2.0, accumulating_gemms=False, frees_gathered_weights=True
     ),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
-    pipeline=Pipeline(keeps_weights=True),  # parallelize_llama.py: no reshard after forward
+    pipeline=Pipeline(keeps_weights=True, keeps_messages=True),  # parallelize_llama.py: no reshard after forward
     # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
     # expandable segments leave few gaps between tensors; the share is assumed
     memory=MemoryUse(frees_gradients=True, root_stays=("head",), allocator_gaps=(0.1, 0.1)),
@@ -96,6 +96,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "repeats_kv": False, "bias_by_expert": True,
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
+    memory={"weights_as_moments": True},  # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
     doubt=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 

@@ -1,0 +1,70 @@
+"""What is there between passes: messages of a pipeline that stay, and the copies that an optimizer's step makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from toy import TINY, tiny
+
+from solver.spec.frameworks import framework_of
+from solver.spec.model_size import parameters
+from solver.spec.precision import element_bytes
+from solver.spec.strategy import Strategy
+from solver.step.memory import PARTS
+from solver.step.per_stage import memory_of_stages
+from solver.step.solutions import Solutions
+
+MODEL = TINY.replace(num_hidden_layers=4)
+OPTIMIZER, ACTIVATIONS = PARTS.index("optimizer"), PARTS.index("activations")
+MESSAGE = 32 * 64 * 2  #: 32 tokens of 64 values in 16 bits
+
+
+def of_stages(framework: str, **layout: Any) -> list[float]:
+    found = tiny(framework, 4, MODEL, dp=1, pp=4, zero=0, recompute="full", **layout)
+    return [float(bytes_) for bytes_ in memory_of_stages(found, 0).parts[ACTIVATIONS]]
+
+
+def test_messages_of_all_micro_batches_stay_in_torch_pipelines() -> None:
+    # six micro batches; of stages 0 to 3, 4, 3, 2 and 1 are in flight, whose inputs are those of their only layer
+    kept = [4 * MESSAGE, 3 * MESSAGE, 2 * MESSAGE, 1 * MESSAGE]
+    assert of_stages("megatron-core", num_micro_batches=6) == kept
+    # received: six activations, of which those in flight are these inputs; six gradients; sent: outputs of those in flight
+    more = [(6 + 4) * MESSAGE, (6 - 3 + 6 + 3) * MESSAGE, (6 - 2 + 6 + 2) * MESSAGE, (6 - 1) * MESSAGE]
+    found = of_stages("torchtitan-2025-06", num_micro_batches=6)
+    assert found == [held + extra for held, extra in zip(kept, more, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("constants", "weight", "states", "sharded", "step"),
+    [
+        ({}, 2, 12, 12, 0),
+        ({"optimizer_states": "bf16"}, 2, 2 + 4, 8, 8),  # of the fp32 weights the 16 bits that the others lack
+        ({"optimizer_states": "8bit"}, 2, 2 + 2, 6, 8),
+        ({"optimizer_states": "bf16", "precision": "mxfp8"}, 2, 4 + 4, 8, 8),
+        ({"optimizer_states": "bf16", "precision": "fp8", "fp8_recipe": "delayed"}, 2, 2 + 4, 8, 8),
+        ({"optimizer_states": "bf16", "precision": "fp8", "fp8_recipe": "tensorwise"}, 2, 4 + 4, 8, 8),
+        ({"framework": "nemo-automodel", "optimizer_states": "bf16"}, 2, 4, 6, 0),  # parameters and moments in 16 bits
+        ({"framework": "nemo-automodel"}, 2, 12, 12, 0),
+    ],
+)
+def test_bytes_of_states(constants: dict[str, Any], weight: int, states: int, sharded: int, step: int) -> None:
+    run = Strategy(world_size=1, seq_len=32, **{"framework": "megatron-core", "precision": "bf16", **constants})
+    sizes = element_bytes(run, framework_of(run.framework))
+    assert (sizes.weight, sizes.states, sizes.sharded, sizes.step) == (weight, states, sharded, step)
+
+
+def test_narrow_moments_are_widened_for_the_step() -> None:
+    def updated(states: str, **layout: Any) -> Solutions:
+        given = {"dp": 2, "zero": 1, "zero_shard_size": 2, "recompute": "full", **layout}
+        return tiny("megatron-core", 2, MODEL, {"optimizer_states": states}, **given)
+
+    wide, narrow = updated("fp32"), updated("bf16")
+    owned = parameters(MODEL) / 2
+    passing = float(narrow.memory.parts[PARTS.index("workspaces") + 1 :, 0].sum())
+    assert passing == 0.0  # no activations while the optimizer runs, which is the peak here
+    assert narrow.memory.parts[OPTIMIZER, 0] == pytest.approx(owned * (2 + 4 + 8))
+    assert wide.memory.parts[OPTIMIZER, 0] == pytest.approx(owned * 12)
+    large = {"recompute": "none", "micro_batch_size": 64}
+    assert updated("bf16", **large).memory.parts[OPTIMIZER, 0] == pytest.approx(owned * (2 + 4))
+    assert updated("bf16", **large).memory.parts[ACTIVATIONS, 0] == updated("fp32", **large).memory.parts[ACTIVATIONS, 0]
