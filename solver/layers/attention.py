@@ -6,7 +6,7 @@ import numpy as np
 
 from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.context_parallel import exchange
-from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, memory_bound, row_linear
+from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, gradient_sums, memory_bound, row_linear
 from solver.layers.program import ATTENTION, LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
@@ -16,8 +16,10 @@ def attention_ops(shapes: Shapes) -> list[Op]:
     """Return the ops of one attention block, forward and backward."""
     model = shapes.model
     q_width = model.num_attention_heads * model.head_dim
+    projections = _projections(shapes)
     return [
-        *column_linears(shapes, ATTENTION, model.hidden_size, _projections(shapes)),
+        *gradient_sums(shapes, "norm1", ATTENTION, len(projections)),
+        *column_linears(shapes, ATTENTION, model.hidden_size, projections),
         *bias_ops(shapes, "wqkv", ATTENTION, shapes.linear_tokens * _columns(shapes), model.qkv_bias,
                   shapes.framework.kernels.bias_apart),
         *_split_copies(shapes),

@@ -10,7 +10,7 @@ import numpy as np
 
 from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
-from solver.layers.ops import column_linears, linear, memory_bound, row_linear, tp_collective
+from solver.layers.ops import column_linears, gradient_sums, linear, memory_bound, row_linear, tp_collective
 from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 
@@ -31,6 +31,7 @@ def latent_attention_ops(shapes: Shapes) -> list[Op]:
     direct = [] if model.q_lora_rank else column_linears(shapes, ATTENTION, model.hidden_size, {"wq": q // shapes.split})
     down["kv_down"] = model.kv_lora_rank + model.qk_rope_head_dim
     return [
+        *gradient_sums(shapes, "norm1", ATTENTION, 2),
         *direct,
         *(op for name, width in down.items() for op in _down(shapes, name, width)),
         *_rotary_key_gather(shapes),
@@ -89,9 +90,17 @@ def _assembly(shapes: Shapes) -> list[Op]:
     """Rotary embedding of parts of queries and keys, and what puts them together for the core.
 
     The rotary parts alone go through the rotary kernels, then q, k and v are each written anew (torch.cat and contiguous: read
-    and write); backward copies them back.
+    and write); backward copies them back. Fused (Megatron-Core's fused_mla_yarn_rope_apply.py): one kernel turns the rotary
+    part of q in place, another reads what kv_up gave and writes k and v; backward likewise.
     """
     model, heads, e = shapes.model, shapes.heads, shapes.element
+    if shapes.framework.kernels.fused_latent_rope:
+        turned = shapes.tokens * heads * model.qk_rope_head_dim
+        moved = shapes.tokens * heads * (model.qk_nope_head_dim + model.qk_head_dim + 2 * model.v_head_dim)
+        return [
+            *memory_bound("rope", ATTENTION, "rope", turned, 2 * e, 2 * e),
+            *memory_bound("assembly", ATTENTION, "rope", moved, e, e),
+        ]
     rotary = shapes.tokens * (heads + 1) * model.qk_rope_head_dim
     assembled = shapes.tokens * heads * (2 * model.qk_head_dim + model.v_head_dim)
     return [

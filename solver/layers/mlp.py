@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.ops import bias_ops, column_linears, memory_bound, row_linear
+from solver.layers.ops import bias_ops, column_linears, gradient_sums, memory_bound, row_linear
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import TpMode
@@ -24,6 +24,7 @@ def mlp_ops(shapes: Shapes, intermediate: int, prefix: str = "", module: str = M
     else:
         widths = {"w13": 2 * width} if shapes.framework.kernels.fused_gate_up else {"w1": width, "w3": width}
     return [
+        *gradient_sums(shapes, f"{prefix}norm2", module, len(widths)),
         *column_linears(shapes, module, model.hidden_size, {prefix + name: n for name, n in widths.items()}),
         *bias_ops(shapes, f"{prefix}w1", module, shapes.linear_tokens * sum(widths.values()), model.mlp_bias),
         *activation_ops(shapes, f"{prefix}activation", module, shapes.linear_tokens * width),

@@ -14,7 +14,7 @@ from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.expert_exchange import WIDE_PROBABILITIES, combine_ops, dispatch_ops, waits_to_send
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
-from solver.layers.ops import linear, memory_bound
+from solver.layers.ops import gradient_sums, linear, memory_bound
 from solver.layers.program import (
     EXPERTS,
     FORWARD,
@@ -38,7 +38,10 @@ def moe_ops(shapes: Shapes) -> list[Op]:
     """Return the ops of one mixture of experts, forward and backward."""
     model = shapes.model
     shared = model.shared_expert_intermediate_size
+    # router, dispatch, shared experts and their gate
+    readers = 2 + (shared > 0) + (shared > 0 and model.shared_expert_gate)
     return [
+        *gradient_sums(shapes, "norm2", ROUTER, readers),
         *_router_ops(shapes),
         *dispatch_ops(shapes),
         *_expert_ops(shapes),

@@ -168,6 +168,18 @@ def tp_collective(
     )  # fmt: skip
 
 
+def gradient_sums(shapes: Shapes, name: str, module: str, readers: int) -> list[Op]:
+    """Return the additions of the gradients of a norm's output that several modules read: autograd adds them one to the other.
+
+    Two reads and a write each; compiled, the kernel of the norm's backward pass reads one more. Where the readers share their
+    collectives the whole input's gradients are added, else each rank's part.
+    """
+    tokens = shapes.linear_tokens if shapes.framework.tensor_parallel.shares_input else shapes.norm_tokens
+    passes, elements = 1 if shapes.run.compile else 3, (readers - 1) * tokens * shapes.model.hidden_size
+    sums = memory_bound(f"{name}.gradients", module, "residual", elements, 0.0, (readers > 1) * passes * shapes.element)
+    return [replace(op, launches=readers - 1.0) for op in sums]
+
+
 def column_linears(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array]) -> list[Op]:
     """Return linears of one input split by columns, with the communication that their mode needs.
 

@@ -28,6 +28,7 @@ class Kernels:
     splits_interleaved: bool = False  #: their product holds them group by group, and is copied apart and joined again
     fused_gate_up: bool = True  #: gate and up projection are one GEMM
     fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
+    fused_latent_rope: bool = False  #: rotary embedding of latent attention, and what puts keys together, are two kernels
     fused_rope: bool = False  #: rotary embedding is one kernel even where other chains are not
     fused_softmax: bool = True  #: unfused attention: scale, mask and softmax are one kernel
     #: Kernels of a fused norm: (memory-bound kind, bytes per 16-bit element forward, backward); empty: one kernel.

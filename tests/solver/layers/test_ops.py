@@ -82,3 +82,24 @@ def test_all_linears_but_the_head_are_quantised(precision: str, layer: str, head
     # 16-bit formats run equally fast and share the name of one
     assert {op.dtype for op in ops_of("mtp", 1, precision=precision).values() if op.kind == LINEAR} == {layer}
     assert {op.dtype for op in ops_of("mtp", 1, head_program, precision=precision).values() if op.kind == LINEAR} == {head}
+
+
+def test_gradients_of_an_input_that_several_linears_read_are_added() -> None:
+    # 32 tokens of 64 values in 16 bits: two reads and a write for each gradient but the first; by rank where each linear
+    # scatters its own, of whole tokens where they scatter together
+    labels, one = ("norm1.gradients.input_grad", "norm2.gradients.input_grad"), 32 * 64 * 2
+
+    def moved(mode: str, tp: int, **constants: Any) -> list[float]:
+        ops = ops_of(mode, tp, **constants)
+        return [float(np.ravel(ops[label].dims["bytes"])[0]) if label in ops else 0.0 for label in labels]
+
+    assert moved("mtp", 1, framework="megatron-core") == [
+        0,
+        0,
+    ]  # one linear for queries, keys and values, and one for gate and up
+    assert moved("mtp", 1, framework="torchtitan") == [2 * 3 * one, 3 * one]
+    assert moved("mtp", 1, framework="torchtitan", compile=True) == [2 * one, one]  # the norm's kernel reads one more
+    assert moved("msp", 4, framework="torchtitan") == [2 * 3 * one, 3 * one]
+    assert moved("msp", 4, framework="internevo-2024") == [0, 3 * one / 4]
+    adds = ops_of("mtp", 1, framework="torchtitan")[labels[0]]
+    assert adds.launches == 2

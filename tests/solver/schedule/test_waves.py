@@ -112,7 +112,7 @@ def strategy_of(found: Solutions) -> Strategy:
 
 
 def test_one_layout_by_hand(h100_model: CostModel) -> None:
-    problem = make_problem(LLAMA, 8, h100_model, framework="torchtitan-2025-06")
+    problem = make_problem(LLAMA, 8, h100_model, framework="megatron-lm-zero-bubble")
     base = problem.run.replace(pp=4, dp=2, num_micro_batches=16, zero=0)
     wave = base.replace(vpp=2, schedule="zb-v", account_for_embedding_in_pipeline_split=False)
     found = estimate_layouts(problem, Layouts.of([base, wave]))
