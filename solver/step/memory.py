@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from solver.layers.program import EXPERTS, LINEARS, OTHERS
 from solver.schedule.automatic import automatic_limit
 from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
-from solver.spec.recipes import FP32, HALF
-from solver.spec.strategy import TpMode
+from solver.step.activations import Activations
 from solver.step.deferred_head import deferred_share, projection_operands
-from solver.step.layouts import Layouts, Splits
-from solver.step.muon import largest_matrix, momentum_saved
-from solver.step.offload import RESIDENT_LAYERS, RESIDENT_MODULES, gradients_here, states_on_host
-from solver.step.pipeline import end_recomputed, recomputed_limit
+from solver.step.layouts import Layouts
+from solver.step.pipeline import end_recomputed
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
-from solver.step.step_ops import end_elements, joined_ends, rank_groups, shard_ranks, stages_of, trained_elements
+from solver.step.states import gather_buffers, stage_state
+from solver.step.step_ops import rank_groups, shard_ranks, stages_of
 from solver.step.workspaces import workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
@@ -65,88 +62,6 @@ class Memory:
         return Memory(*sizes, self.stage[index], self.on_last_stage[index], lambda: self.parts[:, index])
 
 
-def stage_state(
-    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], several: np.ndarray,
-    stages: StageKinds, stage: int,
-) -> np.ndarray:  # fmt: skip
-    """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds:
-    [4, 4 ZeRO stages, splits].
-
-    shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. several: whether ranks hold copies,
-    bool [splits]. 16-bit weights, gradients in
-    grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
-    combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
-    ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
-    weights are the only ones (Rajbhandari et al. 2020).
-    """
-    sizes = problem.element_bytes
-    has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
-    out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
-    shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
-    dummies = problem.framework.memory.dummy_gradients and not problem.is_frozen(LINEARS)
-    out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * dummies
-    in_sync = problem.framework.memory.synchronisation_bytes
-    kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
-    piped, on_host = (stages.index > 0).any(axis=0), states_on_host(problem)
-    autocast = problem.framework.memory.fp32_weights and sizes.activation == HALF
-    half, copied = kept_halves(problem), FP32 * (problem.framework.memory.fp32_gradient_copy and sizes.gradient == HALF)
-    if buckets := problem.framework.memory.gradient_buckets:
-        out[1] += buckets * problem.framework.data_parallel.bucket_elements * sizes.gradient
-    for name, share in shares.items():
-        own = np.array([part.parameters_of[name][key] for part in table.layers])
-        layers = over_kinds(stages.counts[stage], own)
-        elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
-        partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
-        if problem.is_frozen(name):  # of a frozen weight nothing else is there
-            out[0, :3] += sizes.activation * elements
-            out[0, 3] += sizes.activation * partitioned
-            continue
-        if autocast:  # the vocabulary's projection is a linear among the others
-            out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
-        if kept is not None and name != OTHERS:
-            out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
-        for zero in range(4):
-            out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
-            out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
-            whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
-            here = gradients_here(problem) if zero > 1 else 1.0
-            reduced = problem.framework.memory.sharded_gradient_bytes if zero == 3 else 0
-            out[1, zero] += ((reduced or sizes.gradient) + half) * whole * here
-            out[1, zero] += copied * partitioned * here if zero else 0.0
-            state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
-            owned = elements if zero == 0 else partitioned
-            out[2, zero] += state * owned
-            update[int(name == EXPERTS), zero] += sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
-    out[3] = update.max(axis=0)
-    return out
-
-
-def kept_halves(problem: Problem) -> float:
-    """Return the bytes of a 16-bit gradient that stays beside an fp32 one."""
-    return HALF * (problem.framework.memory.keeps_half_gradients and problem.element_bytes.gradient > HALF)
-
-
-def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
-    """Return the bytes of all-gathered weights by ZeRO stage, [2, 4, splits]: while the loss is computed, and while a layer's
-    backward pass runs.
-
-    ISP keeps two blocks of full weights (this one's and the next one's). FSDP keeps, beside what its root keeps, two
-    all-gathered layers and one layer's whole gradients in the latter; while the loss is computed no layer is gathered, except
-    in frameworks whose buffers stay or gather ahead (those without a root). The largest kind of layer decides.
-    """
-    sizes = problem.element_bytes
-    block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
-    pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
-    gathered = np.array([part.parameters[key] for part in table.layers])
-    trained = np.array([trained_elements(problem, part, key) for part in table.layers])
-    fsdp = np.max(2 * sizes.activation * gathered + sizes.gradient * trained, axis=0)
-    stay = problem.framework.memory.root_stays
-    held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
-    root = joined_ends(problem, *held) * sizes.activation
-    at_loss = fsdp * (not stay)
-    return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp]])
-
-
 class _StageBytes(NamedTuple):
     """Bytes of one stage. state: weights, gradients and optimizer states, [3, 4 ZeRO stages, splits]. absent: of the gradients
     what is not there while the loss is computed, [4, splits]; update: what lives while the optimizer's step runs, [4, splits].
@@ -181,16 +96,11 @@ class PeakMemory:
         self._problem, self._table, self._key, self._layouts, self._stages = problem, table, key, layouts, stages
         first, self._pipeline = layouts.pipelines
         self._pipelines = layouts.at(first)
-        splits, row = layouts.splits, self._pipelines.row
+        splits = layouts.splits
         self._buffers = gather_buffers(problem, table, key, splits)
         groups = rank_groups(problem, splits)
         self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
-        saved = np.array([part.saved[:, key] for part in table.layers])
-        self._kept, self._whole = saved[:, self._pipelines.recompute, row], saved[:, 0][:, row]
-        away = np.array([part.away[:, key] for part in table.layers])
-        self._kept_away, self._whole_away = away[:, self._pipelines.recompute, row], away[:, 0][:, row]
-        self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
-        self._recomputed, _ = stages.recomputed(recomputed_limit(problem, self._pipelines), row)
+        self._activations = Activations(problem, table, key, self._pipelines, stages)
         self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
         self._deferred_operands = projection_operands(table.head, problem.element_bytes.activation)
         self._held: dict[int, _StageBytes] = {}
@@ -240,8 +150,7 @@ class PeakMemory:
         """Return what a stage holds at its peak, but for workspaces and gathered weights."""
         problem, splits, row, stages = self._problem, self._layouts.splits, self._pipelines.row, self._stages
         schedule, m, index = splits.schedule, splits.num_micro_batches, stages.index[stage]
-        counts, recomputed = stages.counts[stage], self._recomputed[stage]
-        layers = counts.sum(axis=0)
+        layers = stages.counts[stage].sum(axis=0)
         short = np.where(index == 0, splits.account_for_embedding_in_pipeline_split,
                          splits.account_for_loss_in_pipeline_split * stages.has_end[stage])  # fmt: skip
         group = problem.run.micro_batch_group
@@ -250,21 +159,7 @@ class PeakMemory:
         else:
             flight = layers_in_flight(schedule, m, splits.pp, splits.vpp, layers, short, index, group)
         flight = flight / np.maximum(layers, 1)
-        every, rest = np.ones(len(counts)), counts[:, row] - recomputed
-        activations = flight[row] * over_kinds(every, recomputed * self._kept + rest * self._whole)
-        if problem.run.offload_layers:  # of a single stage
-            moved, _ = stages.recomputed(np.full(len(row), problem.run.offload_layers), row)
-            away = over_kinds(every, moved[stage] * self._whole)
-            activations = np.minimum(activations, activations - away + RESIDENT_LAYERS * self._whole.max(axis=0))
-        if problem.run.offload_modules:
-            away = flight[row] * over_kinds(every, recomputed * self._kept_away + rest * self._whole_away)
-            # the last layer of a stage with multi-token prediction is that module's
-            before_last = np.where(problem.model.num_nextn_predict_layers * stages.has_head[stage, row] > 0, 1, 0)
-            here = (RESIDENT_MODULES - before_last) * np.where(rest > 0, self._whole_away, self._kept_away).max(axis=0)
-            activations = np.minimum(activations, activations - away + here)
-        if problem.framework.pipeline.keeps_messages:
-            activations = activations + self._messages(flight * splits.vpp, index, stages.has_end[stage])[row]
-        backward = self._backward(counts[:, row] > 0, recomputed > 0)
+        activations, backward = self._activations.in_flight(stage, flight), self._activations.backward(stage)
         dropped = np.where(end_recomputed(problem, self._pipelines), self._pipelines.recompute, 0)
         head, transient = self._table.head.saved[dropped, self._key[row]], self._table.head.transient[self._key[row]]
         has_head = stages.has_head[stage, row]
@@ -295,21 +190,6 @@ class PeakMemory:
         device = reserved + memory.runtime_bytes
         return _Sizes(allocated, reserved, device, device + BOUND_GAPS * dynamic + BOUND_SHARE * allocated)
 
-    def _messages(self, flight: np.ndarray, index: np.ndarray, is_last: np.ndarray) -> np.ndarray:
-        """Return the bytes of messages between stages that stay, beside the inputs of layers in flight; shape [splits].
-
-        flight: passes of chunks in flight. Received are activations of all passes, except by the first stage, and gradients,
-        except by the last one.
-        """
-        splits, passes = self._layouts.splits, self._layouts.splits.num_micro_batches * self._layouts.splits.vpp
-        tokens = splits.micro_batch_size * self._problem.run.seq_len // splits.cp
-        shared = np.where(splits.mode == TpMode.MTP, 1, splits.tp)
-        each = tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation / shared
-        first = np.where((index > 0) | (splits.vpp > 1), passes - flight, 0.0)
-        last = np.where(~is_last | (splits.vpp > 1), passes + flight, 0.0)
-        stay: np.ndarray = np.where(splits.pp > 1, each * (np.maximum(first, 0.0) + last), 0.0)
-        return stay
-
     @cached_property
     def _gathered(self) -> np.ndarray:
         """Bytes of an activation that a tensor group gathers, without the rank's own share; shape [splits]."""
@@ -319,14 +199,6 @@ class PeakMemory:
             tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation * (1 - 1 / splits.tp)
         )
         return gathered
-
-    def _backward(self, there: np.ndarray, recomputed: np.ndarray) -> np.ndarray:
-        """Return the bytes of the layer whose backward pass runs, of the kind that needs most.
-
-        These are all its saved tensors where it was recomputed, and its largest gradients.
-        """
-        again = np.where(recomputed, self._whole - self._kept, 0.0)
-        return np.where(there, again + self._transient, 0.0).max(axis=0)
 
 
 def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: Layouts) -> np.ndarray:

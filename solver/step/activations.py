@@ -1,0 +1,74 @@
+"""Activations of a stage: what its micro batches in flight save, what of it is on the host, and messages that stay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.spec.strategy import TpMode
+from solver.step.layouts import Layouts
+from solver.step.offload import RESIDENT_LAYERS, RESIDENT_MODULES
+from solver.step.pipeline import recomputed_limit
+from solver.step.problem import LayerTable, Problem
+from solver.step.stage_kinds import StageKinds, over_kinds
+
+
+class Activations:
+    """Bytes of activations of every pipeline's stages. pipelines: layouts that differ in what a pipeline depends on.
+
+    key: index of each split's layer in ``table``, shape [splits].
+    """
+
+    def __init__(self, problem: Problem, table: LayerTable, key: np.ndarray, pipelines: Layouts, stages: StageKinds) -> None:
+        self._problem, self._stages, self._splits, self._row = problem, stages, pipelines.splits, pipelines.row
+        level, row = pipelines.recompute, pipelines.row
+        saved = np.array([part.saved[:, key] for part in table.layers])
+        away = np.array([part.away[:, key] for part in table.layers])
+        self._kept, self._whole = saved[:, level, row], saved[:, 0][:, row]
+        self._kept_away, self._whole_away = away[:, level, row], away[:, 0][:, row]
+        self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
+        self._recomputed, _ = stages.recomputed(recomputed_limit(problem, pipelines), row)
+
+    def in_flight(self, stage: int, flight: np.ndarray) -> np.ndarray:
+        """Return what layers save and what stays beside it; [pipelines]. flight: micro batches in flight, [splits]."""
+        run, row, stages = self._problem.run, self._row, self._stages
+        counts, recomputed = stages.counts[stage], self._recomputed[stage]
+        every, rest = np.ones(len(counts)), counts[:, row] - recomputed
+        saved = flight[row] * over_kinds(every, recomputed * self._kept + rest * self._whole)
+        if run.offload_layers:  # of a single stage
+            moved, _ = stages.recomputed(np.full(len(row), run.offload_layers), row)
+            away = over_kinds(every, moved[stage] * self._whole)
+            saved = np.minimum(saved, saved - away + RESIDENT_LAYERS * self._whole.max(axis=0))
+        if run.offload_modules:
+            away = flight[row] * over_kinds(every, recomputed * self._kept_away + rest * self._whole_away)
+            # the last layer of a stage with multi-token prediction is that module's
+            before_last = np.where(self._problem.model.num_nextn_predict_layers * stages.has_head[stage, row] > 0, 1, 0)
+            here = (RESIDENT_MODULES - before_last) * np.where(rest > 0, self._whole_away, self._kept_away).max(axis=0)
+            saved = np.minimum(saved, saved - away + here)
+        if self._problem.framework.pipeline.keeps_messages:
+            saved = saved + self._messages(stage, flight * self._splits.vpp)[row]
+        return saved
+
+    def _messages(self, stage: int, flight: np.ndarray) -> np.ndarray:
+        """Return the bytes of messages between stages that stay, beside the inputs of layers in flight; shape [splits].
+
+        flight: passes of chunks in flight. Received are activations of all passes, except by the first stage, and gradients,
+        except by the last one.
+        """
+        splits, run, passes = self._splits, self._problem.run, self._splits.num_micro_batches * self._splits.vpp
+        index, is_last = self._stages.index[stage], self._stages.has_end[stage]
+        shared = np.where(splits.mode == TpMode.MTP, 1, splits.tp)
+        each = splits.micro_batch_size * run.seq_len // splits.cp * self._problem.model.hidden_size / shared
+        received = np.where((index > 0) | (splits.vpp > 1), np.maximum(passes - flight, 0.0), 0.0)
+        of_gradients = np.where(~is_last | (splits.vpp > 1), passes + flight, 0.0)
+        stay = np.where(splits.pp > 1, each * (received + of_gradients), 0.0)
+        return stay * self._problem.element_bytes.activation
+
+    def backward(self, stage: int) -> np.ndarray:
+        """Return the bytes of the layer whose backward pass runs, of the kind that needs most; [pipelines].
+
+        These are all its saved tensors where it was recomputed, and its largest gradients.
+        """
+        there, recomputed = self._stages.counts[stage][:, self._row] > 0, self._recomputed[stage] > 0
+        again = np.where(recomputed, self._whole - self._kept, 0.0)
+        largest: np.ndarray = np.where(there, again + self._transient, 0.0).max(axis=0)
+        return largest

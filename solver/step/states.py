@@ -1,0 +1,99 @@
+"""Weights, gradients and optimizer states of a stage by ZeRO stage, and the weights that are gathered for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from solver.layers.program import EXPERTS, LINEARS, OTHERS
+from solver.spec.recipes import FP32, HALF
+from solver.spec.strategy import TpMode
+from solver.step.layouts import Splits
+from solver.step.muon import largest_matrix, momentum_saved
+from solver.step.offload import gradients_here, states_on_host
+from solver.step.problem import LayerTable, Problem
+from solver.step.stage_kinds import StageKinds, over_kinds
+from solver.step.step_ops import end_elements, joined_ends, trained_elements
+
+
+def stage_state(
+    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], several: np.ndarray,
+    stages: StageKinds, stage: int,
+) -> np.ndarray:  # fmt: skip
+    """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds:
+    [4, 4 ZeRO stages, splits].
+
+    shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. several: whether ranks hold copies,
+    bool [splits]. 16-bit weights, gradients in
+    grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
+    combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
+    ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
+    weights are the only ones (Rajbhandari et al. 2020).
+    """
+    sizes = problem.element_bytes
+    has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
+    out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
+    shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
+    dummies = problem.framework.memory.dummy_gradients and not problem.is_frozen(LINEARS)
+    out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * dummies
+    in_sync = problem.framework.memory.synchronisation_bytes
+    kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
+    piped, on_host = (stages.index > 0).any(axis=0), states_on_host(problem)
+    autocast = problem.framework.memory.fp32_weights and sizes.activation == HALF
+    half, copied = kept_halves(problem), FP32 * (problem.framework.memory.fp32_gradient_copy and sizes.gradient == HALF)
+    if buckets := problem.framework.memory.gradient_buckets:
+        out[1] += buckets * problem.framework.data_parallel.bucket_elements * sizes.gradient
+    for name, share in shares.items():
+        own = np.array([part.parameters_of[name][key] for part in table.layers])
+        layers = over_kinds(stages.counts[stage], own)
+        elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
+        partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
+        if problem.is_frozen(name):  # of a frozen weight nothing else is there
+            out[0, :3] += sizes.activation * elements
+            out[0, 3] += sizes.activation * partitioned
+            continue
+        if autocast:  # the vocabulary's projection is a linear among the others
+            out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
+        if kept is not None and name != OTHERS:
+            out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
+        for zero in range(4):
+            out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
+            out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
+            whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
+            here = gradients_here(problem) if zero > 1 else 1.0
+            reduced = problem.framework.memory.sharded_gradient_bytes if zero == 3 else 0
+            out[1, zero] += ((reduced or sizes.gradient) + half) * whole * here
+            out[1, zero] += copied * partitioned * here if zero else 0.0
+            state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
+            owned = elements if zero == 0 else partitioned
+            out[2, zero] += state * owned
+            update[int(name == EXPERTS), zero] += sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
+    out[3] = update.max(axis=0)
+    return out
+
+
+def kept_halves(problem: Problem) -> float:
+    """Return the bytes of a 16-bit gradient that stays beside an fp32 one."""
+    return HALF * (problem.framework.memory.keeps_half_gradients and problem.element_bytes.gradient > HALF)
+
+
+def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> np.ndarray:
+    """Return the bytes of all-gathered weights by ZeRO stage, [2, 4, splits]: while the loss is computed, and while a layer's
+    backward pass runs.
+
+    ISP keeps two blocks of full weights (this one's and the next one's). FSDP keeps, beside what its root keeps, two
+    all-gathered layers and one layer's whole gradients in the latter; while the loss is computed no layer is gathered, except
+    in frameworks whose buffers stay or gather ahead (those without a root). The largest kind of layer decides.
+    """
+    sizes = problem.element_bytes
+    block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
+    pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
+    gathered = np.array([part.parameters[key] for part in table.layers])
+    trained = np.array([trained_elements(problem, part, key) for part in table.layers])
+    fsdp = np.max(2 * sizes.activation * gathered + sizes.gradient * trained, axis=0)
+    stay = problem.framework.memory.root_stays
+    held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
+    root = joined_ends(problem, *held) * sizes.activation
+    at_loss = fsdp * (not stay)
+    return np.array([[pool, pool, pool, pool + root + at_loss], [pool, pool, pool, pool + root + fsdp]])
