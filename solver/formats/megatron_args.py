@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.megatron_flags import IDLE, KNOWN, LEFT_OUT, MUON, OF_THE_RUN, OPTIMIZERS, SHARDING, UNMODELLED
+from solver.formats.megatron_flags import BESIDE, IDLE, KNOWN, LEFT_OUT, MUON, OF_THE_RUN, OPTIMIZERS, SHARDING, UNMODELLED
 from solver.formats.megatron_model import model_of
 from solver.formats.megatron_values import choice, share, whole
 from solver.spec.pipeline_layout import chunk_layers
@@ -37,6 +37,7 @@ def sections_of_megatron(
     """
     flags = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
     _refuse(flags)
+    flags = _without_ignored(flags, assumptions)
     assumptions += [
         f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})"
         for flag in sorted(flags.keys() & LEFT_OUT.keys())
@@ -52,6 +53,13 @@ def sections_of_megatron(
         world_size = -(-world_size // groups) * groups
         assumptions.append(f"world_size: {world_size}, of which every group is a divisor")
     return model, _run(flags, model, world_size)
+
+
+def _without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """Return the flags without those that Megatron does not read beside the others; says which these are."""
+    alone = {flag: needed for needed, others in BESIDE.items() for flag in others if flag in flags and needed not in flags}
+    assumptions += [f"ignored, as Megatron does without --{needed}: --{flag}" for flag, needed in alone.items()]
+    return {flag: value for flag, value in flags.items() if flag not in alone}
 
 
 def _left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:

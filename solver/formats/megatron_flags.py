@@ -106,9 +106,15 @@ COUNTS = {
     "num-layers": "num_hidden_layers", "hidden-size": "hidden_size", "num-attention-heads": "num_attention_heads",
     "num-experts": "num_experts", "moe-router-topk": "num_experts_per_tok", "moe-router-num-groups": "router_groups",
     "moe-router-group-topk": "router_topk_groups", "moe-shared-expert-intermediate-size": "shared_expert_intermediate_size",
-    "q-lora-rank": "q_lora_rank", "kv-lora-rank": "kv_lora_rank", "qk-head-dim": "qk_nope_head_dim",
-    "qk-pos-emb-head-dim": "qk_rope_head_dim", "v-head-dim": "v_head_dim", "mtp-num-layers": "num_nextn_predict_layers",
+    "mtp-num-layers": "num_nextn_predict_layers",
 }  # fmt: skip
+#: flag -> (key of the model, default) of latent attention (_add_mla_args); without a rank of q there is one plain projection.
+LATENT = {
+    "q-lora-rank": ("q_lora_rank", 0), "kv-lora-rank": ("kv_lora_rank", 32), "qk-head-dim": ("qk_nope_head_dim", 128),
+    "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64), "v-head-dim": ("v_head_dim", 128),
+}  # fmt: skip
+#: Flag -> flags that Megatron reads beside it alone.
+BESIDE = {"multi-latent-attention": tuple(LATENT)}
 #: flag -> (key of the run, default).
 OF_THE_RUN = {
     "seq-length": ("seq_len", None), "micro-batch-size": ("micro_batch_size", None),
@@ -164,4 +170,4 @@ _READ = _flags(
 )
 
 #: Every flag whose effect is known, known to be none, or said to be left out.
-KNOWN = NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | _READ | COUNTS.keys() | OF_THE_RUN.keys()
+KNOWN = NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | _READ | COUNTS.keys() | LATENT.keys() | OF_THE_RUN.keys()

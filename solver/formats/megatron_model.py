@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.megatron_flags import COUNTS
+from solver.formats.megatron_flags import COUNTS, LATENT
 from solver.formats.megatron_values import choice, whole
 
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
@@ -31,6 +31,7 @@ def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         "name": "megatron",
         "num_hidden_layers": whole(flags, "num-layers"),
         **{key: whole(flags, flag) for flag, key in COUNTS.items() if flag in flags},
+        **{key: whole(flags, flag, default) for flag, (key, default) in LATENT.items() if latent},
         "intermediate_size": ffn,
         "num_key_value_heads": whole(flags, "num-query-groups", 1) if "group-query-attention" in flags else heads,
         "head_dim": whole(flags, "kv-channels", hidden // heads),
@@ -46,9 +47,6 @@ def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": whole(flags, "max-position-embeddings", 0),
         "qk_norm": "head" if "qk-layernorm" in flags and not latent else "none",  # latent attention always norms its ranks
     }
-    if not latent:
-        for key in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
-            model.pop(key, None)
     return {**model, **(_experts(flags, ffn) if "num-experts" in flags else {})}
 
 

@@ -12,6 +12,8 @@ from solver.formats.cases import case_of
 from solver.formats.megatron_args import sections_of_megatron
 from solver.report.validate import Prediction
 from solver.spec.cluster import cluster_of
+from solver.spec.model import model_from_keys
+from solver.spec.model_size import attention_linears
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import problem_of
@@ -117,6 +119,27 @@ def test_published_arguments_of_gated_models_mean_no_dropout() -> None:
         said: list[str] = []
         run = sections_of_megatron({**SMALL, "--swiglu": True, **more}, 8, said)[1]
         assert (run["dropout"], bool(said)) == (dropout, not more)
+
+
+def test_latent_attention_has_megatrons_sizes() -> None:
+    """kv-lora-rank 32, qk-head-dim 128, qk-pos-emb-head-dim 64, v-head-dim 128, a plain q projection; by hand of SMALL."""
+    keys = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    model = read(multi_latent_attention=True)[0]
+    assert [model[key] for key in keys] == [0, 32, 128, 64, 128]
+    # q; down to the rank and the rotary key that all heads share; up to keys and values; output
+    spec = model_from_keys(model, "SMALL", "SMALL")
+    assert attention_linears(spec) == 512 * 8 * 192 + 512 * (32 + 64) + 32 * 8 * (128 + 128) + 8 * 128 * 512
+    wider = read(multi_latent_attention=True, kv_lora_rank=512, q_lora_rank=1536)[0]
+    assert [wider[key] for key in keys] == [1536, 512, 128, 64, 128]
+
+
+def test_sizes_of_latent_attention_alone_do_nothing() -> None:
+    said: list[str] = []
+    sized = {**SMALL, "--kv-lora-rank": 512, "--v-head-dim": 64}
+    assert sections_of_megatron(sized, 8, said) == sections_of_megatron(SMALL, 8, []) and said == [
+        "ignored, as Megatron does without --multi-latent-attention: --kv-lora-rank",
+        "ignored, as Megatron does without --multi-latent-attention: --v-head-dim",
+    ]
 
 
 def test_null_tokenizer_adds_the_end_of_a_document() -> None:
