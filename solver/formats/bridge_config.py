@@ -155,7 +155,10 @@ def _precision(file: SectionReader) -> Flags:
     wide = mixed.flag("grad_reduce_in_fp32", True)
     if "mixed_precision" not in file:
         wide = file.section("ddp").flag("grad_reduce_in_fp32", True)
-    flags: Flags = {"bf16": mixed.flag("bf16", False), "fp16": mixed.flag("fp16", False), "grad-reduce-in-bf16": not wide}
+    flags: Flags = {
+        "bf16": mixed.flag("bf16", False), "fp16": mixed.flag("fp16", False), "grad-reduce-in-bf16": not wide,
+        "accumulate-allreduce-grads-in-fp32": wide,
+    }  # fmt: skip
     if mixed.get("fp8"):
         flags |= {
             "fp8-format": mixed.text("fp8", ""), "fp8-recipe": mixed.text("fp8_recipe", "tensorwise"),

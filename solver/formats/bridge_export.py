@@ -82,7 +82,7 @@ def _precision(run: Strategy, flags: Values) -> Values:
     found: Values = {
         "bf16": "bf16" in flags,
         "fp16": "fp16" in flags,
-        "grad_reduce_in_fp32": "grad-reduce-in-bf16" not in flags,
+        "grad_reduce_in_fp32": run.grad_dtype == "fp32",
     }
     if not quantised:
         return found
@@ -102,7 +102,7 @@ def _ddp(run: Strategy, flags: Values) -> Values:
     found: Values = {
         "use_distributed_optimizer": run.zero > 0, "overlap_grad_reduce": run.overlap_grad_reduce,
         "overlap_param_gather": run.overlap_param_gather and run.zero > 0,
-        "grad_reduce_in_fp32": "grad-reduce-in-bf16" not in flags,
+        "grad_reduce_in_fp32": run.grad_dtype == "fp32",
         "num_distributed_optimizer_instances": flags.get("num-distributed-optimizer-instances", 1),
     }  # fmt: skip
     if run.zero > 1:

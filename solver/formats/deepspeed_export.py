@@ -104,9 +104,9 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
 
 def _script(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> str:
     """Return the launch script; as Megatron-LM's but for the names that differ."""
-    plain = run.replace(
-        framework=FRAMEWORK, zero=min(run.zero, 1), grad_dtype="fp32", overlap_param_gather=False, overlap_grad_reduce=False,
-        precision="fp16" if run.precision == "fp16" else "bf16",
+    plain = run.replace(  # the type of gradients stands in the settings
+        framework=FRAMEWORK, zero=min(run.zero, 1), grad_dtype="fp16" if run.precision == "fp16" else "fp32",
+        overlap_param_gather=False, overlap_grad_reduce=False, precision="fp16" if run.precision == "fp16" else "bf16",
         dropout=applies_dropout(model, run),
     )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, plain).items()}

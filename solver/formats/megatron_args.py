@@ -15,6 +15,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.formats.megatron_flags import BESIDE, IDLE, KNOWN, LEFT_OUT, MUON, OF_THE_RUN, OPTIMIZERS, SHARDING, UNMODELLED
 from solver.formats.megatron_model import model_of
+from solver.formats.megatron_precision import gradients_of, precision_of, recipe_of, reduces_in_fp32
 from solver.formats.megatron_values import choice, share, whole
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.strategy import CUDA_GRAPH_MODULES, OFFLOAD_LEAST_ELEMENTS, OFFLOAD_MODULES
@@ -71,6 +72,8 @@ def _left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, An
     if "fp8-format" in flags and not {"bf16", "fp16"} & flags.keys():
         found["bf16"] = True
         assumptions.append("precision: bf16 where it is not fp8; the arguments state none")
+    if "fp16" in flags and not reduces_in_fp32(flags):
+        assumptions.append("grad_dtype: fp16, which --fp16 has without --accumulate-allreduce-grads-in-fp32")
     if "use-megatron-fsdp" in flags and "data-parallel-sharding-strategy" not in flags:
         found["data-parallel-sharding-strategy"] = "optim_grads_params"
         assumptions.append("zero: 3, for which Megatron-FSDP is turned on; the arguments state no strategy")
@@ -122,9 +125,9 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         "sequence_parallel": "sequence-parallel" in flags and tp > 1,  # validate_args turns it off otherwise
         "vpp": _chunks(flags, model["num_hidden_layers"], pp),
         "zero": int("use-distributed-optimizer" in flags or OPTIMIZERS[flags.get("optimizer", "adam")][1]),
-        # bf16 implies --accumulate-allreduce-grads-in-fp32, unless that is turned off
-        "grad_dtype": "bf16" if "grad-reduce-in-bf16" in flags else "fp32",
-        "precision": _precision(flags),
+        "grad_dtype": gradients_of(flags),
+        "precision": precision_of(flags),
+        **recipe_of(flags),
         "attention": _attention(flags),
         "tp_comm_overlap": "tp-comm-overlap" in flags and "sequence-parallel" in flags and tp > 1,
         "dropout": any(share(flags, flag, 0.1) > 0 for flag in ("attention-dropout", "hidden-dropout")),
@@ -142,8 +145,6 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         if replicas % instances:
             raise InputError(f"Megatron's --{own} {instances} does not divide the {replicas} data-parallel ranks")
         run["zero_shard_size"] = replicas // instances
-    if flags.get("fp8-recipe", "mxfp8") != "mxfp8":  # mxfp8 is a precision of its own
-        run["fp8_recipe"] = flags["fp8-recipe"]
     if "no-overlap-p2p-communication" in flags:
         run["p2p_overlap"] = False
     if "first-last-layers-bf16" in flags:
@@ -236,16 +237,6 @@ def _offloaded_modules(flags: Mapping[str, Any]) -> list[str]:
             f"Megatron's --fine-grained-activation-offloading needs --offload-modules of {', '.join(OFFLOAD_MODULES)}"
         )
     return re.findall(r"[a-z_0-9]+", str(flags["offload-modules"]))
-
-
-def _precision(flags: Mapping[str, Any]) -> str:
-    if "fp4-format" in flags:
-        return "nvfp4"
-    if "fp8-format" in flags:
-        if "bf16" not in flags:
-            raise InputError("Megatron's --fp8-format without --bf16: weights in fp32 under fp8 are not modelled")
-        return "mxfp8" if flags.get("fp8-recipe") == "mxfp8" else "fp8"
-    return "bf16" if "bf16" in flags else "fp16" if "fp16" in flags else "fp32"
 
 
 def _attention(flags: Mapping[str, Any]) -> str:

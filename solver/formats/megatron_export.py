@@ -13,6 +13,7 @@ from typing import Any
 from profiler.errors import InputError, require
 from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
+from solver.formats.megatron_precision import gradient_flags
 from solver.formats.torchrun import torchrun
 from solver.formats.untimed import ACTIVATIONS, squared_relu, stated, stated_number
 from solver.spec.dropout import applies_dropout
@@ -106,6 +107,8 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.schedule in ("1f1b", "interleaved"), f"schedule {run.schedule}"),
         (run.zero <= 1, f"ZeRO-{run.zero}"),
         (run.precision in ("bf16", "fp16", "fp8", "mxfp8"), f"precision {run.precision}"),
+        (run.grad_dtype in ("fp32", "fp16" if run.precision == "fp16" else "bf16"),
+         f"grad_dtype {run.grad_dtype} of precision {run.precision}"),
         (run.fused_norm and not run.compile, "unfused norms, or torch.compile"),
         (run.moe_imbalance == 1, "an imbalance of experts"),
         (not run.tp_comm_overlap or run.tp == 1 or run.tp_mode == "msp", "tp_comm_overlap with tp_mode mtp"),
@@ -233,7 +236,7 @@ def _training(run: Strategy) -> Flags:
         "first-last-layers-bf16": ends,
         "num-layers-at-start-in-bf16": run.num_layers_at_start_in_bf16 if ends else None,
         "num-layers-at-end-in-bf16": run.num_layers_at_end_in_bf16 if ends else None,
-        "grad-reduce-in-bf16": run.grad_dtype != "fp32",
+        **gradient_flags(run.precision, run.grad_dtype),
         "recompute-granularity": run.recompute if run.recompute != "none" else None,
         "recompute-modules": " ".join(run.modules_recomputed) if run.recompute == "selective" else None,
         "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,

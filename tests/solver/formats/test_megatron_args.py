@@ -114,6 +114,21 @@ def test_fp8_beside_another_format_than_bf16() -> None:
         sections_of_megatron({**plain, "complete": True}, 8, [])
 
 
+def test_gradients_of_16_bits() -> None:
+    """bf16 implies gradients in fp32, fp16 does not (validate_args); --grad-reduce-in-bf16 is read beside bf16 alone."""
+    plain = {flag: value for flag, value in SMALL.items() if flag != "--bf16"} | {"complete": True}
+    wide, narrow = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
+    for flags, found in (
+        (("--fp16",), "fp16"), (("--fp16", wide), "fp32"), (("--fp16", narrow), "fp16"), ((), "fp32"), ((narrow,), "fp32"),
+        (("--bf16",), "fp32"), (("--bf16", wide), "fp32"), (("--bf16", narrow), "bf16"), (("--bf16", narrow, wide), "bf16"),
+    ):  # fmt: skip
+        run = sections_of_megatron(plain | dict.fromkeys(flags, True), 8, [])[1]
+        assert run["grad_dtype"] == found, flags
+    said: list[str] = []
+    sections_of_megatron({**plain, "--fp16": True, "complete": False}, 8, said)
+    assert said == ["grad_dtype: fp16, which --fp16 has without --accumulate-allreduce-grads-in-fp32"]
+
+
 def test_published_arguments_of_gated_models_mean_no_dropout() -> None:
     for more, dropout in (({}, False), ({"complete": True}, True), ({"--hidden-dropout": 0.1}, True)):
         said: list[str] = []

@@ -109,6 +109,16 @@ def test_two_hundred_layouts_of_each_model_come_back(name: str) -> None:
             assert {key: getattr(case.model, key) for key in expected} == expected
 
 
+@pytest.mark.parametrize(("precision", "types"), [("fp16", ("fp16", "fp32")), ("bf16", ("bf16", "fp32"))])
+def test_either_type_of_gradients_comes_back(precision: str, types: tuple[str, str]) -> None:
+    model, flag = model_of("llama2_13b"), {"fp16": "--accumulate-allreduce-grads-in-fp32", "bf16": "--grad-reduce-in-bf16"}
+    run = Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core", precision=precision)
+    for gradients in types:
+        written = megatron_arguments(model, run.replace(grad_dtype=gradients))
+        assert read_back(written, 8).strategy.grad_dtype == gradients
+        assert (flag[precision] in written) == (gradients == {"fp16": "fp32", "bf16": "bf16"}[precision])
+
+
 def test_the_script_has_the_arguments_in_words_a_shell_reads(h100_model: CostModel) -> None:
     model = model_of("deepseek_v3")
     run = make_problem(model, 64, h100_model, 4096, framework="megatron-core", grad_dtype="fp32").run.replace(
@@ -136,6 +146,8 @@ def test_the_script_has_the_arguments_in_words_a_shell_reads(h100_model: CostMod
         ("llama3_8b", {"document_lengths": "1024"}, "packed documents"),
         ("llama3_8b", {"tp": 2, "dp": 4, "tp_mode": "isp"}, "tp_mode isp"),
         ("llama3_8b", {"compile": True}, "torch.compile"),
+        ("llama3_8b", {"precision": "fp16", "grad_dtype": "bf16"}, "grad_dtype bf16 of precision fp16: not among"),
+        ("llama3_8b", {"precision": "bf16", "grad_dtype": "fp16"}, "grad_dtype fp16 of precision bf16: not among"),
     ],
 )
 def test_what_the_arguments_do_not_express_is_refused(name: str, changes: dict[str, Any], sentence: str) -> None:
