@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.formats.megatron_flags import BESIDE, IDLE, KNOWN, LEFT_OUT, MUON, OF_THE_RUN, OPTIMIZERS, SHARDING, UNMODELLED
+from solver.formats.megatron_flags import OF_THE_RUN, OPTIMIZERS, RENAMED, SHARDING
+from solver.formats.megatron_given import left_open, left_out, refuse, without_ignored
 from solver.formats.megatron_model import model_of
-from solver.formats.megatron_precision import gradients_of, precision_of, recipe_of, reduces_in_fp32
+from solver.formats.megatron_precision import gradients_of, precision_of, recipe_of
 from solver.formats.megatron_values import choice, share, whole
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.strategy import CUDA_GRAPH_MODULES, OFFLOAD_LEAST_ELEMENTS, OFFLOAD_MODULES
@@ -36,16 +37,12 @@ def sections_of_megatron(
     key ``complete`` says that absent flags have Megatron's default.
     Raises InputError for a flag that is unknown, whose effect is not modelled, or that has no meaning beside the others.
     """
-    flags = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
-    _refuse(flags)
-    flags = _without_ignored(flags, assumptions)
-    assumptions += [
-        f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})"
-        for flag in sorted(flags.keys() & LEFT_OUT.keys())
-        if flags[flag] != IDLE.get(flag)
-    ]
+    given = {name.lstrip("-"): value for name, value in arguments.items() if name.startswith("--") and value is not False}
+    flags = without_ignored({RENAMED.get(flag, flag): value for flag, value in given.items()}, assumptions)
+    refuse(flags)
+    assumptions += left_out(flags)
     if not arguments.get("complete"):
-        flags |= _left_open(flags, assumptions)
+        flags |= left_open(flags, assumptions)
     if "use-megatron-fsdp" in flags:
         assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated; its own buffers are left out")
     model = model_of(flags)
@@ -56,57 +53,11 @@ def sections_of_megatron(
     return model, _run(flags, model, world_size)
 
 
-def _without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
-    """Return the flags without those that Megatron does not read beside the others; says which these are."""
-    alone = {flag: needed for needed, others in BESIDE.items() for flag in others if flag in flags and needed not in flags}
-    assumptions += [f"ignored, as Megatron does without --{needed}: --{flag}" for flag, needed in alone.items()]
-    return {flag: value for flag, value in flags.items() if flag not in alone}
-
-
-def _left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
-    """Return what is assumed where a collector of arguments kept none that say it; says so."""
-    found: dict[str, Any] = {}
-    if "swiglu" in flags and not any(flag.endswith("-dropout") for flag in flags):
-        found |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
-        assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
-    if "fp8-format" in flags and not {"bf16", "fp16"} & flags.keys():
-        found["bf16"] = True
-        assumptions.append("precision: bf16 where it is not fp8; the arguments state none")
-    if "fp16" in flags and not reduces_in_fp32(flags):
-        assumptions.append("grad_dtype: fp16, which --fp16 has without --accumulate-allreduce-grads-in-fp32")
-    if "use-megatron-fsdp" in flags and "data-parallel-sharding-strategy" not in flags:
-        found["data-parallel-sharding-strategy"] = "optim_grads_params"
-        assumptions.append("zero: 3, for which Megatron-FSDP is turned on; the arguments state no strategy")
-    return found
-
-
 def _groups(flags: Mapping[str, Any]) -> int:
     """Return the least number of ranks that every group of the arguments divides."""
     tp, cp, pp, ep = (whole(flags, f"{name}-parallel-size", 1) for name in
                       ("tensor-model", "context", "pipeline-model", "expert-model"))  # fmt: skip
     return pp * math.lcm(tp * cp, ep * whole(flags, "expert-tensor-parallel-size", tp) if "num-experts" in flags else 1)
-
-
-def _refuse(flags: Mapping[str, Any]) -> None:
-    for flag, what in UNMODELLED.items():
-        if flag in flags:
-            raise InputError(f"Megatron's --{flag}: {what} is not modelled")
-    optimizer = flags.get("optimizer", "adam")
-    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
-        raise InputError(f"Megatron's --optimizer {shown(optimizer)} is not modelled; {', '.join(OPTIMIZERS)} are")
-    if OPTIMIZERS[optimizer][0] == "muon":
-        for flag, usual in MUON.items():
-            if str(flags.get(flag, usual)) != usual:
-                raise InputError(f"Megatron's --{flag} {shown(flags[flag])} is not modelled; {usual} is")
-        if whole(flags, "num-distributed-optimizer-instances", 1) > 1:
-            raise InputError(
-                "Megatron's --num-distributed-optimizer-instances is not of dist_muon, which deals to all replicas"
-            )
-        if "use-distributed-optimizer" in flags:
-            raise InputError("Megatron's --optimizer muon does not run with --use-distributed-optimizer; dist_muon shards it")
-    unknown = sorted(flags.keys() - KNOWN)
-    if unknown:
-        raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
 
 
 def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) -> dict[str, Any]:
@@ -263,6 +214,11 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
     dispatcher = str(flags.get("moe-token-dispatcher-type", "allgather"))
     if dispatcher == "flex":
         dispatcher = str(flags.get("moe-flex-dispatcher-backend", "deepep"))
+    if "moe-enable-deepep" in flags and dispatcher != "deepep":
+        raise InputError(
+            f"Megatron's --moe-enable-deepep is refused beside the dispatcher {shown(dispatcher)}; it needs "
+            "--moe-token-dispatcher-type flex, with its backend deepep"
+        )
     known = {"alltoall": "alltoall", "allgather": "allgather", "deepep": "deepep", "hybridep": "hybridep"}
     if dispatcher not in known:
         raise InputError(f"Megatron's dispatcher {shown(dispatcher)} is not modelled; modelled are {', '.join(known)}")
@@ -271,6 +227,7 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
         raise InputError("Megatron's --moe-expert-capacity-factor without --moe-pad-expert-input-to-capacity is not modelled")
     return {
         **({"moe_capacity_factor": capacity} if capacity is not None else {}),
+        **({"moe_imbalance": 1.0} if "moe-router-force-load-balancing" in flags else {}),
         "etp": whole(flags, "expert-tensor-parallel-size", tp),
         "moe_dispatcher": known[dispatcher],
         "moe_permute_fusion": "moe-permute-fusion" in flags,

@@ -47,7 +47,7 @@ ARRANGEMENTS = _flags(
     "log-world-size-to-tensorboard logging-level manual-gc manual-gc-eval manual-gc-interval memory-snapshot-path "
     "no-barrier-with-level-1-timing no-log-learning-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-manual-gc-eval "
     "no-one-logger one-logger-async one-logger-project one-logger-run-name profile profile-ranks profile-step-end "
-    "profile-step-start record-memory-history rerun-mode straggler-minmax-count tensorboard-dir tensorboard-log-interval "
+    "profile-step-start record-memory-history straggler-minmax-count tensorboard-dir tensorboard-log-interval "
     "tensorboard-queue-size timing-log-level timing-log-option use-pytorch-profiler wandb-entity wandb-exp-name wandb-project "
     "wandb-save-dir "
     # values that no kernel waits for
@@ -58,13 +58,13 @@ ARRANGEMENTS = _flags(
 #: Flags that change neither memory nor time as modelled: numerics, or what is modelled as Megatron's default behaviour.
 NEUTRAL = _flags(
     "accumulate-allreduce-grads-in-fp32 apply-layernorm-1p apply-query-key-layer-scaling attention-softmax-in-fp32 "
-    "calculate-per-token-loss cuda-graph-warmup-steps ddp-average-in-collective ddp-num-buckets-hint distributed-backend "
-    "enable-experimental finetune fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin local-rank "
-    "max-position-embeddings megatron-fsdp-grad-comm-dtype megatron-fsdp-main-grads-dtype megatron-fsdp-main-params-dtype "
-    "outer-dp-sharding-strategy mock-data moe-per-layer-logging moe-router-dtype moe-router-load-balancing-type "
-    "moe-router-pre-softmax moe-router-topk-scaling-factor mtp-loss-scaling-factor no-bias-gelu-fusion "
-    "no-check-for-nan-in-loss-and-grad no-position-embedding overlap-p2p-communication-warmup-flush "
-    "overlap-param-gather-with-optimizer-step "
+    "calculate-per-token-loss cuda-graph-warmup-steps ddp-average-in-collective ddp-num-buckets-hint "
+    "disable-gloo-process-groups "
+    "enable-experimental finetune fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin fp8-wgrad "
+    "init-model-with-meta-device local-rank "
+    "max-position-embeddings mock-data moe-per-layer-logging moe-router-dtype "
+    "moe-router-pre-softmax moe-router-topk-scaling-factor moe-token-drop-policy mtp-loss-scaling-factor no-bias-gelu-fusion "
+    "no-check-for-nan-in-loss-and-grad no-position-embedding "
     "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings"
 )
 #: Flags whose small effect is left out of the estimate, with what it is.
@@ -89,9 +89,19 @@ LEFT_OUT = {
     "use-tp-pp-dp-mapping": "the order of the ranks, with pipeline stages before replicas inside a node",
     "no-rope-fusion": "the kernels of an unfused rotary embedding",
     "rampup-batch-size": "the smaller batches before the whole one",
+    "overlap-param-gather-with-optimizer-step": "gathers of weights beside the optimizer's step",
+    "overlap-p2p-communication-warmup-flush": "exchanges between stages beside the work that fills and empties the pipeline",
+    "moe-router-load-balancing-type": "the iterations of the router's sinkhorn",
+    "moe-router-padding-for-fp8": "rows that pad the input of each expert",
+    "moe-router-padding-for-quantization": "rows that pad the input of each expert",
+    "moe-deepep-num-sms": "another number of multiprocessors than DeepEP's own",
+    "fsdp-double-buffer": "Megatron-FSDP's buffers that stay allocated",
 }
 #: Values of these with which they do nothing.
-IDLE = {"rotary-percent": 1.0, "empty-unused-memory-level": 0, "tp-comm-bootstrap-backend": "nccl"}
+IDLE: dict[str, tuple[object, ...]] = {
+    "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "tp-comm-bootstrap-backend": ("nccl",),
+    "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
+}  # fmt: skip
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
     "use-torch-fsdp2": "FSDP2",
@@ -100,6 +110,14 @@ UNMODELLED = {
     "spec": "layers of a specification of one's own",
     "hybrid-override-pattern": "layers that are no transformer layers",
     "experimental-attention-variant": "attention of another kind",
+}
+#: Flag -> (its values whose effect is modelled, what the others mean).
+MODELLED = {
+    "rerun-mode": (("disabled", "validate_results"), "every iteration run twice"),
+    "distributed-backend": (("nccl",), "communication by another library than NCCL"),
+    "fp4-recipe": (("nvfp4",), "another recipe of fp4 than nvfp4"),
+    "megatron-fsdp-main-params-dtype": (("fp32",), "an optimizer without weights in fp32"),
+    "outer-dp-sharding-strategy": (("no_shard",), "states of the optimizer that are sharded over the instances too"),
 }
 #: flag -> key of the model.
 COUNTS = {
@@ -114,7 +132,15 @@ LATENT = {
     "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64), "v-head-dim": ("v_head_dim", 128),
 }  # fmt: skip
 #: Flag -> flags that Megatron reads beside it alone.
-BESIDE = {"multi-latent-attention": tuple(LATENT)}
+BESIDE = {
+    "multi-latent-attention": tuple(LATENT),
+    "use-megatron-fsdp": (
+        "megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype", "megatron-fsdp-main-params-dtype",
+        "outer-dp-sharding-strategy",
+    ),
+}  # fmt: skip
+#: Flag -> its newer name.
+RENAMED = {"use-custom-fsdp": "use-megatron-fsdp"}
 #: flag -> (key of the run, default).
 OF_THE_RUN = {
     "seq-length": ("seq_len", None), "micro-batch-size": ("micro_batch_size", None),
@@ -156,6 +182,7 @@ _READ = _flags(
     "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
     "fp8-recipe group-query-attention "
     "hidden-dropout kv-channels make-vocab-size-divisible-by moe-enable-deepep moe-ffn-hidden-size "
+    "megatron-fsdp-grad-comm-dtype megatron-fsdp-main-grads-dtype moe-router-force-load-balancing "
     "moe-flex-dispatcher-backend moe-grouped-gemm moe-layer-freq moe-permute-fusion moe-router-enable-expert-bias "
     "moe-router-fusion "
     "moe-router-score-function moe-token-dispatcher-type multi-latent-attention no-gradient-accumulation-fusion "
@@ -170,4 +197,7 @@ _READ = _flags(
 )
 
 #: Every flag whose effect is known, known to be none, or said to be left out.
-KNOWN = NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | _READ | COUNTS.keys() | LATENT.keys() | OF_THE_RUN.keys()
+KNOWN = (
+    NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | MODELLED.keys() | RENAMED.keys() | _READ | COUNTS.keys() | LATENT.keys()
+    | OF_THE_RUN.keys()
+)  # fmt: skip

@@ -38,7 +38,8 @@ _NEEDS = {
     "min-offloaded-tensor-size": "fine-grained-activation-offloading",
     "delta-offload-bytes": "fine-grained-activation-offloading", "exp-avg": "use-precision-aware-optimizer",
     "num-distributed-optimizer-instances": "use-distributed-optimizer", "recompute-": "recompute-granularity",
-    "hierarchical-": "hierarchical-context-parallel-sizes",
+    "hierarchical-": "hierarchical-context-parallel-sizes", "megatron-fsdp-": "use-megatron-fsdp",
+    "outer-dp-": "use-megatron-fsdp",
 }  # fmt: skip
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 

@@ -1,6 +1,6 @@
 """Number formats in Megatron-LM's arguments: those of the layers' arithmetic, and those of gradients.
 
-Source: NVIDIA/Megatron-LM megatron/training/arguments.py (validate_args) of autumn 2025, as read, and megatron/core/distributed:
+Source: NVIDIA/Megatron-LM megatron/training/arguments.py (validate_args) and megatron/core/distributed of autumn 2025, as read:
 gradients are reduced in fp32 or have the type of the weights; Megatron-FSDP's own types count only where they are not in fp32.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError
 from solver.formats.megatron_values import choice
-from solver.spec.strategy import FP8_RECIPES
+from solver.spec.recipes import FP8_RECIPES
 
-_MAIN, _REDUCED = "megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype"
+#: Megatron-FSDP's types of gradients: as they are kept, and as they are reduced.
+GRADIENT_TYPES = ("megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype")
 
 
 def precision_of(flags: Mapping[str, Any]) -> str:
@@ -36,10 +37,9 @@ def recipe_of(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def reduces_in_fp32(flags: Mapping[str, Any]) -> bool:
     """Whether gradients are accumulated and reduced in fp32: bf16 implies it unless that is turned off, fp16 does not."""
-    precision = precision_of(flags)
-    if precision == "fp16":
+    if "fp16" in flags and "bf16" not in flags:
         return "accumulate-allreduce-grads-in-fp32" in flags
-    return precision == "fp32" or "grad-reduce-in-bf16" not in flags
+    return "grad-reduce-in-bf16" not in flags or flags.keys().isdisjoint(("bf16", "fp8-format", "fp4-format"))
 
 
 def gradients_of(flags: Mapping[str, Any]) -> str:
@@ -49,13 +49,13 @@ def gradients_of(flags: Mapping[str, Any]) -> str:
     own = "fp16" if precision_of(flags) == "fp16" else "bf16"
     if "use-megatron-fsdp" not in flags:
         return own
-    types = {"auto": own, "fp32": "fp32", own: own}
-    kept = choice(flags, _MAIN, "auto", types)
-    reduced = choice(flags, _REDUCED, "auto", types | {"auto": kept})
+    main, communicated = GRADIENT_TYPES
+    kept = choice(flags, main, "auto", {"auto": own, "fp32": "fp32", own: own})
+    reduced = choice(flags, communicated, "auto", {"auto": kept, "fp32": "fp32", own: own})
     if kept != reduced:
         raise InputError(
-            f"Megatron's --{_MAIN} {shown(flags.get(_MAIN, 'auto'))} and --{_REDUCED} {shown(flags.get(_REDUCED, 'auto'))}: "
-            f"gradients that are kept in {kept} and reduced in {reduced} are not modelled; one type for both is"
+            f"Megatron's --{main} {flags.get(main, 'auto')} and --{communicated} {flags.get(communicated, 'auto')}: gradients "
+            f"that are kept in {kept} and reduced in {reduced} are not modelled; give both the same type"
         )
     return kept
 

@@ -77,6 +77,14 @@ def test_flags_imply_others() -> None:
          {"moe_capacity_factor": 1.5}),
         ({"num_experts": 8, "moe_shared_expert_overlap": True}, {"moe_shared_expert_overlap": True}),
         ({"fp4_format": "e2m1"}, {"precision": "nvfp4"}),
+        ({"num_experts": 8, "moe_router_force_load_balancing": True}, {"moe_imbalance": 1.0}),
+        ({"fp4_format": "e2m1", "fp4_recipe": "nvfp4"}, {"precision": "nvfp4"}),
+        ({"fp8_format": "hybrid", "fp8_recipe": "mxfp8", "fp8_wgrad": True}, {"precision": "mxfp8"}),
+        ({"fp8_format": "hybrid", "fp8_recipe": "blockwise"}, {"precision": "fp8", "fp8_recipe": "blockwise"}),
+        ({"rerun_mode": "validate_results", "distributed_backend": "nccl"}, {"precision": "bf16"}),
+        ({"init_model_with_meta_device": True, "disable_gloo_process_groups": True}, {"precision": "bf16"}),
+        ({"num_experts": 8, "moe_token_drop_policy": "position"}, {"moe_dispatcher": "allgather"}),
+        ({"num_experts": 8, "moe_enable_deepep": True, "moe_token_dispatcher_type": "flex"}, {"moe_dispatcher": "deepep"}),
         ({"optimizer": "adam", "lr": 1e-4, "accumulate_allreduce_grads_in_fp32": True}, {"grad_dtype": "fp32"}),
     ],
 )  # fmt: skip
@@ -93,6 +101,57 @@ def test_small_effects_are_said_to_be_left_out() -> None:
         "left out of the estimate: the kernels of a squared ReLU (--squared-relu)",
         "left out of the estimate: the factors of muP (--use-mup)",
     ]
+
+
+def test_values_that_do_nothing_are_not_said_to_be_left_out() -> None:
+    idle: dict[str, Any] = {"--num-experts": 8, "--moe-router-load-balancing-type": "seq_aux_loss global_aux_loss",
+                            "--moe-deepep-num-sms": 20, "--rotary-percent": 1}  # fmt: skip
+    said: list[str] = []
+    sections_of_megatron({**SMALL, **idle}, 8, said)
+    assert not said
+    doing = {"--moe-router-load-balancing-type": "sinkhorn", "--moe-deepep-num-sms": 24,
+             "--moe-router-padding-for-fp8": True, "--moe-router-padding-for-quantization": True,
+             "--overlap-param-gather-with-optimizer-step": True, "--overlap-p2p-communication-warmup-flush": True}  # fmt: skip
+    sections_of_megatron({**SMALL, **idle, **doing}, 8, said)
+    assert [line.partition(" (")[2].rstrip(")") for line in said] == sorted(doing)
+    assert said[0] == "left out of the estimate: another number of multiprocessors than DeepEP's own (--moe-deepep-num-sms)"
+    assert "left out of the estimate: the iterations of the router's sinkhorn (--moe-router-load-balancing-type)" in said
+
+
+def test_megatron_fsdps_gradients() -> None:
+    """Its own types count where gradients are not reduced in fp32 (--grad-reduce-in-bf16); both must then be the same."""
+    main, reduced = "--megatron-fsdp-main-grads-dtype", "--megatron-fsdp-grad-comm-dtype"
+    sharded = {**SMALL, "--use-megatron-fsdp": True, "--use-distributed-optimizer": True, "complete": True,
+               "--data-parallel-sharding-strategy": "optim_grads_params"}  # fmt: skip
+    narrow = {**sharded, "--grad-reduce-in-bf16": True}
+    for types, found in (
+        ({}, "bf16"), ({main: "bf16", reduced: "bf16"}, "bf16"), ({main: "fp32", reduced: "fp32"}, "fp32"),
+        ({main: "fp32"}, "fp32"), ({main: "auto", reduced: "auto"}, "bf16"),
+    ):  # fmt: skip
+        assert sections_of_megatron({**narrow, **types}, 8, [])[1]["grad_dtype"] == found
+    with pytest.raises(InputError, match="kept in fp32 and reduced in bf16 are not modelled; give both the same type"):
+        sections_of_megatron({**narrow, main: "fp32", reduced: "bf16"}, 8, [])
+    said: list[str] = []
+    assert sections_of_megatron({**sharded, main: "bf16", reduced: "fp32"}, 8, said)[1]["grad_dtype"] == "fp32"
+    assert said[0] == (
+        "ignored, as Megatron does where gradients are reduced in fp32, without --grad-reduce-in-bf16: "
+        "--megatron-fsdp-main-grads-dtype"
+    ) and not any("comm" in line for line in said)  # fmt: skip
+
+
+def test_flags_of_megatron_fsdp_alone_do_nothing() -> None:
+    said: list[str] = []
+    alone = {"--outer-dp-sharding-strategy": "optim", "--megatron-fsdp-main-params-dtype": "fp32"}
+    assert sections_of_megatron({**SMALL, **alone}, 8, said) == sections_of_megatron(SMALL, 8, [])
+    assert said == ["ignored, as Megatron does without --use-megatron-fsdp: --outer-dp-sharding-strategy"]
+
+
+def test_the_old_name_of_megatron_fsdp() -> None:
+    new, old = ({**SMALL, flag: True, "--fsdp-double-buffer": True} for flag in ("--use-megatron-fsdp", "--use-custom-fsdp"))
+    assert sections_of_megatron(old, 8, []) == sections_of_megatron(new, 8, [])
+    said: list[str] = []
+    assert sections_of_megatron(old, 8, said)[1]["framework"] == "megatron-bridge"
+    assert said[0] == "left out of the estimate: Megatron-FSDP's buffers that stay allocated (--fsdp-double-buffer)"
 
 
 def test_megatron_fsdp_shards_what_it_is_told_to() -> None:
@@ -244,6 +303,28 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "-input-to-capacity is not modelled"),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "moe"}, "CUDA graphs of 'moe' are not modelled"),
         ({"brand_new": 1}, "--brand-new is not known here"),
+        (
+            {"rerun_mode": "report_determinism_stats"},
+            "--rerun-mode 'report_determinism_stats': every iteration run twice is not modelled; disabled and validate_results",
+        ),
+        ({"distributed_backend": "gloo"}, "communication by another library than NCCL is not modelled; nccl can be"),
+        (
+            {"use_megatron_fsdp": True, "outer_dp_sharding_strategy": "optim"},
+            "--outer-dp-sharding-strategy 'optim': states of the optimizer that are sharded over the instances too",
+        ),
+        (
+            {"use_megatron_fsdp": True, "megatron_fsdp_main_params_dtype": "bf16"},
+            "--megatron-fsdp-main-params-dtype 'bf16': an optimizer without weights in fp32 is not modelled; fp32 can be",
+        ),
+        (
+            {"num_experts": 8, "moe_enable_deepep": True, "moe_token_dispatcher_type": "alltoall"},
+            "--moe-enable-deepep is refused beside the dispatcher 'alltoall'; it needs --moe-token-dispatcher-type flex",
+        ),
+        (
+            {"fp8_format": "hybrid", "fp8_recipe": "custom"},
+            "--fp8-recipe is 'custom'; known here are delayed, tensorwise, blockwise, mxfp8",
+        ),
+        ({"fp4_format": "e2m1", "fp4_recipe": "custom"}, "--fp4-recipe 'custom': another recipe of fp4 than nvfp4"),
         ({"num_layers": "many"}, "--num-layers is 'many'; it must be a whole number"),
         ({"tokenizer_type": "Tiktoken"}, "state its --vocab-size"),
         ({"moe_layer_freq": "__import__('os')", "num_experts": 2}, "it must be a number or like"),

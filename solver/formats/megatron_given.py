@@ -1,0 +1,84 @@
+"""Which of Megatron-LM's arguments count: those that it ignores, that are refused, left out of the estimate, or left open.
+
+Source: NVIDIA/Megatron-LM megatron/training/arguments.py of autumn 2025, as read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.errors import InputError, shown
+from solver.formats.megatron_flags import BESIDE, IDLE, KNOWN, LEFT_OUT, MODELLED, MUON, OPTIMIZERS, UNMODELLED
+from solver.formats.megatron_precision import GRADIENT_TYPES, reduces_in_fp32
+from solver.formats.megatron_values import whole
+
+#: Values that a flag which is ignored would have anyway.
+_USUAL = ("auto", "fp32", "no_shard")
+
+
+def without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """Return the flags without those that Megatron does not read beside the others; says which of them would change a run."""
+    alone = {flag: f"without --{needed}" for needed, others in BESIDE.items() for flag in others if needed not in flags}
+    if "use-megatron-fsdp" in flags and reduces_in_fp32(flags):
+        alone |= dict.fromkeys(GRADIENT_TYPES, "where gradients are reduced in fp32, without --grad-reduce-in-bf16")
+    if flags.keys().isdisjoint(("bf16", "fp8-format", "fp4-format")):
+        alone["grad-reduce-in-bf16"] = "without --bf16"
+    ignored = [flag for flag in flags if flag in alone]
+    assumptions += [f"ignored, as Megatron does {alone[flag]}: --{flag}" for flag in ignored if flags[flag] not in _USUAL]
+    return {flag: value for flag, value in flags.items() if flag not in alone}
+
+
+def left_out(flags: Mapping[str, Any]) -> list[str]:
+    """Return a line for each flag whose small effect is left out of the estimate."""
+    found = sorted(flag for flag in flags.keys() & LEFT_OUT.keys() if not _is_idle(flag, flags[flag]))
+    return [f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})" for flag in found]
+
+
+def _is_idle(flag: str, value: Any) -> bool:
+    """Whether a value, or every one of several in a list or apart by spaces, does nothing."""
+    words = value.split() if isinstance(value, str) else value if isinstance(value, list) else [value]
+    return all(word in IDLE.get(flag, ()) for word in words)
+
+
+def refuse(flags: Mapping[str, Any]) -> None:
+    """Raise InputError for a flag, or a value of one, that is not known or whose effect is not modelled."""
+    for flag, what in UNMODELLED.items():
+        if flag in flags:
+            raise InputError(f"Megatron's --{flag}: {what} is not modelled")
+    for flag, (values, what) in MODELLED.items():
+        if str(flags.get(flag, values[0])) not in values:
+            raise InputError(f"Megatron's --{flag} {shown(flags[flag])}: {what} is not modelled; {' and '.join(values)} can be")
+    optimizer = flags.get("optimizer", "adam")
+    if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:
+        raise InputError(f"Megatron's --optimizer {shown(optimizer)} is not modelled; {', '.join(OPTIMIZERS)} are")
+    if OPTIMIZERS[optimizer][0] == "muon":
+        for flag, usual in MUON.items():
+            if str(flags.get(flag, usual)) != usual:
+                raise InputError(f"Megatron's --{flag} {shown(flags[flag])} is not modelled; {usual} is")
+        if whole(flags, "num-distributed-optimizer-instances", 1) > 1:
+            raise InputError(
+                "Megatron's --num-distributed-optimizer-instances is not of dist_muon, which deals to all replicas"
+            )
+        if "use-distributed-optimizer" in flags:
+            raise InputError("Megatron's --optimizer muon does not run with --use-distributed-optimizer; dist_muon shards it")
+    unknown = sorted(flags.keys() - KNOWN)
+    if unknown:
+        raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
+
+
+def left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """Return what is assumed where a collector of arguments kept none that say it; says so."""
+    found: dict[str, Any] = {}
+    if "swiglu" in flags and not any(flag.endswith("-dropout") for flag in flags):
+        found |= {"attention-dropout": 0.0, "hidden-dropout": 0.0}
+        assumptions.append("dropout: none, as models with gated MLPs are trained; the arguments state none")
+    if "fp8-format" in flags and not {"bf16", "fp16"} & flags.keys():
+        found["bf16"] = True
+        assumptions.append("precision: bf16 where it is not fp8; the arguments state none")
+    if "fp16" in flags and not reduces_in_fp32(flags):
+        assumptions.append("grad_dtype: fp16, which --fp16 has without --accumulate-allreduce-grads-in-fp32")
+    if "use-megatron-fsdp" in flags and "data-parallel-sharding-strategy" not in flags:
+        found["data-parallel-sharding-strategy"] = "optim_grads_params"
+        assumptions.append("zero: 3, for which Megatron-FSDP is turned on; the arguments state no strategy")
+    return found
