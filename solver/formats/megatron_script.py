@@ -33,6 +33,9 @@ def read_script(source: Source) -> FileRun:
     if program_at(words[at + 1 :], PROGRAM) is not None:
         raise InputError(f"{path}: it launches {PROGRAM} more than once; keep the launch that is meant")
     ignored = [f"--{name}" for name in ARRANGEMENTS]
-    flags = arguments(words[at + 1 :], path, ignored)
+    repeated: list[str] = []
+    flags = arguments(words[at + 1 :], path, ignored, repeated)
     run = run_of_arguments(flags, ranks_of_launch(words[:at], path), path, environment=environment(source))
-    return replace(run, notes=(*run.notes, *defaults_taken(source, PROGRAM, ignored)))
+    twice = [f"{name} stands more than once; argparse takes the last, {flags[name]}" for name in dict.fromkeys(repeated)
+             if name not in ignored and flags[name] is not True]  # fmt: skip
+    return replace(run, notes=(*run.notes, *twice, *defaults_taken(source, PROGRAM, ignored)))

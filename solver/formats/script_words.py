@@ -82,11 +82,14 @@ def program_at(words: Sequence[str], program: str) -> int | None:
     return next((i for i, word in enumerate(words) if word == program or word.endswith(f"/{program}")), None)
 
 
-def arguments(words: Sequence[str], path: Path, ignored: Collection[str] = ()) -> dict[str, Any]:
+def arguments(
+    words: Sequence[str], path: Path, ignored: Collection[str] = (), repeated: list[str] | None = None
+) -> dict[str, Any]:
     """Return argument -> value (a number where it is one, a list's words joined, true for a switch) of one command.
 
-    ignored: arguments whose values need not be known. Raises InputError for a variable that only the shell knows, for an
-    argument that stands twice, and for a word that belongs to none.
+    ignored: arguments whose values need not be known. repeated: takes the arguments that stand more than once, of which the
+    last counts; without it they are refused. Raises InputError for a variable that only the shell knows, for an argument that
+    stands twice, and for a word that belongs to none.
     """
     found: dict[str, list[str]] = {}
     name = ""
@@ -95,8 +98,10 @@ def arguments(words: Sequence[str], path: Path, ignored: Collection[str] = ()) -
             raise InputError(f"{path}: {printable(word)} is not known from the script alone; write its value")
         if word.startswith("--"):
             name, _, value = word.partition("=")
-            if name in found:
+            if name in found and repeated is None:
                 raise InputError(f"{path}: {name} is given twice")
+            if name in found and repeated is not None:
+                repeated.append(name)
             found[name] = [value] if value else []
         elif not name:
             raise InputError(f"{path}: {shown(word)} belongs to no argument")

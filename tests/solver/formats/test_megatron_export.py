@@ -212,3 +212,12 @@ def test_an_exchange_beside_compute_has_queues_of_its_own(tp: int, beside: bool,
                    zero_shard_size=16 // tp, moe_exchange_overlap=beside, attention="flash")  # fmt: skip
     text = shell_command(model, run, 8)
     assert f"export CUDA_DEVICE_MAX_CONNECTIONS={queues}\n" in text and "--train-iters 1000" in text and "--lr 0.0001" in text
+
+
+def test_of_a_flag_given_twice_the_last_counts(tmp_path: Path) -> None:
+    run = Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core", micro_batch_size=2)
+    path = tmp_path / "run.sh"
+    path.write_text(shell_command(model_of("llama3_8b"), run, 8).rstrip() + " --micro-batch-size 1 --swiglu --lr 1e-5\n")
+    config = load_run_config(path)
+    assert config.layout["micro_batch_size"] == 1
+    assert config.notes == ("--micro-batch-size stands more than once; argparse takes the last, 1",)
