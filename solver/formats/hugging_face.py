@@ -23,7 +23,7 @@ _HARMLESS = re.compile(
     r"|model_type|name|notes|\w*multiplier|logits_scaling|logit_scale|embedding_scale|residual_scale|vocab_size_\w+|seq_length|tokenizer_class"
     r"|quantization_config|eos_token|pad_token|tie_encoder_decoder|finetuning_task|inference_mode|z_loss_weight|clip_qkv|\w*_version"
     r"|original_max_position_embeddings|router_(aux_loss_coef|jitter_noise|z_loss_coef|dtype)|input_jitter_noise|norm_topk_prob|routed_scaling_factor"
-    r"|aux_loss_alpha|seq_aux|swiglu_(limit|alpha)"
+    r"|aux_loss_alpha|seq_aux|use_bidirectional_attention|swiglu_(limit|alpha)"
     r"|use_mup\w*|mup_\w+|dim_model_base|scale_depth|scale_emb|chunk_size_feed_forward|layer_norm_\w+"
 )
 #: Words in unknown keys that announce other shapes or other work: such a key is refused unless it is off.
@@ -39,10 +39,12 @@ def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> Mo
 
     Raises InputError for a model_type that is not known, and for a key that changes shapes or work and is not known.
     """
+    whole = config
     config, nested = _text_part(config)
     family, called = _family(config, where)
     given = _given(config, family if nested else None)
     try:
+        _refuse_other_training({**whole, **given})
         values, read = family.read(given)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
@@ -55,6 +57,23 @@ def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> Mo
     unmodelled = values.pop("unmodelled", ())
     model = model_from_keys(values, where, name or str(config.get("name") or config.get("_name_or_path") or where))
     return model.replace(unmodelled=tuple(unmodelled), untimed=untimed_of(given))
+
+
+def _refuse_other_training(given: Mapping[str, Any]) -> None:
+    """Raise InputError for weights in a few bits, and for attention that is not causal, whatever the family.
+
+    Of quantization_config only what loads weights for adapters (bitsandbytes) says how a model is trained; that of a published
+    FP8 or MXFP4 checkpoint says how it is stored.
+    """
+    quantised = given.get("quantization_config")
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if isinstance(quantised, Mapping) and quantised.get(key):
+            raise InputError(
+                f"quantization_config has {key}: weights in {key[8]} bits under adapters (QLoRA) are not modelled; remove it "
+                "to estimate the training of 16-bit weights"
+            )
+    if given.get("use_bidirectional_attention"):
+        raise InputError("use_bidirectional_attention is on: attention that is not causal is not modelled")
 
 
 def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:

@@ -96,7 +96,6 @@ def read_qwen2_experts(config: Mapping[str, Any], values: Values, read: set[str]
 def read_qwen3_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     read_qwen_experts(config, values, read)
     read_flags(config, values, read)
-    values.setdefault("head_dim", 128)
 
 
 def read_gpt_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

@@ -52,6 +52,9 @@ def read_opt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     if config.get("word_embed_proj_dim", values["hidden_size"]) != values["hidden_size"]:
         raise InputError(f"word_embed_proj_dim {config['word_embed_proj_dim']} differs from hidden_size, which is not modelled")
     values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("enable_bias", True)))
+    if not config.get("do_layer_norm_before", True) or config.get("_remove_final_layer_norm"):
+        raise InputError("do_layer_norm_before false and _remove_final_layer_norm mean no final norm, which is not modelled")
+    values["norm_weight"] = bool(config.get("layer_norm_elementwise_affine", True))
     values["position_rows"] = values["max_position_embeddings"] + 2
     read |= {
         "word_embed_proj_dim",
@@ -79,6 +82,10 @@ def read_falcon(config: Mapping[str, Any], values: Values, read: set[str]) -> No
         config.get("num_kv_heads", heads) if new else 1 if config.get("multi_query", True) else heads
     )
     parallel = new or config.get("parallel_attn", True)
+    if parallel and not new and config.get("num_ln_in_parallel_attn") == 2:
+        raise InputError(
+            "num_ln_in_parallel_attn 2 needs new_decoder_architecture; without it transformers runs one norm a layer"
+        )
     values["norms_per_layer"] = config.get("num_ln_in_parallel_attn") or 2 if new else 1 if parallel else 2
     values["intermediate_size"] = config.get("ffn_hidden_size") or 4 * values["hidden_size"]
     values["position"] = "alibi" if config.get("alibi") else "rope"
@@ -131,7 +138,8 @@ def read_starcoder2(config: Mapping[str, Any], values: Values, read: set[str]) -
 
 
 def read_phi(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    values["qk_norm"] = "head" if config.get("qk_layernorm") else "none"
+    """Read Phi, whose norms of q and k have biases as its other LayerNorms have."""
+    values |= {"qk_norm": "head", "qk_norm_bias": True} if config.get("qk_layernorm") else {"qk_norm": "none"}
     read |= {"qk_layernorm"}
 
 

@@ -58,13 +58,18 @@ def read_gemma2(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     read |= {"sliding_window_size"}  # the same window again, in early configs
 
 
+def _window_pattern(config: Mapping[str, Any], read: set[str], usual: int) -> int:
+    """Return which one of how many layers sees all tokens; newer releases write the name with an underscore."""
+    read |= {"sliding_window_pattern", "_sliding_window_pattern"}
+    every: int = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", usual))
+    return every
+
+
 def read_gemma3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a model of which every sixth layer, or as its pattern says, sees all tokens."""
     read_gemma(config, values, read)
-    every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", 6))
-    read_window({"sliding_window": 4096, **config}, values, read, every)
+    read_window({"sliding_window": 4096, **config}, values, read, _window_pattern(config, read, 6))
     _read_soft_caps(config, values, read, 0.0, 0.0)
-    read |= {"sliding_window_pattern", "_sliding_window_pattern"}
 
 
 def read_stablelm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -94,11 +99,10 @@ def read_cohere(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 def read_cohere2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a model of which every fourth layer, or as its pattern says, sees all tokens and has no rotary embedding."""
     read_cohere(config, values, read)
-    every = config.get("sliding_window_pattern", 4)
+    every = _window_pattern(config, read, 4)
     read_window({"sliding_window": 4096, **config}, values, read, every)
     kinds = config.get("layer_types") or [LAYER_TYPES[(n + 1) % every != 0] for n in layers_of(values)]
     values["no_rope_layers"] = [int(kind == LAYER_TYPES[1]) for kind in kinds]
-    read |= {"sliding_window_pattern"}
 
 
 def read_internlm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

@@ -44,6 +44,7 @@ class ModelSpec:
     norm_bias: bool = True  #: of LayerNorms
     norms_per_layer: int = 2  #: 1: attention and MLP share one; 4: their outputs are normed too
     qk_norm: str = "none"  #: norm of q and k, with weights per head_dim ("head") or for all heads ("all")
+    qk_norm_bias: bool = False  #: of these norms
     embedding_norm: bool = False
     position: str = "rope"  #: one of POSITIONS
     scaled_rope: bool = False  #: sine and cosine carry a factor of their own (YaRN's attention factor)
@@ -124,7 +125,7 @@ class ModelSpec:
     def qk_norm_parameters(self) -> int:
         """Parameters of one layer's norms of q and k."""
         heads = {"none": 0, "head": 2, "all": self.num_attention_heads + self.num_key_value_heads}[self.qk_norm]
-        return heads * self.head_dim
+        return heads * self.head_dim * (2 if self.qk_norm_bias else 1)
 
     def learned_positions(self, seq_len: int) -> int:
         """Rows of the learned position table, that of a sequence of ``seq_len`` tokens if the model states none."""

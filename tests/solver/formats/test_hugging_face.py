@@ -74,6 +74,16 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "config.json: the model needs 'hidden_size'"),
         (LLAMA | {"model_type": "opt", "ffn_dim": 1, "word_embed_proj_dim": 512, "max_position_embeddings": 2048},
          "word_embed_proj_dim 512 differs from hidden_size"),
+        (LLAMA | {"model_type": "opt", "ffn_dim": 1, "do_layer_norm_before": False, "max_position_embeddings": 2048},
+         "do_layer_norm_before false and _remove_final_layer_norm mean no final norm, which is not modelled"),
+        (LLAMA | {"model_type": "falcon", "num_ln_in_parallel_attn": 2},
+         "num_ln_in_parallel_attn 2 needs new_decoder_architecture"),
+        (LLAMA | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+         "quantization_config has load_in_4bit: weights in 4 bits under adapters (QLoRA) are not modelled; remove it to"),
+        ({"model_type": "llava", "text_config": {**LLAMA}, "quantization_config": {"load_in_8bit": True}},
+         "quantization_config has load_in_8bit: weights in 8 bits"),
+        (LLAMA | {"model_type": "gemma3_text", "use_bidirectional_attention": True},
+         "use_bidirectional_attention is on: attention that is not causal is not modelled"),
     ],
 )  # fmt: skip
 def test_configs_that_cannot_be_read_are_refused_by_name(config: dict[str, Any], message: str) -> None:
@@ -85,7 +95,8 @@ def test_configs_that_cannot_be_read_are_refused_by_name(config: dict[str, Any],
 def test_keys_that_are_off_or_change_no_work_are_accepted() -> None:
     harmless = {"num_nextn_predict_layers": 0, "sliding_window": None, "rope_theta": 5e5, "rms_norm_eps": 1e-5,
                 "torch_dtype": "bfloat16", "attention_dropout": 0.1, "pretraining_tp": 1, "use_cache": True,
-                "some_new_flag": True}  # fmt: skip
+                "some_new_flag": True, "use_bidirectional_attention": False,
+                "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}  # fmt: skip
     assert read(LLAMA | harmless) == read(LLAMA)
     assert unread_keys(LLAMA | harmless) == [
         "num_nextn_predict_layers",
@@ -128,6 +139,9 @@ def windows(config: dict[str, Any]) -> list[int]:
         ({"model_type": "gemma3_text", "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 3},
          [512, 0] * 3),
         ({"model_type": "cohere2", "sliding_window": 512}, [512] * 3 + [0] + [512] * 2),
+        ({"model_type": "cohere2", "sliding_window": 512, "_sliding_window_pattern": 2}, [512, 0] * 3),
+        ({"model_type": "cohere2", "sliding_window": 512, "sliding_window_pattern": 3, "_sliding_window_pattern": 3},
+         [512, 512, 0] * 2),
         ({"model_type": "gpt_neo", "num_layers": 6, "num_heads": 32, "attention_types": [[["global", "local"], 3]]},
          [0, 256] * 3),
         ({"model_type": "starcoder2", "sliding_window": 4096}, [4096] * 6),
@@ -136,6 +150,20 @@ def windows(config: dict[str, Any]) -> list[int]:
 )  # fmt: skip
 def test_windows_are_read_for_each_layer(config: dict[str, Any], of_layer: list[int]) -> None:
     assert windows(LLAMA | {"num_hidden_layers": 6} | config) == of_layer
+
+
+def test_norms_of_q_and_k_have_the_biases_of_their_class() -> None:
+    """Phi's are LayerNorms of head_dim with weight and bias: 2 x 2 x 128 in each of 32 layers; StableLM's have no bias."""
+    plain, normed = (parameters(read(LLAMA | {"model_type": "phi", "qk_layernorm": on})) for on in (False, True))
+    assert normed - plain == 32 * 2 * 2 * 128
+    plain, normed = (parameters(read(LLAMA | {"model_type": "stablelm", "qk_layernorm": on})) for on in (False, True))
+    assert normed - plain == 32 * (32 + 8) * 128
+
+
+def test_opts_norms_may_have_no_parameters() -> None:
+    opt = LLAMA | {"model_type": "opt", "ffn_dim": 14336, "max_position_embeddings": 2048}
+    bare = read(opt | {"layer_norm_elementwise_affine": False})
+    assert parameters(read(opt)) - parameters(bare) == (2 * 32 + 1) * 2 * 4096  # weight and bias of two a layer and a last one
 
 
 def test_layers_without_rotary_embedding_are_read() -> None:

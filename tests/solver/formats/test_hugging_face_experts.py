@@ -91,6 +91,15 @@ def test_the_shared_expert_of_qwen2_has_a_gate() -> None:
     assert read(QWEN | {"model_type": "qwen3_moe"}).qk_norm == "head"
 
 
+def test_heads_of_qwen3_are_as_wide_as_their_class_has_them() -> None:
+    """Qwen3Config states 128; Qwen3MoeConfig states none, and its layers divide the hidden size (here 2048 / 32)."""
+    dense = {"model_type": "qwen3", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 2,
+             "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936}  # fmt: skip
+    experts = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+    assert (read(dense).head_dim, read(dense | experts).head_dim) == (128, 64)
+    assert read(dense | experts | {"head_dim": 128}).head_dim == 128
+
+
 def test_latent_attention_is_read() -> None:
     model = read(DEEPSEEK)
     assert (model.qk_head_dim, model.value_head_dim, model.num_key_value_heads) == (192, 128, 8)
