@@ -28,7 +28,7 @@ from solver.spec.feasibility import check_layout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.model import ModelSpec
-from solver.spec.precision import QUANTISED
+from solver.spec.precision import PRIMARY, QUANTISED
 from solver.spec.strategy import Strategy, TpMode, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
@@ -92,7 +92,7 @@ def _check_idle(constants: Mapping[str, Any], model: ModelSpec, precision: Any, 
         raise InputError(f"{of_experts[0]} changes nothing: {model.name} has no experts; leave it out")
     of_format, scaled = f"with precision {precision}", precision in QUANTISED
     idle = {
-        "fp8_param_gather": (not scaled, of_format), "fp8_recipe": (precision != "fp8", of_format),
+        "fp8_param_gather": (precision not in PRIMARY, of_format), "fp8_recipe": (precision != "fp8", of_format),
         "num_layers_at_start_in_bf16": (not scaled, of_format), "num_layers_at_end_in_bf16": (not scaled, of_format),
         "overlap_weight_gather": (TpMode.ISP not in framework.can_run.tp_modes, f"under {framework.name}, which has no isp"),
     }  # fmt: skip

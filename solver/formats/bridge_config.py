@@ -164,10 +164,12 @@ def _precision(file: SectionReader) -> Flags:
             "fp8-format": mixed.text("fp8", ""), "fp8-recipe": mixed.text("fp8_recipe", "tensorwise"),
             "fp8-param-gather": mixed.flag("fp8_param_gather", mixed.flag("fp8_param", False)),
         }  # fmt: skip
-        if mixed.flag("first_last_layers_bf16", False):
-            flags["first-last-layers-bf16"] = True
-            for end in ("start", "end"):
-                flags[f"num-layers-at-{end}-in-bf16"] = mixed.whole(f"num_layers_at_{end}_in_bf16", 0, least=0)
+    elif mixed.get("fp4"):
+        flags |= {"fp4-format": mixed.text("fp4", ""), "fp4-recipe": mixed.text("fp4_recipe", "nvfp4")}
+    if (mixed.get("fp8") or mixed.get("fp4")) and mixed.flag("first_last_layers_bf16", False):
+        flags["first-last-layers-bf16"] = True
+        for end in ("start", "end"):
+            flags[f"num-layers-at-{end}-in-bf16"] = mixed.whole(f"num_layers_at_{end}_in_bf16", 0, least=0)
     ends = ("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
     return {flag: value for flag, value in flags.items() if value or flag in ends}
 

@@ -78,7 +78,7 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
 
 
 def _precision(run: Strategy, flags: Values) -> Values:
-    quantised = "fp8-format" in flags
+    quantised = "fp8-format" in flags or "fp4-format" in flags
     found: Values = {
         "bf16": "bf16" in flags,
         "fp16": "fp16" in flags,
@@ -88,9 +88,13 @@ def _precision(run: Strategy, flags: Values) -> Values:
         return found
     start, end = run.num_layers_at_start_in_bf16, run.num_layers_at_end_in_bf16
     found |= {
+        "first_last_layers_bf16": start + end > 0, "num_layers_at_start_in_bf16": start, "num_layers_at_end_in_bf16": end,
+    }  # fmt: skip
+    if run.precision == "nvfp4":
+        return found | {"fp4": flags["fp4-format"], "fp4_recipe": "nvfp4"}
+    found |= {
         "fp8": "e4m3" if run.precision == "mxfp8" else "hybrid", "fp8_recipe": flags["fp8-recipe"],
-        "fp8_param_gather": run.fp8_param_gather, "first_last_layers_bf16": start + end > 0,
-        "num_layers_at_start_in_bf16": start, "num_layers_at_end_in_bf16": end,
+        "fp8_param_gather": run.fp8_param_gather,
     }  # fmt: skip
     if run.precision == "mxfp8" and run.fp8_param_gather:
         found["reuse_grad_buf_for_mxfp8_param_ag"] = True

@@ -83,6 +83,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
     },
     "bf16_with_fp8_subchannel_scaling_mixed": {**_BF16, "fp8": "hybrid", "fp8_recipe": "blockwise"},
     "bf16_with_mxfp8_mixed": {**_BF16, "fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    "bf16_with_nvfp4_mixed": {**_BF16, "fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }  # fmt: skip
 
 _NEUTRAL_MODEL = (
@@ -116,7 +117,8 @@ KNOWN: Known = keys(
         "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype weight_decay adam_beta1 adam_beta2 adam_eps clip_grad"
     ),
     mixed_precision=keys(
-        "_target_ bf16 fp16 params_dtype pipeline_dtype autocast_enabled grad_reduce_in_fp32 fp8 fp8_recipe "
+        "_target_ bf16 fp16 params_dtype pipeline_dtype autocast_enabled grad_reduce_in_fp32 fp8 fp8_recipe fp4 "
+        "fp4_recipe "
         "first_last_layers_bf16 fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_param fp8_param_gather "
         "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 reuse_grad_buf_for_mxfp8_param_ag loss_scale"
     ),

@@ -16,7 +16,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import GENERIC, framework_of
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
-from solver.spec.precision import QUANTISED
+from solver.spec.precision import PRIMARY, QUANTISED
 from solver.spec.strategy import WAVES, Strategy
 
 _PIPELINE = (
@@ -42,6 +42,7 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         (run.recompute != "full", ("recompute_layers", "recompute_stage_layers")),
         (run.recompute != "selective", ("recompute_modules",)),
         (run.precision not in QUANTISED, _QUANTISED),
+        (run.precision not in PRIMARY, ("fp8_param_gather",)),
         (run.precision != "fp8", ("fp8_recipe",)),
         (not run.cross_entropy_fusion, ("cross_entropy_fusion_impl",)),
         (not several, ("overlap_grad_reduce", "overlap_param_gather")),

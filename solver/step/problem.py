@@ -20,7 +20,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
 from solver.spec.model import ModelSpec, check_model
 from solver.spec.pipeline_layout import chunk_layers
-from solver.spec.precision import BLOCK_SCALED, QUANTISED, ElementBytes, element_bytes
+from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.run_rules import check_host
 from solver.spec.strategy import Recompute, Strategy
@@ -54,7 +54,7 @@ class Problem:
         if recipe is None or not self.framework.memory.quantised_weights:
             return None
         copies = 1 + (recipe.by_axis or self.cost.device.transposes_fp8)
-        return weight_recipe(recipe, copies, self.run.fp8_param_gather)
+        return weight_recipe(recipe, copies, self.run.fp8_param_gather and self.run.precision in PRIMARY)
 
     @property
     def fused_accumulation(self) -> bool:

@@ -288,7 +288,8 @@ CORE = tuple(rule for rule in RULES if rule.source != _START)
 #: Flag -> the first Megatron-Core whose configuration has it, where that is not 0.12.
 SINCE = {
     "pipeline-model-parallel-layout": "0.13", "delay-wgrad-compute": "0.14", "overlap-moe-expert-parallel-comm": "0.14",
-    "cuda-graph-impl": "0.15", "cuda-graph-scope": "0.16", "moe-flex-dispatcher-backend": "0.16", "optimizer": "0.16",
+    "cuda-graph-impl": "0.15", "fp4-format": "0.15",
+    "cuda-graph-scope": "0.16", "moe-flex-dispatcher-backend": "0.16", "optimizer": "0.16",
     "fine-grained-activation-offloading": "0.16",
 }  # fmt: skip
 

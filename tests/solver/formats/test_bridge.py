@@ -79,6 +79,12 @@ def test_hundreds_of_layouts_of_each_model_come_back(name: str, tmp_path: Path) 
         assert_same_estimate(model, runs[:4])
 
 
+@pytest.mark.parametrize("ends", [0, 4])
+def test_fp4_comes_back(ends: int, tmp_path: Path) -> None:
+    run = RUN.replace(precision="nvfp4", fp8_param_gather=False, num_layers_at_end_in_bf16=ends)
+    assert round_trips(model_of("llama3_70b"), [run], ".yaml", tmp_path) == (1, {})
+
+
 def test_modules_on_the_host_come_back(tmp_path: Path) -> None:
     run = RUN.replace(
         offload_modules="core_attn+expert_fc1", ep=8, recompute="selective", recompute_modules="moe_act+layernorm"
@@ -112,6 +118,7 @@ def test_overrides_of_a_recipe_are_exactly_this_layout(tmp_path: Path) -> None:
         ("mixed_precision: bf16_mixed", "grad_dtype", "fp32"),
         ("mixed_precision: {bf16: true, fp8: e4m3, fp8_recipe: mxfp8}", "precision", "mxfp8"),
         ("mixed_precision: {fp16: true}", "precision", "fp16"),
+        ("mixed_precision: bf16_with_nvfp4_mixed", "precision", "nvfp4"),
     ],
 )
 def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path) -> None:

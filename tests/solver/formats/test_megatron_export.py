@@ -109,6 +109,14 @@ def test_two_hundred_layouts_of_each_model_come_back(name: str) -> None:
             assert {key: getattr(case.model, key) for key in expected} == expected
 
 
+def test_fp4_comes_back() -> None:
+    run = Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core", precision="nvfp4", num_layers_at_end_in_bf16=4)
+    written = megatron_arguments(model_of("llama3_8b"), run)
+    assert written["--fp4-format"] == "e2m1" and "--fp8-format" not in written
+    back = read_back(written, 8).strategy
+    assert (back.precision, back.num_layers_at_end_in_bf16, back.grad_dtype) == ("nvfp4", 4, run.grad_dtype)
+
+
 @pytest.mark.parametrize(("precision", "types"), [("fp16", ("fp16", "fp32")), ("bf16", ("bf16", "fp32"))])
 def test_either_type_of_gradients_comes_back(precision: str, types: tuple[str, str]) -> None:
     model, flag = model_of("llama2_13b"), {"fp16": "--accumulate-allreduce-grads-in-fp32", "bf16": "--grad-reduce-in-bf16"}
