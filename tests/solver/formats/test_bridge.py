@@ -199,7 +199,6 @@ def test_a_file_without_a_model_needs_one_beside_it(tmp_path: Path) -> None:
             "tp_comm_overlap with tp_mode mtp: Megatron-Bridge",
         ),
         ({"document_lengths": "1024"}, "packed documents: not among the arguments"),
-        ({"precision": "nvfp4"}, "precision nvfp4: not among the arguments"),
         ({"pp": 2, "dp": 32, "zero_shard_size": 32, "schedule": "zb-v", "vpp": 2, "num_micro_batches": 4}, "schedule zb-v"),
     ],
 )
