@@ -8,7 +8,7 @@ from typing import Any
 
 from profiler.errors import InputError, closest
 from solver.formats.model_readers import Family
-from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS
+from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS, UNDESCRIBED
 from solver.formats.untimed import untimed_of
 from solver.spec.model import ModelSpec, model_from_keys
 
@@ -103,10 +103,22 @@ def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
     if isinstance(called, str) and called in NOT_DECODERS:
         raise InputError(f"{where}: model_type {called} is {NOT_DECODERS[called]}, which is not modelled")
     shown = repr(called)[:60] if isinstance(called, str) else "not given"
-    raise InputError(
-        f"{where}: model_type {shown} is not known{closest(called, FAMILIES) if isinstance(called, str) else ''}; known are "
-        f"{', '.join(sorted(FAMILIES))}; or write a model file of plain keys (configs/README.md)"
+    what = (
+        "of an architecture that is not described"
+        if isinstance(called, str) and called in UNDESCRIBED
+        else f"not known{_meant(called)}"
     )
+    raise InputError(
+        f"{where}: model_type {shown} is {what}; known are {', '.join(sorted(FAMILIES))}; or write a model file of plain keys "
+        "(configs/README.md)"
+    )
+
+
+def _meant(called: Any) -> str:
+    """Return a family that may be misspelt, as ``closest`` does; one with other digits is another version."""
+    if not isinstance(called, str):
+        return ""
+    return closest(called, [family for family in FAMILIES if re.sub(r"\D", "", family) == re.sub(r"\D", "", called)])
 
 
 def _is_other_work(key: str, value: Any, read: set[str]) -> bool:

@@ -146,6 +146,18 @@ def read_glm_experts(config: Mapping[str, Any], values: Values, read: set[str]) 
     read |= {"attention_bias", "use_qk_norm"}
 
 
+def read_dots(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read dots.llm1: layers from max_window_layers on have the window, where one is stated."""
+    attention = bool(config.get("attention_bias", False))
+    values |= {"qkv_bias": attention, "output_bias": attention}
+    _read_groups(config, values, read)
+    if config.get("sliding_window") and not config.get("layer_types"):
+        first = config.get("max_window_layers", 62)
+        config = {**config, "layer_types": [LAYER_TYPES[n >= first] for n in layers_of(values)]}
+    read_window({**config, "use_sliding_window": True}, values, read)
+    read |= {"attention_bias", "max_window_layers", "scoring_func"}
+
+
 def read_ernie_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which layers have experts: every moe_layer_interval-th one from a first to a last."""
     first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
@@ -212,6 +224,12 @@ FAMILIES: Mapping[str, Family] = {
         special=_deepseek("softmax", "greedy"),
     ),
     "deepseek_v3": _DEEPSEEK_V3,
+    "dots1": Family(
+        fixed={**LLAMA, **NONE, "qk_norm": "head", "router_score": "sigmoid", "router_bias": True},
+        keys=_ROUTED,
+        needed=_EXPERTS,
+        special=read_dots,
+    ),
     "ernie4_5_moe": Family(
         fixed={**LLAMA, **NONE, "router_bias": True},
         tied=True,

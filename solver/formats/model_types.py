@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solver.formats import model_readers_experts
+from solver.formats import model_readers_experts, model_readers_recent
 from solver.formats.model_readers import ALL, GPT, LLAMA, NONE, Family, biases, class_of, read_flags, read_llama, read_window
 from solver.formats.model_readers_gpt import (
     read_baichuan,
@@ -47,6 +47,7 @@ _GEMMA = {**LLAMA, **NONE}
 
 FAMILIES: Mapping[str, Family] = {
     **model_readers_experts.FAMILIES,
+    **model_readers_recent.FAMILIES,
     "baichuan": Family(fixed={**LLAMA, **NONE}, special=read_baichuan),
     "bloom": Family(
         fixed={**GPT, **ALL, "position": "alibi", "embedding_norm": True},
@@ -179,8 +180,26 @@ NOT_DECODERS: Mapping[str, str] = {
     "minimax": "that of MiniMax's models (01 and M1 mix softmax and lightning attention; M2 is not described)",
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "a hybrid of softmax attention and lightning attention"),
     **dict.fromkeys(("kimi_linear", "qwen3_next", "bailing_moe_linear"), _LINEAR),
+    "minimax_m2": "that of MiniMax's M2, whose modules of multi-token prediction are not described",
     "deepseek_v32": "a model with learned sparse attention",
     "jamba": "a hybrid of attention, state-space layers and experts",
     "recurrent_gemma": "a hybrid of attention and linear recurrence",
     "rwkv": "a recurrent model",
 }
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+#: Other model types, of language models and of what has one as a part: none is another family's with a name like it.
+UNDESCRIBED = _names(
+    "afmoe apertus arcee aria_text bailing_moe biogpt bitnet blt code_llama cohere2_moe cohere2_vision colqwen2 cpmant cwm "
+    "deepseek_vl deepseek_vl_hybrid diffllama doge dpt emu3 ernie ernie4_5_vl_moe exaone exaone4 exaone_moe flex_olmo fuyu "
+    "gemma3 gemma3n gemma3n_text git glm4_moe_lite glm4v glm4v_moe glm4v_moe_text glm4v_text glm_moe_dsa got_ocr2 gpt-sw3 "
+    "gpt_neox_japanese granite_speech granitemoe granitemoeshared granitevision helium hunyuan_v1_moe internlm internlm3 "
+    "internvl jetmoe lfm2 lfm2_moe llama4 llava llava_next longcat_flash mega ministral ministral3 mistral3 mllama moshi "
+    "mpnet mvp nanochat olmo_hybrid open-llama openai-gpt ovis2 paligemma persimmon phi4_multimodal pixtral pvt qwen "
+    "qwen2_5_omni qwen2_audio qwen2_vl qwen2_vl_text qwen3_5 qwen3_5_moe qwen3_omni_moe qwen3_vl qwen3_vl_moe "
+    "qwen3_vl_moe_text shieldgemma2 smolvlm t5gemma transfo-xl vaultgemma voxtral xglm xlm xlnet xlstm yolos"
+)

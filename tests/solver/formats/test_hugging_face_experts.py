@@ -100,6 +100,18 @@ def test_heads_of_qwen3_are_as_wide_as_their_class_has_them() -> None:
     assert read(dense | experts | {"head_dim": 128}).head_dim == 128
 
 
+def test_dots_has_norms_a_bias_that_balances_and_seldom_a_window() -> None:
+    dots = {"model_type": "dots1", "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+            "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 32, "n_routed_experts": 128,
+            "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "vocab_size": 152064}  # fmt: skip
+    model = read(dots | {"n_group": 1, "topk_group": 1, "scoring_func": "noaux_tc", "sliding_window": None})
+    assert (model.qk_norm, model.router_score, model.router_bias, model.router_groups) == ("head", "sigmoid", True, 0)
+    assert (model.shared_expert_intermediate_size, model.first_k_dense_replace, model.sliding_window) == (2816, 1, 0)
+    late = read(dots | {"sliding_window": 4096, "max_window_layers": 3})
+    assert late.layer_types == ("full_attention",) * 3 + ("sliding_attention",) and late.sliding_window == 4096
+    assert read(dots | {"sliding_window": 4096}).sliding_window == 0  # of layers from the 62nd on
+
+
 def test_latent_attention_is_read() -> None:
     model = read(DEEPSEEK)
     assert (model.qk_head_dim, model.value_head_dim, model.num_key_value_heads) == (192, 128, 8)

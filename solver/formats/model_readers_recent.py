@@ -1,0 +1,73 @@
+"""Dense families of 2025: what their config.json files say, and the text parts of Qwen's vision-language models.
+
+Source: the modeling and configuration files of transformers 4.57.1, as read; the parameter counts in
+tests/data/checkpoints.json are those of its own models, built without weights. A vision tower is no part of a model here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from profiler.errors import InputError
+from solver.formats.model_readers import LLAMA, Family, Values, biases, class_of, read_window, refuse_if_on
+from solver.formats.model_readers_llama import read_qwen, read_qwen3
+
+
+def read_ernie(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    bias = bool(config.get("use_bias", False))
+    values |= biases(qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+    values.setdefault("head_dim", 128)
+    read |= {"use_bias"}
+
+
+def read_seed_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    values |= biases(
+        qkv_bias=bool(config.get("attention_bias", True)),
+        output_bias=bool(config.get("attention_out_bias", False)),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+    )
+    values.setdefault("head_dim", 128)
+    read |= {"attention_bias", "attention_out_bias", "mlp_bias"}
+
+
+def read_olmo3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a model of which every fourth layer, or as its layer_types say, sees all tokens, and the others a window."""
+    attention = bool(config.get("attention_bias", False))
+    values |= biases(qkv_bias=attention, output_bias=attention)
+    read_window({"sliding_window": 4096, **config}, values, read, every=4)
+    read |= {"attention_bias"}
+
+
+def read_hunyuan(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read a dense Hunyuan; keys that only its own code beside the checkpoints reads must say what transformers does."""
+    attention, width = bool(config.get("attention_bias", False)), values["hidden_size"] // values["num_attention_heads"]
+    values |= biases(qkv_bias=attention, output_bias=attention)
+    refuse_if_on(config, read, "use_cla")
+    if not config.get("use_qk_norm", True):
+        raise InputError("use_qk_norm is False, which is not modelled: transformers norms q and k of every dense Hunyuan")
+    stated = values.get("head_dim", width)
+    if config.get("attention_head_dim", stated) != stated:
+        raise InputError(f"attention_head_dim {config['attention_head_dim']} differs from head_dim {stated}")
+    read |= {"attention_bias", "use_qk_norm", "attention_head_dim", "cla_share_factor", "org_vocab_size", "mlp_bias"}
+
+
+def read_qwen2_vl_text(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    read_qwen({"max_window_layers": 80, **config}, values, read)
+
+
+_QWEN2_VL = Family(fixed=LLAMA, special=read_qwen2_vl_text, class_defaults=class_of(152064, 8192, 29568, 80, 64, 8, 32768))
+
+FAMILIES: Mapping[str, Family] = {
+    "ernie4_5": Family(fixed=LLAMA, tied=True, special=read_ernie),
+    "hunyuan_v1_dense": Family(fixed={**LLAMA, "qk_norm": "head"}, special=read_hunyuan),
+    "olmo3": Family(fixed={**LLAMA, "qk_norm": "all"}, special=read_olmo3),
+    "qwen2_5_vl": _QWEN2_VL,  # its first configs state the text model without a section of its own
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3_vl_text": Family(
+        fixed={**LLAMA, "qk_norm": "head"},
+        special=read_qwen3,
+        class_defaults=class_of(151936, 4096, 22016, 32, 32, 32, 128000),
+    ),
+    "seed_oss": Family(fixed=LLAMA, special=read_seed_oss),
+}
