@@ -97,6 +97,8 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (not model.sliding_window and not model.attention_chunk_size, "windows or chunks of attention"),
         (not model.attention_sinks and not model.no_rope_layers, "attention sinks, or layers without rotary embedding"),
         (model.qk_norm != "all", "norms over all heads of q and k"),
+        (model.qk_norm == "none" or model.qk_norm_bias == (model.norm == "layernorm"),
+         "norms of q and k of another class than the others"),
         (model.position != "alibi", "ALiBi positions"),
         (model.norm_weight and (model.norm != "layernorm" or model.norm_bias), "norms without parameters"),
         (not model.head_bias and not model.shared_expert_gate, "a bias of the head, or a gate of the shared experts"),

@@ -47,6 +47,7 @@ def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         "max_position_embeddings": whole(flags, "max-position-embeddings", 0),
         "qk_norm": "head" if "qk-layernorm" in flags and not latent else "none",  # latent attention always norms its ranks
     }
+    model["qk_norm_bias"] = model["qk_norm"] == "head" and model["norm"] == "layernorm"  # of the same class as the others
     return {**model, **(_experts(flags, ffn) if "num-experts" in flags else {})}
 
 

@@ -207,6 +207,13 @@ def test_latent_attention_has_megatrons_sizes() -> None:
     assert [wider[key] for key in keys] == [1536, 512, 128, 64, 128]
 
 
+def test_norms_of_q_and_k_are_of_the_class_of_the_others() -> None:
+    """SMALL's heads are 64 wide: LayerNorms of q and k have 2 x 2 x 64 parameters a layer, RMSNorms 2 x 64."""
+    for norm, found in (("LayerNorm", 256), ("RMSNorm", 128)):
+        spec = model_from_keys(read(qk_layernorm=True, normalization=norm)[0], "SMALL", "SMALL")
+        assert spec.qk_norm_parameters == found
+
+
 def test_sizes_of_latent_attention_alone_do_nothing() -> None:
     said: list[str] = []
     sized = {**SMALL, "--kv-lora-rank": 512, "--v-head-dim": 64}

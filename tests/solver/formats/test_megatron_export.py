@@ -127,6 +127,14 @@ def test_either_type_of_gradients_comes_back(precision: str, types: tuple[str, s
         assert (flag[precision] in written) == (gradients == {"fp16": "fp32", "bf16": "bf16"}[precision])
 
 
+def test_norms_of_q_and_k_come_back() -> None:
+    run = Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core")
+    normed = model_of("llama3_8b").replace(norm="layernorm", qk_norm="head", qk_norm_bias=True)
+    assert read_back(megatron_arguments(normed, run), 8).model.qk_norm_bias
+    with pytest.raises(InputError, match="norms of q and k of another class than the others"):
+        megatron_arguments(normed.replace(qk_norm_bias=False), run)
+
+
 def test_the_script_has_the_arguments_in_words_a_shell_reads(h100_model: CostModel) -> None:
     model = model_of("deepseek_v3")
     run = make_problem(model, 64, h100_model, 4096, framework="megatron-core", grad_dtype="fp32").run.replace(
