@@ -62,7 +62,7 @@ NEUTRAL = _flags(
     "disable-gloo-process-groups "
     "enable-experimental finetune fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin fp8-wgrad "
     "init-model-with-meta-device local-rank "
-    "max-position-embeddings mock-data moe-per-layer-logging moe-router-dtype "
+    "max-position-embeddings mock-data moe-per-layer-logging "
     "moe-router-pre-softmax moe-router-topk-scaling-factor moe-token-drop-policy mtp-loss-scaling-factor no-bias-gelu-fusion "
     "no-check-for-nan-in-loss-and-grad no-position-embedding "
     "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings"
@@ -92,6 +92,7 @@ LEFT_OUT = {
     "overlap-param-gather-with-optimizer-step": "gathers of weights beside the optimizer's step",
     "overlap-p2p-communication-warmup-flush": "exchanges between stages beside the work that fills and empties the pipeline",
     "moe-router-load-balancing-type": "the iterations of the router's sinkhorn",
+    "moe-router-dtype": "the router's gradients in wider numbers",
     "moe-router-padding-for-fp8": "rows that pad the input of each expert",
     "moe-router-padding-for-quantization": "rows that pad the input of each expert",
     "moe-deepep-num-sms": "another number of multiprocessors than DeepEP's own",

@@ -32,7 +32,12 @@ def without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[st
 def left_out(flags: Mapping[str, Any]) -> list[str]:
     """Return a line for each flag whose small effect is left out of the estimate."""
     found = sorted(flag for flag in flags.keys() & LEFT_OUT.keys() if not _is_idle(flag, flags[flag]))
-    return [f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})" for flag in found]
+    said = [f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})" for flag in found]
+    wide = all(str(flags.get(flag, "fp32")) == "fp32" for flag in ("exp-avg-dtype", "exp-avg-sq-dtype"))
+    if "use-precision-aware-optimizer" in flags and wide and "optimizer-cpu-offload" not in flags:
+        what = "that its optimizer keeps of the fp32 weights only the 16 bits that the others lack"
+        said.append(f"left out of the estimate: {what} (--use-precision-aware-optimizer)")
+    return said
 
 
 def _is_idle(flag: str, value: Any) -> bool:

@@ -272,6 +272,13 @@ def test_optimizer_and_host_flags() -> None:
     assert read(optimizer_cpu_offload=True)[1]["optimizer_offload_fraction"] == 1.0
 
 
+def test_small_effects_of_router_and_optimizer_are_named() -> None:
+    said: list[str] = []
+    sections_of_megatron({**SMALL, "--moe-router-dtype": "fp32", "--use-precision-aware-optimizer": True}, 8, said)
+    assert "left out of the estimate: the router's gradients in wider numbers (--moe-router-dtype)" in said
+    assert any("the 16 bits that the others lack (--use-precision-aware-optimizer)" in line for line in said)
+
+
 def test_modules_on_the_host() -> None:
     run = read(fine_grained_activation_offloading=True, offload_modules="[core_attn attn_proj]")[1]
     assert run["offload_modules"] == ["core_attn", "attn_proj"]
