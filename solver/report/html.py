@@ -21,7 +21,7 @@ from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
 from solver.report.pictures import pareto_figure, stages_figure, timeline_figure
 from solver.report.timeline import step_timeline
-from solver.report.words import PART_NAMES, seconds
+from solver.report.words import PART_NAMES, parameter_count, seconds
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
@@ -72,7 +72,7 @@ def _answer(rivals: Solutions, why: Explanation) -> str:
     problem, memory, verdict = rivals.problem, rivals.memory, rivals.verdict(0)
     low, high = why.interval
     facts = (
-        f"{parameters(problem.model) / 1e9:.2f} B parameters, sequences of {problem.run.seq_len:,} tokens, "
+        f"{parameter_count(parameters(problem.model))}, sequences of {problem.run.seq_len:,} tokens, "
         f"{rivals.tokens[0]:,.0f} tokens a step, {problem.run.precision}, {problem.run.framework}"
     )
     return (

@@ -17,7 +17,7 @@ from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.scores import Regret, Score
 from solver.report.validate import Prediction
-from solver.report.words import PART_NAMES, seconds
+from solver.report.words import PART_NAMES, parameter_count, seconds
 from solver.search.balance import Balanced
 from solver.search.neighbours import neighbours
 from solver.search.search import OUT_OF_MEMORY, SearchResult
@@ -138,7 +138,7 @@ def show_single(console: Console, solutions: Solutions, profile: str, notes: str
 def heading(solutions: Solutions, profile: str, notes: str) -> Text:
     p = solutions.problem
     lines = [
-        f"{p.model.name}: {parameters(p.model) / 1e9:.2f} B parameters, {p.run.seq_len} tokens per sequence, "
+        f"{p.model.name}: {parameter_count(parameters(p.model))}, {p.run.seq_len} tokens per sequence, "
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}"
         f"{f', adapters of rank {p.run.lora_rank} trained' if p.run.lora_rank else ''}",
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"

@@ -23,6 +23,13 @@ def gibibytes(size: float, fits: bool) -> str:
     return f"{size / GIB:.1f}{'' if fits else '?'}"
 
 
+def parameter_count(count: float) -> str:
+    """Return how many parameters a model has, in billions; a small model's in millions, and the smallest one's one by one."""
+    if count >= 1e7:
+        return f"{count / 1e9:.2f} B parameters"
+    return f"{count / 1e6:.1f} M parameters" if count >= 1e5 else f"{count:,.0f} parameters"
+
+
 def seconds(value: float) -> str:
     """Return a time with three significant digits, from microseconds to days; minutes begin at two, as hours and days do."""
     units = (("days", 2 * 86400.0, 86400.0), ("h", 7200.0, 3600.0), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy import tiny
 
-from solver.report.words import seconds
+from solver.report.words import parameter_count, seconds
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,15 @@ from solver.report.words import seconds
 )  # fmt: skip
 def test_times_have_the_unit_that_fits(value: float, text: str) -> None:
     assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(30.532e9, "30.53 B parameters"), (1.24e8, "0.12 B parameters"), (1e7, "0.01 B parameters"),
+     (3_200_000, "3.2 M parameters"), (106_880, "0.1 M parameters"), (20_480, "20,480 parameters")],
+)  # fmt: skip
+def test_small_models_have_parameters_too(count: int, text: str) -> None:
+    assert parameter_count(count) == text
 
 
 def test_mfu_by_both_conventions() -> None:
