@@ -134,15 +134,11 @@ def configured_strategy(problem: Problem, config: RunConfig, sequences: int | No
 
     Raises InputError where the sizes do not multiply to the world size or do not divide the batch.
     """
-    own = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
-    given = {key: value for key, value in problem.framework.flags.items() if key in _AXES} | own
-    world = problem.run.world_size
-    ranks = given.get("tp", 1) * given.get("cp", 1) * given.get("pp", 1)
+    given = _sizes(problem, config)
+    world, ranks = problem.run.world_size, _model_ranks(given)
     if world % ranks:
         raise InputError(f"{config.name}: tp * cp * pp is {ranks}, which does not divide world_size {world}")
-    dp = world // ranks
-    if given.get("dp", dp) != dp:
-        raise InputError(f"{config.name}: dp is {given['dp']}, but world_size {world} leaves {dp} after tp, cp and pp")
+    dp = _data_ranks(config, given, world)
     size = given.get("micro_batch_size", 1)
     if sequences is not None:
         if sequences % (dp * size):
@@ -159,6 +155,38 @@ def configured_strategy(problem: Problem, config: RunConfig, sequences: int | No
     except InputError as error:
         raise InputError(f"{config.name}: {error}") from None
     return strategy
+
+
+def configured_batch(problem: Problem, config: RunConfig) -> int | None:
+    """Return the sequences of a step of the config's layout on the problem's GPUs.
+
+    None where it states no micro batches, and where it leaves dp open and its other sizes do not divide these GPUs. The
+    framework need not run the layout: a search finds others. Raises InputError for another dp than there can be.
+    """
+    given = _sizes(problem, config)
+    if "num_micro_batches" not in config.layout or ("dp" not in given and problem.run.world_size % _model_ranks(given)):
+        return None
+    dp = _data_ranks(config, given, problem.run.world_size)
+    return int(dp * given.get("micro_batch_size", 1) * given["num_micro_batches"])
+
+
+def _sizes(problem: Problem, config: RunConfig) -> dict[str, Any]:
+    """Return the axes that the config states, over those that its framework has where nothing is said."""
+    own = {key: value for key, value in config.layout.items() if key in _AXES and key not in ("world_size", "seq_len")}
+    return {key: value for key, value in problem.framework.flags.items() if key in _AXES} | own
+
+
+def _model_ranks(sizes: Mapping[str, Any]) -> int:
+    """Return the ranks that hold one copy of the model."""
+    return int(sizes.get("tp", 1) * sizes.get("cp", 1) * sizes.get("pp", 1))
+
+
+def _data_ranks(config: RunConfig, sizes: Mapping[str, Any], world: int) -> int:
+    """Return the data-parallel ranks that are left. Raises InputError where the config states others."""
+    dp = world // _model_ranks(sizes)
+    if sizes.get("dp", dp) != dp:
+        raise InputError(f"{config.name}: dp is {sizes['dp']}, but world_size {world} leaves {dp} after tp, cp and pp")
+    return dp
 
 
 def _replicas(sizes: Mapping[str, Any]) -> int:
@@ -218,4 +246,4 @@ def _same_constants(run: Strategy, strategy: Strategy) -> None:
             )
 
 
-__all__ = ["configured_strategy", "estimate", "load_problem", "time_attention", "without_filling"]
+__all__ = ["configured_batch", "configured_strategy", "estimate", "load_problem", "time_attention", "without_filling"]

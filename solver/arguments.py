@@ -43,8 +43,8 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     p.register("action", None, StoreOnce)
     p.add_argument("--config", type=Path, help="a framework's file, Hugging Face config.json or model file (docs/formats.md)")
     p.add_argument("--model_size", help="which shipped config where --config is not given (default 7)")
-    p.add_argument("--global_batch_size", type=int, help=f"tokens per step (default {DEFAULT_TOKENS}, or the config's "
-                   "own batch where its own layout is estimated, or where it states one whatever its GPUs are)")  # fmt: skip
+    p.add_argument("--global_batch_size", type=int, help="tokens per step (default: the config's own batch, on as "
+                   f"many GPUs, where it states its micro batches, else {DEFAULT_TOKENS})")  # fmt: skip
     p.add_argument("--round_batch", action="store_true", help="round a global batch that does not divide: to whole sequences, "
                    "and to a multiple of the GPUs of a search, or of the config's dp * micro batch")  # fmt: skip
     p.add_argument("--pre_profiling_data_path", type=Path, help="a profile written by gen_profiler_data.py")

@@ -7,7 +7,6 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,12 @@ from profiler.profile.profiles import (
 )
 from solver.api import CACHE, configured_strategy, estimate, time_attention
 from solver.arguments import (
-    DEFAULT_TOKENS,
     add_prediction_arguments,
     add_search_arguments,
     check_arguments,
 )
+from solver.batch import batch_or_default, searched_batch
 from solver.formats.cases import read_cases
-from solver.formats.config_file import RunConfig
 from solver.formats.export import not_held, write_export
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
@@ -61,7 +59,6 @@ from solver.search.balance import balanced
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
 from solver.search.variants import Variant, parse_demanded, search_variants
-from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
 _MOST_MESSAGE = 1200  #: characters of an error message
@@ -245,60 +242,6 @@ def _scaling(result: SearchResult) -> list[SearchResult]:
             with suppress(InputError):
                 found.append(search(result.problem.for_world(world), sequences, 1, fixed=result.fixed, most=result.most))
     return found
-
-
-def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
-    """Return (sequences of a global batch of ``tokens``, a note if it was rounded).
-
-    rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences where it holds that many. Raises
-    InputError for a batch that is not a whole number of sequences and may not be rounded.
-    """
-    if not rounds:
-        if tokens % seq_len:
-            raise InputError(
-                f"--global_batch_size {tokens} tokens is not a whole number of sequences of {seq_len} tokens; "
-                f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch"
-            )
-        return tokens // seq_len, ""
-    unit = seq_len * group if tokens >= seq_len * group else seq_len
-    sequences = max(round(tokens / unit), 1) * unit // seq_len
-    if sequences * seq_len == tokens:
-        return sequences, ""
-    return sequences, f"global batch rounded from {tokens:,} to {sequences * seq_len:,} tokens, {sequences:,} sequences"
-
-
-def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig, group: int | None = None) -> tuple[int, str]:
-    """Return the same of a search, rounded to a multiple of ``group`` sequences (None: the GPUs).
-
-    Where no batch is asked for: that of the config, if it states one whatever its ranks are, else the default number of tokens.
-    """
-    if args.global_batch_size is None and {"dp", "num_micro_batches"} <= config.layout.keys():
-        sequences = configured_strategy(problem, config).global_batch_sequences
-        return sequences, f"global batch: the config's own, {sequences:,} sequences"
-    tokens = args.global_batch_size or DEFAULT_TOKENS
-    return batch_sequences(tokens, problem.run.seq_len, args.round_batch, group or problem.run.world_size)
-
-
-def stated_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:
-    """Return (sequences of ``--global_batch_size``, a note if it was rounded); None for the config's own micro batches.
-
-    It is rounded to a multiple of the sequences that all data-parallel ranks of the config's layout take at once.
-    """
-    if args.global_batch_size is None:
-        return None, ""
-    group = 1
-    if args.round_batch:
-        layout = configured_strategy(problem, config)
-        group = layout.dp * layout.micro_batch_size
-    return batch_sequences(args.global_batch_size, problem.run.seq_len, args.round_batch, group)
-
-
-def batch_or_default(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:
-    """Return the same, and the default number of tokens where neither the option nor the config states a batch."""
-    if args.global_batch_size is None and "num_micro_batches" not in config.layout:
-        args = copy(args)
-        args.global_batch_size = DEFAULT_TOKENS
-    return stated_batch(args, problem, config)
 
 
 def validate(path: Path, json_path: Path | None, approximate: bool, console: Console) -> None:

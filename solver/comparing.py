@@ -13,7 +13,7 @@ from rich.console import Console
 from profiler.errors import InputError, printable
 from solver.api import configured_strategy, estimate, time_attention, without_filling
 from solver.arguments import DEFAULT_MODEL, add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.command_line import batch_or_default
+from solver.batch import batch_or_default
 from solver.formats.config_file import find_model, load_run_config
 from solver.inputs import Inputs, load_inputs
 from solver.report.compare import Side, comparison_dict, comparison_table, verdicts

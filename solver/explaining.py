@@ -16,7 +16,8 @@ from profiler.files import write_text
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.command_line import batch_or_default, progress_bar, searched_batch
+from solver.batch import batch_or_default, searched_batch
+from solver.command_line import progress_bar
 from solver.inputs import Inputs, load_inputs
 from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, kept_out, standing
 from solver.report.describe import describe

@@ -10,7 +10,7 @@ from rich.console import Console
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.command_line import batch_or_default
+from solver.batch import batch_or_default
 from solver.inputs import load_inputs
 from solver.largest import Limit, Tried, fewest_gpus, largest_micro_batch, longest_sequence
 from solver.report.describe import describe

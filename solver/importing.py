@@ -19,7 +19,8 @@ from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.api import configured_strategy, estimate
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
-from solver.command_line import CostModels, progress_bar, stated_batch
+from solver.batch import stated_batch
+from solver.command_line import CostModels, progress_bar
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
 from solver.formats.megatron_log import config_in_log, has_arguments

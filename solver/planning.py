@@ -14,7 +14,8 @@ from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Device
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import add_json_argument, add_machine_arguments, check_picture
-from solver.command_line import progress_bar, searched_batch
+from solver.batch import searched_batch
+from solver.command_line import progress_bar
 from solver.formats.config_file import RunConfig, load_cluster
 from solver.inputs import Inputs, load_inputs, named_config
 from solver.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
@@ -141,8 +142,13 @@ def _named(args: argparse.Namespace, name: str, config: RunConfig) -> argparse.N
 
 
 def _sequences(args: argparse.Namespace, inputs: Inputs) -> tuple[int, str]:
-    """Return the sequences of a step, and what there is to say of them."""
-    return searched_batch(args, inputs.problem, inputs.config, group=1)
+    """Return the sequences of a step, the same on any number of GPUs, and what there is to say of them."""
+    config, note = inputs.config, ""
+    if args.global_batch_size is None and "num_micro_batches" in config.layout and "dp" not in config.layout:
+        note = "global batch: the default, because the config's micro batches make one only together with a dp"
+        config = replace(config, layout={name: value for name, value in config.layout.items() if name != "num_micro_batches"})
+    sequences, rounded = searched_batch(args, inputs.problem, config, group=1)
+    return sequences, "\n".join(filter(None, (note, rounded)))
 
 
 def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> tuple[Sequence[Training], str]:

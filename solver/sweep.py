@@ -15,8 +15,10 @@ from typing import Any, TextIO
 from profiler.errors import InputError
 from profiler.profile.devices import device_named
 from profiler.profile.profiles import derived_profiles, shipped_profiles
+from solver.api import configured_batch
+from solver.arguments import DEFAULT_TOKENS
 from solver.formats.config_file import CONFIG_ENDINGS
-from solver.inputs import load_inputs
+from solver.inputs import Inputs, load_inputs
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.output import layout_dict
@@ -26,14 +28,18 @@ from solver.search.search import search
 
 @dataclass(frozen=True)
 class Point:
-    """One problem of a sweep. machine: a profile, or a cluster (a name or a file). framework: None for the model's own."""
+    """One problem of a sweep.
+
+    machine: a profile, or a cluster (a name or a file). framework: None for the model's own. global_batch_size: tokens; None
+    for the batch that a search of the model's file has.
+    """
 
     model: str
     seq_len: int | None
     machine: str
     framework: str | None
     world_size: int
-    global_batch_size: int  #: tokens
+    global_batch_size: int | None
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,8 @@ def price(point: Point, options: Options) -> Row:
         inputs = load_inputs(_arguments(point, options), shows=False)
         problem = inputs.problem
         row |= {"seq_len": problem.run.seq_len, "framework": problem.run.framework}
-        sequences, rest = divmod(point.global_batch_size, problem.run.seq_len)
-        if rest:
-            raise InputError(f"{point.global_batch_size} tokens are not a whole number of sequences of {problem.run.seq_len}")
+        sequences = _sequences(point, inputs)
+        row |= {"global_batch_size": sequences * problem.run.seq_len}
         result = search(problem, sequences, 1, fixed=parse_fixed(options.fix or ""))
     except InputError as error:
         return row | {"reason": str(error)}
@@ -85,6 +90,17 @@ def price(point: Point, options: Options) -> Row:
         "layouts_priced": result.layouts_estimated, "layout": describe(best, 0),
         **{name: value for name, value in layout.items() if name in _FOUND},
     }  # fmt: skip
+
+
+def _sequences(point: Point, inputs: Inputs) -> int:
+    """Return the sequences of a problem's global batch. Raises InputError where its tokens are no whole number of them."""
+    if point.global_batch_size is None and (own := configured_batch(inputs.problem, inputs.config)) is not None:
+        return own
+    tokens, length = point.global_batch_size or DEFAULT_TOKENS, inputs.problem.run.seq_len
+    sequences, rest = divmod(tokens, length)
+    if rest:
+        raise InputError(f"{tokens} tokens are not a whole number of sequences of {length}")
+    return sequences
 
 
 def _arguments(point: Point, options: Options) -> argparse.Namespace:

@@ -43,7 +43,12 @@ def add_sweep_arguments(p: argparse.ArgumentParser) -> None:
                    "cluster files (default h100_sxm)")  # fmt: skip
     p.add_argument("--seq_lens", metavar="TOKENS,...", help="sequences (default: each model's own)")
     p.add_argument("--frameworks", metavar="NAME,...", help="frameworks or their releases (default: each model's own)")
-    p.add_argument("--global_batch_sizes", metavar="TOKENS,...", help=f"tokens per step (default {DEFAULT_TOKENS})")
+    p.add_argument(
+        "--global_batch_sizes",
+        metavar="TOKENS,...",
+        help="tokens per step (default: as a search of "
+        f"each model: its file's own batch, where it states one, else {DEFAULT_TOKENS})",
+    )
     p.add_argument("--set", metavar="KEY=VALUE,...", help="constants of all runs, as in precision=fp8")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="search only layouts with these")
     p.add_argument("--memory_limit_gib", type=float, help="memory limit per GPU (default: the cluster's)")
@@ -89,7 +94,7 @@ def _asked(args: argparse.Namespace) -> list[Point]:
         model=models, seq_len=_numbers("seq_lens", args.seq_lens, "seq_len"), machine=machines,
         framework=_names("frameworks", args.frameworks) if args.frameworks else [None],
         world_size=_numbers("world_sizes", args.world_sizes, "world_size"),
-        global_batch_size=_numbers("global_batch_sizes", args.global_batch_sizes or str(DEFAULT_TOKENS), "global_batch_size"),
+        global_batch_size=_numbers("global_batch_sizes", args.global_batch_sizes, "global_batch_size"),
     )  # fmt: skip
     if len(found) > _MOST:
         raise InputError(f"that is {len(found):,} problems; at most {_MOST:,} are swept at once")

@@ -27,7 +27,7 @@ LEVELS = (
     ("solver.step",),
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments", "solver.examples"),
-    ("solver.inputs", "solver.largest", "solver.interruptions"),
+    ("solver.inputs", "solver.batch", "solver.largest", "solver.interruptions"),
     ("solver.command_line", "solver.learning"),
     ("solver.sweep",),
     (

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MOST_PANELS = 12
 _PANEL = ("model", "seq_len", "global_batch_size")
+_SCALED = ("model", "seq_len")
 _LINE = ("machine", "framework")
 
 Row = Mapping[str, Any]
@@ -29,7 +30,7 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     """Draw the best rate of every problem with its 90% interval. Raises InputError for more than MOST_PANELS panels."""
     from matplotlib.figure import Figure
 
-    panels = _grouped([row for row in rows if row["tgs"] is not None], _PANEL)
+    panels = _panels([row for row in rows if row["tgs"] is not None])
     check_panels(len(panels))
     if not panels:
         raise InputError("no problem of this sweep has a layout that fits; there is nothing to draw")
@@ -46,6 +47,16 @@ def sweep_figure(rows: Sequence[Row]) -> Figure:
     figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3), fontsize=8, frameon=False)
     figure.suptitle("Best layout of each problem; bars: 90% prediction interval", fontsize=11)
     return figure
+
+
+def _panels(found: Sequence[Row]) -> dict[tuple[Any, ...], list[Row]]:
+    """Return the rows of each panel: a model, a sequence, and a batch, or one batch for each number of GPUs."""
+    panels: dict[tuple[Any, ...], list[Row]] = {}
+    for named, rows in _grouped(found, _SCALED).items():
+        batches = _grouped(rows, ("world_size", "global_batch_size"))
+        scales = len(batches) == len(_grouped(rows, ("world_size",)))
+        panels |= {(*named, "own"): rows} if scales else _grouped(rows, _PANEL)
+    return panels
 
 
 def _panel(axes: Axes, named: tuple[Any, ...], found: Sequence[Row], lines: Sequence[tuple[Any, ...]]) -> None:
@@ -65,8 +76,9 @@ def _panel(axes: Axes, named: tuple[Any, ...], found: Sequence[Row], lines: Sequ
     axes.set_ylim(0, 1.08 * top)
     axes.set_xlabel("GPUs")
     axes.set_ylabel("TGS [tokens per GPU per second]")
-    model, length, batch = named
-    axes.set_title(f"{Path(str(model)).stem}, sequences of {length:,}, {batch:,} tokens a step", fontsize=9)
+    (model, length, _), batches = named, sorted({row["global_batch_size"] for row in found})
+    tokens = " to ".join(f"{batch:,}" for batch in dict.fromkeys((batches[0], batches[-1])))
+    axes.set_title(f"{Path(str(model)).stem}, sequences of {length:,}, {tokens} tokens a step", fontsize=9)
     axes.grid(alpha=0.3)
 
 

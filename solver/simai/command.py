@@ -12,7 +12,8 @@ from rich.console import Console
 from profiler.errors import InputError
 from solver.api import configured_strategy, estimate, time_attention
 from solver.arguments import check_machine_arguments
-from solver.command_line import run, stated_batch
+from solver.batch import stated_batch
+from solver.command_line import run
 from solver.inputs import load_inputs
 from solver.simai.aiob import read_kernel_times, write_kernel_times
 from solver.simai.aiob_fill import fill_csv, fill_csv_as_aicb, fill_text, fill_text_as_aicb

@@ -151,3 +151,33 @@ def test_wrong_options(
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_config_has_the_same_batch_wherever_it_is_priced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Predicted, searched, explained and swept: 16 replicas of tp 2 on 32 GPUs take 2 sequences 8 times, 8 on 16 half of it."""
+    config, found = tmp_path / "run.json", tmp_path / "out.json"
+    layout = {"framework": "megatron-core", "tp": 2, "micro_batch_size": 2, "num_micro_batches": 8, "seq_len": 2048}
+    config.write_text(json.dumps({"model": "qwen3_0_6b", "layout": layout}))
+    asked = ["--config", str(config), "--world_size", "32"]
+    for words in (["predict"], ["search"], ["search", "--search", "tp"], ["explain"], ["explain", "--own"]):
+        assert main([*words, *asked, "--json", str(found)]) == 0
+        best = json.loads(found.read_text())["best"][0]["layout"]
+        assert best["global_batch_sequences"] == 256, words
+        searches = words != ["predict"] and "--own" not in words
+        assert ("global batch: the config's own, 256 sequences" in capsys.readouterr().out) == searches
+    out = tmp_path / "out.csv"
+    options = ["--models", str(config), "--world_sizes", "16,32", "--jobs", "1", "--plot", str(tmp_path / "out.png")]
+    assert main(["sweep", str(out), *options]) == 0
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [int(row["global_batch_size"]) // int(row["seq_len"]) for row in rows] == [128, 256]
+
+
+def test_a_config_that_the_gpus_do_not_hold_says_that_its_batch_is_the_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, found = tmp_path / "run.json", tmp_path / "out.json"
+    config.write_text(json.dumps({"model": "qwen3_0_6b", "layout": {"tp": 2, "pp": 4, "num_micro_batches": 8}}))
+    assert main(["search", "--config", str(config), "--world_size", "4", "--json", str(found)]) == 0
+    assert json.loads(found.read_text())["best"][0]["layout"]["global_batch_sequences"] == 4_194_304 // 4096
+    said = "global batch: the default, because the config's tp * cp * pp do not divide 4 GPUs"
+    assert said in " ".join(capsys.readouterr().out.split())

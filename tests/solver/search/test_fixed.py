@@ -10,7 +10,7 @@ from toy import all_layouts, column, make_problem, toy_cost
 
 from profiler.errors import InputError
 from solver import load_problem
-from solver.command_line import batch_sequences
+from solver.batch import batch_sequences
 from solver.search.fixed import fixed_but, parse_fixed, parse_varied
 from solver.search.search import search
 from solver.spec.model import ModelSpec

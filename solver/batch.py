@@ -1,0 +1,70 @@
+"""The global batch of a command: what --global_batch_size says, else the config's own, else the default."""
+
+from __future__ import annotations
+
+import argparse
+from copy import copy
+
+from profiler.errors import InputError
+from solver.api import configured_batch, configured_strategy
+from solver.arguments import DEFAULT_TOKENS
+from solver.formats.config_file import RunConfig
+from solver.step.problem import Problem
+
+
+def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
+    """Return (sequences of a global batch of ``tokens``, a note if it was rounded).
+
+    rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences where it holds that many. Raises
+    InputError for a batch that is not a whole number of sequences and may not be rounded.
+    """
+    if not rounds:
+        if tokens % seq_len:
+            raise InputError(
+                f"--global_batch_size {tokens} tokens is not a whole number of sequences of {seq_len} tokens; "
+                f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch"
+            )
+        return tokens // seq_len, ""
+    unit = seq_len * group if tokens >= seq_len * group else seq_len
+    sequences = max(round(tokens / unit), 1) * unit // seq_len
+    if sequences * seq_len == tokens:
+        return sequences, ""
+    return sequences, f"global batch rounded from {tokens:,} to {sequences * seq_len:,} tokens, {sequences:,} sequences"
+
+
+def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig, group: int | None = None) -> tuple[int, str]:
+    """Return the same of a search, rounded to a multiple of ``group`` sequences (None: the GPUs).
+
+    Where no batch is asked for: that of the config's own layout on these GPUs, as a prediction of it has, else the default
+    number of tokens. That too is said where the config states a batch, but of a layout that these GPUs do not hold.
+    """
+    stated, note = args.global_batch_size is None and "num_micro_batches" in config.layout, ""
+    if stated:
+        if (sequences := configured_batch(problem, config)) is not None:
+            return sequences, f"global batch: the config's own, {sequences:,} sequences"
+        note = f"global batch: the default, because the config's tp * cp * pp do not divide {problem.run.world_size} GPUs"
+    tokens = args.global_batch_size or DEFAULT_TOKENS
+    found, rounded = batch_sequences(tokens, problem.run.seq_len, args.round_batch, group or problem.run.world_size)
+    return found, "\n".join(filter(None, (note, rounded)))
+
+
+def stated_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:
+    """Return (sequences of ``--global_batch_size``, a note if it was rounded); None for the config's own micro batches.
+
+    It is rounded to a multiple of the sequences that all data-parallel ranks of the config's layout take at once.
+    """
+    if args.global_batch_size is None:
+        return None, ""
+    group = 1
+    if args.round_batch:
+        layout = configured_strategy(problem, config)
+        group = layout.dp * layout.micro_batch_size
+    return batch_sequences(args.global_batch_size, problem.run.seq_len, args.round_batch, group)
+
+
+def batch_or_default(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:
+    """Return the same, and the default number of tokens where neither the option nor the config states a batch."""
+    if args.global_batch_size is None and configured_batch(problem, config) is None:
+        args = copy(args)
+        args.global_batch_size = DEFAULT_TOKENS
+    return stated_batch(args, problem, config)
