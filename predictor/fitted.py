@@ -6,7 +6,6 @@ but the time of the next start.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.overlap import contention
 from predictor.network.rank_skew import rank_skew_seconds
 from profiler.errors import InputError, printable
-from profiler.files import replacing
+from profiler.files import replacing, source_digest
 from profiler.profile.profile import Profile, Table
 
 _MODELS: dict[str, Any] = {
@@ -131,12 +130,8 @@ def _shared_links(intra_node: Mapping[str, Any]) -> dict[tuple[str, int], float]
 
 def _code_version() -> str:
     """Hash of the sources that determine a fit: this package and the profile's readers."""
-    digest = hashlib.sha256()
     here = Path(__file__).resolve().parent
-    for folder in (here, here.parent / "profiler"):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    return source_digest([here, here.parent / "profiler"])
 
 
 def _cache_path(profile: Profile, cache_dir: Path) -> Path:

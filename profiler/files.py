@@ -1,11 +1,12 @@
-"""Atomic file writing: a path holds either its old content or the complete new content, never a part."""
+"""Atomic file writing: a path holds either its old content or the complete new content, never a part. Digests of sources."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -61,3 +62,12 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def source_digest(folders: Iterable[Path]) -> str:
+    """Return a hash of the sources and tables under ``folders``: of what decides what the program computes."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in (".py", ".csv", ".json")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

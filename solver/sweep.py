@@ -19,6 +19,7 @@ from solver.api import configured_batch
 from solver.arguments import DEFAULT_TOKENS
 from solver.formats.config_file import CONFIG_ENDINGS
 from solver.inputs import Inputs, load_inputs
+from solver.journal import inputs_of, new_inputs, read_journal
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.output import layout_dict
@@ -124,14 +125,21 @@ def sweep(
 
     Each row is appended to ``journal`` as soon as it is known, and what the journal holds is not priced again. jobs: processes.
     scheduler: the address of a Dask scheduler whose workers do the work instead. Raises InputError for a journal of other
-    options, and for a scheduler that does not answer.
+    options or inputs, and for a scheduler that does not answer.
     """
-    done = _read_journal(journal, options)
+    inputs = inputs_of(dict.fromkeys(point.model for point in asked), dict.fromkeys(point.machine for point in asked))
+    lines = read_journal(journal, asdict(options), inputs)
+    try:
+        done: dict[Point, Row] = {Point(**line["point"]): line["row"] for line in lines if "point" in line}
+    except TypeError as error:
+        raise InputError(f"{journal} is no unfinished sweep ({error}); delete it or name another output") from None
     left = [point for point in dict.fromkeys(asked) if point not in done]
     rows = _by_dask(left, options, scheduler) if scheduler else _by_joblib(left, options, jobs)
     with _opened(journal) as file:
-        if not done and file.tell() == 0:
-            _append(file, {"options": asdict(options)})
+        if not lines:
+            _append(file, {"options": asdict(options), "inputs": inputs})
+        elif further := new_inputs(lines, inputs):
+            _append(file, {"inputs": further})
         for number, (point, row) in enumerate(rows, len(asked) - len(left) + 1):
             done[point] = row
             _append(file, {"point": asdict(point), "row": row})
@@ -156,33 +164,6 @@ def _append(file: TextIO, line: Mapping[str, Any]) -> None:
     file.write(json.dumps(line) + "\n")
     file.flush()
     os.fsync(file.fileno())
-
-
-def _read_journal(path: Path, options: Options) -> dict[Point, Row]:
-    """Return what a journal holds; a last line that was cut off is removed from it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read an unfinished sweep: {error}") from None
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        with path.open("r+", encoding="utf-8") as file:
-            file.truncate(len(whole.encode()))
-    try:
-        lines = [json.loads(line) for line in whole.splitlines()]
-        if lines and lines[0]["options"] != asdict(options):
-            raise InputError(
-                f"{path} was begun with other options ({_shown(lines[0]['options'])}); finish that sweep, or delete the file"
-            )
-        return {Point(**line["point"]): line["row"] for line in lines[1:]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"{path} is no unfinished sweep ({error}); delete it or name another output") from None
-
-
-def _shown(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in options.items() if value) or "none"
 
 
 def _priced(point: Point, options: Options) -> tuple[Point, Row]:

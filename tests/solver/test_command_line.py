@@ -529,7 +529,8 @@ def test_output_that_cannot_be_written(tmp_path: Path, option: str) -> None:
     [("--model_size", "9999"), ("--cluster", "moonbase"), ("--seq_len", 0), ("--top", 0), ("--memory_limit_gib", "nan"),
      ("--memory_limit_gib", "-3"), ("--plot", "x.png"), ("--run_all_solu", "--plot", "x.txt"), ("--framework", "nonsense"),
      ("--validate", "/absent.jsonl"), ("--validate", "/absent.jsonl", "--csv", "x.csv"),
-     ("--validate", "/absent.jsonl", "--profile", "h100_sxm"), ("--run_all_solu", "--seq_len", 4095, "--global_batch_size", 2**22)],
+     ("--validate", "/absent.jsonl", "--profile", "h100_sxm"),
+     ("--run_all_solu", "--seq_len", 4095, "--global_batch_size", 2**22)],
     ids=lambda a: " ".join(map(str, a)),
 )  # fmt: skip
 def test_invalid_options(arguments: tuple[Any, ...]) -> None:

@@ -96,14 +96,54 @@ def test_what_a_journal_holds_is_not_priced_again(tmp_path: Path) -> None:
     )  # fmt: skip
     rows = sweep(asked, Options(), journal)
     lines = journal.read_text().splitlines()
-    assert json.loads(lines[0]) == {"options": vars(Options())} and len(lines) == 2
+    head = json.loads(lines[0])
+    assert head["options"] == vars(Options()) and len(lines) == 2
+    assert set(head["inputs"]) == {"program", "model qwen3_0_6b", "machine h100_sxm"}
     journal.write_text(lines[0] + "\n" + json.dumps({"point": vars(asked[0]), "row": {"tgs": 1.0}}) + "\n")
     assert sweep(asked, Options(), journal) == [{"tgs": 1.0}] != rows
-    with pytest.raises(InputError, match=r"was begun with other options \(none\); finish that sweep, or delete the file"):
+    with pytest.raises(InputError) as caught:
         sweep(asked, Options(fix="tp=2"), journal)
-    journal.write_text("what is this\n")
-    with pytest.raises(InputError, match="is no unfinished sweep"):
-        sweep(asked, Options(), journal)
+    assert str(caught.value) == (
+        f"{journal} is an unfinished sweep without --fix, but this one is with --fix tp=2: finish that with its own options, "
+        "or delete the file"
+    )
+    for text in ("what is this\n", "[]\n", lines[0] + '\n{"point": {"colour": 1}, "row": {}}\n', '{"options": {}}\n', "1\n"):
+        journal.write_text(text)
+        with pytest.raises(InputError, match="is no unfinished sweep"):
+            sweep(asked, Options(), journal)
+
+
+def test_rows_of_other_inputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's file, the cluster's, or the program has changed since: which of them is said, and nothing is priced."""
+    journal, model, cluster = tmp_path / "j", tmp_path / "model.json", tmp_path / "cluster.json"
+    described = json.loads(Path("configs/models/qwen3_0_6b.json").read_text())
+    model.write_text(json.dumps(described))
+    cluster.write_text('{"hardware": "h100_sxm", "inter_node_gbit_per_gpu": 200}')
+    one = Point(str(model), None, str(cluster), None, 16, 131072)
+    rows = sweep([one], Options(), journal)
+    model.write_text(json.dumps(described, indent=4))  # says the same
+    assert sweep([one], Options(), journal) == rows
+
+    def refused() -> str:
+        with pytest.raises(InputError) as caught:
+            sweep([one], Options(), journal)
+        return str(caught.value)
+
+    told = f"{journal} is an unfinished sweep whose rows were computed from another content of the {{}}: put that back, or"
+    model.write_text(json.dumps(described | {"num_hidden_layers": 14}))
+    assert refused().startswith(told.format(f"model {model}"))
+    model.write_text(json.dumps(described))
+    cluster.write_text('{"hardware": "h100_sxm", "inter_node_gbit_per_gpu": 100}')
+    assert refused().startswith(told.format(f"machine {cluster}"))
+    cluster.write_text('{"hardware": "h200_sxm", "inter_node_gbit_per_gpu": 200}')
+    assert refused().startswith(told.format(f"machine {cluster}"))
+    cluster.write_text('{"hardware": "h100_sxm", "inter_node_gbit_per_gpu": 200}')
+    another = Point("qwen3_0_6b", None, "h100_sxm", None, 8, 131072)
+    assert sweep([one, another], Options(), journal)[0] == rows[0]  # further models and machines may be added
+    assert [sorted(json.loads(line)) for line in journal.read_text().splitlines()][2:] == [["inputs"], ["point", "row"]]
+    assert sweep([one], Options(), journal) == rows
+    monkeypatch.setattr("solver.journal.source_digest", lambda _: "another release")
+    assert refused().startswith(told.format("program"))
 
 
 def test_a_cluster_and_options_are_those_of_a_search() -> None:
