@@ -120,22 +120,20 @@ def check_most(most: Mapping[str, Any]) -> None:
         whole_number(name, value)
 
 
-def fixed_splits(splits: Splits, fixed: Mapping[str, Any], most: Mapping[str, int]) -> Splits:
-    """Return the splits that agree with ``fixed`` and exceed no size in ``most``. Raises InputError if there is none."""
+def agreeing(splits: Splits, fixed: Mapping[str, Any]) -> np.ndarray:
+    """Return which splits agree with ``fixed`` in what is an axis of splits."""
+    keep = np.ones(len(splits), dtype=bool)
+    for name in (name for name in fixed if name in _OF_SPLITS):
+        keep &= (splits.mode if name == "tp_mode" else getattr(splits, name)) == _code(name, fixed[name])
+    return keep
+
+
+def within(splits: Splits, most: Mapping[str, int]) -> np.ndarray:
+    """Return which splits exceed no size in ``most``."""
     keep = np.ones(len(splits), dtype=bool)
     for name, size in most.items():
         keep &= getattr(splits, name) <= size
-    for name in (name for name in fixed if name in _OF_SPLITS):
-        agrees = (splits.mode if name == "tp_mode" else getattr(splits, name)) == _code(name, fixed[name])
-        keep &= agrees
-        if not keep.any():
-            others = ", ".join(f"{other} {value}" for other, value in fixed.items() if other in _OF_SPLITS and other != name)
-            beside = f" together with what else is fixed ({others})" if agrees.any() else ", whatever else is fixed"
-            raise InputError(
-                f"no layout of this search has {name} {fixed[name]}{beside}; sizes that do not divide the ranks, the batch or "
-                "the layers, or that the framework does not run, are not searched"
-            )
-    return splits.take(keep)
+    return keep
 
 
 def _code(name: str, value: Any) -> int:

@@ -15,8 +15,9 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from solver.search.fixed import check_fixed, check_most, fixed_layouts, fixed_splits
+from solver.search.fixed import agreeing, check_fixed, check_most, fixed_layouts, within
 from solver.search.kept import Best, Found
+from solver.search.reasons import why_no_layout, why_none
 from solver.search.space import cross, enumerate_splits
 from solver.spec.bounds import whole_number
 from solver.spec.schedule_rules import schedule_broken
@@ -83,12 +84,15 @@ def search(
     check_most(most)
     start = time.perf_counter()
     space = enumerate_splits(problem, sequences)
-    splits = fixed_splits(space.splits, fixed, most)
+    keep = agreeing(space.splits, fixed) & within(space.splits, most)
+    if not keep.any():
+        raise InputError(why_none(problem, sequences, space.splits, fixed, most))
+    splits = space.splits.take(keep)
     table = layer_table(problem, splits.layer_keys()[0])
     part = partial(_search_part, problem, table, fixed, top)
     found = part(splits, progress) if jobs == 1 else _search_parts(part, splits, whole_number("jobs", jobs), progress)
     if not found.estimated:
-        raise InputError(f"no layout of this search has {', '.join(f'{name} {value}' for name, value in fixed.items())}")
+        raise InputError(why_no_layout(problem, sequences, fixed))
     if not found.feasible:
         found = _search_part(problem, table, fixed, top, splits, prunes=False)
         raise InputError(_nothing_fits(problem, found.estimated, found.least_memory))

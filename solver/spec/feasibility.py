@@ -100,7 +100,7 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     if s.pp == 1:
         return "num_layers_in_first_pipeline_stage and _last_ need pp above 1" if first or last else ""
     if not can_run.pipeline:
-        return f"does not run {layers} layers in {s.pp} pipeline stages"
+        return f"has no pipeline parallelism, so it does not run {layers} layers in {s.pp} pipeline stages"
     if counted and (first or last):
         return "layers of an end stage are stated, and account_for_embedding or _loss_in_pipeline_split: give one of them"
     if (first or last) and not (can_run.stated_end_stages or can_run.uneven_stages):
@@ -279,6 +279,11 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     """Raise InputError with the first rule that an explicit layout breaks: what divides what, then what its framework runs."""
     check_world(s.world_size, cluster.gpus_per_node)
     check_host(cluster, s)
+    check_rules(model, s)
+
+
+def check_rules(model: ModelSpec, s: Strategy) -> None:
+    """Raise InputError with the first rule of its model and its framework that a layout breaks, on whatever cluster."""
     split = 1 if s.tp_mode == "mtp" else s.tp
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),

@@ -20,6 +20,7 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
     chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches, s.micro_batch_group)
     dealt = deal_broken(layers, s)
+    experts, split = f"{model.num_experts} experts over {ranks} ranks", f"ep {s.ep} * etp {s.etp}"
     again = "" if dealt or chunks else _recomputation_broken(s)
     return (
         (not dealt, dealt),
@@ -37,7 +38,7 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
         (s.wp == 1 or s.tp_mode == "isp", f"wp {s.wp} needs tp_mode isp, not {s.tp_mode}"),
         (
             experts_divide(model, ranks, s.ep, s.etp),
-            f"ep {s.ep} * etp {s.etp} do not divide {model.num_experts or 'no'} experts over {ranks} ranks",
+            f"{split} do not divide {experts}" if model.is_mixture_of_experts else f"{split}: {model.name} has no experts",
         ),
         (ranks % s.wp == 0, f"wp {s.wp} does not divide the {ranks} ranks of a stage"),
         (

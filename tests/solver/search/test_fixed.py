@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from toy import all_layouts, column, make_problem, toy_cost
 from profiler.errors import InputError
 from solver import load_problem
 from solver.batch import batch_sequences
+from solver.formats.config_file import RunConfig
 from solver.search.fixed import fixed_but, parse_fixed, parse_varied
 from solver.search.search import search
 from solver.spec.model import ModelSpec
@@ -105,10 +107,46 @@ def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None
     assert fixed_but(("tp",), {}, layout, ("zero_shard_size",))["zero_shard_size"] == 1
     # of a model's file, which states no layout, sizes are 1 and settings free
     assert fixed_but(("cp",), {"tp": 2}, layout, ()) == {"tp": 2, "wp": 1, "ep": 1, "etp": 1, "pp": 1, "vpp": 1}
-    with pytest.raises(InputError, match="no layout of this search has tp 3, whatever else is fixed; sizes"):
+    with pytest.raises(InputError, match="has tp 3, whatever else is fixed: tp 3 does not divide the model's heads"):
         search(problem, 32, fixed={"pp": 1, "tp": 3})
-    with pytest.raises(InputError, match=r"has tp 4 together with what else is fixed \(pp 8\); sizes"):
+    with pytest.raises(InputError, match=r"has tp 4 together with what else is fixed \(pp 8\): tp \* pp is 32, which"):
         search(problem, 32, fixed={"pp": 8, "tp": 4})
+
+
+@pytest.mark.parametrize(
+    ("framework", "fixed", "most", "message"),
+    [
+        ("megatron-core", {"tp": 4}, {"tp": 2}, "tp 4 within --max-tp 2; raise the limit or fix less"),
+        ("megatron-core", {"vpp": 2}, {"pp": 1, "tp": 8}, "vpp 2 within --max-pp 1; raise the limit or fix less"),
+        ("megatron-core", {"dp": 1}, {"pp": 2, "tp": 2, "cp": 1}, "dp 1 within --max-pp 2 and --max-tp 2 and --max-cp 1;"),
+        ("megatron-core", {"cp": 4, "pp": 8}, {}, "pp 8 together with what else is fixed (cp 4): cp * pp is 32, which does not"),
+        ("megatron-core", {"tp": 32}, {}, "tp 32, whatever else is fixed: tp 32 does not divide the model's heads and MLP "
+         "width, and tp is 32, which does not divide world_size 16"),
+        ("megatron-core", {"pp": 9}, {}, "pp 9, whatever else is fixed: pp 9 is more than the model's 8 layers, and pp is 9, "),
+        ("megatron-core", {"ep": 2}, {}, "ep 2, whatever else is fixed: ep 2 * etp 1: small has no experts"),
+        ("megatron-core", {"etp": 2}, {}, "ep 1 * etp 2: small has no experts"),
+        ("megatron-core", {"wp": 2}, {}, "does not offer tp_mode isp"),
+        ("megatron-core", {"tp_mode": "isp"}, {}, "does not offer tp_mode isp"),
+        ("megatron-core", {"schedule": "zb-h1"}, {}, "does not offer schedule zb-h1"),
+        ("megatron-core", {"schedule": "gpipe"}, {}, "does not offer schedule gpipe"),
+        ("llm-foundry", {"pp": 4}, {}, "llm-foundry-2024: has no pipeline parallelism, so it does not run 8 layers in 4"),
+        ("megatron-core", {"zero": 2}, {}, "has zero 2: megatron-core-0.12 does not offer ZeRO-2"),
+        ("megatron-core", {"zero": 3, "pp": 2}, {}, "does not offer ZeRO-3 with a pipeline of 2 stages"),
+        ("torchtitan", {"zero": 1}, {}, "does not offer ZeRO-1"),
+        ("megatron-core", {"vpp": 2, "pp": 1}, {}, "vpp 2 interleaves pipeline stages, but pp is 1"),
+        ("megatron-core", {"dp": 16, "micro_batch_size": 4}, {}, "dp * micro_batch_size is 64, which does not divide the "
+         "global batch of 32 sequences"),
+        ("megatron-core", {"zero_shard_size": 32}, {}, "zero_shard_size is 32, which does not divide the 16 ranks of a"),
+        ("megatron-core", {"recompute_layers": 7}, {}, "a search recomputes 0.25, 0.5, 0.75 of a stage's layers, rounded up"),
+    ],
+)  # fmt: skip
+def test_why_no_layout_has_what_is_fixed(framework: str, fixed: dict[str, Any], most: dict[str, int], message: str) -> None:
+    config = RunConfig("small", MODEL, {}, 512, Path("small.json"))
+    problem = load_problem(config, 16, profile="h100_sxm", framework=framework)
+    with pytest.raises(InputError) as error:
+        search(problem, 32, fixed=fixed, most=most)
+    assert str(error.value).startswith("no layout of this search has ") and message in str(error.value)
+    assert "()" not in str(error.value)
 
 
 def test_limits_leave_out_what_exceeds_them() -> None:
