@@ -34,6 +34,21 @@ HEAD = (
 TEXT = (0, 1, 2, 8, 9)  #: columns of words
 
 
+_COSTS = (
+    "\n## What a better figure changes\n",
+    "More power, a higher peak, faster memory and faster links make no kernel slower in the physical models. The learnt",
+    "corrections of GEMMs and attention read the regime that results, and may take back up to 5% of one kernel.\n",
+    "* **Peak.** At the limit of power a higher peak changes nothing, and the profile's note says so. A 16-bit peak that rises",
+    "  alone says that the units of narrower formats have grown less than those of 16 bits: NVFP4 on a chip whose NVFP4 peak",
+    "  had grown more than its 16-bit peak is then slower.",
+    "* **Multiprocessors.** More of them at the same peak and power are slower ones: a kernel of few tiles leaves more of them",
+    "  idle in its last wave, and each takes its idle power. An A100 with 1% more multiprocessors trains Llama 3 8B on 16 GPUs",
+    "  0.5% slower, with four times as many 5%; four times the multiprocessors of a B200 are 5% slower than 1.3 times.",
+    "* **NVLink domain.** Collectives that stay inside it delay the compute beside them by all that they move; of those that",
+    "  leave it only what passes inside the node does. A larger domain may so cost some 0.003% where all of it is hidden.",
+)
+
+
 def best_row(title: str, model: str, profile: Profile, sheet: Datasheet, precision: str, **cluster: int) -> list[str]:
     """Return the row of the best layout; raises InputError where none fits or the device cannot run the precision."""
     config = ROOT / "configs" / "models" / f"{model}.json"
@@ -92,6 +107,7 @@ def page(tables: Mapping[str, Sequence[Sequence[str]]], changed: Sequence[Sequen
         "## What if\n",
         "An H100 with twice the bandwidth of its memory; a GB200 whose fastest links reach a host, a rack, or the whole job.\n",
         table(HEAD, changed, text=TEXT),
+        *_COSTS,
     ]
     return "\n".join(parts)
 

@@ -269,9 +269,7 @@ class CostModel:
         scale, slowdown = derivation.kernel_scale, derivation.power_slowdown
         # what a laboratory's machine is slower than others is no property of its device
         derating, quantised = min(self.derating, OTHER_LABORATORY.factor), self.quantised_derating
-        wide = slowdown.get("bf16", 1.0)
-        faster, faster_quantised = min(wide, 1.0), min(slowdown.get("fp8", wide), 1.0)
-        sustained = _at_power(device, slowdown)
+        sustained = _at_power(device, slowdown, derating, quantised.factor)
         linears = self.linears.on(sustained)
         return replace(
             links, device=device, linears=linears, grouped=replace(self.grouped, linear=linears),
@@ -279,10 +277,8 @@ class CostModel:
             collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
             network_bandwidth=device.network_bandwidth,
             contention=contention_on(device, self.device, self.contention),
-            derating=max(derating * faster, 1.0) * scale.get("bf16", 1.0),
-            quantised_derating=quantised._replace(
-                factor=max(quantised.factor * faster_quantised, 1.0) * scale.get("fp8", 1.0)
-            ),
+            derating=derating * scale.get("bf16", 1.0),
+            quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
             shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                           for key, rate in links.shared_links.items()},
             doubt=DEVICE_DOUBTS[derivation.similarity],
@@ -311,6 +307,18 @@ class CostModel:
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
 
 
-def _at_power(device: Device, slowdown: Mapping[str, float]) -> Device:
-    """Return the device with the peaks that its power sustains: a kernel bound by memory or launch is no slower for it."""
-    return replace(device, peak_flops={dtype: peak / max(slowdown[dtype], 1.0) for dtype, peak in device.peak_flops.items()})
+def _at_power(device: Device, slowdown: Mapping[str, float], derating: float, quantised: float) -> Device:
+    """Return the device with the peaks that its power sustains, before the deratings of 16-bit and of quantised GEMMs.
+
+    Below its limit of power a chip clocks higher, until its own peak is what limits a derated kernel. All of this is in the
+    peaks and none in the deratings, which are of whole kernels: a kernel bound by memory or launch is no slower for a higher
+    peak, and one at the limit of power is as fast as with a lower one. To the megaflop, so that it is as fast to the bit.
+    """
+    wide = slowdown.get("bf16", 1.0)
+
+    def sustained(dtype: str, peak: float) -> float:
+        whole = ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF
+        clocks, most = (wide, derating) if whole else (slowdown.get("fp8", wide), quantised)
+        return float(round(peak / max(slowdown[dtype], min(clocks, 1.0), 1 / max(most, 1.0)) / 1e6)) * 1e6
+
+    return replace(device, peak_flops={dtype: sustained(dtype, peak) for dtype, peak in device.peak_flops.items()})

@@ -91,16 +91,18 @@ def _said(profile: Profile) -> str:
     assert made is not None
     base, links = made.kernels.device, made.links.device
     half = [device.peak_flops.get("bf16") or device.peak_flops["fp16"] for device in (own, base)]
+    slower = made.power_slowdown.get("bf16", 1.0)
     ratios = {
         "16-bit peak": half[0] / half[1],
         "memory": own.memory_bandwidth / base.memory_bandwidth,
         "links": own.link_bandwidth / links.link_bandwidth,
-        "16-bit compute time at the limit of power": made.power_slowdown.get("bf16", 1.0),
+        "16-bit compute time at the limit of power": slower,
     }
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
+    limited = "; long kernels run at its limit of power, where a higher peak makes none faster"
     of_links = f", collectives inside a node of {made.links.name}" if made.links is not made.kernels else ""
     by = ", ".join(f"{what} x {ratio:.2f}" for what, ratio in ratios.items())
     return (
         f"profile: {profile.name}, derived: {known}; kernels of {made.kernels.name}, {_SHARED[made.similarity]}, rescaled by "
-        f"the datasheets ({by}){of_links}"
+        f"the datasheets ({by}){of_links}{limited if made.similarity == 'architecture' and slower >= 1 else ''}"
     )

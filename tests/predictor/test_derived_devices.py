@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from predictor.accuracy.left_out_devices import device_scores
 from predictor.cost_model import CostModel
@@ -89,7 +91,55 @@ def test_power_slows_long_kernels_and_the_laboratory_stays_out(fitted: Callable[
     assert ratio(64, 8192, 8192) == pytest.approx(memory, rel=0.1)
     # what the B200's second laboratory adds is no property of the chip: not more than the median of laboratories
     assert fitted("b200_sxm").derating > 1.3 and fitted("gb200").derating == 1.12
-    assert fitted("h20").derating == 1.0  # a chip of a seventh of the rate at half the power is never at its limit
+    # a chip of a seventh of the rate at half the power is never at its limit: its large kernels take what its peak allows,
+    # without what the H100's training kernels lose to power and clocks
+    h20 = fitted("h20")
+    large = float(h20.linear(16384, 16384, 16384).seconds / whole.linear(16384, 16384, 16384).seconds)
+    assert large == pytest.approx(989.4 / 148 / whole.derating, rel=0.03)
+
+
+def test_at_the_limit_of_power_the_peak_is_no_matter(h100: CostModel) -> None:
+    """Chips with the H100's power and 1 / 1.12 to 4 times its peak sustain the same rate: kernels are as fast to the bit."""
+    sheet = DATASHEETS["h100_sxm"]
+    same = estimates(on(sheet))
+    for times in (0.9, 0.94, 1.0, 1.07, 4.0):
+        peaks = {name: times * peak for name, peak in sheet.device.peak_flops.items()}
+        for kind, after in estimates(on(replace(sheet, device=replace(sheet.device, peak_flops=peaks)))).items():
+            assert (after.seconds == same[kind].seconds).all(), (kind, times)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    figures=st.fixed_dictionaries({name: st.floats(0.4, 3) for name in ("peak", "power", "memory", "links")}),
+    raised=st.sampled_from(["peak", "power", "memory", "links"]), by=st.floats(1, 4),
+)  # fmt: skip
+def test_a_better_figure_makes_no_kernel_slower(figures: dict[str, float], raised: str, by: float) -> None:
+    """Of the physical models, to rounding; the learnt corrections read the regime that results (see the test below)."""
+    before, after = (_physical(on(_scaled(**found))) for found in (figures, {**figures, raised: figures[raised] * by}))
+    for kind, seconds in before.items():
+        assert (after[kind] <= seconds * (1 + 1e-12)).all(), kind
+
+
+def _scaled(peak: float, power: float, memory: float, links: float) -> Datasheet:
+    """Return an H100 with some of its figures scaled."""
+    sheet = DATASHEETS["h100_sxm"]
+    own = sheet.device
+    device = replace(
+        own, peak_flops={name: peak * rate for name, rate in own.peak_flops.items()},
+        memory_bandwidth=memory * own.memory_bandwidth, link_bandwidth=links * own.link_bandwidth,
+    )  # fmt: skip
+    return replace(sheet, device=device, power=power * sheet.power)
+
+
+def _physical(model: CostModel) -> dict[str, np.ndarray]:
+    """Return the times of kernels without the learnt corrections of GEMMs and attention."""
+    gemms = {dtype: model.linears.bare_seconds(SIDES, 4096, 4096, dtype=dtype) for dtype in ("bf16", "fp8", "tf32")}
+    return gemms | {
+        "attention": model.attention.bare_seconds(1, SIDES, SIDES, 32, 8, 128, 128, True),
+        "memory_bound": model.memory_bound("norm", SIDES * 2**16).seconds,
+        "collective": model.collective("all_gather", SIDES * 2**16, 8, 1).seconds,
+        "derating": np.array([model.derating, model.quantised_derating.factor]),
+    }
 
 
 @pytest.mark.parametrize("formats", [("bf16", "fp16"), ("fp8",), ("bf16", "fp16", "fp8", "tf32", "fp32")])

@@ -95,8 +95,10 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     # 2,500 over 2,250 TFLOP/s; (1,200 - 150) / (1,000 - 150) W to the third root is 1.073, of which the peak has 1.11
     assert said == (
         "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm, of the same generation, rescaled by the "
-        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at the limit of power x 1.04)"
+        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at the limit of power x 1.04); "
+        "long kernels run at its limit of power, where a higher peak makes none faster"
     )
+    assert "limit of power, where" not in find_profile("gb300")[1] + find_profile("mi300x")[1]  # at their peaks; not known
     assert profile.derivation is not None and profile.derivation.similarity == "architecture" and not profile.tables
     assert profile.device.nvlink_domain == 72 and profile.device.gpus_per_node == 4
     similarities = {name: find_profile(name)[0].derivation for name in ("h100_pcie", "mi300x")}

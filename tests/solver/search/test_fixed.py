@@ -119,7 +119,7 @@ def test_a_search_of_some_axes_keeps_the_others_as_the_layout_has_them() -> None
         ("megatron-core", {"tp": 4}, {"tp": 2}, "tp 4 within --max-tp 2; raise the limit or fix less"),
         ("megatron-core", {"vpp": 2}, {"pp": 1, "tp": 8}, "vpp 2 within --max-pp 1; raise the limit or fix less"),
         ("megatron-core", {"dp": 1}, {"pp": 2, "tp": 2, "cp": 1}, "dp 1 within --max-pp 2 and --max-tp 2 and --max-cp 1;"),
-        ("megatron-core", {"cp": 4, "pp": 8}, {}, "pp 8 together with what else is fixed (cp 4): cp * pp is 32, which does not"),
+        ("megatron-core", {"cp": 4, "pp": 8}, {}, "pp 8 together with what else is fixed (cp 4): cp * pp is 32, which"),
         ("megatron-core", {"tp": 32}, {}, "tp 32, whatever else is fixed: tp 32 does not divide the model's heads and MLP "
          "width, and tp is 32, which does not divide world_size 16"),
         ("megatron-core", {"pp": 9}, {}, "pp 9, whatever else is fixed: pp 9 is more than the model's 8 layers, and pp is 9, "),
