@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, replace
 
+import numpy as np
+
 from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, Datasheet
 from profiler.profile.profile import Derivation, Profile
@@ -19,14 +21,22 @@ from profiler.profile.profile import Derivation, Profile
 IDLE_SHARE = 0.15
 
 
-def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profile | None = None) -> Profile:
-    """Return a profile of a device that was not measured, from measurements of ``kernels`` (and of ``links`` inside a node)."""
+def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profile | None = None, where: str = "") -> Profile:
+    """Return a profile of a device that was not measured, from measurements of ``kernels`` (and of ``links`` inside a node).
+
+    Raises InputError, which ``where`` (the device's file; its name) begins, where the figures cannot be those of a chip that
+    runs these kernels.
+    """
     links = links or kernels
     base = DATASHEETS.get(kernels.name)
-    of_vendor = kernels.device.name.split()[0] == sheet.device.name.split()[0]
+    of_vendor = _vendor(kernels) == sheet.device.name.split()[0]
     same = base is not None and base.architecture == sheet.architecture
     similarity = "architecture" if same else "vendor" if of_vendor else ""
-    slower = power_slowdown(base, sheet) if base is not None and same else dict.fromkeys(sheet.device.peak_flops, 1.0)
+    try:
+        slower = power_slowdown(base, sheet) if base is not None and same else dict.fromkeys(sheet.device.peak_flops, 1.0)
+        _check_scale(sheet, kernels)
+    except InputError as error:
+        raise InputError(f"{where or name}: {error}") from None
     derivation = Derivation(kernels, links, similarity, slower, sheet.kernel_scale)
     content = repr((asdict(sheet), kernels.digest, links.digest))
     meta = {key: kernels.meta[key] for key in ("laws", "sustained") if key in kernels.meta}
@@ -45,10 +55,33 @@ def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:
     idle = IDLE_SHARE * base.power
     power = (sheet.power - units * idle) / (base.power - idle)
     if power <= 0:
-        raise InputError(f"{sheet.device.name}: power_watts {sheet.power:g} is less than its {sheet.device.num_sms} "
-                         "multiprocessors take when idle")  # fmt: skip
+        raise InputError(
+            f"power_watts {sheet.power:g} is less than the {units * idle:.0f} W that num_sms {sheet.device.num_sms} "
+            "multiprocessors take when idle"
+        )
     rate = units ** (2 / 3) * power ** (1 / 3)
     measured, peaks = base.device.peak_flops, sheet.device.peak_flops
     found = {dtype: peak / measured[dtype] / rate for dtype, peak in peaks.items() if dtype in measured}
     wide = found.get("bf16", 1.0)
     return {dtype: min(found.get(dtype, wide), wide) for dtype in peaks}
+
+
+def _vendor(kernels: Profile) -> str:
+    """Return the first word of a device's name; "" for one whose profile names it with none."""
+    return next(iter(kernels.device.name.split()), "")
+
+
+def _check_scale(sheet: Datasheet, kernels: Profile) -> None:
+    """Raise InputError where the scale of the kernels would make the best of them exceed the device's peak."""
+    if not sheet.kernel_scale:
+        return
+    gemms = kernels.table("linear")
+    flops = 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
+    for dtype, scale in sheet.kernel_scale.items():
+        rows, peak = gemms["dtype"] == dtype, kernels.device.peak_flops.get(dtype)
+        share = float(np.max(flops[rows] / gemms["seconds"][rows], initial=0.0)) / peak if peak else 0.0
+        if scale < share:
+            raise InputError(
+                f"kernel_scale of {dtype} is {scale:g}: GEMMs of {kernels.name} reach {share:.0%} of its peak, so that with "
+                f"less than {share:.2f} they would exceed this one's"
+            )

@@ -15,15 +15,27 @@ from profiler.profile.profile import GIB, Device
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
+_COUNTS = ("num_sms", "gpus_per_node")
 _WORDS = ("name", "architecture", "source")
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 #: FlashAttention of a device that states none: newer than any, so that it is that of the kernels that it is derived from.
 KERNELS_FLASH = 1000
 _OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale", "aliases", *_HOST)
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
+#: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room.
 _BALANCE = (5e-4, 5e-2)
+#: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (H20) to ten times the most (GB200).
+_PER_UNIT = (0.19, 169)
+#: Least and most of a figure by its key; memory, network and host as in the bounds of cluster files.
+_BOUNDS = {
+    "memory_gib": (1e-3, 8192), "memory_bandwidth_gb_s": (1, 1e6), "link_gb_s": (1e-3, 1e5), "network_gbit": (1e-3, 1e6),
+    "power_watts": (1, 1e5), "host_link_gb_s": (1e-3, 1e5), "host_memory_gb_s": (1e-3, 1e5), "peak_tflops": (1e-3, 1e6),
+    "kernel_scale": (0.5, 5), "num_sms": (1, 1 << 16), "gpus_per_node": (1, 1 << 12), "nvlink_domain": (1, 1 << 12),
+    "flash_version": (1, KERNELS_FLASH),
+}  # fmt: skip
+_ALIKE = 0.01  #: two peaks of 16 bits that differ by no more are one figure, rounded twice
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,18 @@ class Datasheet:
 
 
 def read_datasheet(path: Path) -> Datasheet:
-    """Read a device file. Raises InputError for a missing or unknown key, and for figures that contradict each other."""
+    """Read a device file. Raises InputError for a missing or unknown key, for figures that contradict each other, and for names
+    of devices that were not measured."""
+    sheet = _read(path)
+    measured = [name for name, known in DATASHEETS.items() if not known.derived_from]
+    for key, name in (("derived_from", sheet.derived_from), ("links_from", sheet.links_from)):
+        if name and name not in measured:
+            meant = closest(name, measured)
+            raise InputError(f"{path}: {key} is {shown(name)}{meant}; it must name a measured device: {', '.join(measured)}")
+    return sheet
+
+
+def _read(path: Path) -> Datasheet:
     try:
         values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -73,30 +96,35 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
             f"{missing[0]} is missing" if missing else f"unknown key {unknown[0]!r}{closest(unknown[0], [*needed, *_OPTIONAL])}"
         )
         raise InputError(f"{what}; a device states {', '.join(needed)}, and may state {', '.join(_OPTIONAL)}")
-    figures = {key: _positive(key, values[key]) for key in _FIGURES}
+    words = {key: _word(key, values[key]) for key in _WORDS}
+    figures = {key: _number(key, values[key]) for key in _FIGURES if key not in _COUNTS}
     peaks = values["peak_tflops"]
     if not isinstance(peaks, Mapping) or not peaks:
         raise InputError(f"peak_tflops is {shown(peaks)}; it must be an object, {{number format: dense TFLOP/s}}")
-    flops = {str(dtype): float(round(_positive(f"peak_tflops of {dtype}", peak) * 1e12)) for dtype, peak in peaks.items()}
+    formats = [*_NARROWER, "fp32"]
+    if other := next((dtype for dtype in peaks if dtype not in formats), ""):
+        raise InputError(f"peak_tflops states {shown(other)}{closest(other, formats)}; formats are {', '.join(formats)}")
+    flops = {dtype: float(round(_number("peak_tflops", peak, dtype) * 1e12)) for dtype, peak in peaks.items()}
     device = Device(
-        str(values["name"]), flops, figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
+        words["name"], flops, figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
         _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * 1e9,
         figures["network_gbit"] * 1e9 / 8, str(values.get("link_kind", "")),
         _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
-        *(_positive(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST),
+        *(_number(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST),
     )  # fmt: skip
     _check(device)
-    derived_from, links_from = (str(values.get(key, "")) for key in ("derived_from", "links_from"))
+    derived_from, links_from = (_word(key, values[key]) if key in values else "" for key in ("derived_from", "links_from"))
     stated = values.get("kernel_scale", {})
     if not isinstance(stated, Mapping) or set(stated) - {"bf16", "fp8"}:
         raise InputError(f"kernel_scale is {shown(stated)}; it must be factors by bf16 and fp8, which other formats follow")
-    scale = {dtype: _positive(f"kernel_scale of {dtype}", value) for dtype, value in stated.items()}
-    architecture, source = str(values["architecture"]), str(values["source"])
+    scale = {dtype: _number("kernel_scale", value, dtype) for dtype, value in stated.items()}
     aliases = values.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and _spelling(alias) for alias in aliases):
         raise InputError(f"aliases is {shown(aliases)}; it must be a list of names")
-    return Datasheet(device, architecture, figures["power_watts"], derived_from, links_from, source, scale, tuple(aliases))
+    return Datasheet(
+        device, words["architecture"], figures["power_watts"], derived_from, links_from, words["source"], scale, tuple(aliases)
+    )
 
 
 def _check(device: Device) -> None:
@@ -107,6 +135,17 @@ def _check(device: Device) -> None:
     half = device.peak_flops.get("bf16") or device.peak_flops.get("fp16")
     if not half:
         raise InputError("peak_tflops states neither bf16 nor fp16, the formats that models are trained in")
+    both = [device.peak_flops[dtype] for dtype in ("bf16", "fp16") if dtype in device.peak_flops]
+    if max(both) > min(both) * (1 + _ALIKE):
+        raise InputError(
+            f"peak_tflops of bf16 is {both[0] / 1e12:g} and of fp16 {both[1] / 1e12:g}; rates in 16 bits are alike: state one"
+        )
+    each, (least, most) = half / 1e12 / device.num_sms, _PER_UNIT
+    if not least <= each <= most:
+        raise InputError(
+            f"peak_tflops of {half / 1e12:g} in 16 bits on num_sms {device.num_sms} are {each:.3g} TFLOP/s a multiprocessor, "
+            f"where chips do {least:g} to {most:g}: one of the two is wrong"
+        )
     balance = device.memory_bandwidth / half
     if not _BALANCE[0] <= balance <= _BALANCE[1]:
         raise InputError(
@@ -119,15 +158,25 @@ def _check(device: Device) -> None:
         raise InputError("link_gb_s is above memory_bandwidth_gb_s; it is what one GPU sends, per direction")
 
 
-def _positive(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise InputError(f"{key} is {shown(value)}; it must be a positive number")
+def _number(key: str, value: Any, dtype: str = "") -> float:
+    """Return a figure, or that of one number format. Raises InputError where it is outside the bounds of its key."""
+    least, most = _BOUNDS[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        what = f"{key} of {dtype}" if dtype else key
+        raise InputError(f"{what} is {shown(value)}; it must be a positive number between {least:g} and {most:g}")
     return float(value)
 
 
 def _whole(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 20:
-        raise InputError(f"{key} is {shown(value)}; it must be a positive whole number")
+    _, most = _BOUNDS[key]
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
+        raise InputError(f"{key} is {shown(value)}; it must be a positive whole number, at most {most}")
+    return value
+
+
+def _word(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{key} is {shown(value)}; it must be a text that is not empty")
     return value
 
 
@@ -136,9 +185,7 @@ def _spelling(name: str) -> str:
 
 
 #: Datasheets by profile name.
-DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
-    {path.stem: read_datasheet(path) for path in sorted(FOLDER.glob("*.json"))}
-)
+DATASHEETS: Mapping[str, Datasheet] = MappingProxyType({path.stem: _read(path) for path in sorted(FOLDER.glob("*.json"))})
 #: Their devices. Dense peaks; memory is what a CUDA program can use (torch's total_memory), a little less than printed on the
 #: part. Network: that of the usual node, per GPU.
 DEVICES: Mapping[str, Device] = MappingProxyType({name: sheet.device for name, sheet in DATASHEETS.items()})

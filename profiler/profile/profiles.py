@@ -6,7 +6,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, closest
 from profiler.profile.derived import derived_profile
-from profiler.profile.devices import DATASHEETS, Datasheet, device_named, read_datasheet
+from profiler.profile.devices import DATASHEETS, FOLDER, Datasheet, device_named, read_datasheet
 from profiler.profile.profile import Profile
 from profiler.profile.store import read_profile
 
@@ -60,24 +60,25 @@ def as_device(profile: Profile, name_or_path: str) -> tuple[Profile, str]:
     if profile.derivation:
         raise InputError(f"profile {profile.name} is itself derived; name a measured one")
     name = device_named(name_or_path)
+    where = str(FOLDER / f"{name}.json")
     if name in DATASHEETS:
         sheet = DATASHEETS[name]
     elif name_or_path.endswith(".json"):
-        name, sheet = Path(name_or_path).stem, read_datasheet(Path(name_or_path))
+        where, name, sheet = name_or_path, Path(name_or_path).stem, read_datasheet(Path(name_or_path))
     else:
         known = list(DATASHEETS)
         raise InputError(
             f"no device is called {name_or_path!r}{closest(name_or_path, known)}; choose one of {', '.join(known)}, or give a "
             "device file (.json)"
         )
-    found = derived_profile(name, sheet, profile)
+    found = derived_profile(name, sheet, profile, where=where)
     return found, _said(found)
 
 
 def _derived(name: str, sheet: Datasheet, folder: Path) -> tuple[Profile, str]:
     kernels = read_profile(folder / f"{sheet.derived_from}.pt")
     links = read_profile(folder / f"{sheet.links_from}.pt") if sheet.links_from else None
-    found = derived_profile(name, sheet, kernels, links)
+    found = derived_profile(name, sheet, kernels, links, str(FOLDER / f"{name}.json"))
     return found, _said(found)
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from predictor.kernels.linear import FAMILIES
 from profiler.errors import InputError
+from profiler.profile import devices
 from profiler.profile.derived import derived_profile, power_slowdown
 from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, datasheet_of, read_datasheet
 from profiler.profile.profiles import as_device, derived_profiles, find_profile, shipped_profiles
+from solver.spec.bounds import NUMBERS
 
 H100: dict[str, Any] = json.loads((FOLDER / "h100_sxm.json").read_text())
 
@@ -44,8 +47,35 @@ def test_a_profile_holds_its_datasheet(name: str) -> None:
         ({"link_gb_s": 4500}, "link_gb_s is above memory_bandwidth_gb_s"),
         ({"nvlink_domain": 20}, "nvlink_domain 20 is no multiple of gpus_per_node 8"),
         ({"num_sms": 1.5}, "num_sms is 1.5; it must be a positive whole number"),
-        ({"power_watts": -700}, "power_watts is -700; it must be a positive number"),
+        ({"power_watts": -700}, "power_watts is -700; it must be a positive number between 1 and 100000"),
+        ({"power_watts": 1e9}, r"power_watts is 1000000000.0; it must be a positive number between 1 and 100000"),
+        ({"memory_gib": 1e30}, r"memory_gib is 1e\+30; it must be a positive number between 0.001 and 8192"),
+        ({"link_gb_s": 1e-5}, "link_gb_s is 1e-05; it must be a positive number between 0.001 and 100000"),
+        ({"network_gbit": 1e7}, r"network_gbit is 10000000.0; it must be a positive number between 0.001 and 1e\+06"),
+        ({"num_sms": 1 << 17}, "num_sms is 131072; it must be a positive whole number, at most 65536"),
         ({"kernel_scale": {"fp4": 1.0}}, "kernel_scale is"),
+        ({"kernel_scale": {"bf16": 0.1}}, "kernel_scale of bf16 is 0.1; it must be a positive number between 0.5 and 5"),
+        ({"kernel_scale": {"fp8": 50}}, "kernel_scale of fp8 is 50; it must be a positive number between 0.5 and 5"),
+        (
+            {"num_sms": 2},
+            "peak_tflops of 989.4 in 16 bits on num_sms 2 are 495 TFLOP/s a multiprocessor, where chips do 0.19",
+        ),
+        ({"num_sms": 13200}, "on num_sms 13200 are 0.075 TFLOP/s a multiprocessor"),
+        ({"peak_tflops": {"bf16": 989.4, "fp16": 1200}}, "peak_tflops of bf16 is 989.4 and of fp16 1200; rates in 16 bits are"),
+        (
+            {"peak_tflops": {"bf16": 989.4, "fp7": 1200}},
+            r"peak_tflops states 'fp7' \(did you mean 'fp.*'\?\); formats are fp8",
+        ),
+        (
+            {"derived_from": "h100"},
+            r"derived_from is 'h100' \(did you mean 'h100_sxm'\?\); it must name a measured device: a100_",
+        ),
+        ({"derived_from": "gb200"}, "derived_from is 'gb200'.*it must name a measured device: a100_"),
+        ({"links_from": "nowhere"}, "links_from is 'nowhere'; it must name a measured device: a100_"),
+        ({"links_from": 7}, "links_from is 7; it must be a text that is not empty"),
+        ({"name": ""}, "name is ''; it must be a text that is not empty"),
+        ({"name": "  "}, "name is '  '; it must be a text"),
+        ({"architecture": 9}, "architecture is 9; it must be a text"),
     ],
 )
 def test_impossible_devices(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -77,8 +107,9 @@ def test_clocks_under_a_limit_of_power_by_hand() -> None:
     assert capped == pytest.approx(dict.fromkeys(capped, (395 / 595) ** (-1 / 3)))
     # bf16 of twice the peak runs no faster, and the others as before; one that is new as bf16 does; one that grows alone gains
     peaks = {**H100["peak_tflops"], "bf16": 2 * 989.4, "nvfp4": 1e4}
+    peaks["fp16"] = peaks["bf16"]
     doubled = power_slowdown(base, datasheet_of({**H100, "peak_tflops": peaks}))
-    assert doubled == pytest.approx({**dict.fromkeys(peaks, 1.0), "bf16": 2.0, "nvfp4": 2.0})
+    assert doubled == pytest.approx({**dict.fromkeys(peaks, 1.0), "bf16": 2.0, "fp16": 2.0, "nvfp4": 2.0})
     assert set(power_slowdown(base, datasheet_of({**H100, "peak_tflops": {**H100["peak_tflops"], "fp8": 4000}})).values()) == {
         1.0
     }
@@ -86,7 +117,7 @@ def test_clocks_under_a_limit_of_power_by_hand() -> None:
     twice = datasheet_of({**H100, "num_sms": 264, "power_watts": 1400, "peak_tflops": {"bf16": 2 * 989.4},
                           "memory_bandwidth_gb_s": 6700})  # fmt: skip
     assert power_slowdown(base, twice) == pytest.approx({"bf16": 1.0})
-    with pytest.raises(InputError, match="power_watts 100 is less than"):
+    with pytest.raises(InputError, match="power_watts 100 is less than the 105 W that num_sms 132 multiprocessors"):
         power_slowdown(base, replace(base, power=100.0))
 
 
@@ -105,6 +136,39 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     assert [d.similarity for d in similarities.values() if d] == ["architecture", ""]
     pcie = similarities["h100_pcie"]
     assert pcie is not None and (pcie.kernels.name, pcie.links.name) == ("h100_sxm", "a100_pcie_80gb")
+
+
+def test_shipped_devices_bound_what_a_multiprocessor_does() -> None:
+    each = [sheet.device.peak_flops["bf16"] / 1e12 / sheet.device.num_sms for sheet in DATASHEETS.values()]
+    assert pytest.approx((min(each) / 10, max(each) * 10), rel=0.01) == devices._PER_UNIT
+    for stated in (devices._NARROWER.keys() | {"fp32"}, *(sheet.device.peak_flops.keys() for sheet in DATASHEETS.values())):
+        assert stated <= FAMILIES.keys()  # predicted in
+    assert {key: bounds for key, bounds in NUMBERS.items() if key in devices._BOUNDS} == {
+        key: bounds for key, bounds in devices._BOUNDS.items() if key in NUMBERS
+    }
+
+
+def test_what_contradicts_the_kernels_names_the_file(tmp_path: Path) -> None:
+    """The H100's best GEMM of bf16 reaches 84.6% of its peak, and 132 multiprocessors take 105 W."""
+    h100, path = find_profile("h100_sxm")[0], tmp_path / "chip.json"
+    for changes, message in (
+        ({"kernel_scale": {"bf16": 0.8}}, "kernel_scale of bf16 is 0.8: GEMMs of h100_sxm reach 85% of its peak, so that with "
+         "less than 0.85 they would exceed this one's"),
+        ({"power_watts": 100}, "power_watts 100 is less than the 105 W that num_sms 132 multiprocessors take when idle"),
+    ):  # fmt: skip
+        path.write_text(json.dumps({**H100, "name": "My chip", **changes}))
+        with pytest.raises(InputError) as caught:
+            as_device(h100, str(path))
+        assert str(caught.value) == f"{path}: {message}"
+    path.write_text(json.dumps({**H100, "kernel_scale": {"bf16": 0.85}}))
+    assert as_device(h100, str(path))[0].derivation
+
+
+def test_a_measured_device_without_a_name_has_no_vendor() -> None:
+    h100 = find_profile("h100_sxm")[0]
+    nameless = replace(h100, name="data", device=replace(h100.device, name=" "))
+    derivation = derived_profile("chip", DATASHEETS["h200_sxm"], nameless).derivation
+    assert derivation is not None and derivation.similarity == ""
 
 
 def test_a_profile_as_another_device(tmp_path: Path) -> None:
