@@ -32,7 +32,7 @@ from solver.formats.script_words import (
 from solver.formats.section_reader import SectionReader
 from solver.formats.text_file import json_object
 from solver.formats.trainer_script import PROGRAM as TRAINER
-from solver.formats.trainer_script import trainer_fields
+from solver.formats.trainer_script import trainer_fields, trainer_precision
 from solver.spec.frameworks import framework_of
 
 _MARKS = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
@@ -53,9 +53,9 @@ def read_deepspeed(source: Source) -> FileRun:
     check_keys(sections, KNOWN, "", where)
     file = SectionReader(sections, "", where, set())
     check_described(file, DESCRIBED)
-    settings = _zero(file) | _precision(file)
     script = script_beside(source)
     words = script_words(script) if script else ()
+    settings = _zero(file) | _precision(file, _trainers(words, script))
     launched = _launched(words, script.path, source, settings["precision"]) if script else None
     stated: Mapping[str, Any] = launched.layout if launched else _TRANSFORMERS | _ranks(file)
     if settings["zero"]:
@@ -108,8 +108,9 @@ def _offload(zero: SectionReader, stage: int) -> dict[str, Any]:
     return {"optimizer_offload_fraction": share, "offload_gradients": True}
 
 
-def _precision(file: SectionReader) -> dict[str, str]:
-    on = [name for name in PRECISIONS if _enabled(file.section(name))]
+def _precision(file: SectionReader, trained: str | None) -> dict[str, str]:
+    """Return the formats of weights and gradients. trained: precision that a trainer's script states, which fills in "auto"."""
+    on = [name for name in PRECISIONS if _enabled(file.section(name), name, trained)]
     if len(on) > 1:
         raise file.section(PRECISIONS[1]).wrong("enabled", "False beside bf16")
     precision = on[0] if on else "fp32"
@@ -117,10 +118,20 @@ def _precision(file: SectionReader) -> dict[str, str]:
     return {"precision": precision, "grad_dtype": precision if stated == AUTO else stated}
 
 
-def _enabled(section: SectionReader) -> bool:
-    if section.get("enabled") == AUTO:
-        raise section.wrong("enabled", "true or false, because what the trainer fills in is not read")
-    return section.flag("enabled", False)
+def _enabled(section: SectionReader, name: str, trained: str | None) -> bool:
+    if section.get("enabled") != AUTO:
+        return section.flag("enabled", False)
+    if trained is None:
+        raise section.wrong(
+            "enabled", f"true or false, because no script of {TRAINER} beside it says what the trainer fills in"
+        )
+    return trained == name
+
+
+def _trainers(words: Sequence[str], script: Source | None) -> str | None:
+    """Return the precision of transformers' trainer that a script launches; None where it launches none."""
+    at = program_at(words, TRAINER)
+    return trainer_precision(arguments(words[at + 1 :], script.path), script.path) if script and at is not None else None
 
 
 def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:

@@ -30,6 +30,14 @@ _PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16"}
 _AGAIN = "--gradient_checkpointing"
 
 
+def trainer_precision(given: dict[str, Any], path: Path) -> str:
+    """Return the precision that a trainer's arguments state, which is fp32 where they state none."""
+    stated = [asked for name, asked in _PRECISIONS.items() if name in given and _on(given, name, path)]
+    if len(stated) > 1:
+        raise InputError(f"{path}: {' and '.join(_PRECISIONS)} exclude each other; write one")
+    return stated[0] if stated else "fp32"
+
+
 def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return (layout fields, arguments that are not read) of a trainer's arguments.
 

@@ -117,6 +117,18 @@ def test_a_trainer_s_script_states_sequence_and_ranks(tmp_path: Path) -> None:
     assert same_model(config.model, model_of("llama3_8b"))
 
 
+@pytest.mark.parametrize(
+    ("switch", "precision"), [("--bf16 True", "bf16"), ("--fp16", "fp16"), ("--bf16 False", "fp32"), ("", "fp32")]
+)
+def test_a_trainer_fills_in_the_precision(switch: str, precision: str, tmp_path: Path) -> None:
+    beside(tmp_path)
+    auto = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    script = TRAINER.replace("run_clm.py", f"run_clm.py {switch}", 1)
+    assert load(tmp_path, auto, script).layout["precision"] == precision
+    with pytest.raises(InputError, match="--bf16 and --fp16 exclude each other"):
+        load(tmp_path, auto, TRAINER.replace("run_clm.py", "run_clm.py --bf16 --fp16", 1))
+
+
 def test_without_a_script_ranks_and_sequence_are_open(tmp_path: Path) -> None:
     beside(tmp_path)
     config = load(tmp_path, {key: value for key, value in EXAMPLE.items() if key != "train_batch_size"}, "")
@@ -184,7 +196,10 @@ def test_what_a_key_means(change: dict[str, Any], fields: dict[str, Any], tmp_pa
             "zero_optimization.stage is 1; it must be 2 or 3 beside offload_optimizer",
         ),
         ({"fp16": {"enabled": True}}, "fp16.enabled is True; it must be False beside bf16"),
-        ({"bf16": {"enabled": "auto"}}, "it must be true or false, because what the trainer fills in is not read"),
+        (
+            {"bf16": {"enabled": "auto"}},
+            "it must be true or false, because no script of run_clm.py beside it says what the trainer fills in",
+        ),
         ({"train_micro_batch_size_per_gpu": 2}, "train_micro_batch_size_per_gpu is 2; it must be 4, as its script has it"),
         (
             {"train_batch_size": 40, "gradient_accumulation_steps": 4},
