@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from profiler.errors import InputError, closest
+from profiler.errors import InputError, closest, shown
 from solver.formats.deepspeed_config import is_deepspeed, read_deepspeed
 from solver.formats.file_run import FileRun, Source
 from solver.formats.hugging_face import MARKS, unread_keys
@@ -187,7 +187,10 @@ def load_cluster(path_or_name: str | Path) -> dict[str, Any]:
                 f"give a .json or .topo file, a template such as 'Spectrum-X -g 512', or one of {', '.join(known)}"
             )
         path = CONFIGS / "clusters" / f"{path_or_name}.json"
-    return {"name": path.stem, **json_object(read_text(path, WHAT, MAX_BYTES), path)}
+    described = {"name": path.stem, **json_object(read_text(path, WHAT, MAX_BYTES), path)}
+    if not isinstance(described.get("hardware", ""), str):
+        raise InputError(f"{path}: hardware is {shown(described['hardware'])}; it must be the name of a profile")
+    return described
 
 
 def find_model(model_size: str | int) -> Path:

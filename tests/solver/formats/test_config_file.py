@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,13 @@ def test_clusters_have_the_published_network():
     gbit = {name: load_cluster(name)["inter_node_gbit_per_gpu"] for name in ("dgx_h100", "dgx_a100", "a100_polaris")}
     assert gbit == {"dgx_h100": 400, "dgx_a100": 200, "a100_polaris": 100}
     assert load_cluster("a100_polaris")["gpus_per_node"] == 4
+
+
+@pytest.mark.parametrize("hardware", [-1, True, {"name": "h100_sxm"}, ["h100_sxm"], None])
+def test_the_hardware_of_a_cluster_is_a_name(hardware: Any, tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text(json.dumps({"hardware": hardware}))
+    with pytest.raises(InputError, match=r"cluster.json: hardware is .*; it must be the name of a profile"):
+        load_cluster(tmp_path / "cluster.json")
 
 
 @pytest.mark.parametrize(("name", "found"), [
