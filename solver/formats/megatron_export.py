@@ -245,6 +245,7 @@ def _training(run: Strategy) -> Flags:
         "recompute-method": "block" if part else "uniform" if run.recompute == "full" else None,
         "recompute-num-layers": run.recompute_layers // run.vpp if part else 1 if run.recompute == "full" else None,
         "attention-backend": "auto" if run.attention == "flash" else "unfused",
+        "no-masked-softmax-fusion": run.fused_softmax is False,
         "attention-dropout": 0.1 * bool(run.dropout), "hidden-dropout": 0.1 * bool(run.dropout),
         "tp-comm-overlap": run.tp_comm_overlap and run.tp > 1,
         "cuda-graph-impl": "transformer_engine" if run.cuda_graphs else None, "te-rng-tracker": run.cuda_graphs,

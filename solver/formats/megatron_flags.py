@@ -83,7 +83,6 @@ LEFT_OUT = {
     "disable-tp-comm-split-ag": "tensor parallelism's overlap of some linears only",
     "disable-tp-comm-split-rs": "tensor parallelism's overlap of some linears only",
     "no-bias-swiglu-fusion": "the kernels of an unfused SwiGLU",
-    "no-masked-softmax-fusion": "the kernels of an unfused softmax",
     "no-async-tensor-model-parallel-allreduce": "gradients of inputs that are reduced beside nothing",
     "no-bias-dropout-fusion": "the kernels of unfused dropout",
     "use-tp-pp-dp-mapping": "the order of the ranks, with pipeline stages before replicas inside a node",
@@ -179,6 +178,7 @@ _READ = _flags(
     "fp4-format "
     "moe-expert-capacity-factor moe-pad-expert-input-to-capacity no-overlap-p2p-communication num-layers-at-end-in-bf16 "
     "num-layers-at-start-in-bf16 muon-num-ns-steps muon-tp-mode optimizer recompute-activations tp-comm-overlap "
+    "no-masked-softmax-fusion "
     "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
     "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
     "fp8-recipe group-query-attention "

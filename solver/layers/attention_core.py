@@ -147,7 +147,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
 
     probabilities, wide = batch * seq_q * seq_kv, shapes.element == FP32
     forward, backward = (passes * shapes.element for passes in (WIDE_SOFTMAX if wide else (2, 3)))
-    fused = wide or shapes.framework.kernels.fused_softmax
+    fused = wide or shapes.fused_softmax
     softmax = memory_bound("softmax", ATTENTION, "softmax", probabilities, forward, backward, ATTENTION_CORE, fused)
     # dropout reads and writes the probabilities and a one-byte mask
     scores = probabilities * float(shapes.dropout)
@@ -206,7 +206,7 @@ def core_working_bytes(shapes: Shapes) -> np.ndarray:
 
 def _wide_copy(shapes: Shapes) -> int:
     """Bytes of the fp32 copy of a 16-bit score that eager kernels take the softmax of."""
-    return 0 if shapes.framework.kernels.fused_softmax or shapes.element == FP32 else FP32
+    return 0 if shapes.fused_softmax or shapes.element == FP32 else FP32
 
 
 def scores_buffer(shapes: Shapes) -> np.ndarray:

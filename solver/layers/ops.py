@@ -174,30 +174,41 @@ def gradient_sums(shapes: Shapes, name: str, module: str, readers: int) -> list[
     Two reads and a write each; compiled, the kernel of the norm's backward pass reads one more. Where the readers share their
     collectives the whole input's gradients are added, else each rank's part.
     """
-    tokens = shapes.linear_tokens if shapes.framework.tensor_parallel.shares_input else shapes.norm_tokens
+    shared = shapes.framework.tensor_parallel.shares_input | _gathered_by_norm(shapes)
+    tokens = np.where(shared, shapes.linear_tokens, shapes.norm_tokens)
     passes, elements = 1 if shapes.run.compile else 3, (readers - 1) * tokens * shapes.model.hidden_size
     sums = memory_bound(f"{name}.gradients", module, "residual", elements, 0.0, (readers > 1) * passes * shapes.element)
     return [replace(op, launches=readers - 1.0) for op in sums]
+
+
+def _gathered_by_norm(shapes: Shapes) -> np.ndarray:
+    """Return where the norm all-gathers what its linears read."""
+    return shapes.sequence_split & shapes.framework.tensor_parallel.norm_gathers
 
 
 def column_linears(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array]) -> list[Op]:
     """Return linears of one input split by columns, with the communication that their mode needs.
 
     widths: columns of each linear by name. Frameworks that exploit the shared input communicate once for all of them, other
-    frameworks once for each.
+    frameworks once for each; where the norm all-gathers, the first of them has its collectives.
     """
     together = [widths] if shapes.framework.tensor_parallel.shares_input else [{name: n} for name, n in widths.items()]
-    return [op for group in together for op in _column_group(shapes, module, k, group)]
+    later = shapes.sequence_split & ~_gathered_by_norm(shapes)
+    return [
+        op
+        for number, group in enumerate(together)
+        for op in _column_group(shapes, module, k, group, later if number else shapes.sequence_split)
+    ]
 
 
-def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array]) -> list[Op]:
+def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array], split: np.ndarray) -> list[Op]:
     """Return linears that share their collectives, with those collectives.
 
-    Sequence-split input is all-gathered before the linears (exposed unless the framework pipelines it with the GEMM); reducing
-    the input gradient overlaps with the weight-gradient GEMMs; a kept shard is all-gathered again, overlapped with the
-    input-gradient GEMMs. Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py for the modes.
+    Where ``split``, sequence-split input is all-gathered before the linears (exposed unless the framework pipelines it with the
+    GEMM); reducing the input gradient overlaps with the weight-gradient GEMMs; a kept shard is all-gathered again, overlapped
+    with the input-gradient GEMMs. Source: Korthikanti et al. 2022 (arXiv 2205.05198) section 4.2; InternEvo's linear.py.
     """
-    split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
+    everywhere = ~shapes.sequence_split & (shapes.split > 1)
     beside = shapes.framework.tensor_parallel.async_backward or shapes.run.tp_comm_overlap
     name, overlap = next(iter(widths)), shapes.run.tp_comm_overlap
 

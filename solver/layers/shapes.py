@@ -90,6 +90,12 @@ class Shapes:
         return self.framework.kernels.fused_elementwise or self.run.compile
 
     @property
+    def fused_softmax(self) -> bool:
+        """Whether scale, mask and softmax of unfused attention are one kernel: as the run states, or as the framework does."""
+        stated = self.run.fused_softmax
+        return self.framework.kernels.fused_softmax if stated is None else stated
+
+    @property
     def fused_rope(self) -> bool:
         """Whether rotary embedding is one kernel."""
         return self.framework.kernels.fused_rope or self.fused_elementwise

@@ -39,7 +39,7 @@ def other_settings(solutions: Solutions, index: int) -> tuple[OtherSetting, ...]
 def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem, Strategy]]:
     """Yield (words, problem, layout) of every setting that this run could have otherwise."""
     framework, device = problem.framework, problem.cost.device
-    if layout.attention == "flash" and device.flash_version > 2:
+    if layout.attention == "flash" and device.flash_version > 2 and not layout.flash_generation:
         second = attention_generation(problem.run, problem.cost) == 2
         version, words = (0, f"of generation {device.flash_version}") if second else (2, "2")
         cost = problem.cost.with_flash_version(version, problem.run.deterministic)

@@ -26,6 +26,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import MUON_ZERO, optimizer_rules
 from solver.spec.precision import QUANTISED
 from solver.spec.run_rules import (
+    attention_rules,
     check_host,
     dispatch_rules,
     graph_rules,
@@ -293,6 +294,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         *module_rules(model, s),
         *graph_rules(model, s),
         *offload_rules(model, s),
+        *attention_rules(s),
         (
             not s.offload_layers or (s.pp == 1 and s.recompute == "none" and not s.cuda_graphs),
             "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",

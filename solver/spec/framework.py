@@ -74,6 +74,8 @@ class TensorParallel:
     regathers_input: bool = True
     #: Projections that share an input (q, k, v; gate, up) are served by one collective, not by one each.
     shares_input: bool = False
+    #: Under a sequence split the norm all-gathers its output, once for all linears that read it; shares_input is of the others.
+    norm_gathers: bool = False
     #: Collectives of the backward pass (reduction of input gradients, all-gather of kept shards) overlap with GEMMs.
     async_backward: bool = True
     gathers_quantised: bool = False  #: operands of quantised linears are all-gathered as such, not in 16 bits

@@ -59,6 +59,15 @@ def graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def attention_rules(s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of what is stated of attention's kernels."""
+    flash = s.attention == "flash"
+    return (
+        (flash or not s.flash_generation, f"flash_generation changes nothing with attention {s.attention}; leave it out"),
+        (not flash or s.fused_softmax is None, "fused_softmax changes nothing with attention flash; leave it out"),
+    )
+
+
 def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the modules whose activations wait on the host; rules of Megatron-Core's
     transformer_config.py. Its norms are modules of their own before experts and latent attention only."""
@@ -118,6 +127,7 @@ def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 
 def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
+    require(attention_rules(run))
     _check_modules(framework, model, run)
     check_adapters(framework, model, run)
     check_deferral(framework, run)

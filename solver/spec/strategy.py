@@ -59,6 +59,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "fp8_recipe": FP8_RECIPES,
     "grad_dtype": ("fp32", "bf16", "fp16"),
     "attention": ("flash", "unfused"),
+    "flash_generation": (0, 1, 2, 3, 4),
     "optimizer": ("adam", "muon"),
     "optimizer_states": ("fp32", "bf16", "8bit"),
     "cross_entropy_fusion_impl": ("te", "native", "linear"),
@@ -128,6 +129,8 @@ class Strategy:
     num_layers_at_end_in_bf16: int = 0
     grad_dtype: str = "bf16"
     attention: str = "flash"
+    flash_generation: int = 0  #: of the FlashAttention that ran; 0: the framework's, else the best one for the device
+    fused_softmax: bool | None = None  #: unfused attention: scale, mask and softmax are one kernel; None: as the framework does
     overlap_grad_reduce: bool = True
     overlap_param_gather: bool = True
     overlap_weight_gather: bool = True  #: ISP: prefetch the next block's weights while this block computes
@@ -194,7 +197,7 @@ class Strategy:
             away = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
             object.__setattr__(self, "offload_modules", away)
         stage_layers(self.recompute_stage_layers)
-        for key in ("dropout", "gradient_accumulation_fusion"):
+        for key in ("dropout", "fused_softmax", "gradient_accumulation_fusion"):
             if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:

@@ -99,7 +99,7 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     """
     check_model(model, run.seq_len, approximate)
     check_host(cluster, run)
-    _check_format(run.precision, cost.device)
+    _check_format(run, cost.device)
     cluster = cluster.for_world(run.world_size)
     node = cluster.gpus_per_domain
     cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
@@ -108,21 +108,26 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
 
 
-def _check_format(precision: str, device: Device) -> None:
-    """Raise InputError where a device has no units for block-scaled values: Transformer Engine's recipes refuse it then."""
-    if precision in BLOCK_SCALED and precision not in device.peak_flops:
+def _check_format(run: Strategy, device: Device) -> None:
+    """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, and
+    for a generation of FlashAttention that was written for later devices."""
+    if run.precision in BLOCK_SCALED and run.precision not in device.peak_flops:
         known = ", ".join(sorted(device.peak_flops))
-        raise InputError(f"precision {precision} does not run on {device.name}, whose number formats are {known}")
+        raise InputError(f"precision {run.precision} does not run on {device.name}, whose number formats are {known}")
+    if run.flash_generation > device.flash_version:
+        raise InputError(
+            f"flash_generation {run.flash_generation} does not run on {device.name}, whose latest is {device.flash_version}"
+        )
 
 
 def attention_generation(run: Strategy, cost: CostModel) -> int:
-    """Return the generation of FlashAttention that a run's framework uses on a device; 0: the device's best.
+    """Return the generation of FlashAttention that a run states or its framework uses on a device; 0: the device's best.
 
     Transformer Engine uses none of cuDNN's kernels for a deterministic run on Blackwell (get_attention_backend, as read).
     """
     framework = framework_of(run.framework)
     older = run.deterministic and framework.memory.transformer_engine and cost.device.flash_version >= 4
-    return 2 if older else framework.kernels.flash_attention
+    return 2 if older else run.flash_generation or framework.kernels.flash_attention
 
 
 @dataclass(frozen=True)

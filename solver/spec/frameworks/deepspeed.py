@@ -98,7 +98,8 @@ ALEPH_ALPHA = Framework(
         torch_loss=True,
         attention_layout_copies=(1, 2),
     ),
-    tensor_parallel=TensorParallel(regathers_input=False, async_backward=False, vocab_parallel_loss=False),
+    # core/nn/norm/rms_norm.py all-gathers the norm's output; each ColumnParallelLinear all-reduces its own input's gradient
+    tensor_parallel=TensorParallel(regathers_input=False, norm_gathers=True, async_backward=False, vocab_parallel_loss=False),
     # after the last backward pass gradients are joined in buckets, divided, cast to fp32, all-reduced whole, copied back, and
     # their norm is taken: 26 + 6 bytes per parameter
     data_parallel=DataParallel(

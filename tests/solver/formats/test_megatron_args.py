@@ -279,6 +279,11 @@ def test_small_effects_of_router_and_optimizer_are_named() -> None:
     assert any("the 16 bits that the others lack (--use-precision-aware-optimizer)" in line for line in said)
 
 
+def test_an_unfused_softmax_of_unfused_attention() -> None:
+    assert read(no_masked_softmax_fusion=True, attention_backend="unfused")[1]["fused_softmax"] is False
+    assert "fused_softmax" not in read(no_masked_softmax_fusion=True)[1]  # fused attention has no softmax of its own
+
+
 def test_modules_on_the_host() -> None:
     run = read(fine_grained_activation_offloading=True, offload_modules="[core_attn attn_proj]")[1]
     assert run["offload_modules"] == ["core_attn", "attn_proj"]

@@ -95,3 +95,21 @@ def test_inputs_of_quantised_linears_are_kept_in_a_byte(framework: str, kept: in
         assert found["fp8"][name] * 2 == found["bf16"][name] * kept
     assert ("context_quantised" in found["fp8"]) == (kept == 1)
     assert found["fp8"]["qkv"] == found["bf16"]["qkv"]
+
+
+def test_a_norm_that_gathers_serves_all_linears_that_read_it() -> None:
+    def collectives(mode: str) -> list[str]:
+        layer = program(TINY, mode, 2, framework="aleph alpha")
+        return sorted(f"{op.label} {op.kind}" for op in layer.ops if op.stream == "tp" and np.ravel(op.count)[0])
+
+    # sequence split: one all-gather each for q, k and v and for gate and up, one reduce-scatter of their gradients, and the
+    # reverse around the row linears; else gate and up each all-reduce the gradient of the input that they share
+    assert [name for name in collectives("msp") if name.endswith("all_gather")] == [
+        "w1.all_gather.forward all_gather", "w2.all_gather.input_grad all_gather",
+        "wo.all_gather.input_grad all_gather", "wqkv.all_gather.forward all_gather",
+    ]  # fmt: skip
+    assert len([name for name in collectives("msp") if name.endswith("reduce_scatter")]) == 4
+    assert len([name for name in collectives("mtp") if "input_grad" in name and name.endswith("all_reduce")]) == 3
+    # the gradients of gate and up are added before they are scattered: 32 tokens of 64 values, two bytes read twice and written
+    sums = moved(program(TINY, "msp", 2, framework="aleph alpha"))
+    assert sums["norm2.gradients.input_grad"] == ("residual", 32 * 64 * 6)

@@ -27,8 +27,10 @@ from toy import (
 )
 
 from predictor.cost_model import CostModel
+from profiler.errors import InputError
 from solver.report.explain import explain
 from solver.schedule.event_simulation import simulate
+from solver.spec.feasibility import check_rules
 from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation
@@ -431,3 +433,20 @@ def test_transformer_engine_uses_another_kernel_for_deterministic_runs_on_blackw
 ) -> None:
     cost = toy_cost(device=replace(DEVICE, flash_version=device))
     assert attention_generation(run_of(8, 32, framework=framework, deterministic=deterministic), cost) == generation
+
+
+def test_a_run_may_state_its_generation_of_flash_attention() -> None:
+    # the second generation is 1.75 times as fast as the first
+    cost = toy_cost(device=replace(DEVICE, flash_version=2))
+    stated = attention_generation(run_of(8, 32, framework="aleph alpha", flash_generation=1), cost)
+    assert stated == 1 and cost.with_flash_version(stated).attention_scale == 1.75
+    assert attention_generation(run_of(8, 32, framework="llm-foundry"), cost) == 1
+    assert attention_generation(run_of(8, 32, framework="llm-foundry", flash_generation=2), cost) == 2
+    for model, constants, sentence in (
+        (TINY, {"flash_generation": 2, "attention": "unfused"}, "flash_generation changes nothing with attention unfused"),
+        (TINY, {"fused_softmax": True}, "fused_softmax changes nothing with attention flash"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            check_rules(model, run_of(8, 32, framework="llm-foundry", **constants))
+    with pytest.raises(InputError, match="flash_generation 3 does not run on .*, whose latest is 2"):
+        make_problem(TINY, 8, cost, framework="llm-foundry", flash_generation=3)
