@@ -8,12 +8,23 @@ from functools import cache
 
 from profiler.errors import InputError, closest
 from solver.spec.framework import Framework
-from solver.spec.frameworks import deepspeed, internevo, llm_foundry, maxtext, megatron, nanotron, pytorch, torchtitan
+from solver.spec.frameworks import (
+    deepspeed,
+    internevo,
+    llm_foundry,
+    maxtext,
+    megatron,
+    megatron_forks,
+    nanotron,
+    nemo,
+    pytorch,
+    torchtitan,
+)
 from solver.spec.frameworks.megatron import GENERIC
 
 FRAMEWORKS: tuple[Framework, ...] = (
-    *internevo.FAMILY, *megatron.FAMILY, *deepspeed.FAMILY, *torchtitan.FAMILY, *pytorch.FAMILY, *llm_foundry.FAMILY,
-    *nanotron.FAMILY, *maxtext.FAMILY,
+    *internevo.FAMILY, *megatron.FAMILY, *nemo.FAMILY, *megatron_forks.FAMILY, *deepspeed.FAMILY, *torchtitan.FAMILY,
+    *pytorch.FAMILY, *llm_foundry.FAMILY, *nanotron.FAMILY, *maxtext.FAMILY,
 )  # fmt: skip
 
 _TRANSFORMER_ENGINE = re.compile(r"transformer[-_ ]engine\D{0,10}(\d+)\.(\d+)")

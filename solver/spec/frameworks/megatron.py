@@ -1,8 +1,7 @@
-"""Megatron-LM, Megatron-Core over Transformer Engine, NeMo, and the zero-bubble fork.
+"""Megatron-LM, Megatron-Core over Transformer Engine, and what stands for a framework that is not described.
 
 Sources: NVIDIA/Megatron-LM megatron/training/arguments.py of 2022 (commit 0012901), 2024 (02871b4) and 2025 (000c4ac), a fork
-of late 2023 (LumiOpen a2cca9d), its CHANGELOG.md, megatron/core/distributed and megatron/core/tensor_parallel; NVIDIA/NeMo
-nemo/collections/llm/recipes and scripts/performance.
+of late 2023 (LumiOpen a2cca9d), its CHANGELOG.md, megatron/core/distributed and megatron/core/tensor_parallel.
 """
 
 from __future__ import annotations
@@ -162,149 +161,6 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     memory={"quantised_inputs": False, "quantised_weights": False, "transformer_engine": False, "scores_buffer": True},
 )
 
-NEMO_24 = MEGATRON_CORE_0_12.derive(
-    "nemo-24",
-    "2024-07",
-    family="nemo",
-    aliases=("nemo", "megascale"),
-    linear_bias=False,  # its recipes say: Nemotron has none, GPT-3 does
-    flags={  # recipes/llama3_70b.py: ddp settings; user buffers as in the recipes' performance mode
-        "zero": 1,
-        "overlap_grad_reduce": True,
-        "overlap_param_gather": True,
-        "tp_comm_overlap": True,
-        "fp8_param_gather": True,  # recipes/precision/mixed_precision.py
-        "grad_dtype": "bf16",  # NeMo-Framework-Launcher examples/training/*/h100: grad_sync_dtype
-    },
-    best_practice={"cross_entropy_fusion": False},
-    can_run={
-        "shards": "all",  # distributed_fused_adam
-        "stated_end_stages": False,
-        "counts_embedding_and_loss": False,
-        "pipeline_layout": False,
-        "folds_experts": False,
-        "dispatchers": ("alltoall", "allgather"),
-        "overlaps_exchange": False,
-        "recompute_modules": ("core_attn",),
-        "cuda_graph_modules": (),
-        "micro_batch_groups": False,
-        "optimizers": ("adam",),
-        "optimizer_states": ("fp32",),
-        "offloads": ("activations",),
-    },
-    # Of the attention kernels that Transformer Engine chooses from: runs of 24.07 and before with 4k to 1M tokens all take as
-    # long as with FlashAttention 2
-    kernels={"probabilities_in_activation": False, "fused_latent_rope": False, "flash_attention": 2},
-    data_parallel={"buffer_passes": 1.0},  # grad_div_ar_fusion, later average_in_collective; no search for NaN
-)
-
-#: Its runs take as long as with cuDNN's attention.
-NEMO_24_09 = NEMO_24.derive(
-    "nemo-24.09",
-    "2024-09",
-    aliases=("nemo 24.10", "nemo 24.11", "nemo 24.12"),
-    kernels={"flash_attention": 0},
-)
-
-NEMO_25 = NEMO_24_09.derive(
-    "nemo-25",
-    "2025-02",
-    aliases=("nemo 25",),
-    # scripts/performance/helpers.py: implementation "te"; the recipe of precision bf16-mixed reduces in fp32
-    flags={"cross_entropy_fusion": True, "grad_dtype": "fp32"},
-    best_practice={"cross_entropy_fusion": True},
-    can_run={
-        "shards": "any",
-        "stated_end_stages": True,
-        "counts_embedding_and_loss": True,
-        "pipeline_layout": True,
-        "folds_experts": True,
-        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
-        "overlaps_exchange": True,
-        "recompute_modules": RECOMPUTE_MODULES,
-        "cuda_graph_modules": CUDA_GRAPH_MODULES,
-        "optimizer_states": ("fp32", "bf16", "8bit"),
-        "offloads": ("optimizer", "activations"),
-    },
-    kernels={"probabilities_in_activation": True},
-)
-
-#: Megatron-Bridge, which follows NeMo: src/megatron/bridge/models set expert_tensor_parallel_size to 1.
-MEGATRON_BRIDGE_25 = NEMO_25.derive(
-    "megatron-bridge-25",
-    "2025-09",
-    family="megatron-bridge",
-    aliases=("megatron-bridge",),
-    # Megatron-FSDP shards what it is told to; arguments.py is not run
-    can_run={"zero_stages": (0, 1, 2, 3), "overlaps_muon": True, "gathers_after_reducing": False},
-    tensor_parallel={"experts_follow": False},
-    # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
-    flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
-    # TORCH_NCCL_AVOID_RECORD_STREAMS (scripts/performance/utils/executors.py): blocks are free after their last use. The
-    # shares are not measured: the most that runs of its recipes, which fitted, leave room for
-    memory={"allocator_gaps": (0.03, 0.14)},
-)
-
-#: Its recipes (scripts/performance/configs/*_workload_base_configs.py, 01b2977) exchange tokens by hybrid-EP on most systems.
-MEGATRON_BRIDGE_26 = MEGATRON_BRIDGE_25.derive(
-    "megatron-bridge-26",
-    "2026-02",
-    aliases=("megatron-bridge 26",),
-    flags={"moe_dispatcher": "hybridep"},
-    can_run={"offloads": ("optimizer", "activations", "modules")},
-)
-
-#: Since 26.06 the grouped GEMMs of MXFP8 experts may include what stands between them (NVTE_CUTEDSL_FUSED_GROUPED_MLP).
-MEGATRON_BRIDGE_26_06 = MEGATRON_BRIDGE_26.derive(
-    "megatron-bridge-26.06",
-    "2026-06",
-    aliases=("megatron-bridge 26.06", "megatron-bridge 26.08"),
-    can_run={"fuses_experts": True},
-)
-
-#: Qi et al. 2023 (arXiv 2401.10241): Megatron-LM of that year, whose attention is unfused unless asked otherwise.
-ZERO_BUBBLE = MEGATRON_LM_2023.derive(
-    "megatron-lm-zero-bubble",
-    "2023-11",
-    family="megatron-lm-zero-bubble",
-    aliases=("megatron-lm (zero-bubble",),
-    # examples/pretrain_zbh1.sh: a SentencePiece model; the names of the paper's models (14.6B, 28.3B) leave it about 32,000
-    example_vocab=32000,
-    flags={
-        "attention": "unfused",
-        "p2p_overlap": False,  # examples/pretrain_zero_bubble.sh: --no-overlap-p2p-communication
-        "account_for_embedding_in_pipeline_split": True,  # its first and last stage hold a layer less
-        "account_for_loss_in_pipeline_split": True,
-    },
-    best_practice={"overlap_grad_reduce": False},
-    can_run={
-        "uneven_stages": True,
-        "counts_embedding_and_loss": True,
-        "overlaps_split_backward": False,  # core/zbpp_utils.py: "not supported yet"; its store of weight gradients neither
-        "schedules": ("1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min"),
-    },
-    pipeline={"waits_for_norm": False},
-    memory={"vocab_dummy_gradient": False},  # not read in the fork
-)
-
-#: AMD's Primus over Megatron-Core (AMD-AGI/Primus, as read in 2026): its patches recompute layers by their numbers, and run the
-#: zero-bubble authors' schedules (backends/megatron/core/pipeline_parallel/zerobubble).
-PRIMUS = MEGATRON_CORE_0_12.derive(
-    "primus-2026",
-    "2026-01",
-    family="primus",
-    aliases=("primus", "primus-lm"),
-    can_run={
-        "schedules": ("1f1b", "interleaved", "zb-1p", "zb-v", "v-half", "v-min"),  # README.md there; ZB-2p is to come
-        "layout_schedules": ("1f1b", "interleaved"),  # utils.py: V-shaped ones divide the layers evenly
-        "overlaps_split_backward": False,  # utils.py: validate_arguments
-        "splits_backward_tied": False,
-        "recomputes_by_stage": True,  # recompute_layer_ids (backends/megatron/patches/recompute_layer_patches.py)
-        "tp_comm_overlap": False,  # not described over ROCm
-        "dispatchers": ("alltoall", "allgather", "deepep"),  # hybrid-EP is NVIDIA's
-    },
-)
-
 #: Stands for frameworks that are not described: a Megatron-like one, whose runs are taken to overlap what can overlap.
 GENERIC = MEGATRON_LM_2023.derive(
     "generic",
@@ -338,18 +194,4 @@ GENERIC = MEGATRON_LM_2023.derive(
     doubt=0.12,
 )
 
-FAMILY = (
-    MEGATRON_LM_2023,
-    MEGATRON_LM_2021,
-    MEGATRON_CORE_0_12,
-    MEGATRON_CORE_0_8,
-    MEGATRON_CORE_LOCAL,
-    NEMO_24,
-    NEMO_24_09,
-    NEMO_25,
-    MEGATRON_BRIDGE_25,
-    MEGATRON_BRIDGE_26_06,
-    MEGATRON_BRIDGE_26,
-    ZERO_BUBBLE,
-    PRIMUS,
-)
+FAMILY = (MEGATRON_LM_2023, MEGATRON_LM_2021, MEGATRON_CORE_0_12, MEGATRON_CORE_0_8, MEGATRON_CORE_LOCAL)

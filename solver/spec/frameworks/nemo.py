@@ -1,0 +1,111 @@
+"""NeMo and Megatron-Bridge, which train with Megatron-Core.
+
+Sources: NVIDIA/NeMo nemo/collections/llm/recipes and scripts/performance; NVIDIA-NeMo/Megatron-Bridge scripts/performance.
+"""
+
+from __future__ import annotations
+
+from solver.spec.frameworks.megatron import MEGATRON_CORE_0_12
+from solver.spec.strategy import CUDA_GRAPH_MODULES, RECOMPUTE_MODULES
+
+NEMO_24 = MEGATRON_CORE_0_12.derive(
+    "nemo-24",
+    "2024-07",
+    family="nemo",
+    aliases=("nemo", "megascale"),
+    linear_bias=False,  # its recipes say: Nemotron has none, GPT-3 does
+    flags={  # recipes/llama3_70b.py: ddp settings; user buffers as in the recipes' performance mode
+        "zero": 1,
+        "overlap_grad_reduce": True,
+        "overlap_param_gather": True,
+        "tp_comm_overlap": True,
+        "fp8_param_gather": True,  # recipes/precision/mixed_precision.py
+        "grad_dtype": "bf16",  # NeMo-Framework-Launcher examples/training/*/h100: grad_sync_dtype
+    },
+    best_practice={"cross_entropy_fusion": False},
+    can_run={
+        "shards": "all",  # distributed_fused_adam
+        "stated_end_stages": False,
+        "counts_embedding_and_loss": False,
+        "pipeline_layout": False,
+        "folds_experts": False,
+        "dispatchers": ("alltoall", "allgather"),
+        "overlaps_exchange": False,
+        "recompute_modules": ("core_attn",),
+        "cuda_graph_modules": (),
+        "micro_batch_groups": False,
+        "optimizers": ("adam",),
+        "optimizer_states": ("fp32",),
+        "offloads": ("activations",),
+    },
+    # Of the attention kernels that Transformer Engine chooses from: runs of 24.07 and before with 4k to 1M tokens all take as
+    # long as with FlashAttention 2
+    kernels={"probabilities_in_activation": False, "fused_latent_rope": False, "flash_attention": 2},
+    data_parallel={"buffer_passes": 1.0},  # grad_div_ar_fusion, later average_in_collective; no search for NaN
+)
+
+#: Its runs take as long as with cuDNN's attention.
+NEMO_24_09 = NEMO_24.derive(
+    "nemo-24.09",
+    "2024-09",
+    aliases=("nemo 24.10", "nemo 24.11", "nemo 24.12"),
+    kernels={"flash_attention": 0},
+)
+
+NEMO_25 = NEMO_24_09.derive(
+    "nemo-25",
+    "2025-02",
+    aliases=("nemo 25",),
+    # scripts/performance/helpers.py: implementation "te"; the recipe of precision bf16-mixed reduces in fp32
+    flags={"cross_entropy_fusion": True, "grad_dtype": "fp32"},
+    best_practice={"cross_entropy_fusion": True},
+    can_run={
+        "shards": "any",
+        "stated_end_stages": True,
+        "counts_embedding_and_loss": True,
+        "pipeline_layout": True,
+        "folds_experts": True,
+        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
+        "overlaps_exchange": True,
+        "recompute_modules": RECOMPUTE_MODULES,
+        "cuda_graph_modules": CUDA_GRAPH_MODULES,
+        "optimizer_states": ("fp32", "bf16", "8bit"),
+        "offloads": ("optimizer", "activations"),
+    },
+    kernels={"probabilities_in_activation": True},
+)
+
+#: Megatron-Bridge, which follows NeMo: src/megatron/bridge/models set expert_tensor_parallel_size to 1.
+MEGATRON_BRIDGE_25 = NEMO_25.derive(
+    "megatron-bridge-25",
+    "2025-09",
+    family="megatron-bridge",
+    aliases=("megatron-bridge",),
+    # Megatron-FSDP shards what it is told to; arguments.py is not run
+    can_run={"zero_stages": (0, 1, 2, 3), "overlaps_muon": True, "gathers_after_reducing": False},
+    tensor_parallel={"experts_follow": False},
+    # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
+    flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
+    # TORCH_NCCL_AVOID_RECORD_STREAMS (scripts/performance/utils/executors.py): blocks are free after their last use. The
+    # shares are not measured: the most that runs of its recipes, which fitted, leave room for
+    memory={"allocator_gaps": (0.03, 0.14)},
+)
+
+#: Its recipes (scripts/performance/configs/*_workload_base_configs.py, 01b2977) exchange tokens by hybrid-EP on most systems.
+MEGATRON_BRIDGE_26 = MEGATRON_BRIDGE_25.derive(
+    "megatron-bridge-26",
+    "2026-02",
+    aliases=("megatron-bridge 26",),
+    flags={"moe_dispatcher": "hybridep"},
+    can_run={"offloads": ("optimizer", "activations", "modules")},
+)
+
+#: Since 26.06 the grouped GEMMs of MXFP8 experts may include what stands between them (NVTE_CUTEDSL_FUSED_GROUPED_MLP).
+MEGATRON_BRIDGE_26_06 = MEGATRON_BRIDGE_26.derive(
+    "megatron-bridge-26.06",
+    "2026-06",
+    aliases=("megatron-bridge 26.06", "megatron-bridge 26.08"),
+    can_run={"fuses_experts": True},
+)
+
+FAMILY = (NEMO_24, NEMO_24_09, NEMO_25, MEGATRON_BRIDGE_25, MEGATRON_BRIDGE_26_06, MEGATRON_BRIDGE_26)
