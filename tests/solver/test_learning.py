@@ -77,7 +77,7 @@ def test_factors_come_back(lesson: Lesson) -> None:
     for name, true in TRUE.items():  # with the step's factor, which is part of all
         off = math.log(learned.factor(name) / true)
         assert abs(off) < 2 * math.hypot(stds[name], stds["step"]), (name, learned.factor(name))
-    assert learned.factor("network") > 1.2 and learned.noise == pytest.approx(LAYOUT_STD)
+    assert learned.factor("network") > 1.2 and LAYOUT_STD <= learned.noise < 0.03  # of 2% that was put in
     assert learned.runs == 18 and dict(learned.conditions)["framework"] == "megatron-core-0.12"
 
 
