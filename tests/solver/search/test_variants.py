@@ -67,6 +67,17 @@ def test_the_host_is_offered_where_the_cluster_describes_one(h100_model: CostMod
         search_variants(problem_of(h100_model), 64, ("offload_layers",))
 
 
+def test_modules_on_the_host_are_searched(h100_model: CostModel) -> None:
+    host = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "memory_gib": 30})
+    given = {"framework": "megatron-core", "precision": "bf16"}
+    found = search_variants(make_problem(DENSE, 8, h100_model, 8192, host, **given), 64, ("offload_modules",))
+    names = {variant.constants["offload_modules"] for variant in found}
+    # without experts and latent attention no norm, and attn_proj with core_attn alone
+    assert names == {"", "qkv_linear", "core_attn", "core_attn+attn_proj", "qkv_linear+core_attn+attn_proj"}
+    assert all(v.result is None or v.result.best.memory.device[0] <= 30 * 2**30 for v in found)
+    assert found[0].result and found[0].constants["offload_modules"], "with 30 GiB the fastest keeps activations on the host"
+
+
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [("moe_dispatcher", "llama3_8b has no experts"), ("tp", "tp is not varied on demand"), ("", "it names no axis")],
