@@ -100,7 +100,6 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "bias_apart": False,
         "bias_gradient_fused": True,
         "norm_quantises": True,
-        "fused_latent_rope": True,  # --no-rope-fusion off, rope_type yarn; since 0.14
         "scaled_rope_fused": False,  # rope_utils.py: Transformer Engine's kernel takes no mscale
         "clamps_apart": True,  # fusions/fused_bias_geglu.py: clamp, clamp and cat before the fused function
         "bias_by_expert": True,  # moe/experts.py: TEGroupedMLP._apply_bias
@@ -142,7 +141,7 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
         "optimizer_states": ("fp32",),
         "offloads": ("activations",),
     },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
-    kernels={"probabilities_in_activation": False, "fused_latent_rope": False},  # since 0.13 and 0.14
+    kernels={"probabilities_in_activation": False},  # since 0.13
 )
 
 #: --transformer-impl local: Megatron's own linears and unfused attention.

@@ -40,7 +40,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     },
     # Of the attention kernels that Transformer Engine chooses from: runs of 24.07 and before with 4k to 1M tokens all take as
     # long as with FlashAttention 2
-    kernels={"probabilities_in_activation": False, "fused_latent_rope": False, "flash_attention": 2},
+    kernels={"probabilities_in_activation": False, "flash_attention": 2},
     data_parallel={"buffer_passes": 1.0},  # grad_div_ar_fusion, later average_in_collective; no search for NaN
 )
 
@@ -84,6 +84,9 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     # Megatron-FSDP shards what it is told to; arguments.py is not run
     can_run={"zero_stages": (0, 1, 2, 3), "overlaps_muon": True, "gathers_after_reducing": False},
     tensor_parallel={"experts_follow": False},
+    # apply_rope_fusion in the configuration that its DeepSeek recipe prints; under Megatron-LM the kernels are experimental,
+    # and scripts with latent attention turn them off (--no-rope-fusion)
+    kernels={"fused_latent_rope": True},
     # scripts/performance: fp8_cs, without 16-bit layers at the ends; every model's common settings reduce in bf16
     flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
     # TORCH_NCCL_AVOID_RECORD_STREAMS (scripts/performance/utils/executors.py): blocks are free after their last use. The

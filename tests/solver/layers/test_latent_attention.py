@@ -59,12 +59,12 @@ def test_fused_kernels_turn_queries_in_place_and_write_keys_and_values_once() ->
         return {o.label: float(np.ravel(o.dims["bytes"])[0]) for o in layer.ops if o.name in ("rope", "assembly")}
 
     elements = SEQ * HEADS * 2  # 16 bits
-    fused = moved("megatron-core-0.12")
+    fused = moved("megatron-bridge-25")
     # rotary parts of 4 read and written; of keys and values 8 + 6 read, 12 and 6 written
     assert fused["rope.forward"] == fused["rope.input_grad"] == elements * 2 * 4
     assert fused["assembly.forward"] == fused["assembly.input_grad"] == elements * (8 + 6 + 12 + 6)
     # else the rotary part of the one key too, and queries, keys and values are all read and written
-    apart = moved("megatron-core-0.8")
+    apart = moved("megatron-core-0.12")
     assert apart["rope.forward"] == SEQ * (HEADS + 1) * 4 * 2 * 2
     assert apart["assembly.forward"] == elements * 2 * (12 + 12 + 6)
 
