@@ -24,7 +24,7 @@ from predictor.network.overlap import contention
 from predictor.network.rank_skew import rank_skew_seconds
 from profiler.errors import InputError, printable
 from profiler.files import replacing, source_digest
-from profiler.profile.profile import Profile, Table
+from profiler.profile.profile import Profile, Table, gemm_flops
 
 _MODELS: dict[str, Any] = {
     "linears": LinearModel, "grouped": GroupedLinearModel, "attention": FlashAttnModel, "kernels": MemoryBoundModel,
@@ -56,8 +56,7 @@ def _checked_fit(profile: Profile) -> dict[str, Any]:
     """``fit_all``; raise InputError for a profile that cannot be what was measured."""
     gemms = profile.table("linear")
     peak = max(profile.device.peak_flops.values())
-    flops = 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
-    if (flops > _MOST_OVER_PEAK * peak * gemms["seconds"]).any():
+    if (gemm_flops(gemms) > _MOST_OVER_PEAK * peak * gemms["seconds"]).any():
         raise InputError(
             f"profile {printable(profile.name)}: GEMMs run at more than {_MOST_OVER_PEAK:g} times the device's peak of "
             f"{peak / 1e12:.3g} TFLOP/s; its peaks or its times are wrong"

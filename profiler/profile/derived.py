@@ -14,7 +14,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, Datasheet
-from profiler.profile.profile import Derivation, Profile
+from profiler.profile.profile import Derivation, Profile, gemm_flops
 
 #: Share of a chip's most power that it takes whatever its clock: leakage, memory and links (assumed; an H100 of 700 W idles at
 #: 70 to 110 W).
@@ -76,7 +76,7 @@ def _check_scale(sheet: Datasheet, kernels: Profile) -> None:
     if not sheet.kernel_scale:
         return
     gemms = kernels.table("linear")
-    flops = 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
+    flops = gemm_flops(gemms)
     for dtype, scale in sheet.kernel_scale.items():
         rows, peak = gemms["dtype"] == dtype, kernels.device.peak_flops.get(dtype)
         share = float(np.max(flops[rows] / gemms["seconds"][rows], initial=0.0)) / peak if peak else 0.0

@@ -126,6 +126,12 @@ def _column(name: str, given: Any, rows: int) -> np.ndarray:
     return column
 
 
+def gemm_flops(gemms: Table) -> np.ndarray:
+    """Return the FLOPs of every row of table ``linear``; shape [rows]. A batch of 0 is one matrix."""
+    flops: np.ndarray = 2.0 * gemms["m"] * gemms["n"] * gemms["k"] * np.maximum(gemms["batch"], 1)
+    return flops
+
+
 _DEVICE_FIGURES = (
     "memory_bytes", "memory_bandwidth", "num_sms", "gpus_per_node", "link_bandwidth", "network_bandwidth", "flash_version",
 )  # fmt: skip

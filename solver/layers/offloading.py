@@ -16,12 +16,11 @@ from solver.layers.program import Saved
 from solver.layers.shapes import Shapes
 from solver.spec.strategy import OFFLOAD_LEAST_ELEMENTS
 
-_CORE = ("qkv", "context", ATTENTION_SCORES)
 #: By module; where the norm before attention is a part of the projection, as without latent attention, so is its input.
 OFFLOADED = {
     "attn_norm": ("layer_input",),
     "qkv_linear": ("norm1_output", "low_ranks", "low_ranks_normed", "qk_norm_input"),
-    "core_attn": _CORE,
+    "core_attn": ("qkv", "context", ATTENTION_SCORES),
     "attn_proj": ("context", "context_quantised"),
     "mlp_norm": ("residual1",),
     "expert_fc1": ("expert_input",),

@@ -22,9 +22,10 @@ class Activations:
         self._problem, self._stages, self._splits, self._row = problem, stages, pipelines.splits, pipelines.row
         level, row = pipelines.recompute, pipelines.row
         saved = np.array([part.saved[:, key] for part in table.layers])
-        away = np.array([part.away[:, key] for part in table.layers])
         self._kept, self._whole = saved[:, level, row], saved[:, 0][:, row]
-        self._kept_away, self._whole_away = away[:, level, row], away[:, 0][:, row]
+        if problem.run.offload_modules:
+            away = np.array([part.away[:, key] for part in table.layers])
+            self._kept_away, self._whole_away = away[:, level, row], away[:, 0][:, row]
         self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
         self._recomputed, _ = stages.recomputed(recomputed_limit(problem, pipelines), row)
 

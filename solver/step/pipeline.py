@@ -245,13 +245,9 @@ def _by_stream(terms: SplitTerms, row: np.ndarray, stage: SlowestStage) -> list[
 
 
 def _slowest_stage(
-    terms: SplitTerms,
-    layouts: Layouts,
-    ends: tuple[np.ndarray, np.ndarray],
-    sends: tuple[np.ndarray, np.ndarray],
-    layer: _LayerSeconds,
-    limit: np.ndarray,
-) -> tuple[_Bottleneck, np.ndarray]:
+    terms: SplitTerms, layouts: Layouts, ends: tuple[np.ndarray, np.ndarray], sends: tuple[np.ndarray, np.ndarray],
+    layer: _LayerSeconds, limit: np.ndarray,
+) -> tuple[_Bottleneck, np.ndarray]:  # fmt: skip
     """Return the slowest stage (of equal ones the first, else the last), and the recomputed layers of all, [kinds, layouts].
 
     ends: seconds of embedding and head. sends: seconds of a middle stage's sends, and of an end's; the first stage stands for

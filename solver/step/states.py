@@ -25,11 +25,10 @@ def stage_state(
     [4, 4 ZeRO stages, splits].
 
     shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. several: whether ranks hold copies,
-    bool [splits]. 16-bit weights, gradients in
-    grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
-    combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
-    ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
-    weights are the only ones (Rajbhandari et al. 2020).
+    bool [splits]. 16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision
+    has the other combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards
+    the 12 bytes, ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its
+    sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
     sizes = problem.element_bytes
     has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
@@ -68,7 +67,8 @@ def stage_state(
             state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
             owned = elements if zero == 0 else partitioned
             out[2, zero] += state * owned
-            update[int(name == EXPERTS), zero] += sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
+            if sizes.step:
+                update[int(name == EXPERTS), zero] += sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
     out[3] = update.max(axis=0)
     return out
 

@@ -111,7 +111,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "cublas_threads": 2,
         "transformer_engine": True,
         "fused_adam_copies": True,
-    },  # fmt: skip
+    },
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds
     tensor_parallel={
@@ -121,26 +121,29 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     },
 )
 
+#: What Megatron-Core cannot do before 0.9: MoE Parallel Folding came with it, DeepEP with 0.11 (CHANGELOG), recompute of other
+#: modules than core_attn with 0.12.
+BEFORE_0_9 = {
+    "stated_end_stages": False,
+    "counts_embedding_and_loss": False,
+    "pipeline_layout": False,
+    "folds_experts": False,
+    "dispatchers": ("alltoall", "allgather"),
+    "overlaps_exchange": False,
+    "recompute_modules": ("core_attn",),
+    "cuda_graph_modules": (),
+    "micro_batch_groups": False,
+    "optimizers": ("adam",),
+    "optimizer_states": ("fp32",),
+    "offloads": ("activations",),
+}
+
 MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
     "megatron-core-0.8",
     "2024-07",
     aliases=("megatron-core v0.8", "megatron-core r0.8", "megatron-lm core_v0.8", "megatron-lm v0.8", "mcore 0.8"),
     best_practice={"cross_entropy_fusion": False},
-    can_run={
-        "cp_comms": ("ring",),
-        "stated_end_stages": False,
-        "counts_embedding_and_loss": False,
-        "pipeline_layout": False,
-        "folds_experts": False,
-        "dispatchers": ("alltoall", "allgather"),
-        "overlaps_exchange": False,
-        "recompute_modules": ("core_attn",),  # others since 0.12
-        "cuda_graph_modules": (),
-        "micro_batch_groups": False,
-        "optimizers": ("adam",),
-        "optimizer_states": ("fp32",),
-        "offloads": ("activations",),
-    },  # MoE Parallel Folding since 0.9, DeepEP since 0.11 (CHANGELOG)
+    can_run={**BEFORE_0_9, "cp_comms": ("ring",)},
     kernels={"probabilities_in_activation": False},  # since 0.13
 )
 

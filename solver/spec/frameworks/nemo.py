@@ -5,7 +5,7 @@ Sources: NVIDIA/NeMo nemo/collections/llm/recipes and scripts/performance; NVIDI
 
 from __future__ import annotations
 
-from solver.spec.frameworks.megatron import MEGATRON_CORE_0_12
+from solver.spec.frameworks.megatron import BEFORE_0_9, MEGATRON_CORE_0_12
 from solver.spec.strategy import CUDA_GRAPH_MODULES, RECOMPUTE_MODULES
 
 NEMO_24 = MEGATRON_CORE_0_12.derive(
@@ -23,21 +23,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
         "grad_dtype": "bf16",  # NeMo-Framework-Launcher examples/training/*/h100: grad_sync_dtype
     },
     best_practice={"cross_entropy_fusion": False},
-    can_run={
-        "shards": "all",  # distributed_fused_adam
-        "stated_end_stages": False,
-        "counts_embedding_and_loss": False,
-        "pipeline_layout": False,
-        "folds_experts": False,
-        "dispatchers": ("alltoall", "allgather"),
-        "overlaps_exchange": False,
-        "recompute_modules": ("core_attn",),
-        "cuda_graph_modules": (),
-        "micro_batch_groups": False,
-        "optimizers": ("adam",),
-        "optimizer_states": ("fp32",),
-        "offloads": ("activations",),
-    },
+    can_run={**BEFORE_0_9, "shards": "all"},  # distributed_fused_adam
     # Of the attention kernels that Transformer Engine chooses from: runs of 24.07 and before with 4k to 1M tokens all take as
     # long as with FlashAttention 2
     kernels={"probabilities_in_activation": False, "flash_attention": 2},
