@@ -35,7 +35,7 @@ TEXT = (0, 1, 2, 8, 9)  #: columns of words
 
 
 _COSTS = (
-    "\n## What a better figure changes\n",
+    "## What a better figure changes\n",
     "More power, a higher peak, faster memory and faster links make no kernel slower in the physical models. The learnt",
     "corrections of GEMMs and attention read the regime that results, and may take back up to 5% of one kernel.\n",
     "* **Peak.** At the limit of power a higher peak changes nothing, and the profile's note says so. A 16-bit peak that rises",
@@ -109,7 +109,7 @@ def page(tables: Mapping[str, Sequence[Sequence[str]]], changed: Sequence[Sequen
         table(HEAD, changed, text=TEXT),
         *_COSTS,
     ]
-    return "\n".join(parts)
+    return "\n".join(parts) + "\n"
 
 
 def main() -> int:
