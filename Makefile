@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy devices switches learning step-factors fits fuzz mutants coverage clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy devices switches learning fits fuzz mutants coverage clean
 
 setup: $(VENV)/.predict
 
@@ -64,9 +64,6 @@ switches: $(VENV)/.predict
 
 learning: $(VENV)/.predict
 	$(BIN)/python benchmarks/learning.py
-
-step-factors: $(VENV)/.predict
-	$(BIN)/python benchmarks/step_factors.py
 
 validate-here: $(VENV)/.dev
 	$(BIN)/python benchmarks/validate_here.py

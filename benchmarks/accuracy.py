@@ -2,9 +2,8 @@
 
     python benchmarks/accuracy.py [--cases FILE.jsonl] [--output docs/accuracy.md]
 
-Models are fitted to kernels and collectives. The one factor per device that is fitted to runs (step_factors.py) does not use
-the runs that it is tested on. With the fits of the shipped profiles cached it takes about half a minute; the first time it
-takes as long again per profile.
+Models are fitted to kernels and collectives, not to these runs. With the fits of the shipped profiles cached it takes about
+half a minute; the first time it takes as long again per profile.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from accuracy_tables import (
     worst_table,
 )
 from rich.console import Console
-from step_factors import predict_held_out
 
 from profiler.errors import InputError
 from profiler.files import write_text
@@ -41,7 +39,7 @@ from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.command_line import CostModels
 from solver.formats.cases import read_cases
-from solver.report.validate import Prediction, timed
+from solver.report.validate import Prediction, predict_cases, timed
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "configs" / "cases"
@@ -106,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups, notes, peers = (read_json(CASES / f"{name}.json") for name in ("groups", "notes", "peers"))
         cases = read_cases(args.cases)
         with Console(stderr=True).status(f"predicting {len(cases):,} runs"):
-            predictions = predict_held_out(cases, CostModels([*shipped_profiles(), *derived_profiles()]))
+            predictions = predict_cases(cases, CostModels([*shipped_profiles(), *derived_profiles()]))
         page = document(predictions, groups, [Note(**n) for n in notes], [Peer(**p) for p in peers], args.output.stem)
         draw_pictures(predictions, args.output.parent / "pics", args.output.stem)
         write_text(args.output, page)

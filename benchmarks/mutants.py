@@ -40,8 +40,10 @@ OPERATORS = ["NumberReplacer", *(f"Replace{kind}{name}" for kind, names in (
 ) for name in names.split())]  # fmt: skip
 SWAPS = {"np.minimum(": "np.maximum(", "np.maximum(": "np.minimum(", " min(": " max(", " max(": " min(", ".sum(": ".max(",
          ".max(": ".min(", "np.median(": "np.max(", "np.ceil(": "np.floor("}  # fmt: skip
-STAGES = (("tests/benchmarks/test_published_runs.py", "tests/benchmarks/test_step_factors.py"),
-          ("tests/solver", "tests/predictor", "tests/profiler/measure/test_attention_timing.py"))  # fmt: skip
+STAGES = (
+    ("tests/benchmarks/test_published_runs.py",),
+    ("tests/solver", "tests/predictor", "tests/profiler/measure/test_attention_timing.py"),
+)
 
 
 def source_of(path: str) -> str:

@@ -15,7 +15,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
-from predictor.kernels.derating import step_factors
 from profiler.errors import InputError, printable
 from profiler.files import replacing
 from profiler.profile.profiles import (
@@ -253,10 +252,6 @@ def validate(path: Path, json_path: Path | None, approximate: bool, console: Con
         console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),
         regret(predictions), worst(predictions),
     )  # fmt: skip
-    fitted = sorted({case.hardware for case in cases} & {name for name, factor in step_factors().items() if factor != 1.0})
-    if fitted:
-        console.print(f"{', '.join(fitted)}: one factor is fitted to published training runs; errors on those are not held out "
-                      "(make accuracy holds them out)", markup=False)  # fmt: skip
     if json_path:
         write_json(json_path, {"cases": as_json(predictions)})
         console.print(f"wrote {json_path}", markup=False)

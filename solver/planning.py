@@ -102,7 +102,7 @@ def _beside_their_base(offers: Sequence[Inputs]) -> list[str]:
         if base and apart > _APART:
             found.append(
                 f"{inputs.profile.name} beside {base.profile.name}: GEMMs and attention of the latter carry a factor of "
-                f"{apart:.2f} that a laboratory and training runs on it showed; {inputs.profile.name}, not measured, does not"
+                f"{apart:.2f} that a second laboratory showed; {inputs.profile.name}, not measured, does not"
             )
     return found
 

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from profiler.errors import InputError
 from profiler.profile.profile import Profile
-from profiler.profile.profiles import PROF_DATA
-
-#: Factors that real training steps add, by profile; written by ``python benchmarks/step_factors.py``, which states when a
-#: factor is kept.
-STEP_FACTORS = PROF_DATA / "step_factors.json"
 
 
 class Derating(NamedTuple):
@@ -48,7 +40,7 @@ class Laboratories:
 
 
 def derating_of(profile: Profile, laboratories: Laboratories) -> float:
-    """The derating that the profile states; else the slowdown in other laboratories times the factor of training steps.
+    """The derating that the profile states; else how much slower other laboratories measured.
 
     The slowdown compares measurements of the same GEMMs; it is 1 where there is no other laboratory. The main source of a
     shipped profile times bursts of a few dozen kernels from CUDA graphs. Among kernel measurements, another laboratory that
@@ -58,8 +50,7 @@ def derating_of(profile: Profile, laboratories: Laboratories) -> float:
         return float(profile.meta["sustained_scale"])
     scales = laboratories.scales.values()
     rows = sum(n for _, n in scales)
-    lab = float(np.exp(sum(n * np.log(scale) for scale, n in scales) / rows)) if rows else 1.0
-    return lab * step_factor(profile)
+    return float(np.exp(sum(n * np.log(scale) for scale, n in scales) / rows)) if rows else 1.0
 
 
 def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derating:
@@ -71,23 +62,3 @@ def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derat
     if "sustained_scale" in profile.meta or "sustained" not in profile.meta:
         return Derating(derating_of(profile, laboratories), 0.0)
     return OTHER_LABORATORY
-
-
-def step_factor(profile: Profile, path: Path = STEP_FACTORS) -> float:
-    """The factor kept for a shipped profile; 1 for any other."""
-    return step_factors(path).get(profile.name, 1.0) if "sustained" in profile.meta else 1.0
-
-
-def step_factors(path: Path = STEP_FACTORS) -> dict[str, float]:
-    """Map each profile to its factor; empty where there is no file. Raises InputError for a file that holds no such table."""
-    if not path.is_file():
-        return {}
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))["profiles"]
-        factors = {str(name): float(entry["factor"]) for name, entry in entries.items()}
-        wrong = [name for name, factor in factors.items() if not 0 < factor < float("inf")]
-        if wrong:
-            raise ValueError(f"{wrong[0]}: factor {factors[wrong[0]]} is not positive")
-        return factors
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: no table of factors by profile ({error}); write it again with `make step-factors`") from None

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from step_factors import predict_held_out
 
 from predictor.cost_model import CostModel
 from solver.formats.cases import read_cases
 from solver.report.explain import LAYOUT_STD
 from solver.report.scores import confusion, memory_scores, regret, time_scores
-from solver.report.validate import Prediction
+from solver.report.validate import Prediction, predict_cases
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
@@ -34,7 +33,7 @@ def percent(cell: str) -> float:
 def test_the_page_states_what_is_predicted(fitted: Callable[[str], CostModel]) -> None:
     """One test, so that one process predicts them: the runs take longer than all that is checked of them."""
     cases = read_cases(ROOT / "configs" / "cases" / "published.jsonl")
-    predictions = predict_held_out(cases, lambda hardware, network: fitted(hardware).with_network(network))
+    predictions = predict_cases(cases, lambda hardware, network: fitted(hardware).with_network(network))
     _step_times_of_every_group(predictions)
     _peak_memory_of_every_group(predictions)
     _fits_and_out_of_memory(predictions)

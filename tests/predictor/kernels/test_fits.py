@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from predictor.estimate import Basis
-from predictor.kernels import derating
 from predictor.kernels.derating import Laboratories, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
@@ -77,17 +76,6 @@ def test_kernels_of_other_laboratories_state_the_derating() -> None:
     # a profile may state it; one laboratory alone has none
     assert derating_of(Profile("test", DEVICE, {"linear": table}, {"sustained_scale": 1.7}), labs) == 1.7
     assert derating_of(Profile("test", DEVICE, {"linear": linear_table(linear_rows("TN", 40, 1.0))}), Laboratories({})) == 1
-
-
-def test_the_factor_of_training_steps_multiplies_the_scale_of_laboratories(monkeypatch: pytest.MonkeyPatch) -> None:
-    # of a profile whose main source times bursts, as the shipped one of B200
-    table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.2, "simumax:x", size=8192))
-    fit, kept = LinearModel.fit(table, DEVICE), 1.05
-    monkeypatch.setattr(derating, "step_factors", lambda path: {"b200_sxm": kept})
-    bursts = Profile("b200_sxm", DEVICE, {"linear": table}, {"sustained": "bursts"})
-    labs = Laboratories(fit.lab_scale(bursts))
-    assert derating_of(bursts, labs) == pytest.approx(1.2 * kept, rel=0.003)
-    assert derating_of(Profile("b200_sxm", DEVICE, {"linear": table}), labs) == pytest.approx(1.2, rel=0.01)
 
 
 def test_short_kernels_do_not_count_where_there_are_30_long_ones() -> None:
