@@ -22,6 +22,7 @@ from profiler.published.nccl_rows import OPS
 from profiler.published.nccl_tests import import_into
 from solver.formats.config_file import load_cluster, load_run_config
 from solver.spec.cluster import cluster_of
+from solver.spec.strategy import DEFAULT_SEQ_LEN
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,7 +58,7 @@ def model_dims(path: Path) -> ModelDims:
     m = config.model
     return ModelDims(
         m.hidden_size, m.intermediate_size, m.num_attention_heads, m.num_key_value_heads, m.head_dim, m.vocab_size,
-        m.gated_mlp, config.seq_len or 4096, m.num_experts, m.moe_intermediate_size, m.num_experts_per_tok,
+        m.gated_mlp, config.seq_len or DEFAULT_SEQ_LEN, m.num_experts, m.moe_intermediate_size, m.num_experts_per_tok,
     )  # fmt: skip
 
 

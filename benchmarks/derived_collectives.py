@@ -13,10 +13,10 @@ import pandas as pd
 
 from predictor.fitted import cost_model
 from profiler.profile.profiles import find_profile
+from profiler.published.nccl_rows import OPS
 from solver.api import CACHE
 
 DEVICES = {"gb200": "gb200", "gb300": "gb300", "b300_sxm": "b300"}  #: in file names -> profile
-OPS = {"all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all2all"}
 HALF, LEAST = 2, 1 << 20  #: bytes of an element; of the smallest message that counts
 
 

@@ -19,11 +19,12 @@ from predictor.network.flows.calibrate import OPERATIONS, Row, calibrate, errors
 from predictor.network.topology.generate import generate
 from predictor.network.topology.templates import make_options
 from predictor.network.topology.types import Topology
+from profiler.published.nccl_rows import OPS
 
 NODE, FITTED = 4, 8  #: GPUs of a node; nodes that are fitted
 TUNED, VERSION = "polaris-env5", "nccl_2_21"  #: the settings that its users found best, and the release that ran on most nodes
+FLOWN = ("all_reduce", "all_gather", "alltoall")
 LEAST, MOST, SIZES = 1 << 20, 1 << 30, 5
-NAMES = {"all_reduce": "all_reduce", "all_gather": "all_gather", "alltoall": "all2all"}
 
 
 def slingshot(nodes: int) -> Topology:
@@ -35,12 +36,12 @@ def slingshot(nodes: int) -> Topology:
 
 def measured(path: Path) -> list[Row]:
     table = pd.read_parquet(path)
-    table = table[(table["env"] == TUNED) & table["source"].str.contains(VERSION) & (table["op"].isin(NAMES))]
+    table = table[(table["env"] == TUNED) & table["source"].str.contains(VERSION) & (table["op"].isin(FLOWN))]
     rows = []
     for (op, nodes), group in table[table["bytes"].between(LEAST, MOST)].groupby(["op", "nodes"]):
         times = group.groupby("bytes")["us"].median() * 1e-6
         chosen = times.iloc[:: max(len(times) // SIZES, 1)]
-        rows += [Row(NAMES[op], NODE, int(nodes), float(size), float(seconds)) for size, seconds in chosen.items()]
+        rows += [Row(OPS[op], NODE, int(nodes), float(size), float(seconds)) for size, seconds in chosen.items()]
     return rows
 
 

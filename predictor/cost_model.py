@@ -14,7 +14,7 @@ from predictor.kernels.derating import OTHER_LABORATORY, Derating
 from predictor.kernels.device_doubt import DEVICE_DOUBTS, DeviceDoubt
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF, LinearModel
+from predictor.kernels.linear import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF_BYTES, LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.learned import Learned
@@ -286,11 +286,11 @@ class CostModel:
         )  # fmt: skip
 
     def _learned(self, estimate: Estimate, name: str) -> Estimate:
-        return estimate if self.learned is None else estimate._replace(seconds=estimate.seconds * self.learned.factor(name))
+        return estimate if self.learned is None else estimate._replace(seconds=estimate.seconds * self.factor(name))
 
     def _between(self, inter: Any) -> Any:
         """Return the factor of messages between nodes where there are several, else of those inside one."""
-        return 1.0 if self.learned is None else np.where(np.asarray(inter) > 1, self.factor("network"), self.factor("links"))
+        return np.where(np.asarray(inter) > 1, self.factor("network"), self.factor("links"))
 
     def _doubted(self, estimate: Estimate, kind: str) -> Estimate:
         """Return an estimate with the doubt of a device that was not measured."""
@@ -300,7 +300,7 @@ class CostModel:
         return estimate._replace(relative_std=std, basis=np.maximum(estimate.basis, np.int8(Basis.EXTRAPOLATED)))
 
     def _derated(self, estimate: Estimate, dtype: str = "bf16", of: str = "linear") -> Estimate:
-        if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF:
+        if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES:
             return self._doubted(estimate._replace(seconds=estimate.seconds * self.derating), of)
         factor, spread = self.quantised_derating
         estimate = self._doubted(estimate, "quantised")
@@ -317,7 +317,7 @@ def _at_power(device: Device, slowdown: Mapping[str, float], derating: float, qu
     wide = slowdown.get("bf16", 1.0)
 
     def sustained(dtype: str, peak: float) -> float:
-        whole = ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF
+        whole = ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES
         clocks, most = (wide, derating) if whole else (slowdown.get("fp8", wide), quantised)
         return float(round(peak / max(slowdown[dtype], min(clocks, 1.0), 1 / max(most, 1.0)) / 1e6)) * 1e6
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from predictor.cost_model import CostModel
-from predictor.kernels.derating import Derating, Laboratories, derating_of, quantised_derating_of
+from predictor.kernels.derating import Laboratories, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -81,15 +81,15 @@ def cost_model(
     profile: Profile,
     network_bandwidth: float | None = None,
     cache_dir: Path | None = None,
-    derating: float | None = None,
 ) -> CostModel:
     """The cost model of a profile; fits are read from ``cache_dir`` if they are there, and written to it otherwise.
 
-    derating: overrides the profile's own. That of a device that was not measured is derived (CostModel.on).
+    network_bandwidth: bytes/s per accelerator between nodes (default: the device's). The cost model of a device that was not
+    measured is derived (CostModel.on).
     """
     if profile.derivation is not None:
         from_, of_links = profile.derivation.kernels, profile.derivation.links
-        kernels = cost_model(from_, None, cache_dir, derating)
+        kernels = cost_model(from_, None, cache_dir)
         links = kernels if of_links is from_ else cost_model(of_links, None, cache_dir)
         return kernels.on(profile.device, profile.derivation, links).with_network(network_bandwidth)
     fits = _read_cache(profile, cache_dir) if cache_dir else None
@@ -103,8 +103,8 @@ def cost_model(
         network_bandwidth=network_bandwidth or profile.device.network_bandwidth,
         contention=contention(profile.device, profile.table("overlap")),
         rank_skew=rank_skew_seconds(profile),
-        derating=derating or derating_of(profile, laboratories),
-        quantised_derating=Derating(derating, 0.0) if derating else quantised_derating_of(profile, laboratories),
+        derating=derating_of(profile, laboratories),
+        quantised_derating=quantised_derating_of(profile, laboratories),
         shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
         plain_layer_launch=_plain_layer_launch(profile.table("host")),
         **fits,

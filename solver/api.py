@@ -29,7 +29,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.model import ModelSpec
 from solver.spec.precision import PRIMARY, QUANTISED
-from solver.spec.strategy import Strategy, TpMode, replicas, strategy_from
+from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy, TpMode, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts
@@ -37,7 +37,6 @@ from solver.step.timed_attention import with_timed_attention
 
 #: Cache of the fits; deleting the folder makes the next start some seconds slower and changes nothing else.
 CACHE = PROF_DATA / ".cache"
-DEFAULT_SEQ_LEN = 4096
 DEFAULT_FRAMEWORK = "megatron-core"  #: of configs that state none; those of InternEvo are run by InternEvo
 _AXES = (*AXES, "world_size", "seq_len")
 

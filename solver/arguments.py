@@ -12,6 +12,7 @@ from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.search.fixed import AXES, LIMITED
 from solver.search.variants import DEMANDED
 from solver.spec.bounds import number, whole_number
+from solver.spec.strategy import DEFAULT_SEQ_LEN
 
 DEFAULT_TOKENS = 4_194_304
 DEFAULT_WORLD_SIZE = 128
@@ -59,7 +60,7 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--seq_len",
         type=int,
-        help="tokens of a sequence (default: the config's, else 4096, or as many as the model has positions for)",
+        help=f"tokens of a sequence (default: the config's, else {DEFAULT_SEQ_LEN}, or as many as the model has positions for)",
     )
     p.add_argument(
         "--framework",

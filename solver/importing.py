@@ -37,6 +37,7 @@ from solver.report.output import findings_list, layout_dict, write_json
 from solver.report.terminal import show_health
 from solver.report.trace_gap import PARTS, predicted_parts, trace_lines, traced
 from solver.report.words import seconds
+from solver.spec.cluster import cluster_keys
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
@@ -154,16 +155,8 @@ def _append(args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layo
 def case_line(name: str, hardware: str, solutions: Solutions, layout: Strategy, measured: dict[str, Any]) -> dict[str, Any]:
     """Return a measured run as a case (docs/cases.md), which reads back as the same model, cluster and layout."""
     problem = solutions.problem
-    place = problem.cluster
-    figures = {
-        "gpus_per_node": place.gpus_per_node, "nvlink_domain": place.nvlink_domain or None,
-        "inter_node_gbit_per_gpu": place.network_bandwidth * 8 / 1e9, "memory_gib": place.memory_bytes / GIB,
-        "all_reduce_busbw_gb_s": place.all_reduce_busbw and place.all_reduce_busbw / 1e9,
-        "all_reduce_busbw_in_node_gb_s": place.all_reduce_busbw_in_node and place.all_reduce_busbw_in_node / 1e9,
-        "host_link_gb_s": place.host_link / 1e9 or None, "host_memory_gb_s": place.host_memory / 1e9 or None,
-    }  # fmt: skip
     return {
-        "id": name, "hardware": hardware, "cluster": {key: value for key, value in figures.items() if value is not None},
+        "id": name, "hardware": hardware, "cluster": cluster_keys(problem.cluster),
         "model": _stated(problem.model), "measured": measured,
         "run": {name: value for name, value in vars(layout).items() if value is not None},
     }  # fmt: skip

@@ -13,7 +13,7 @@ from profiler.errors import InputError
 from solver.formats.config_file import RunConfig, load_run_config, read_source
 from solver.formats.export import exported, write_export
 from solver.formats.file_run import FileRun, Source
-from solver.formats.same_layout import effective, same_model, stated_strategy
+from solver.formats.same_layout import effective, refuse_other_model, stated_strategy
 from solver.spec.cluster import cluster_of
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -30,6 +30,15 @@ EVERY_FORMAT = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 
 
 def model_of(name: str) -> ModelSpec:
     return load_run_config(f"configs/models/{name}.json").model
+
+
+def same_model(one: ModelSpec, other: ModelSpec, tp: int = 1) -> bool:
+    """Whether two descriptions are of the same work with ``tp`` tensor-parallel ranks."""
+    try:
+        refuse_other_model(one, other, tp, "the other description")
+    except InputError:
+        return False
+    return True
 
 
 def layouts_of(

@@ -18,6 +18,7 @@ from solver.layers.program import LayerKeys
 from solver.search.space import cross, enumerate_splits
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.model import ModelSpec
+from solver.spec.model_size import attention_linears, mlp_linears
 from solver.spec.strategy import Strategy, TpMode
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
@@ -136,6 +137,11 @@ def column(layouts: Layouts, name: str) -> np.ndarray:
 def estimated(problem: Problem, strategies: list[Strategy]) -> Solutions:
     """Estimate the given strategies."""
     return estimate_layouts(problem, Layouts.of(strategies))
+
+
+def layer_linear_parameters(model: ModelSpec) -> int:
+    """Weights of the linears of one dense layer."""
+    return attention_linears(model) + mlp_linears(model, model.intermediate_size)
 
 
 def tiny(

@@ -16,10 +16,9 @@ from predictor.network.collective_points import Points, measured_points
 from predictor.network.curves import Curves
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out
 from predictor.network.physics import NetworkParameters
-from profiler.profile.profile import Profile
+from profiler.profile.profile import MIB, Profile
 
 _LARGE = 64 * 2.0**20  # bytes: the split "sizes from 64 MiB" fits below this, tests from here on
-_MEGABYTE = 2.0**20
 LEAST_POINTS = 8  #: a curve of fewer sizes has none to hold out
 _SMALL_GAP = 1.1  # sizes closer than 10% count as one: a neighbour would reveal a held-out one
 
@@ -60,7 +59,7 @@ def network_scores(folder: str | Path) -> list[Score]:
 
 
 def _network_scores(name: str, rows: NetworkRows, held_out: np.ndarray) -> list[Score]:
-    large = (rows.op == "all_reduce") & (rows.at.size >= _MEGABYTE)
+    large = (rows.op == "all_reduce") & (rows.at.size >= MIB)
     nodes, naive, std = rows.at.inter, _naive_scale(rows), _std_of_other_scales(rows, held_out)
     groups = [("all left-out scales", large)]
     groups += [(f"{int(n)} nodes left out", large & (nodes == n)) for n in np.unique(nodes[large])]

@@ -15,7 +15,7 @@ from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
 from profiler.profile.profile import Device, Table
 
-HALF = ("bf16", "bfloat16", "fp16", "float16")
+HALF_DTYPES = ("bf16", "bfloat16", "fp16", "float16")
 #: Sources that timed serving kernels (a paged cache is written in the same call).
 SERVING_SOURCES = ("aic", "ai-dynamo")
 #: Serving frameworks' kernel name -> name of the attention kernel that it calls.
@@ -50,7 +50,7 @@ class FlashAttnModel:
 
         Only 16-bit measurements count, or fp32 ones for a device that was measured in fp32 only (a CPU).
         """
-        wide = not np.isin(table["dtype"], HALF).any() and len(table) > 0
+        wide = not np.isin(table["dtype"], HALF_DTYPES).any() and len(table) > 0
         peak = device.peak_flops.get("fp32" if wide else "bf16") or device.peak_flops.get("fp16", 0.0)
         machine = AttnMachine(peak, device.memory_bandwidth, device.num_sms)
         table = table.where(_measured_dtype(table))
@@ -190,7 +190,7 @@ def main_rows(table: Table) -> Table:
 
 
 def _measured_dtype(table: Table) -> np.ndarray:
-    half = np.isin(table["dtype"], HALF)
+    half = np.isin(table["dtype"], HALF_DTYPES)
     return half if half.any() else np.isin(table["dtype"], ("fp32", "float32"))
 
 

@@ -32,7 +32,7 @@ FAMILIES = {
     BLOCKWISE: "fp8", "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
 }  # fmt: skip
 UNMEASURED = ("mxfp8", BLOCKWISE)  #: formats whose GEMMs are those of another that was measured
-HALF = 2.0  #: bytes of a 16-bit element
+HALF_BYTES = 2.0  #: bytes of a 16-bit element
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "tf32": 4.0, "nvfp4": 0.5625}
 
 #: Rows whose source starts with one of these were timed by a different laboratory than the tables that the fits use.
@@ -214,8 +214,8 @@ def _machines(device: Device) -> dict[str, Machine]:
     machines = {}
     for name in sorted({FAMILIES.get(name, name) for name in device.peak_flops}, key=lambda name: name != "bf16"):
         peak = device.peak_flops[name] if name in device.peak_flops else device.peak_flops["fp16"]
-        element = ELEMENT_BYTES.get(name, HALF)
-        machines[name] = Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF))
+        element = ELEMENT_BYTES.get(name, HALF_BYTES)
+        machines[name] = Machine(peak, device.memory_bandwidth, device.num_sms, element, max(element, HALF_BYTES))
     return machines
 
 
@@ -291,7 +291,7 @@ def _fit_part(
         return _Part(GemmPhysics(), machine, None, empty, prior[..., 0], prior[..., 1])
     sizes, seconds = _sizes(rows), rows["seconds"]
     enough = len(rows) >= _ROWS_FOR_PHYSICS
-    casts = starts_with(rows["source"], CASTING_SOURCES) & (machine.element < HALF)
+    casts = starts_with(rows["source"], CASTING_SOURCES) & (machine.element < HALF_BYTES)
     physics = fit_gemm_physics(machine, sizes, seconds, casts, launch) if enough else GemmPhysics()
     cast = np.where(casts, cast_seconds(physics, machine, sizes[0], sizes[2], sizes[3]), 0.0)
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)

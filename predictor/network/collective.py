@@ -24,7 +24,7 @@ from predictor.network.curves import Curves
 from predictor.network.measured_groups import MeasuredGroups, own_network
 from predictor.network.physics import Groups, NetworkParameters, network_seconds
 from profiler.errors import InputError
-from profiler.profile.profile import Device, Profile
+from profiler.profile.profile import NETWORK_ROWS, Device, Profile
 
 _BETWEEN_RANKS = 0.07  # error of a group size between two measured ones (log-log in ranks, leave-one-out)
 _BEYOND_RANKS = 0.15  # error of a group size beyond the measured ones, per doubling
@@ -55,8 +55,8 @@ class CollectiveModel:
     groups_between_nodes: MeasuredGroups
 
     @classmethod
-    def fit(cls, profile: Profile, network_bandwidth: float | None = None) -> CollectiveModel:
-        """Fit the model of ``profile``; ``network_bandwidth`` (bytes/s per GPU between nodes) replaces the device's."""
+    def fit(cls, profile: Profile) -> CollectiveModel:
+        """Fit the model of ``profile``."""
         measured = measured_points(profile)
         stated = stated_points(profile.meta.get("laws", {}).get("intra_node", {}))
         entries = []
@@ -64,7 +64,6 @@ class CollectiveModel:
             for ranks, points, basis in _op_points(op, profile, measured, stated):
                 entries.append((index, ranks, basis, points))
         device = profile.device
-        rate = device.network_bandwidth if network_bandwidth is None else network_bandwidth
         fit = cls(
             curves=Curves.fit([entry[3] for entry in entries]),
             op=np.array([entry[0] for entry in entries], dtype=np.int64),
@@ -73,7 +72,9 @@ class CollectiveModel:
             network=NetworkParameters(),
             network_std=np.full(len(OPS), UNSEEN_NETWORK_STD),
             network_nodes=0.0,
-            bandwidths=np.array([_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", rate)]),
+            bandwidths=np.array(
+                [_positive("link bandwidth", device.link_bandwidth), _positive("network bandwidth", device.network_bandwidth)]
+            ),
             groups_between_nodes=MeasuredGroups.none(),
         )
         return fit.with_network(profile)
@@ -81,8 +82,8 @@ class CollectiveModel:
     def with_network(self, profile: Profile) -> CollectiveModel:
         """This model with network constants as stated by the profile, or fitted to its own rows between nodes.
 
-        Stated constants (fitted to published logs) hold unless the rows are of the profile's own network. Rows of two kinds of
-        group or more, at least 20, determine the constants; fewer only scale them: one factor on all rates, one on all
+        Stated constants (fitted to published logs) hold unless the rows are of the profile's own network. NETWORK_ROWS rows of
+        two kinds of group or more determine the constants; fewer only scale them: one factor on all rates, one on all
         latencies. Groups that were measured are estimated as measured.
         """
         from predictor.network.fit import fit_network, fit_scale, held_out_std, leave_one_scale_out, profile_rows, residuals
@@ -93,7 +94,7 @@ class CollectiveModel:
         if rows is None or not len(rows):
             return prior
         nodes = max(float(rows.at.inter.max()), prior.network_nodes)
-        if len(rows) >= 20 and len(np.unique(np.stack([rows.at.intra, rows.at.inter]), axis=1).T) > 1:
+        if len(rows) >= NETWORK_ROWS and len(np.unique(np.stack([rows.at.intra, rows.at.inter]), axis=1).T) > 1:
             std = held_out_std(rows, leave_one_scale_out(rows, prior.network))
             fit = replace(prior, network=fit_network(rows, prior.network), network_nodes=float(rows.at.inter.max()))
             fit = replace(fit, network_std=_std_by_op(std))

@@ -19,7 +19,7 @@ from profiler.errors import InputError
 from profiler.profile.profile import COLLECTIVES, Device, Profile, Table
 
 OPS = (*COLLECTIVES, "p2p")
-HALF = ("half", "bf16", "bfloat16", "fp16", "float16")
+HALF_DTYPES = ("half", "bf16", "bfloat16", "fp16", "float16")
 Points = tuple[np.ndarray, np.ndarray]
 
 _MOST_POINTS = 96  # with more sizes, medians over eighths of an octave: a curve needs no more
@@ -52,7 +52,7 @@ def preferred(table: Table) -> Table:
 
     Three releases instead of one: a single run has outliers of a factor 2 below 100 KiB, and the median of three has none.
     """
-    half = np.isin(table["dtype"], HALF)
+    half = np.isin(table["dtype"], HALF_DTYPES)
     table = table.where(half) if half.any() else table
     releases = {str(env): release(str(env)) for env in np.unique(table["env"])}
     newest = sorted(set(releases.values()), reverse=True)[:_RELEASES]

@@ -26,11 +26,11 @@ from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_
 from predictor.network.physics import NetworkParameters
 from profiler.errors import InputError
 from profiler.profile.devices import device
-from profiler.profile.profile import Profile, Table
+from profiler.profile.profile import MIB, Profile, Table
+from profiler.published.nccl_rows import OPS as NCCL_TESTS
+from profiler.published.rows import renamed
 
-_NAMES = {"alltoall": "all2all", "sendrecv": "p2p"}
 _SMALLEST = 1024  # bytes; all smaller sizes take the same time
-_MEGABYTE = 2.0**20
 # Ten nodes that all send at once reach 25 GB/s each, where a single pair reaches 40 (xxrjun's logs).
 _LEAST_UNCERTAINTY = {"p2p": 0.25}
 _OTHER_CLUSTER = 0.1  # difference of two clusters of the same parts, which held-out errors of one do not show
@@ -94,7 +94,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: no such file; give the folder of the collected <device>_nccl.parquet files")
     frame = pandas.read_parquet(path)
     words = {name: frame[name].fillna("").astype(str).to_numpy().astype(np.str_) for name in ("source", "env", "dtype")}
-    op = np.array([_NAMES.get(str(o), str(o)) for o in frame["op"]], dtype=np.str_)
+    op = renamed(frame["op"].to_numpy(dtype=np.str_), NCCL_TESTS)
     label = np.array([f"{s} | {e}" for s, e in zip(words["source"], words["env"], strict=True)], dtype=np.str_)
     ring = np.array([re.search(r"\bRING\b", str(e)) is not None for e in words["env"]], dtype=bool)
     return {
@@ -137,7 +137,7 @@ def fit_one(rows: NetworkRows, network: Network, prior: NetworkParameters) -> di
     fit = fit_network(rows, prior, fixed)
     held_out = leave_one_scale_out(rows, prior, fixed)
     error = np.abs(held_out / rows.seconds - 1)
-    large = (rows.op == "all_reduce") & (rows.at.size >= _MEGABYTE)
+    large = (rows.op == "all_reduce") & (rows.at.size >= MIB)
     scales = {int(n): _round(error[large & (rows.at.inter == n)].mean()) for n in np.unique(rows.at.inter[large])}
     return {
         "parameters": {name: _round(value) for name, value in fit.to_dict().items()},

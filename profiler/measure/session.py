@@ -66,9 +66,9 @@ class Session:
             dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def beat(self, now: bool = False) -> None:
-        """Send a heartbeat, at most one per second unless ``now``. Each measurement begins with one."""
-        if now or time.monotonic() - self._beaten.get("at", 0.0) > _BEAT_SECONDS:
+    def beat(self) -> None:
+        """Send a heartbeat, at most one per second. Each measurement begins with one."""
+        if time.monotonic() - self._beaten.get("at", 0.0) > _BEAT_SECONDS:
             self._beaten["at"] = time.monotonic()
             self.store.set(f"beat/{self.rank}", str(time.monotonic()))
 

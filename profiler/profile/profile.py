@@ -30,6 +30,8 @@ SCHEMA_VERSION = 1
 GIB = 2.0**30  #: bytes
 MIB = 2.0**20
 
+#: So many measurements between nodes, of two kinds of group or more, determine a network's constants; fewer only scale them.
+NETWORK_ROWS = 20
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 
 _COMMON = ("seconds", "spread", "repeats", "dtype", "source")

@@ -10,6 +10,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import COLLECTIVES, GIB, Device
+from profiler.published.nccl_rows import OPS
 from profiler.published.rows import (
     Collection,
     Columns,
@@ -35,7 +36,6 @@ LICENCES = {
     "deepseek-ai/DeepEP": "MIT",
 }
 
-_OPS = {"alltoall": "all2all", "sendrecv": "p2p"}
 _DTYPES = {"half": "fp16", "float": "fp32", "double": "fp64", "bfloat16": "bf16"}
 #: Required start of ``bytes_is`` in the files, by op: ``bytes`` must be the whole buffer, as in the profile.
 _WHOLE_BUFFER = {
@@ -88,7 +88,7 @@ def _nccl_rows(files: Collection, prefix: str, ledger: Ledger) -> Columns:
     sources = named_source(raw["source"])
     licensed = np.array([repository(str(s)) in LICENCES for s in sources], dtype=bool)
     rows = {
-        "op": renamed(raw["op"], _OPS), "intra": raw["gpus_per_node"], "inter": raw["nodes"], "bytes": raw["bytes"],
+        "op": renamed(raw["op"], OPS), "intra": raw["gpus_per_node"], "inter": raw["nodes"], "bytes": raw["bytes"],
         "seconds": raw["us"] * 1e-6, "dtype": renamed(raw["dtype"], _DTYPES), "env": raw["env"],
         "source": renamed(sources, {s: _without_run(s) for s in set(sources)}),
     }  # fmt: skip
@@ -116,7 +116,7 @@ def _simumax_rows(files: Collection) -> Columns:
         "simumax_h100_nccl_tests_raw.csv", ("op", "dtype"), ("ranks_assumed", "size_bytes", "time_us_out_of_place")
     )
     rows = {
-        "op": renamed(raw["op"], _OPS), "intra": raw["ranks_assumed"], "bytes": raw["size_bytes"],
+        "op": renamed(raw["op"], OPS), "intra": raw["ranks_assumed"], "bytes": raw["size_bytes"],
         "seconds": raw["time_us_out_of_place"] * 1e-6, "dtype": renamed(raw["dtype"], _DTYPES),
     }  # fmt: skip
     return constant(rows, inter=1, env="nccl-tests", source=f"{SIMUMAX}:nccl-tests log of an H100 node")

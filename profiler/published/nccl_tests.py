@@ -15,29 +15,22 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.merge import check_same_machine
-from profiler.profile.profile import COLLECTIVES, Device, Profile, Table
+from profiler.profile.profile import COLLECTIVES, NETWORK_ROWS, Device, Profile, Table
 from profiler.profile.profiles import DEFAULT_PROFILE, OWN_PROFILE, find_profile
 from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import SPLIT_BUFFER, Log, joined, read_log
 
 _VENDORS = frozenset(("NVIDIA", "AMD", "TESLA", "INSTINCT", "GEFORCE"))
-#: Fewer measurements between nodes, or of one kind of group, only scale a network (predictor/network/collective.py).
-NETWORK_ROWS = 20
 #: A ratio to the profile's times beyond which links in a node are others than its.
 _UNLIKE = 1.15
 
 
-def import_logs(paths: Iterable[str | Path], profile: Profile | None = None, test: str | None = None) -> dict[str, Table]:
-    """Return the tables by op of all logs together.
+def usable_tables(logs: Sequence[Log], profile: Profile | None) -> tuple[dict[str, Table], list[str]]:
+    """Return (tables by op of all logs together, notes).
 
     profile: if given, logs of another device raise InputError, and curves faster than the profile's links (copies inside one
-    GPU) are left out. test: as for ``read_log``.
+    GPU) are left out.
     """
-    return _usable([read_log(path, test) for path in paths], profile)[0]
-
-
-def _usable(logs: Sequence[Log], profile: Profile | None) -> tuple[dict[str, Table], list[str]]:
-    """Return (tables, notes) of the logs for the profile's device."""
     notes = [note for log in logs for note in log.notes]
     parts: dict[str, list[Table]] = {}
     for log in logs:
@@ -93,7 +86,7 @@ def with_logs(profile: Profile, paths: Sequence[str | Path], test: str | None = 
     """
     different, notes = _different(paths)
     logs = [read_log(path, test) for path in different]
-    tables, left_out = _usable(logs, profile)
+    tables, left_out = usable_tables(logs, profile)
     notes += left_out
     stated = dict(profile.meta.get("laws") or {})
     kinds = _kinds(tables.values())

@@ -99,11 +99,6 @@ def _code(name: str) -> Framework:
     )
 
 
-def same_model(one: ModelSpec, other: ModelSpec, tp: int = 1) -> bool:
-    """Whether two descriptions are of the same work with ``tp`` tensor-parallel ranks."""
-    return _plain(one, tp) == _plain(other, tp)
-
-
 def refuse_other_model(asked: ModelSpec, read: ModelSpec, tp: int, what: str) -> None:
     """Raise InputError with the first field in which ``read`` is not the model that was asked for. what: the format."""
     wanted, got = _plain(asked, tp), _plain(read, tp)
@@ -119,10 +114,9 @@ def _plain(model: ModelSpec, tp: int) -> ModelSpec:
     The longest sequence of rotary positions only limits what may be asked for; the vocabulary is padded as Megatron does.
     """
     experts = tuple(int(has_experts(model, layer)) for layer in range(model.num_hidden_layers))
-    multiple = 128 * tp
     changes: dict[str, Any] = {
         "name": "", "untimed": (), "first_k_dense_replace": 0, "moe_layer_freq": experts if any(experts) else 1,
-        "padded_vocab_size": model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple,
+        "padded_vocab_size": model.padded_vocab(tp),
         "norm_bias": model.norm == "layernorm" and model.norm_bias,
         "max_position_embeddings": model.max_position_embeddings if model.position == "learned" else 0,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from solver.layers.graphs import graphed_ops
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.offloading import offloaded_saved
 from solver.layers.ops import memory_bound, tp_collective
-from solver.layers.program import FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
+from solver.layers.program import COMPUTE, FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
 from solver.layers.recompute import recomputed_ops, recomputed_saved, weight_gemms
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
@@ -131,8 +131,8 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
     linears = weight_gemms(ops)
     after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
-    forward = tuple(op.label for op in ops if op.phase == FORWARD and op.stream == "compute" and op.name in after_attention)
-    backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == "compute")
+    forward = tuple(op.label for op in ops if op.phase == FORWARD and op.stream == COMPUTE and op.name in after_attention)
+    backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == COMPUTE)
     gathers: list[Op] = []
     for gemm in linears:
         dims = message(1.0 * gemm.dims["n"] * gemm.dims["k"] * shapes.element, shapes.groups.wp)

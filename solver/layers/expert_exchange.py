@@ -13,7 +13,7 @@ import numpy as np
 
 from solver.layers.expert_rows import arriving_rows, expert_rows, sent_rows
 from solver.layers.ops import WHOLE_LAYER, memory_bound
-from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, Array, Op, message
+from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Array, Op, message
 from solver.layers.shapes import Shapes
 
 MODULE = "expert_exchange"
@@ -136,5 +136,5 @@ def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:
     if not (shapes.run.moe_shared_expert_overlap and model.shared_expert_intermediate_size):
         return ()
     names = ("w13", "w2") if model.gated_mlp and shapes.framework.kernels.fused_gate_up else ("w1", "w2")
-    passes = (FORWARD,) if phase == FORWARD else (INPUT_GRAD, "weight_grad")
+    passes = (FORWARD,) if phase == FORWARD else (INPUT_GRAD, WEIGHT_GRAD)
     return tuple(f"shared.{name}.{which}" for which in passes for name in names)

@@ -29,6 +29,7 @@ from solver.layers.program import (
     Weight,
 )
 from solver.layers.shapes import Shapes
+from solver.spec.model_size import mlp_biases, router_parameters
 from solver.spec.recipes import FP32
 
 MODULE, ROUTER, SHARED = "experts", "router", "shared_experts"
@@ -250,11 +251,10 @@ def moe_weights(shapes: Shapes) -> list[Weight]:
     model = shapes.model
     h, experts = model.hidden_size, model.num_experts // shapes.keys.ep
     width, ups = _width(shapes), _ups(shapes)
-    bias = model.mlp_bias * (ups * width + h)
-    router = model.num_experts * (h + model.router_bias) + model.shared_expert_gate * h
+    bias = mlp_biases(model, width)
     shared = model.shared_expert_intermediate_size
     return [
-        Weight("router", router * np.ones(len(shapes.keys))),
+        Weight("router", router_parameters(model) * np.ones(len(shapes.keys))),
         Weight("experts.w13", experts * ups * width * h, EXPERTS, alike=experts),
         Weight("experts.w2", experts * width * h, EXPERTS, alike=experts),
         *([Weight("experts.bias", experts * bias, EXPERTS, alike=experts)] if model.mlp_bias else []),

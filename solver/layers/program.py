@@ -7,7 +7,7 @@ An op that a key does not have has count zero there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -113,7 +113,7 @@ class LayerKeys:
 
     @property
     def columns(self) -> tuple[np.ndarray, ...]:
-        return self.mode, self.tp, self.cp, self.wp, self.ep, self.etp, self.micro_batch_size
+        return tuple(getattr(self, f.name) for f in fields(self))
 
     def is_mode(self, *modes: TpMode) -> np.ndarray:
         found: np.ndarray = np.logical_or.reduce([self.mode == int(mode) for mode in modes])  # of few, np.isin costs more

@@ -108,8 +108,6 @@ class Shapes:
         local = np.maximum(tokens // keys.tp, 1)
         sequence_split = keys.is_mode(TpMode.MSP, TpMode.FSP)
         keeps_shard = keys.is_mode(TpMode.FSP) | (sequence_split & framework.tensor_parallel.regathers_input)
-        multiple = 128 * keys.tp
-        padded = model.padded_vocab_size or -(-model.vocab_size // multiple) * multiple
         heads_shared = {"a2a": keys.cp, "a2a+ring": np.minimum(keys.cp, run.cp_a2a_size)}.get(
             run.cp_comm, np.ones_like(keys.cp)
         )
@@ -120,5 +118,5 @@ class Shapes:
             norm_tokens=np.where(mtp, tokens, local), split=np.where(isp, 1, keys.tp),
             heads=np.maximum(model.num_attention_heads // keys.tp, 1),
             kv_heads=np.maximum(model.num_key_value_heads // keys.tp, 1),
-            vocab=np.maximum(padded // keys.tp, 1), sequence_split=sequence_split, keeps_shard=keeps_shard,
+            vocab=np.maximum(model.padded_vocab(keys.tp) // keys.tp, 1), sequence_split=sequence_split, keeps_shard=keeps_shard,
         )  # fmt: skip

@@ -29,7 +29,7 @@ def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
     found = {
         f"what {problem.framework.name} does": problem.framework.doubt,
         "experts": EXPERTS * problem.model.is_mixture_of_experts,
-        "sequences above 16,384 tokens": LONG_SEQUENCE * (layout.seq_len > LONG_FROM),
+        f"sequences above {LONG_FROM:,} tokens": LONG_SEQUENCE * (layout.seq_len > LONG_FROM),
         "a tensor group that spans nodes": SPREAD_TENSOR_GROUP * spread,
         "blocking launches": BLOCKING * layout.launch_blocking,
         "deterministic kernels": DETERMINISTIC * layout.deterministic,

@@ -104,10 +104,10 @@ class Explanation:
 DOUBT = math.expm1(math.sqrt(2) * LAYOUT_STD)
 
 
-def tied(solutions: Solutions, index: int, best: int = 0) -> bool:
-    """Whether layout ``index`` differs from ``best`` by less than one standard deviation of such a difference."""
+def tied(solutions: Solutions, index: int) -> bool:
+    """Whether layout ``index`` differs from the first by less than one standard deviation of such a difference."""
     seconds = solutions.times.seconds
-    return bool(abs(np.log(seconds[index] / seconds[best])) < math.log1p(DOUBT))
+    return bool(abs(np.log(seconds[index] / seconds[0])) < math.log1p(DOUBT))
 
 
 def explain(solutions: Solutions, index: int) -> Explanation:

@@ -121,7 +121,7 @@ def _candidates(problem: Problem, fixed: Mapping[str, Any]) -> Iterator[dict[str
     axes |= {name: [fixed[name]] for name in axes if name in fixed}
     axes["tp_mode"] = [fixed["tp_mode"]] if "tp_mode" in fixed else _modes(can, fixed)
     for values in itertools.product(*axes.values()):
-        yield _filled(problem, fixed, dict(zip(axes, values, strict=True)))
+        yield _filled(fixed, dict(zip(axes, values, strict=True)))
 
 
 def _chunks(fixed: Mapping[str, Any]) -> Sequence[int]:
@@ -136,7 +136,7 @@ def _modes(can_run: CanRun, fixed: Mapping[str, Any]) -> Sequence[str]:
     return [mode.name.lower() for mode in can_run.tp_modes if mode != TpMode.ISP or fixed.get("tp", 1) > 1] or ["mtp"]
 
 
-def _filled(problem: Problem, fixed: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def _filled(fixed: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     """Return a layout with ``fixed`` and ``values``, on the fewest ranks and with the fewest micro batches that they need."""
     found: dict[str, Any] = {**values, **fixed}
     tp, cp, pp, vpp = (int(found.get(name, 1)) for name in ("tp", "cp", "pp", "vpp"))

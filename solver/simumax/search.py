@@ -84,10 +84,10 @@ class Space:
                 "micro_batch_num": self.global_batch_size // (dp * self.micro_batch_size),
                 "num_layers_in_first_pipeline_stage": None, "num_layers_in_last_pipeline_stage": rest if rest < each else None,
             }  # fmt: skip
-            for recompute in self._recompute(strategy, each):
+            for recompute in self._recompute(each):
                 yield strategy.changed(**sizes, **recompute)
 
-    def _recompute(self, strategy: StrategyConfig, layers: int) -> Iterator[dict[str, Any]]:
+    def _recompute(self, layers: int) -> Iterator[dict[str, Any]]:
         """Yield the fields of recomputation; layers: of the fullest stage."""
         for name in self.recompute_types:
             if name == "no_recompute":

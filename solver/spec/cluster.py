@@ -52,9 +52,9 @@ class Cluster:
 #: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
-#: Keys of a cluster that change a prediction, and all keys.
 PCIE_5 = 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes of PCIe 5
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
+#: Keys of a cluster that change a prediction, and all keys.
 FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST)
 _KEYS = ("name", "hardware", *FIGURES, "notes")
 
@@ -86,6 +86,18 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         **{"host_link": device.host_link, "host_memory": device.host_memory}
         | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
     )
+
+
+def cluster_keys(cluster: Cluster) -> dict[str, float]:
+    """Return what ``cluster_of`` reads as ``cluster``: the keys of a cluster file, in its units."""
+    figures: dict[str, float | None] = {
+        "gpus_per_node": cluster.gpus_per_node, "nvlink_domain": cluster.nvlink_domain or None,
+        "inter_node_gbit_per_gpu": cluster.network_bandwidth * 8 / 1e9, "memory_gib": cluster.memory_bytes / GIB,
+    }  # fmt: skip
+    for key in (*_BUS_BANDWIDTHS, *_HOST):
+        rate = getattr(cluster, key.removesuffix("_gb_s"))
+        figures[key] = rate / 1e9 if rate else None
+    return {key: value for key, value in figures.items() if value is not None}
 
 
 def _check_figures(config: Mapping[str, Any], device: Device, per_node: int) -> None:

@@ -31,7 +31,7 @@ class ModelSpec:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    padded_vocab_size: int = 0  #: 0: vocab_size is padded to a multiple of 128 * tp, as Megatron does
+    padded_vocab_size: int = 0  #: 0: vocab_size is padded to a multiple of VOCAB_MULTIPLE * tp
     tie_word_embeddings: bool = False
     gated_mlp: bool = True
     qkv_bias: bool = False
@@ -127,6 +127,11 @@ class ModelSpec:
         heads = {"none": 0, "head": 2, "all": self.num_attention_heads + self.num_key_value_heads}[self.qk_norm]
         return heads * self.head_dim * (2 if self.qk_norm_bias else 1)
 
+    def padded_vocab(self, tp: Any) -> Any:
+        """Rows of the vocabulary's tables with ``tp`` tensor-parallel ranks (an int or an array), all of them together."""
+        multiple = VOCAB_MULTIPLE * tp
+        return self.padded_vocab_size or -(-self.vocab_size // multiple) * multiple
+
     def learned_positions(self, seq_len: int) -> int:
         """Rows of the learned position table, that of a sequence of ``seq_len`` tokens if the model states none."""
         return (self.position_rows or self.max_position_embeddings or seq_len) if self.position == "learned" else 0
@@ -135,6 +140,8 @@ class ModelSpec:
         return replace(self, **changes)
 
 
+#: Megatron pads the vocabulary to a multiple of this and of tp (--make-vocab-size-divisible-by), unless it is told otherwise.
+VOCAB_MULTIPLE = 128
 _SIZES = (
     "padded_vocab_size", "max_position_embeddings", "position_rows", "sliding_window", "sliding_window_every",
     "attention_chunk_size", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from solver.spec.layer_kinds import LayerKind, layer_kinds
 from solver.spec.model import ModelSpec
 
@@ -21,11 +23,6 @@ def attention_linears(model: ModelSpec) -> int:
     return q + kv + heads * v * h
 
 
-def layer_linear_parameters(model: ModelSpec) -> int:
-    """Return the weights of the linears of one dense layer."""
-    return attention_linears(model) + mlp_linears(model, model.intermediate_size)
-
-
 def attention_others(model: ModelSpec) -> int:
     """Return one layer's biases and norms inside attention, and its attention sinks."""
     heads, kv = model.num_attention_heads, model.num_key_value_heads
@@ -42,10 +39,12 @@ def adapter_parameters(model: ModelSpec, rank: int) -> int:
 
 
 def mlp_linears(model: ModelSpec, width: int) -> int:
+    """Return the weights of an MLP, or of an expert, of ``width`` inner values."""
     return model.hidden_size * width * (3 if model.gated_mlp else 2)
 
 
-def mlp_biases(model: ModelSpec, width: int) -> int:
+def mlp_biases(model: ModelSpec, width: Any) -> Any:
+    """Return the biases of an MLP, or of an expert, of ``width`` inner values (an int or an array)."""
     return model.mlp_bias * ((2 if model.gated_mlp else 1) * width + model.hidden_size)
 
 

@@ -16,6 +16,8 @@ from solver.spec.documents import effective_document
 from solver.spec.pipeline_layout import predicts_apart
 from solver.spec.recipes import FP8_RECIPES
 
+DEFAULT_SEQ_LEN = 4096
+
 
 class TpMode(IntEnum):
     """How a tensor-parallel group splits a layer (InternEvo's names; Megatron's sequence parallelism is MSP)."""

@@ -67,7 +67,7 @@ class Splits:
     @property
     def layer_columns(self) -> tuple[np.ndarray, ...]:
         """The columns of a split that its layers depend on, in the order of LayerKeys."""
-        return self.mode, self.tp, self.cp, self.wp, self.ep, self.etp, self.micro_batch_size
+        return tuple(getattr(self, f.name) for f in fields(LayerKeys))
 
     @property
     def waves(self) -> np.ndarray:

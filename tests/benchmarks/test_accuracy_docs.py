@@ -15,6 +15,7 @@ import accuracy_pictures
 import accuracy_tables
 import numpy as np
 import pytest
+from toy import layer_linear_parameters
 
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, shipped_profiles
@@ -23,7 +24,6 @@ from solver.report.explain import Explanation
 from solver.report.scores import constant_mfu_scores, flops_per_gpu
 from solver.report.validate import Prediction, timed
 from solver.spec.model import ModelSpec
-from solver.spec.model_size import layer_linear_parameters
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 

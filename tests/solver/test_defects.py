@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy import TINY, all_layouts, column, estimated, layer_keys, make_problem, part, run_of, toy_cost
+from toy import TINY, all_layouts, column, estimated, layer_keys, layer_linear_parameters, make_problem, part, run_of, toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
@@ -29,7 +29,6 @@ from solver.layers.program import FLASH_ATTN, LINEAR
 from solver.search.search import search
 from solver.spec.cluster import Cluster, placement
 from solver.spec.model import ModelSpec
-from solver.spec.model_size import layer_linear_parameters
 from solver.spec.strategy import TpMode
 from solver.step.memory import PARTS as MEMORY_PARTS
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,8 @@ def test_a_device_without_measurements_has_the_datasheet(op: str, ranks: int, st
 
 @pytest.mark.parametrize("bandwidth", [0.0, -5e10, float("inf"), float("nan")])
 def test_bandwidths_are_positive_and_finite(bandwidth: float) -> None:
-    with pytest.raises(InputError, match="network bandwidth"):
-        CollectiveModel.fit(Profile("bare", DEVICE, {}), bandwidth)
+    with pytest.raises(InputError, match="network_bandwidth is"):
+        CollectiveModel.fit(Profile("bare", replace(DEVICE, network_bandwidth=bandwidth), {}))
 
 
 def test_curves_beyond_their_points() -> None:

@@ -16,7 +16,7 @@ from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError
 from profiler.profile.profiles import PROF_DATA
 from profiler.profile.store import read_profile, write_profile
-from profiler.published.nccl_tests import import_logs, read_log, with_logs
+from profiler.published.nccl_tests import read_log, usable_tables, with_logs
 
 FIXTURE = Path(__file__).resolve().parents[2] / "data" / "h100_nccl_tests.csv"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -94,7 +94,7 @@ def test_round_trip_of_a_real_run(tmp_path: Path, fixture_rows: list[dict[str, s
             for r in of_test
         )
         logs.append(write(tmp_path, f"{test}.log", new_log(test, 1, int(of_test[0]["ranks"]), lines)))
-    tables = import_logs(logs)
+    tables, _ = usable_tables([read_log(log) for log in logs], None)
     assert sum(map(len, tables.values())) == len(fixture_rows) == 70
     for test, op in (("alltoall", "all2all"), ("sendrecv", "p2p"), ("all_gather", "all_gather"), ("all_reduce", "all_reduce")):
         of_test = [r for r in fixture_rows if r["op"] == test]
@@ -155,7 +155,7 @@ def test_copies_inside_one_gpu_are_left_out(tmp_path: Path) -> None:
     assert "1 measurements of p2p left out" in joined.meta["nccl_tests"]["notes"][0]
     assert len(joined.table("p2p")) == len(profile.table("p2p")) and len(joined.table("broadcast")) == 1
     with pytest.raises(InputError, match="no measurement that can be used"):
-        import_logs(paths[:1], profile)
+        usable_tables([read_log(paths[0])], profile)
 
 
 def test_several_nodes_under_a_launcher(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_run_that_crashed_before_its_first_line_is_refused(tmp_path: Path) -> 
     text = new_log("all_reduce", 1, 4, "")
     log = write(tmp_path, "x.log", text[: text.index("# Out of bounds")])
     with pytest.raises(InputError, match="no measurement that can be used: .* holds no measured size"):
-        import_logs([log])
+        usable_tables([read_log(log)], None)
 
 
 def test_lines_of_an_unknown_type_are_left_out_and_noted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from round_trip import assert_same_estimate, model_of, round_trips
+from round_trip import assert_same_estimate, model_of, round_trips, same_model
 from toy import toy_cost
 
 from profiler.errors import InputError
@@ -16,7 +16,6 @@ from solver.command_line import main
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported, write_export
 from solver.formats.hugging_face_export import config_of
-from solver.formats.same_layout import same_model
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import framework_of

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
+from round_trip import assert_same_estimate, layouts_of, model_of, round_trips, same_model
 
 from profiler.errors import InputError
 from solver.command_line import main
 from solver.console import main as foretrain
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
-from solver.formats.same_layout import same_model
 from solver.formats.yaml_text import read_yaml
 from solver.spec.strategy import Strategy
 

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from round_trip import layouts_of, model_of, round_trips
+from round_trip import layouts_of, model_of, round_trips, same_model
 
 from profiler.errors import InputError
 from profiler.profile.profiles import find_profile
 from solver.api import configured_strategy, estimate, load_problem
 from solver.formats.config_file import RunConfig, load_run_config
 from solver.formats.export import exported
-from solver.formats.same_layout import same_model
 from solver.formats.yaml_text import read_yaml
 from solver.spec.strategy import Strategy
 from solver.step.per_stage import time_of_stages

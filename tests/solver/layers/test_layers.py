@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import DEVICE, layer_keys, run_of
+from toy import DEVICE, layer_keys, layer_linear_parameters, run_of
 
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
 from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
-from solver.spec.model_size import flops_per_token, layer_linear_parameters, parameters
+from solver.spec.model_size import flops_per_token, parameters
 from solver.spec.strategy import Recompute
 
 MODES = ("mtp", "msp", "fsp", "isp")
