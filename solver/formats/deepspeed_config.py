@@ -68,7 +68,7 @@ def read_deepspeed(source: Source) -> FileRun:
     refusals = broken(
         RULES, Arguments(flattened(sections) | _megatrons(words, script), world, environment(script) if script else {})
     )
-    layout |= {"framework": FRAMEWORK, "overlap_param_gather": False}
+    layout |= {"framework": FRAMEWORK}
     return FileRun(model, layout, assumed, ignored, refusals=refusals)
 
 
@@ -92,7 +92,11 @@ def _zero(file: SectionReader) -> dict[str, Any]:
     if stage > 3:
         raise zero.wrong("stage", "0, 1, 2 or 3")
     overlaps = zero.flag("overlap_comm", stage == 3)  # DeepSpeed's own default
-    return {"zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps, **_offload(zero, stage)}
+    # one switch for both streams of ZeRO-3 (partitioned_param_coordinator.py, stage3.py); stages 1 and 2 gather after the step
+    return {
+        "zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps, "overlap_param_gather": overlaps and stage == 3,
+        **_offload(zero, stage),
+    }  # fmt: skip
 
 
 def _offload(zero: SectionReader, stage: int) -> dict[str, Any]:

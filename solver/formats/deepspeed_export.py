@@ -85,6 +85,10 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
             run.optimizer_offload_fraction in (0, 1) or run.zero == 3,
             f"optimizer_offload_fraction {run.optimizer_offload_fraction:g}: DeepSpeed offloads a part under ZeRO-3 only",
         ),
+        (
+            run.zero < 3 or run.overlap_grad_reduce == run.overlap_param_gather,
+            "overlap_grad_reduce and overlap_param_gather: DeepSpeed has one switch for both under ZeRO-3",
+        ),
         (not run.tp_comm_overlap, "tp_comm_overlap: Megatron-DeepSpeed has none"),
         (not run.cuda_graphs, "cuda_graphs: Megatron-DeepSpeed has none"),
         (run.grad_dtype in GRADIENTS, f"grad_dtype {run.grad_dtype}: DeepSpeed has {', '.join(GRADIENTS)}"),

@@ -17,9 +17,9 @@ from solver.spec.layer_kinds import LayerKind
 from solver.spec.strategy import Recompute
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS
-from solver.step.pipeline import end_recomputed
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
+from solver.step.stage_seconds import end_recomputed
 from solver.step.time import PARTS, reduces_whole
 
 #: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of

@@ -1,8 +1,9 @@
 """The time of a V-shaped schedule as the longest of its critical paths, for many layouts at once.
 
-With equal stages the time of a step is convex, piecewise linear and homogeneous in the seconds of F, B and W: the longest of
-all paths through the order of passes. The event simulation, run at a few ratios of the three, gives the path that is longest
-there; the maximum over these paths is exact at those ratios and a lower bound between them.
+The time of a step is convex, piecewise linear and homogeneous in the seconds of its passes: the longest of all paths through
+the order of passes. Passes are F, B and W of three kinds of chunk: the first, with the embedding, and the last, with the head,
+which are both on the first stage, and all others, which are equal. The event simulation, run at some ratios of these nine,
+gives the path that is longest there; the maximum over these paths is exact at those ratios and a lower bound between them.
 """
 
 from __future__ import annotations
@@ -19,36 +20,39 @@ from solver.schedule.wave_orders import wave_order
 #: recomputes.
 RATIOS = tuple(product((0.8, 1.0, 1.3, 1.8, 3.0), (0.35, 0.6, 0.8, 1.0, 1.2)))
 FEWER_RATIOS = tuple(product((0.8, 1.2, 1.8, 3.0), (0.5, 0.8, 1.1)))
+#: Seconds of the first and the last chunk, in those of the others.
+ENDS = ((1.0, 1.0), (1.0, 0.7), (0.7, 1.2), (1.0, 1.3), (1.0, 1.7), (1.0, 2.5), (1.0, 5.0))
 #: More micro batches than these, in units of pp, only repeat the steady state.
 _STEADY = 4
+FIRST, LAST, OTHER = 0, 1, 2
 
 
-def wave_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndarray, waits: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return the seconds of a step of equal stages, and of a further micro batch in their steady state: [layouts] each.
+def wave_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndarray, waits: bool) -> np.ndarray:
+    """Return the seconds of a step: [layouts].
 
-    passes: the seconds of F, B and W of one chunk, [3, layouts].
+    passes: the seconds of F, B and W of the first chunk, of the last and of any other: [3, 3, layouts].
 
     waits: stages wait for each other at the end of a step; otherwise the longest span of a stage is the time of a step.
     """
-
-    def longest(count: int) -> np.ndarray:
-        paths = critical_paths(schedule, pp, count)[0 if waits else 1]
-        seconds: np.ndarray = np.max([path @ passes for path in paths], axis=0)
-        return seconds
-
-    steady = (longest(_STEADY * pp) - longest((_STEADY - 1) * pp)) / pp
-    return longest(micro_batches), steady
+    paths = critical_paths(schedule, pp, micro_batches)[0 if waits else 1]
+    seconds: np.ndarray = (paths @ passes.reshape(9, -1)).max(axis=0)
+    return seconds
 
 
 @lru_cache(maxsize=1024)
 def critical_paths(schedule: str, pp: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the passes on the longest paths, of the makespan and of the longest span: [paths, 3], counts of F, B and W."""
+    """Return how many passes of each kind are on the longest paths, of the makespan and of the longest span: [paths, 9]."""
     last = min(micro_batches, _STEADY * pp)
-    ratios = np.array(RATIOS if pp <= 8 else FEWER_RATIOS)
+    ratios = np.array([
+        [chunk * seconds for chunk in (*ends, 1.0) for seconds in (1.0, *of_backward)]
+        for of_backward in (RATIOS if pp <= 8 else FEWER_RATIOS) for ends in ENDS
+    ])  # fmt: skip
     ends = _longest(schedule, pp, last, ratios)
     if micro_batches > last:
         before = _longest(schedule, pp, last - pp, ratios)
-        ends = ends + (ends - before) * (micro_batches - last) / pp
+        repeated = ends - before
+        # a negative count: another path is longest than with fewer micro batches
+        ends = np.where(np.any(repeated < 0, axis=2, keepdims=True), 0.0, ends + repeated * (micro_batches - last) / pp)
     makespan, span = ends.transpose(1, 0, 2)
     return np.unique(makespan, axis=0), np.unique(span, axis=0)
 
@@ -64,29 +68,32 @@ def wave_in_flight(schedule: str, pp: int, micro_batches: int) -> np.ndarray:
 
 
 def _longest(schedule: str, pp: int, micro_batches: int, ratios: np.ndarray) -> np.ndarray:
-    """Return the counts of F, B and W on the path that ends last, and on the one of the stage with the longest span, at each
-    ratio: [ratios, 2, 3]."""
+    """Return the counts of passes on the path that ends last, and on the one of the stage with the longest span, at each ratio:
+    [ratios, 2, 9]."""
     line = simulate(schedule, [2.0] * pp, [4.0] * pp, micro_batches, 2, 0.0, [2.0] * pp)
     before = np.where(np.diff(line.stage, prepend=-1) == 0, np.arange(len(line.stage)) - 1, -1)
-    kinds = np.searchsorted(_KINDS, line.kind)
-    each = _COUNTS[kinds]
-    end = _ends(line, before, each @ np.column_stack([np.ones(len(ratios)), ratios]).T)
+    place = np.where(line.stage > 0, OTHER, np.where(line.chunk == 0, FIRST, LAST))
+    kinds = 4 * place + np.searchsorted(_KINDS, line.kind)
+    end = _ends(line, before, _COUNTS[kinds] @ ratios.T)
     first = np.flatnonzero(before < 0)
     final = np.append(first[1:], len(before)) - 1
-    found = np.zeros((len(ratios), 2, 3))
+    # a stage's span begins when its first input has passed the stages before it
+    passed = np.zeros((pp, 9))
+    passed[1:, 3 * FIRST], passed[1:, 3 * OTHER] = 1.0, np.arange(pp - 1)
+    found = np.zeros((len(ratios), 2, 9))
     needs, previous, kind = line.needs.tolist(), before.tolist(), kinds.tolist()  # a walk through lists is the fastest
-    for r in range(len(ratios)):
+    for r, ratio in enumerate(ratios):
         last, ends = end[final, r], end[:, r].tolist()
-        whole, stage = int(np.argmax(last)), int(np.argmax(last - np.arange(pp)))
+        whole, stage = int(np.argmax(last)), int(np.argmax(last - passed @ ratio))
         for i, at in enumerate((whole, stage)):
             found[r, i] = _path(int(final[at]), ends, previous, needs, kind) @ _COUNTS
-        found[r, 1, 0] -= stage  # a stage's span begins when its first input has passed the stages before it
+        found[r, 1] -= passed[stage]
     return found
 
 
 _KINDS = np.array(["B", "BW", "F", "W"])
-#: Passes of these kinds as counts of F, B and W.
-_COUNTS = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
+#: Passes of these kinds, of the chunks of each place, as counts of F, B and W.
+_COUNTS = np.kron(np.eye(3), [[0.0, 1.0, 0.0], [0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
 
 
 def _ends(line: Timeline, before: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -105,7 +112,7 @@ def _ends(line: Timeline, before: np.ndarray, seconds: np.ndarray) -> np.ndarray
 
 def _path(at: int, end: list[float], before: list[int], needs: list[int], kind: list[int]) -> list[int]:
     """Return how many passes of each kind are on the path that ends with pass ``at``."""
-    counts = [0] * len(_KINDS)
+    counts = [0] * len(_COUNTS)
     while at >= 0:
         counts[kind[at]] += 1
         previous, needed = before[at], needs[at]

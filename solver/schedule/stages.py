@@ -1,31 +1,20 @@
-"""Pipeline stages: number of layers of each, and closed forms for the time of a schedule of stages."""
+"""Pipeline stages: the layers that each has, and how many of them hold activations at the peak."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from solver.schedule.automatic import automatic_bubble, automatic_limit
-from solver.schedule.critical_paths import wave_in_flight, wave_seconds
+from solver.schedule.automatic import automatic_limit
+from solver.schedule.critical_paths import wave_in_flight
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
 from solver.schedule.warm_up import interleaved_warm_up
 from solver.spec.strategy import SCHEDULES, WAVES
-
-
-class PipelineColumns(NamedTuple):
-    """Schedule (codes), micro batches and stages of layouts: arrays of shape [layouts]."""
-
-    schedule: np.ndarray
-    num_micro_batches: np.ndarray
-    pp: np.ndarray
-
-    def take(self, chosen: np.ndarray) -> PipelineColumns:
-        return PipelineColumns(*(column[chosen] for column in self))
 
 
 @dataclass(frozen=True)
@@ -103,66 +92,6 @@ def _sizes_by_cost(layers: int, pp: int, head: float) -> tuple[int, int, int]:
         stage = min(stage + (end > ends[-1] * (stage + 1) / pp), pp - 1)
     middle = np.delete(sizes, [0, last])
     return int(sizes[0]), int(middle.max(initial=0)), int(sizes[last]) if last or pp == 1 else 0
-
-
-def pipeline_seconds(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, total: Any, slowest: Any, deferrable: Any) -> Any:
-    """Return the seconds from the first forward to the last backward of a step; schedule: a name or codes (``is_schedule``).
-
-    total: forward plus backward of one micro batch summed over all stages. slowest: the same for the slowest stage. deferrable:
-    weight-gradient seconds of the slowest stage (used by zero-bubble schedules only). 1F1B and GPipe: total + (m - 1) * slowest
-    (exact where the slowest stage is the last or all are equal); interleaving shortens filling and draining by vpp (Narayanan
-    et al. 2021, arXiv 2104.04473). ZB-H1 (Qi et al. 2023, arXiv 2401.10241, table 2, where B is the input gradient): the bubble
-    is (pp - 1)(F + B - W), so 2 W of 1F1B's are filled on each other stage; with fewer micro batches than stages only m - 1 of
-    the second ones are there. Others: ``automatic_pipeline_seconds``, ``wave_pipeline_seconds``.
-    """
-    bubble = (total - slowest) / vpp
-    filled = is_schedule(schedule, "zb-h1") * (pp - 2.0 + np.minimum(micro_batches, pp)) * deferrable
-    return micro_batches * slowest + np.where(filled > 0, np.maximum(bubble - filled, 0.0), bubble)
-
-
-def automatic_pipeline_seconds(
-    splits: PipelineColumns, total: Any, slowest: Any, passes: np.ndarray, transfer: Any, weight_share: Any, waits: bool
-) -> Any:
-    """Return the same for layouts of automatic schedules (zb-1p, zb-2p): arrays of shape [layouts].
-
-    passes: seconds of F, B and W on the slowest stage, [3, layouts]. transfer: seconds by which a message is late. waits: the
-    stages wait for each other at the end of a step, so the last one's later begin counts.
-
-    The bubble is automatic_bubble's where stages are equal. Of unequal ones the faster wait for the slowest anyway; how much
-    of the bubble falls into that lies between nothing, so that the bubble is the others' on average, and all, so that stages
-    as fast as the average need no more time; the middle is taken (within 2% on average, a test compares with the simulation).
-    """
-    schedule, m, pp = splits
-    share = automatic_bubble(schedule, m, pp, passes, transfer, weight_share) / slowest
-    others = (total - slowest) / np.maximum(pp - 1, 1)
-    apart = m * slowest + share * others
-    hidden = np.maximum(m * slowest, total / pp * (m + share))
-    seconds = (apart + hidden) / 2
-    if waits:
-        seconds = np.maximum(seconds, m * slowest + (pp - 1) * (passes[FORWARD] * others / slowest + transfer))
-    return seconds
-
-
-def wave_pipeline_seconds(splits: PipelineColumns, total: Any, slowest: Any, forward: Any, deferrable: Any, waits: bool) -> Any:
-    """Return the same for layouts of V-shaped schedules: arrays of shape [layouts].
-
-    forward: the part of ``slowest`` that is the forward pass. Two estimates from the critical paths of equal stages, of which
-    the lower one counts: stages as slow as the slowest one, less what the others take less while the pipeline fills and drains;
-    and average stages, later by what the slowest one exceeds their steady state by. Never below the work of the slowest stage.
-    """
-    schedule, m, pp = splits
-    passes = np.array([forward, slowest - forward - deferrable, deferrable]) / 2.0
-    average = total / (pp * slowest)
-    out = np.zeros(len(slowest))
-    of_layout = np.stack([schedule, pp, m.astype(np.int64)], axis=1)
-    rows, group = np.unique(of_layout, axis=0, return_inverse=True)
-    for i, (code, stages, count) in enumerate(rows.tolist()):
-        of = np.flatnonzero(group.ravel() == i)
-        slow, of_micro_batch = wave_seconds(SCHEDULES[code], stages, count, passes[:, of], waits)
-        later = count * np.maximum(slowest[of] - average[of] * of_micro_batch, 0.0)
-        out[of] = np.minimum(slow - (stages * slowest - total)[of], average[of] * slow + later)
-    found: np.ndarray = np.maximum(out, m * slowest)
-    return found
 
 
 def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0, group: int = 0) -> Any:

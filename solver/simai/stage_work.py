@@ -17,9 +17,9 @@ from solver.simai.pieces import Piece, piece_of
 from solver.simai.step_work import sharded_messages
 from solver.spec.strategy import Recompute, Strategy
 from solver.step.per_stage import chunks_of, slowest_stage
-from solver.step.pipeline import end_recomputed, recomputed_limit
 from solver.step.problem import Part
 from solver.step.solutions import Solutions
+from solver.step.stage_seconds import end_recomputed, recomputed_limit
 
 #: Ends the attention block of a layer; what follows is the MLP's or the experts'.
 _END_OF_ATTENTION = "residual1"

@@ -7,9 +7,9 @@ import numpy as np
 from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts
 from solver.step.offload import RESIDENT_LAYERS, RESIDENT_MODULES
-from solver.step.pipeline import recomputed_limit
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
+from solver.step.stage_seconds import recomputed_limit
 
 
 class Activations:

@@ -15,9 +15,9 @@ from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.step.activations import Activations
 from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts
-from solver.step.pipeline import end_recomputed
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
+from solver.step.stage_seconds import end_recomputed
 from solver.step.states import gather_buffers, stage_state
 from solver.step.step_ops import rank_groups, shard_ranks, stages_of
 from solver.step.workspaces import workspace_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.layers.program import EXPERTS, LINEARS, OTHERS, Op
-from solver.spec.strategy import Recompute
+from solver.spec.strategy import Recompute, Strategy
 from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
 from solver.step.problem import LayerTable, Problem
@@ -90,15 +90,16 @@ def _messages(problem: Problem, name: str) -> int:
 
 
 def exposed_by_sharding(
-    weights: ShardedWeights, layouts: Layouts, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
+    weights: ShardedWeights, layouts: Layouts, run: Strategy, forward: np.ndarray, backward: np.ndarray, recompute: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the exposed seconds of ZeRO-3 per layer of each kind and micro batch, what recomputation adds to them, both
     [kinds, layouts], and those of embedding and head, [layouts]; zero for other layouts.
 
     A layer's parameters are all-gathered while the layer before it computes, in forward and again in backward, where the
     gradients of the layer after it are reduce-scattered at the same time; that these are of the same kind is an approximation.
-    Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277). Where tensors are gathered one by one nothing overlaps, because
-    the device is waited for before each.
+    Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277). Without overlap_param_gather the one runs alone, without
+    overlap_grad_reduce the other. Where tensors are gathered one by one nothing overlaps, because the device is waited for
+    before each.
     """
     layer, recomputing, root = np.zeros(forward.shape), np.zeros(forward.shape), np.zeros(forward.shape[1])
     chosen = np.flatnonzero(layouts.zero == 3)
@@ -106,15 +107,28 @@ def exposed_by_sharding(
         return layer, recomputing, root
     row = layouts.row[chosen]
     for kind in range(len(forward)):
-        gather, both = weights.gather[kind].take(row), (weights.gather[kind] + weights.scatter[kind]).take(row)
+        gather, scatter = weights.gather[kind].take(row), weights.scatter[kind].take(row)
         if weights.apart:
-            layer[kind, chosen] = gather.exposed + both.exposed
+            layer[kind, chosen] = 2 * gather.exposed + scatter.exposed
             recomputing[kind, chosen] = weights.again * gather.exposed * (layouts.recompute[chosen] == Recompute.FULL)
             continue
         passes = backward[kind, chosen], (backward + recompute)[kind, chosen]
-        once, again = (both.overlapped_with(compute) for compute in passes)
-        layer[kind, chosen] = gather.overlapped_with(forward[kind, chosen]) + once
+        once, again = (_in_backward(gather, scatter, run, compute) for compute in passes)
+        first = gather.overlapped_with(forward[kind, chosen]) if run.overlap_param_gather else gather.exposed
+        layer[kind, chosen] = first + once
         recomputing[kind, chosen] = again - once  # a second forward pass hides more of the all-gather
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
-    root[chosen] = weights.root[row] + (0.0 if weights.apart else weights.gather[0].communication[row])
+    apart = weights.apart or not run.overlap_param_gather
+    root[chosen] = weights.root[row] + (0.0 if apart else weights.gather[0].communication[row])
     return layer, recomputing, root
+
+
+def _in_backward(gather: SideStreamWork, scatter: SideStreamWork, run: Strategy, compute: np.ndarray) -> np.ndarray:
+    """Return the exposed seconds of a layer's all-gather and reduce-scatter beside ``compute``."""
+    if run.overlap_param_gather and run.overlap_grad_reduce:
+        return (gather + scatter).overlapped_with(compute)
+    seconds: np.ndarray = (
+        (gather.overlapped_with(compute) if run.overlap_param_gather else gather.exposed)
+        + (scatter.overlapped_with(compute) if run.overlap_grad_reduce else scatter.exposed)
+    )  # fmt: skip
+    return seconds

@@ -30,6 +30,7 @@ class StageKinds:
     has_end: np.ndarray  #: bool [stages, splits]: whether it holds the model's last layer, and so the head
     division: np.ndarray  #: [splits] row of ``first_layers``
     first_layers: np.ndarray  #: [stages + 1, kinds, divisions, n + 1]: of the first n layers of a stage (of all)
+    later_layers: np.ndarray  #: [stages, kinds, divisions, n + 1]: of the first n layers of each later stage, together
 
     @property
     def has_embedding(self) -> np.ndarray:
@@ -62,6 +63,20 @@ class StageKinds:
             return np.minimum(counts, limit), self.first_layers[-1, 0][division, limit][None]
         found = self.first_layers[:, :, division, limit]
         return found[:-1], found[-1]
+
+    def after(self, limit: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the layers of all stages after each one, and those of them that are recomputed: [stages, kinds, layouts].
+
+        limit, row: as in ``recomputed``.
+        """
+        division = self.division[row]
+        if limit.ndim == 2:
+            later = [
+                np.flip(np.cumsum(np.flip(each, 0), axis=0), 0) - each
+                for each in (self.counts[:, :, row], self.recomputed(limit, row)[0])
+            ]
+            return later[0], later[1]
+        return self.later_layers[:, :, division, -1], self.later_layers[:, :, division, limit]
 
 
 def over_kinds(count: np.ndarray, each: np.ndarray) -> np.ndarray:
@@ -104,6 +119,7 @@ def stage_kinds(
     most = max(len(one.index) for one in found)
     index = np.array([one.padded(one.index, most) for one in found]).T
     table = np.array([[*one.padded(one.first_layers, most), one.first_of_all] for one in found])
+    later = np.array([one.padded(one.later_layers, most) for one in found])
     return StageKinds(
         counts=table[:, :-1, :, -1].transpose(1, 2, 0)[:, :, division],
         index=index[:, division],
@@ -111,15 +127,18 @@ def stage_kinds(
         has_end=index[:, division] == np.where(wave, 0, pp - 1),
         division=division,
         first_layers=np.ascontiguousarray(table.transpose(1, 2, 0, 3)),
+        later_layers=np.ascontiguousarray(later.transpose(1, 2, 0, 3)),
     )
 
 
 @dataclass(frozen=True)
 class _Composition:
-    """Stages of one division. index: their numbers. first_layers: [kinds, layers + 1] of each. first_of_all: their sum."""
+    """Stages of one division. index: their numbers. first_layers, later_layers: [kinds, layers + 1] of each, and of those after
+    it. first_of_all: of all."""
 
     index: tuple[int, ...]
     first_layers: tuple[np.ndarray, ...]
+    later_layers: tuple[np.ndarray, ...]
     first_of_all: np.ndarray
 
     def padded(self, values: tuple[np.ndarray, ...] | tuple[int, ...], length: int) -> list[np.ndarray | int]:
@@ -156,7 +175,9 @@ def _composition(
         if not exceeded and not (tables[0] >= tables[i]).all():  # the first stage also holds the embedding, and more in flight
             middle.append(i)
     chosen = list(range(pp)) if every else [0, *([pp - 1] if pp > 1 else []), *middle]
-    return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), np.sum(tables, axis=0))
+    every_first = np.sum(tables, axis=0)
+    later = every_first - np.cumsum(tables, axis=0)
+    return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), tuple(later[i] for i in chosen), every_first)
 
 
 def chunk_sizes(

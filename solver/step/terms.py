@@ -47,6 +47,7 @@ class SplitTerms:
     postponed: np.ndarray  #: [kinds, S] bytes of a micro batch that a layer's weight gradients need
     paired: np.ndarray  #: [kinds, 2, S] both passes beside each other, as Part.paired; empty where they never are
     embedding: np.ndarray  #: [streams, S] forward and backward
+    embedding_forward: np.ndarray  #: [S] all streams together
     head: np.ndarray  #: [streams, S]
     head_forward: np.ndarray  #: [S] all streams together
     head_weight_grad: np.ndarray  #: [S]
@@ -131,7 +132,8 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         postponed=np.array([part.postponed[key] for part in table.layers]),
         paired=np.array([part.paired[:, key] for part in table.layers] if problem.run.moe_exchange_overlap else []),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],
-        head_forward=head.forward.sum(axis=0)[key], head_weight_grad=head.weight_grad[key],
+        embedding_forward=embedding.forward.sum(axis=0)[key], head_forward=head.forward.sum(axis=0)[key],
+        head_weight_grad=head.weight_grad[key],
         projection_weight_grad=projection_seconds(table.head)[key],
         head_recompute=head.recompute.sum(axis=1)[:, key],
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),

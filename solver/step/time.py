@@ -12,9 +12,10 @@ from solver.spec.framework import Framework
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.offload import late_gradients
-from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, SlowestStage, pipeline_times
+from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
+from solver.step.stage_seconds import SlowestStage
 from solver.step.step_ops import buckets
 from solver.step.stragglers import straggler_share
 from solver.step.terms import SplitTerms

@@ -57,7 +57,11 @@ def beside(folder: Path) -> None:
 def test_hundreds_of_layouts_come_back(name: str, constants: dict[str, Any], tmp_path: Path) -> None:
     model = model_of(name)
     runs = [
-        run.replace(recompute_layers=-1, zero_shard_size=run.dp if run.zero else 1)  # DeepSpeed has no other
+        run.replace(
+            recompute_layers=-1,
+            zero_shard_size=run.dp if run.zero else 1,  # DeepSpeed has no other
+            overlap_param_gather=run.zero == 3 and run.overlap_grad_reduce,
+        )  # fmt: skip
         for run in layouts_of(model, "megatron-deepspeed", 60, **constants)
     ]
     came, refused = round_trips(model, runs, ".json", tmp_path)

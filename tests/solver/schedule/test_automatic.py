@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from solver.schedule.automatic import automatic_bubble, automatic_limit, automatic_orders
+from solver.schedule.closed_forms import PipelineColumns, automatic_pipeline_seconds
 from solver.schedule.event_simulation import in_flight, simulate
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT
-from solver.schedule.stages import PipelineColumns, automatic_pipeline_seconds
 from solver.spec.strategy import SCHEDULES
 
 few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

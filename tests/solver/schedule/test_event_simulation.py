@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from profiler.errors import InputError
 from solver.schedule import event_simulation
+from solver.schedule.closed_forms import interleaved_seconds
 from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, part_of
 from solver.schedule.op_orders import stage_order
-from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, pipeline_seconds, stage_layers
+from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, stage_layers
 from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
 
 
@@ -166,25 +167,10 @@ def test_interleaving_divides_the_bubble(pp: int, groups: int, vpp: int, f: floa
 KINDS = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
 
 
-@few
-@given(st.sampled_from(KINDS), st.integers(1, 6), st.integers(1, 6))
-def test_closed_form_of_equal_stages(kind: tuple[str, int], pp: int, groups: int) -> None:
-    (schedule, vpp), m = kind, groups * pp
-    expected = pipeline_seconds(schedule, m, pp, vpp, pp * 4.2, 4.2, 0.0)
-    assert _run(schedule, pp, m, vpp, f=1.3, b=2.9).makespan == pytest.approx(float(expected), rel=1e-9)
-
-
 @pytest.mark.parametrize(("pp", "m"), [(2, 8), (4, 8), (4, 16), (8, 32)])
 def test_zero_bubble_has_the_bubble_of_its_paper(pp: int, m: int) -> None:
     # Qi et al. 2023: ZB-H1 (pp - 1)(F + B - W)
     assert _run("zb-h1", pp, m, b=1.1, w=0.9).makespan - m * 3.0 == pytest.approx((pp - 1) * (1.0 + 1.1 - 0.9))
-
-
-@pytest.mark.parametrize("pp", [1, 2, 3, 8])
-@pytest.mark.parametrize("m", [1, 2, 3, 7, 8, 9])
-def test_closed_form_of_zero_bubble_with_any_number_of_micro_batches(pp: int, m: int) -> None:
-    expected = pipeline_seconds("zb-h1", m, pp, 1, pp * 3.0, 3.0, 0.9)
-    assert _run("zb-h1", pp, m, b=1.1, w=0.9).makespan == pytest.approx(float(expected), rel=1e-9)
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 4, 8])
@@ -258,7 +244,7 @@ def test_interleaving_with_embedding_and_loss_counted_as_layers(layers: int, pp:
     size = (layers + 2) // (pp * vpp)  # layers of a chunk; the first chunk of the model and its last one hold one less
     chunks = np.full((pp, vpp), float(size))
     chunks[0, 0], chunks[-1, -1] = size - 1 + 0.2, size - 1 + 1.1
-    form = pipeline_seconds("interleaved", m, pp, vpp, 3 * chunks.sum(), 3 * chunks.sum(axis=1).max(), 0.0)
+    form = interleaved_seconds(m, vpp, 3 * chunks.sum(), 3 * chunks.sum(axis=1).max())
     assert form == pytest.approx(simulate("interleaved", chunks, 2 * chunks, m, vpp).makespan, rel=0.015)
     stages = stage_layers(layers, pp, 0, 0, 1, 1)
     for stage, held_layers in ((0, stages.first), (pp - 1, stages.last)):
@@ -276,40 +262,6 @@ def test_an_order_that_cannot_run_is_reported_as_a_bug(monkeypatch: pytest.Monke
     monkeypatch.setattr(event_simulation, "stage_order", backwards_first)
     with pytest.raises(ValueError, match=r"schedule 1f1b cannot progress on stages \[0, 1\]"):
         simulate("1f1b", [1, 1], [2, 2], 2)
-
-
-def _random_pipeline(rng: np.random.Generator, schedule: str) -> tuple[int, int, int, np.ndarray, np.ndarray]:
-    """Draw (pp, vpp, micro batches, forward, backward) of equal layers with an embedding and a head of up to three layers."""
-    pp, vpp = int(rng.choice([2, 4, 8, 16])), int(rng.choice([2, 4])) if schedule == "interleaved" else 1
-    layers = pp * vpp * int(rng.integers(1, 5)) + (int(rng.integers(0, pp)) if vpp == 1 else 0)
-    stages = stage_layers(layers, np.array([pp]))
-    count = np.full(pp, int(stages.middle[0]))
-    count[0], count[-1] = int(stages.first[0]), int(stages.last[0])
-    for stage in range(1, count.sum() - layers + 1):  # middle stages with fewer layers come before those with more
-        count[stage] -= 1
-    m = int(rng.choice([1, 2, 4, 8, 16])) * (pp if vpp > 1 else 1)
-    share = np.repeat(count[:, None], vpp, axis=1) / vpp
-    forward, backward = share.copy(), share * rng.uniform(1.8, 3.0)
-    embedding, head = rng.uniform(0, 0.1), rng.uniform(0.05, 3.0)
-    forward[0, 0], backward[0, 0] = forward[0, 0] + embedding, backward[0, 0] + 2 * embedding
-    forward[-1, -1], backward[-1, -1] = forward[-1, -1] + head / 3, backward[-1, -1] + 2 * head / 3
-    return pp, vpp, m, forward, backward
-
-
-@pytest.mark.parametrize(
-    ("schedule", "mean", "low", "high"), [("1f1b", 0.012, -1e-9, 0.14), ("interleaved", 0.003, -0.02, 0.01)]
-)
-def test_closed_forms_of_uneven_stages_stay_within_the_documented_error(
-    schedule: str, mean: float, low: float, high: float
-) -> None:
-    rng, errors = np.random.default_rng(0), []
-    for _ in range(300):
-        pp, vpp, m, forward, backward = _random_pipeline(rng, schedule)
-        one = (forward, backward) if vpp > 1 else (forward[:, 0], backward[:, 0])
-        busy = (forward + backward).sum(axis=1)
-        form = pipeline_seconds(schedule, m, pp, vpp, busy.sum(), busy.max(), 0.0)
-        errors.append(form / simulate(schedule, *one, m, vpp).makespan - 1)
-    assert np.abs(errors).mean() < mean and min(errors) > low and max(errors) < high
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 12), st.tuples(*[st.integers(1, 9)] * 3))

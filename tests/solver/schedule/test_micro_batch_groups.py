@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from toy import TINY, all_layouts, make_problem, toy_cost
 
 from profiler.errors import InputError
+from solver.schedule.closed_forms import interleaved_seconds
 from solver.schedule.event_simulation import simulate
 from solver.schedule.op_orders import stage_order
-from solver.schedule.stages import micro_batches_in_flight, pipeline_seconds
+from solver.schedule.stages import micro_batches_in_flight
 from solver.search.search import search
 from solver.spec.feasibility import check_layout
 from solver.spec.strategy import groups_fit
@@ -44,7 +45,7 @@ def test_the_closed_forms_hold(pp: int, vpp: int, larger: int, whole: int, rest:
     assert groups_fit(m, pp, group)
     line = simulate("interleaved", np.full(pp, 1.0 * vpp), np.full(pp, 2.0 * vpp), m, vpp, group=group)
     # as soon as with groups of pp, whose bubble is the shortest that filling and draining leave
-    assert line.makespan == pytest.approx(pipeline_seconds("interleaved", m, pp, vpp, 3.0 * vpp * pp, 3.0 * vpp, 0.0))
+    assert line.makespan == pytest.approx(interleaved_seconds(m, vpp, 3.0 * vpp * pp, 3.0 * vpp))
     for stage in range(pp):
         assert line.in_flight[stage] == pytest.approx(float(micro_batches_in_flight("interleaved", m, pp, vpp, stage, group)))
 

@@ -57,6 +57,20 @@ def test_recomputation_gathers_three_of_four_tensors_again() -> None:
     assert more == pytest.approx(2 * 3 / 4 * kept.terms.sharded.gather[0].exposed[0], rel=1e-9)
 
 
+def test_each_overlap_of_fsdp_hides_its_own_messages() -> None:
+    def exposed(**overlaps: bool) -> float:
+        found = tiny("generic", 8, TINY, EXPOSED | overlaps, zero=3, zero_shard_size=8, micro_batch_size=256)
+        return float(part(found, "fsdp_exposed")[0])
+
+    neither, gathers = exposed(), exposed(overlap_param_gather=True)
+    reduces, both = exposed(overlap_grad_reduce=True), exposed(overlap_grad_reduce=True, overlap_param_gather=True)
+    layers, ends = 2 * LAYER * (2 * 2 + 4), (2 * 16_384 + 64) * 6
+    assert neither == pytest.approx((layers + ends) * LINK, rel=1e-12), (
+        "two gathers and a reduction of each layer, one of the ends"
+    )
+    assert neither > gathers > both and neither > reduces > both
+
+
 def test_layer_by_layer_gathers_overlap_and_know_no_lists() -> None:
     found = _sharded("megatron-deepspeed")
     assert found.terms.sharded.gather[0].kernels[0] == 0

@@ -1,0 +1,280 @@
+"""Seconds of one micro batch on the stages of a pipeline: of their layers, of embedding and head, and of their sends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from solver.schedule.closed_forms import StageWork
+from solver.schedule.kinds import is_schedule
+from solver.schedule.warm_up import unpaired_micro_batches
+from solver.spec.strategy import SPLIT_BACKWARD, Strategy
+from solver.step.deferred_head import deferred_share
+from solver.step.layouts import Layouts
+from solver.step.op_estimates import STREAMS
+from solver.step.problem import Problem
+from solver.step.sharded_weights import exposed_by_sharding
+from solver.step.stage_kinds import over_kinds
+from solver.step.terms import SplitTerms
+
+#: Messages between two neighbours while the pipeline fills and drains: one forward, one backward.
+FILLING_SENDS = 2.0
+
+
+@dataclass(frozen=True)
+class SlowestStage:
+    """The bottleneck stage: its layers of each kind and how many of them are recomputed, [kinds, layouts]; whether it holds
+    embedding and head (0 or 1), [layouts]."""
+
+    layers: np.ndarray
+    recomputed: np.ndarray
+    has_embedding: np.ndarray
+    has_head: np.ndarray
+
+    def take(self, index: np.ndarray) -> SlowestStage:
+        return SlowestStage(self.layers[:, index], self.recomputed[:, index], self.has_embedding[index], self.has_head[index])
+
+
+def recomputed_limit(problem: Problem, layouts: Layouts) -> np.ndarray:
+    """Return how many of a stage's layers each layout recomputes at most: [layouts], or by stage where the run states that."""
+    every, stated = problem.model.num_hidden_layers, problem.run.recomputed_of_stages
+    if stated:
+        return np.repeat(np.array(stated)[:, None], len(layouts), axis=1)
+    return np.where(layouts.recompute_layers < 0, every, np.minimum(layouts.recompute_layers, every))
+
+
+def end_recomputed(problem: Problem, layouts: Layouts) -> np.ndarray:
+    """Return whether each layout runs again what follows the layers: bool [layouts].
+
+    The head where the framework does so, with any layer of its stage. Modules of multi-token prediction only with all layers:
+    block recomputation passes them over (Megatron-Core's multi_token_prediction.py).
+    """
+    if problem.framework.recomputation.includes_head:
+        limit = recomputed_limit(problem, layouts)
+        found: np.ndarray = (limit[-1] if limit.ndim == 2 else limit) > 0
+        return found
+    every: np.ndarray = (layouts.recompute_layers < 0) & (not problem.run.recompute_stage_layers)
+    return every
+
+
+class LayerSeconds(NamedTuple):
+    """Seconds of one layer of each kind and one micro batch: [kinds, layouts].
+
+    recompute: of its second forward pass. fsdp: exposed by ZeRO-3; fsdp_recomputing: what recomputation adds to that. hidden:
+    exchange of tokens beside another micro batch. once: all without recomputation. recomputing: what recomputation adds.
+    """
+
+    forward: np.ndarray
+    backward: np.ndarray
+    recompute: np.ndarray
+    fsdp: np.ndarray
+    fsdp_recomputing: np.ndarray
+    hidden: np.ndarray
+    once: np.ndarray
+    recomputing: np.ndarray
+
+
+def layer_seconds(terms: SplitTerms, layouts: Layouts, run: Strategy) -> tuple[LayerSeconds, np.ndarray]:
+    """Return the seconds of the layers, and those of ZeRO-3's embedding and head, [layouts]."""
+    row = layouts.row
+    forward, backward = terms.forward.sum(axis=1)[:, row], terms.backward.sum(axis=1)[:, row]
+    recompute = terms.recompute[:, layouts.recompute, row]
+    fsdp, fsdp_recomputing, root = exposed_by_sharding(terms.sharded, layouts, run, forward, backward, recompute)
+    both, nothing = forward + backward, np.zeros(forward.shape)
+    hidden = _hidden_exchange(terms, layouts, both, run) if run.moe_exchange_overlap else nothing
+    once, recomputing = forward + backward + fsdp - hidden, recompute + fsdp_recomputing
+    return LayerSeconds(forward, backward, recompute, fsdp, fsdp_recomputing, hidden, once, recomputing), root
+
+
+def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run: Strategy) -> np.ndarray:
+    """Return the seconds per layer that the exchange of tokens takes no more beside another micro batch: [kinds, layouts].
+
+    both: forward and backward, one after the other. Weight gradients are delayed where the run says so, or the schedule splits
+    the backward pass. In the steady state of a stage, each forward pass of a chunk runs together
+    with the backward pass of an earlier micro batch (DeepSeek-V3's DualPipe, arXiv 2412.19437 section 3.2.1; Megatron-Core's
+    combined_1f1b.py), so the exchange of both runs beside the compute of both; filling and draining the pipeline does not.
+    """
+    row, splits = layouts.row, terms.splits
+    pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
+    alone = unpaired_micro_batches(splits.schedule[row], pp, vpp, run.micro_batch_group)
+    share = np.maximum(m - np.maximum(alone, 1), 0) / m
+    splits_passes = run.delay_wgrad_compute | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
+    together = np.where(splits_passes, terms.paired[:, 1, row], terms.paired[:, 0, row])
+    ep = STREAMS.index("ep")
+    sent = (terms.forward[:, ep] + terms.backward[:, ep])[:, row]
+    found: np.ndarray = share * np.clip(both - together, 0.0, sent)
+    return found
+
+
+class Ends(NamedTuple):
+    """Seconds of one micro batch at the ends of a pipeline: arrays over layouts. Forward and backward together."""
+
+    embedding: np.ndarray
+    head: np.ndarray
+    recompute: np.ndarray  #: of the head: its second forward pass
+    deferred: np.ndarray  #: the head's weight gradients that run after the last pass, and are not in ``head``
+
+
+def ends_of(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Ends:
+    """Return the seconds of embedding and head."""
+    row = layouts.row
+    deferred = deferred_share(problem.run, terms.splits.num_micro_batches[row]) * terms.projection_weight_grad[row]
+    again = np.where(end_recomputed(problem, layouts), terms.head_recompute[layouts.recompute, row], 0.0)
+    return Ends(terms.embedding.sum(axis=0)[row], terms.head.sum(axis=0)[row] + again - deferred, again, deferred)
+
+
+class Sends(NamedTuple):
+    """Seconds for which a stage's passes wait for their messages, per micro batch: arrays over layouts."""
+
+    between: np.ndarray  #: a middle stage: exchanges with both neighbours
+    at_end: np.ndarray  #: an end of the pipeline
+    filling: np.ndarray  #: one micro batch on its way through all stages and back, while the pipeline fills and drains
+
+
+def sends_of(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Sends:
+    """Return the seconds of the sends that passes wait for.
+
+    Megatron's interleaved schedule overlaps sends with the next chunk's compute; automatic schedules wait for a message where
+    they need it.
+    """
+    row, splits = layouts.row, terms.splits
+    pp, vpp = splits.pp[row], splits.vpp[row]
+    blocking = problem.framework.pipeline.blocking_sends
+    never = overlaps_sends(problem, terms, layouts) | splits.automatic[row]
+    between = np.where(never, 0.0, blocking * vpp * terms.send_recv[row])
+    # an end of the pipeline has one neighbour: of two exchanges for each chunk it makes one less, at the end of a wave for each
+    less = np.where(splits.waves[row], 0.5, 1 / (2.0 * vpp))
+    at_end = np.where(pp > 1, between * (1 - less), between)
+    return Sends(between, at_end, between * (pp - 1) * FILLING_SENDS / blocking)
+
+
+def overlaps_sends(problem: Problem, terms: SplitTerms, layouts: Layouts) -> np.ndarray:
+    """Return whether each layout's sends run beside the next chunk's compute: bool [layouts]."""
+    found: np.ndarray = (terms.splits.vpp[layouts.row] > 1) & problem.run.p2p_overlap & ~terms.splits.waves[layouts.row]
+    return found
+
+
+@dataclass(frozen=True)
+class PipelineStages:
+    """What the seconds of all stages are made of. limit: layers that a stage recomputes at most."""
+
+    terms: SplitTerms
+    layouts: Layouts
+    layer: LayerSeconds
+    ends: Ends
+    sends: Sends
+    limit: np.ndarray
+
+    def take(self, of: np.ndarray) -> PipelineStages:
+        layer = LayerSeconds(*(each[:, of] for each in self.layer))
+        ends, sends = Ends(*(each[of] for each in self.ends)), Sends(*(each[of] for each in self.sends))
+        return PipelineStages(self.terms, self.layouts.at(of), layer, ends, sends, self.limit[..., of])
+
+    @property
+    def filling(self) -> np.ndarray:
+        """Seconds of one micro batch on its way through all stages and back, while the pipeline fills and drains: [layouts]."""
+        terms, row = self.terms, self.layouts.row
+        _, recomputed = terms.stages.recomputed(self.limit, row)
+        layers = over_kinds(terms.stages.totals[:, None], self.layer.once) + over_kinds(recomputed, self.layer.recomputing)
+        found: np.ndarray = layers + self.ends.embedding + self.ends.head + self.sends.filling
+        return found
+
+
+class Bottleneck(NamedTuple):
+    """Seconds of one micro batch on the slowest stage, of them the sends, and what it holds; arrays over layouts."""
+
+    seconds: np.ndarray
+    send_recv: np.ndarray
+    stage: SlowestStage
+
+
+def slowest_stage(of: PipelineStages) -> Bottleneck:
+    """Return the slowest stage, of equal ones the first, else the last.
+
+    The first stage stands for middle ones of as many layers where there are any, so it waits for as many sends.
+    """
+    row, stages, ends, layer = of.layouts.row, of.terms.stages, of.ends, of.layer
+    counts, has_embedding, has_head = stages.counts[:, :, row], stages.has_embedding[:, row], stages.has_head[:, row]
+    recomputed, _ = stages.recomputed(of.limit, row, counts)
+    sent = np.where((has_head > 0) | (of.terms.splits.pp[row] == 2), of.sends.at_end, of.sends.between)
+    seconds = np.array([
+        over_kinds(counts[s], layer.once) + over_kinds(recomputed[s], layer.recomputing)
+        + has_embedding[s] * ends.embedding + has_head[s] * ends.head + sent[s]
+        for s in range(len(counts))
+    ])  # fmt: skip
+    slowest = np.argmax(seconds, axis=0)
+    chosen = slowest, np.arange(len(row))
+    stage = SlowestStage(
+        counts.transpose(0, 2, 1)[chosen].T, recomputed.transpose(0, 2, 1)[chosen].T, has_embedding[chosen], has_head[chosen]
+    )
+    return Bottleneck(seconds[chosen], sent[chosen], stage)
+
+
+def stage_work(of: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> StageWork:
+    """Return the seconds of every stage that can be the slowest, by pass.
+
+    everywhere: what every stage waits for besides, in each micro batch. at_ends: the same of the ends; the slowest
+    stage waits for it too.
+    """
+    row, stages, splits = of.layouts.row, of.terms.stages, of.terms.splits
+    counts, index, pp = stages.counts[:, :, row], stages.index[:, row], splits.pp[row]
+    recomputed, recomputed_of_all = stages.recomputed(of.limit, row, counts)
+    head, half = stages.has_head[:, row], of.sends.between / 2  # a pass waits for one exchange
+    each, later = [], []
+    for s, (layers, again) in enumerate(zip(*stages.after(of.limit, row), strict=True)):
+        after = pp - 1 - index[s]
+        sent = (after > 0) * half, (index[s] > 0) * half + everywhere + at_ends
+        each.append(_passes(of, counts[s], recomputed[s], (stages.has_embedding[s, row], head[s]), sent))
+        sent = np.maximum(after - 1, 0) * half, after * (half + everywhere)
+        later.append(_passes(of, layers, again, (0.0, (after > 0) * 1.0), sent))
+    sent = of.sends.filling / 2, of.sends.filling / 2 + pp * everywhere + at_ends
+    total = _passes(of, np.repeat(stages.totals[:, None], len(row), axis=1), recomputed_of_all, (1.0, 1.0), sent)
+    return StageWork(np.stack(each, axis=1), np.stack(later, axis=1), total, index)
+
+
+def chunk_work(of: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) -> np.ndarray:
+    """Return the seconds of the first chunk of V-shaped stages, of the last and of any other, by pass: [3, 3, layouts].
+
+    everywhere, at_ends: as in stage_work. The first stage has the first chunk and the last one; layers of several kinds are
+    divided between them as all its layers are.
+    """
+    row, stages, splits = of.layouts.row, of.terms.stages, of.terms.splits
+    counts = stages.counts[:, :, row]
+    recomputed, _ = stages.recomputed(of.limit, row, counts)
+    embedding, loss = splits.account_for_embedding_in_pipeline_split[row], splits.account_for_loss_in_pipeline_split[row]
+    held = np.maximum(stages.layers[0, row], 1.0)
+    share = (np.floor((held + embedding + loss) / 2) - embedding) / held
+    half, others = of.sends.between / 4, (stages.index[:, row] > 0)[:, None]  # a pass waits for one exchange
+    turning = half * np.where(splits.pp[row] == 2, 0.5, 1.0)  # half of the last stage's passes do
+    waits, nothing = (everywhere + at_ends) / 2, np.zeros(len(row))
+    first = _passes(of, counts[0] * share, recomputed[0] * share, (1.0, 0.0), (half, waits))
+    last = _passes(of, counts[0] * (1 - share), recomputed[0] * (1 - share), (0.0, 1.0), (nothing, half + waits))
+    each = [
+        _passes(of, counts[s] / 2, recomputed[s] / 2, (0.0, 0.0), (turning, turning + waits)) * others[s]
+        for s in range(1, len(counts))
+    ]
+    seconds = np.array(each)
+    slowest = np.argmax(seconds.sum(axis=1), axis=0)
+    return np.array([first, last, np.take_along_axis(seconds, slowest[None, None], axis=0)[0]])
+
+
+def _passes(
+    of: PipelineStages, layers: np.ndarray, recomputed: np.ndarray, ends: tuple[Any, Any], sent: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """Return the seconds of forward pass, input gradients and weight gradients of ``layers``: [3, layouts].
+
+    ends: whether embedding and head are among them (0 or 1). sent: what the first two wait for.
+    """
+    row, terms, layer, (first, last) = of.layouts.row, of.terms, of.layer, ends
+    forward = over_kinds(layers, layer.forward) + first * terms.embedding_forward[row] + last * terms.head_forward[row]
+    both = (
+        over_kinds(layers, layer.once)
+        + over_kinds(recomputed, layer.recomputing)
+        + first * of.ends.embedding
+        + last * of.ends.head
+    )
+    split = is_schedule(terms.splits.schedule[row], *SPLIT_BACKWARD)
+    weights = split * (over_kinds(layers, terms.weight_grad[:, row]) + last * terms.head_weight_grad[row])
+    return np.array([forward + sent[0], both - forward - weights + sent[1], weights])
