@@ -17,7 +17,7 @@ from predictor.fitted import cost_model
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, shown
 from profiler.profile.attention_times import FOLDER
-from profiler.profile.profile import GIB, Profile
+from profiler.profile.profile import GIB, Device, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
@@ -66,6 +66,8 @@ def load_problem(
     if varied:
         raise InputError(f"{varied[0]} is an axis of a search: fix it with search(..., fixed={{{varied[0]!r}: ...}})")
     found = profile if isinstance(profile, Profile) else find_profile(profile)[0]
+    if "gpus_per_node" not in described:
+        described |= _nodes_of_launch(run_config, found.device)
     cost, place = machine(found, described, world_size)
     place = _limited(place, memory_limit_gib)
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
@@ -82,6 +84,17 @@ def load_problem(
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(run_config.model, run, place, cost, approximate)
+
+
+def _nodes_of_launch(config: RunConfig, device: Device) -> dict[str, int]:
+    """Return the GPUs of a node as a file launches them, where it does. Raises InputError for more than the device has."""
+    each = config.gpus_per_node
+    if each > device.gpus_per_node:
+        raise InputError(
+            f"{config.source}: it launches {each} ranks on a node, and {device.name} has {device.gpus_per_node} GPUs a node; "
+            "state another gpus_per_node in a cluster file (--cluster), or launch fewer"
+        )
+    return {"gpus_per_node": each} if each else {}
 
 
 def _check_idle(constants: Mapping[str, Any], model: ModelSpec, precision: Any, framework: Framework) -> None:

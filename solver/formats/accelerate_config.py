@@ -88,7 +88,8 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
     ignored = (*unread_keys(sections, KNOWN, "", file.read), *unread)
     stated = {"micro_batch_size", "num_micro_batches", "seq_len"}
     refusals = broken(RULES, Arguments(flattened(sections), world))
-    return FileRun(model, layout | batch, tuple(sorted(stated - batch.keys())), ignored, refusals=refusals)
+    assumed, per_node = tuple(sorted(stated - batch.keys())), world // machines if machines > 1 else 0
+    return FileRun(model, layout | batch, assumed, ignored, refusals=refusals, gpus_per_node=per_node)
 
 
 def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:

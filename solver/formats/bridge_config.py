@@ -86,7 +86,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), world)))
-    return FileRun(read.model, layout, (*assumed, *guessed), ignored, refusals=refusals)
+    return FileRun(read.model, layout, (*assumed, *guessed), ignored, read.notes, refusals)
 
 
 def _over(recipe: Flags, stated: Flags) -> Flags:

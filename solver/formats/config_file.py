@@ -34,7 +34,7 @@ class RunConfig:
 
     layout: Strategy field names -> values; zero_shard_size -1 means every rank that holds the same parameters. ignored: keys
     that are known but do not affect the prediction. assumed: layout fields that the file leaves to its framework's default.
-    notes: what was taken for what it leaves open.
+    notes: what was taken for what it leaves open. gpus_per_node: as in FileRun.
     """
 
     name: str
@@ -45,6 +45,7 @@ class RunConfig:
     ignored: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    gpus_per_node: int = 0
 
 
 def load_run_config(path: str | Path) -> RunConfig:
@@ -77,8 +78,8 @@ def read_source(source: Source) -> FileRun:
 def _run_config(source: Source, run: FileRun) -> RunConfig:
     seq_len = run.layout.get("seq_len")
     refused = tuple(f"its framework would refuse this run: {rule}" for rule in run.refusals)
-    notes = (*refused, *run.notes)
-    return RunConfig(source.path.stem, run.model, run.layout, seq_len, source.path, run.ignored, run.assumed, notes)
+    notes, per_node = (*refused, *run.notes), run.gpus_per_node
+    return RunConfig(source.path.stem, run.model, run.layout, seq_len, source.path, run.ignored, run.assumed, notes, per_node)
 
 
 def _neighbours(path: Path) -> Callable[[str], str | None]:

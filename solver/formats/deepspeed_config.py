@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from profiler.errors import InputError
@@ -24,6 +24,7 @@ from solver.formats.script_words import (
     arguments,
     environment,
     launched_settings,
+    of_environment,
     program_at,
     ranks_of_launch,
     script_words,
@@ -56,7 +57,7 @@ def read_deepspeed(source: Source) -> FileRun:
     script = script_beside(source)
     words = script_words(script) if script else ()
     settings = _zero(file) | _precision(file, _trainers(words, script))
-    launched = _launched(words, script.path, source, settings["precision"]) if script else None
+    launched = _launched(words, script, source, settings["precision"]) if script else None
     stated: Mapping[str, Any] = launched.layout if launched else _TRANSFORMERS | _ranks(file)
     if settings["zero"]:
         settings["zero_shard_size"] = stated.get("dp", -1)
@@ -69,7 +70,8 @@ def read_deepspeed(source: Source) -> FileRun:
         RULES, Arguments(flattened(sections) | _megatrons(words, script), world, environment(script) if script else {})
     )
     layout |= {"framework": FRAMEWORK}
-    return FileRun(model, layout, assumed, ignored, refusals=refusals)
+    notes, per_node = (launched.notes, launched.gpus_per_node) if launched else ((), 0)
+    return FileRun(model, layout, assumed, ignored, notes, refusals, per_node)
 
 
 def settings_of_script(source: Source) -> Source:
@@ -176,17 +178,22 @@ def _ranks(file: SectionReader) -> dict[str, int]:
     return dict.fromkeys(("world_size", "dp"), whole // math.prod(each))
 
 
-def _launched(words: Sequence[str], path: Path, source: Source, precision: str) -> FileRun:
+def _launched(words: Sequence[str], script: Source, source: Source, precision: str) -> FileRun:
     """Return what the script of the same name states: of Megatron-DeepSpeed a run, of a trainer its batch and its ranks."""
-    at, trainer = program_at(words, PROGRAM), program_at(words, TRAINER)
-    if at is not None:
-        return _megatron(arguments(words[at + 1 :], path), ranks_of_launch(words[:at], path), source)
-    if trainer is None:
+    path, at, trainer = script.path, program_at(words, PROGRAM), program_at(words, TRAINER)
+    at = trainer if at is None else at
+    if at is None:
         raise InputError(f"{path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it")
-    world = ranks_of_launch(words[:trainer], path)
-    fields, ignored = trainer_fields(arguments(words[trainer + 1 :], path), precision, path)
-    sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
-    return FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored)
+    launch, given = ranks_of_launch(words[:at], path), arguments(words[at + 1 :], path)
+    world, (settings, left_out) = launch.world_size, of_environment(script)
+    if at == trainer:
+        fields, ignored = trainer_fields(given, precision, path)
+        sizes = {"world_size": world, "dp": world, **_TRANSFORMERS}
+        run = FileRun(model_beside(source, _NO_MODEL), sizes | fields, ignored=ignored)
+    else:
+        run = _megatron(given, world, source)
+    layout, notes = {**run.layout, **settings}, (*run.notes, *left_out)
+    return replace(run, layout=layout, notes=notes, gpus_per_node=launch.gpus_per_node)
 
 
 def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
@@ -211,7 +218,7 @@ def _megatron(given: dict[str, Any], world: int, source: Source) -> FileRun:
         raise InputError(f"{path}: state --vocab-size, because the tokenizer's model is not read")
     read = run_of_arguments({f"--{name}": value for name, value in theirs.items()}, world, path, rules=())
     layout = {**read.layout, "gradient_accumulation_fusion": None, "p2p_overlap": False}
-    return FileRun(read.model, layout, (), read.ignored)
+    return FileRun(read.model, layout, (), read.ignored, read.notes)
 
 
 def _whole_or_none(value: Any) -> int | None:

@@ -41,7 +41,13 @@ KNOWN: Known = keys(
     ),
 )  # fmt: skip
 _OFF, _NONE = (False,), ("none", None)
+_ADAM = ("Adam", "AdamW", "FusedAdam", "adam", "adamw", AUTO)
 DESCRIBED: Described = {
+    "optimizer.type": (_ADAM, "another optimizer"),
+    "communication_data_type": ((None, AUTO, "fp16", "bf16", "bfp16"), "a reduction in other numbers than the passes'"),
+    "activation_checkpointing.partition_activations": (_OFF, "checkpoints that ranks share"),
+    "activation_checkpointing.cpu_checkpointing": (_OFF, "checkpoints on the host"),
+    "zero_optimization.reduce_scatter": ((True, AUTO), "an all-reduce of all gradients"),
     "zero_optimization.reduce_bucket_size": ((500_000_000, AUTO), "another size of buckets"),
     "zero_optimization.zero_hpz_partition_size": ((1,), "a second partition of the weights"),
     "zero_optimization.zero_quantized_weights": (_OFF, "quantised all-gathers"),
@@ -62,5 +68,5 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
 #: Arguments that are read elsewhere, or change neither memory nor time.
 OWN = (
     "deepspeed", "deepspeed_config", "zero-stage", "deepspeed-activation-checkpointing", "no-pipeline-parallel", "data-impl",
-    "optimizer", "cpu-optimizer", "rotary-position-embeddings-theta", "layernorm-epsilon", "no-query-key-layer-scaling",
+    "cpu-optimizer", "rotary-position-embeddings-theta", "layernorm-epsilon", "no-query-key-layer-scaling",
 )  # fmt: skip

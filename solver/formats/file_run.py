@@ -39,7 +39,8 @@ class FileRun:
     layout: Strategy fields; zero_shard_size -1 means every rank that holds the same parameters. assumed: fields of ``layout``
     that the file leaves to its framework's defaults. ignored: keys of the file that the framework knows and the prediction does
     not use. notes: what was taken for what the file leaves open. refusals: rules of the framework's own that the file breaks,
-    so that it would not start (solver.formats.argument_rules).
+    so that it would not start (solver.formats.argument_rules). gpus_per_node: ranks that are launched on each of several nodes;
+    0: not stated.
     """
 
     model: ModelSpec
@@ -48,6 +49,7 @@ class FileRun:
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
+    gpus_per_node: int = 0
 
 
 def model_path(name: str) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from solver.formats.argument_rules.internevo import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun
-from solver.formats.internevo_keys import KNOWN
-from solver.formats.known_keys import check_keys, unknown_key, unread_keys
+from solver.formats.internevo_keys import DESCRIBED, KNOWN
+from solver.formats.known_keys import check_described, check_keys, unknown_key, unread_keys
 from solver.formats.literal_python import Assignments, read_assignments
 from solver.formats.section_reader import SectionReader
 from solver.spec.model import ModelSpec
@@ -36,6 +36,7 @@ def internevo_run(text: str, where: str, name: str) -> FileRun:
     assigned = read_assignments(text, where)
     _check_top_level(assigned, where)
     file = SectionReader(assigned.values, "", where, set())
+    check_described(file, DESCRIBED)
     model_keys = file.section("model")
     model = _model(model_keys, file.section("moe"), name)
     layout, assumed = _Layout(file, model_keys, model.num_hidden_layers).values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from solver.formats.known_keys import Known, keys
+from solver.formats.known_keys import Described, Known, keys
 
 _SIZED = keys("size overlap memory_pool launch_allgather_before forward_overlap_per no_tp")
 
@@ -62,3 +62,13 @@ KNOWN: Known = keys(
         "use_fused_gating parallel_mode"
     ),
 )
+#: Values of keys that change time or memory and whose other values are not described.
+DESCRIBED: Described = {
+    "model.use_swiglu": ((True,), "an MLP without a gate, which InternEvo itself refuses,"),
+    "model.use_sliding_window": ((False,), "a window over the keys"),
+    "model.residual_in_fp32": ((False,), "a residual stream of 32 bits"),
+    "model.drop_rate": ((0, 0.0), "dropout"),
+    "model.attn_drop_rate": ((0, 0.0), "dropout"),
+    "selective_checkpoint": ((False,), "recomputation of all but attention"),
+    "cpu_offloading": ((False,), "activations on the host"),
+}

@@ -192,7 +192,9 @@ def _offloaded_modules(flags: Mapping[str, Any]) -> list[str]:
 
 
 def _attention(flags: Mapping[str, Any]) -> str:
-    """The local implementation has no fused kernel; Transformer Engine's "auto" takes one."""
+    """The local implementation has no fused kernel; Transformer Engine's "auto" takes one where there is one: of 16 bits."""
+    if precision_of(flags) == "fp32":
+        return "unfused"
     if flags.get("transformer-impl") == "local":
         return "flash" if "use-flash-attn" in flags else "unfused"
     kernels = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "unfused", "local": "unfused"}

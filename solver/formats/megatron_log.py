@@ -25,7 +25,11 @@ _NAMES = {  # Python name -> flag, where they differ
 }  # fmt: skip
 _INVERTED = {
     "add_bias_linear": "disable-bias-linear", "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
-    "overlap_p2p_comm": "no-overlap-p2p-communication",
+    "overlap_p2p_comm": "no-overlap-p2p-communication", "masked_softmax_fusion": "no-masked-softmax-fusion",
+    "bias_gelu_fusion": "no-bias-gelu-fusion", "bias_swiglu_fusion": "no-bias-swiglu-fusion",
+    "bias_dropout_fusion": "no-bias-dropout-fusion", "apply_rope_fusion": "no-rope-fusion",
+    "async_tensor_model_parallel_allreduce": "no-async-tensor-model-parallel-allreduce",
+    "tp_comm_split_ag": "disable-tp-comm-split-ag", "tp_comm_split_rs": "disable-tp-comm-split-rs",
 }  # fmt: skip
 #: Arguments (by the beginning of the flag) that say nothing where another one is not given.
 _NEEDS = {

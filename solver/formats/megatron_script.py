@@ -12,6 +12,7 @@ from solver.formats.script_words import (
     arguments,
     defaults_taken,
     environment,
+    of_environment,
     program_at,
     ranks_of_launch,
     script_words,
@@ -35,7 +36,9 @@ def read_script(source: Source) -> FileRun:
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     repeated: list[str] = []
     flags = arguments(words[at + 1 :], path, ignored, repeated)
-    run = run_of_arguments(flags, ranks_of_launch(words[:at], path), path, environment=environment(source))
+    launch, (settings, left_out) = ranks_of_launch(words[:at], path), of_environment(source)
+    run = run_of_arguments(flags, launch.world_size, path, environment=environment(source))
     twice = [f"{name} stands more than once; argparse takes the last, {flags[name]}" for name in dict.fromkeys(repeated)
              if name not in ignored and flags[name] is not True]  # fmt: skip
-    return replace(run, notes=(*run.notes, *twice, *defaults_taken(source, PROGRAM, ignored)))
+    notes = (*run.notes, *twice, *defaults_taken(source, PROGRAM, ignored), *left_out)
+    return replace(run, layout={**run.layout, **settings}, notes=notes, gpus_per_node=launch.gpus_per_node)

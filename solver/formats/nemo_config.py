@@ -24,6 +24,7 @@ from solver.formats.nemo_names import (
     SWITCHES,
     VALUES,
 )
+from solver.formats.script_words import Launch
 from solver.formats.section_reader import SectionReader
 from solver.spec.frameworks import framework_of
 
@@ -42,7 +43,8 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     check_described(file, DESCRIBED)
     trainer, model = file.section("trainer"), file.section("model")
     flags = _model(model) | _vocabulary(model, source) | _precision(trainer, model) | _optimizer(model.section("optim"))
-    world = trainer.whole("devices") * trainer.whole("num_nodes", 1)
+    launch = Launch(trainer.whole("num_nodes", 1), trainer.whole("devices"))
+    world = launch.world_size
     read = run_of_arguments({f"--{flag}": value for flag, value in flags.items()}, world, source.path, rules=CORE)
     optim = model.section("optim")
     stated = "grad_sync_dtype" in optim
@@ -55,7 +57,8 @@ def read_nemo(sections: Section, source: Source) -> FileRun:
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = broken(RULES, Arguments(flattened(sections), world))
-    return FileRun(read.model, layout, () if stated else ("grad_dtype",), ignored, refusals=(*read.refusals, *refusals))
+    assumed = () if stated else ("grad_dtype",)
+    return FileRun(read.model, layout, assumed, ignored, read.notes, (*read.refusals, *refusals), launch.gpus_per_node)
 
 
 def _model(model: SectionReader) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from profiler.errors import InputError, printable, shown
 from solver.formats.file_run import Source
@@ -16,6 +16,11 @@ from solver.formats.shell_script import Shell, read_shell
 LAUNCH = {"nodes": ("nnodes", "num-nodes"), "each": ("nproc-per-node", "num-gpus")}
 #: Variables of the environment that say where ranks are, not how many.
 _PLACES = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "RDZV_ID", "RDZV_ENDPOINT", "CUDA_DEVICE_MAX_CONNECTIONS"}
+#: Variables that change how NCCL sends.
+_UNMODELLED = (
+    "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS",
+    "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
+)  # fmt: skip
 _END = ";"  #: stands between two commands
 
 
@@ -46,8 +51,24 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
     return (f"the script's own, unless the environment says otherwise: {taken}",) if taken else ()
 
 
-def ranks_of_launch(words: Sequence[str], path: Path) -> int:
-    """Return the GPUs of torchrun's or deepspeed's words before the program. Raises InputError where they are no numbers."""
+class Launch(NamedTuple):
+    """Nodes, and the ranks that a launch starts on each."""
+
+    nodes: int
+    each: int
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.each
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs that a node must have; 0 for a launch on one node, which may have more."""
+        return self.each if self.nodes > 1 else 0
+
+
+def ranks_of_launch(words: Sequence[str], path: Path) -> Launch:
+    """Return what torchrun's or deepspeed's words before the program say. Raises InputError where they are no numbers."""
     pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
     launch = {key: value for name, value in pairs if (key := _launch_key(name))}
@@ -55,7 +76,7 @@ def ranks_of_launch(words: Sequence[str], path: Path) -> int:
         unknown = next((value for value in launch.values() if "$" in value), "")
         why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
         raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}")
-    return int(launch["nodes"]) * int(launch["each"])
+    return Launch(int(launch["nodes"]), int(launch["each"]))
 
 
 def _launch_key(word: str) -> str:
@@ -75,6 +96,14 @@ def environment(source: Source) -> dict[str, str]:
     text = re.sub(r"(?m)(^|\s)#.*$", "", source.text)
     found = re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]*)=([\"']?)([\w^.:+-]+)\2(?=\s|;|$)", text)
     return {name: value for name, _, value in found}
+
+
+def of_environment(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the layout fields that the variables of a script state, and a line on those that change times unmodelled."""
+    variables = environment(source)
+    blocking = {"launch_blocking": True} if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0" else {}
+    set_here = ", ".join(f"{name}={variables[name]}" for name in _UNMODELLED if name in variables)
+    return blocking, (f"left out, although it may change times: {set_here}",) if set_here else ()
 
 
 def program_at(words: Sequence[str], program: str) -> int | None:

@@ -175,12 +175,10 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
     all to all, before it launches that (expert_exchange.py). Experts that are parameters of their own are handled by the host
     one by one: each weight in forward, and in backward its gradient and its hook; a bias too (Transformer Engine's
     GroupedLinear returns a gradient of each, Megatron-Core's distributed_data_parallel.py has a hook for every parameter).
+    One after the other they are modules of their own, whose GEMMs are those that Transformer Engine starts for a group too.
     """
     experts, rows = shapes.model.num_experts // shapes.keys.ep, expert_rows(shapes)
     each = np.maximum(rows / experts, 1)
-    if not shapes.run.moe_grouped_gemm:
-        alone = linear(shapes, f"expert.{name}", MODULE, n, k, tokens=each)
-        return [replace(op, count=op.count * experts, launches=op.launches * experts) for op in alone]
     single, several = np.where(experts == 1, 1.0, 0.0), np.where(experts > 1, 1.0, 0.0)
     sizes = {"groups": experts, "tokens_per_group": each, "n": n, "k": k}
     waits = (name == "w13") & ~waits_to_send(shapes) & (not shapes.run.moe_capacity_factor)
@@ -192,6 +190,9 @@ def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
         if op.kind == MEMORY_BOUND
     ]
     handled = {FORWARD: 1, WEIGHT_GRAD: 2 * (1 + shapes.model.mlp_bias)} if shapes.framework.kernels.experts_apart else {}
+    if not shapes.run.moe_grouped_gemm:
+        handled = {op.phase: np.maximum(op.launches, handled.get(op.phase, 0)) for op in plain}
+        fills = [replace(op, launches=op.launches * experts) for op in fills]
     grouped = [
         replace(
             op, name=f"experts.{name}", kind=GROUPED_LINEAR, count=several,

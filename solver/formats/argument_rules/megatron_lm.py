@@ -128,6 +128,10 @@ def _muon(a: Arguments) -> bool:
     return "muon" in a.text("optimizer", "adam")
 
 
+def _fused_attention(a: Arguments) -> bool:
+    return "use-flash-attn" in a or a.text("attention-backend", "auto") in ("flash", "fused")
+
+
 _SIZES = (
     Rule("the ranks are a multiple of tp * pp * cp", _STATE, lambda a: a.world % (_tp(a) * _pp(a) * _cp(a)) == 0),
     Rule("the ranks are a multiple of etp * ep * pp", _STATE,
@@ -194,6 +198,12 @@ _STATES = (
          lambda a: implies("deterministic-mode" in a, a.sets("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0"))),
     Rule("--deterministic-mode excludes --cross-entropy-loss-fusion", _START,
          lambda a: not {"deterministic-mode", "cross-entropy-loss-fusion"} <= a.keys()),
+    Rule("--attention-backend flash and fused, and --use-flash-attn, need --bf16 or --fp16", "extensions/transformer_engine.py",
+         lambda a: implies(_fused_attention(a), not a.keys().isdisjoint(("bf16", "fp16")))),
+    Rule("NVTE_FLASH_ATTN, NVTE_FUSED_ATTN and NVTE_UNFUSED_ATTN are as --attention-backend has them, all 1 for auto",
+         "models/common/language_module/language_module.py", lambda a: all(
+             a.sets(f"NVTE_{name.upper()}_ATTN", str(int(a.text("attention-backend", "auto") in (name, "auto"))))
+             for name in ("flash", "fused", "unfused"))),
     Rule("--bf16 excludes --fp16", _START, lambda a: not {"bf16", "fp16"} <= a.keys()),
     Rule("--fp8-param-gather needs --fp8-format and --use-distributed-optimizer", _START,
          lambda a: implies("fp8-param-gather" in a, {"fp8-format", "use-distributed-optimizer"} <= a.keys())),

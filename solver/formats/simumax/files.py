@@ -55,11 +55,11 @@ def _experts_of(model: ModelSpec) -> ModelConfig:
 
 def simumax_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
     """Return file name -> text of NAME.json and of its model. What they cannot say is refused when they are read again."""
-    files = {f"{name}.json": _strategy(run), model_path(name): _model(model, run)}
+    files = {f"{name}.json": _strategy(model, run), model_path(name): _model(model, run)}
     return {file: json.dumps(values, indent=1) + "\n" for file, values in files.items()}
 
 
-def _strategy(run: Strategy) -> dict[str, Any]:
+def _strategy(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     if framework_of(run.framework).name not in (FRAMEWORK, SHARDING_FRAMEWORK):
         raise InputError(f"the layout is {run.framework}'s; SimuMax's strategies are of {FRAMEWORK}")
     if run.cp > 1 and run.cp_comm not in _CONTEXT:
@@ -78,17 +78,17 @@ def _strategy(run: Strategy) -> dict[str, Any]:
         "use_fp32_accum_grad": run.grad_dtype == "fp32", "grad_reduce_in_bf16": False,
         "use_fused_grad_accumulation": run.gradient_accumulation_fusion is not False,
         "cross_entropy_loss_fusion": run.cross_entropy_fusion, "overlap_grad_reduce": run.overlap_grad_reduce,
-        "pp_comm_async": run.p2p_overlap, **_recomputation(run),
+        "pp_comm_async": run.p2p_overlap, **_recomputation(model, run),
     }  # fmt: skip
     if run.cp > 1:
         values["cp_comm_type"] = _CONTEXT[run.cp_comm]
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _recomputation(run: Strategy) -> dict[str, Any]:
+def _recomputation(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     if run.recompute == "none":
         return {"enable_recompute": False}
-    layers = run.recompute_layers if run.recompute_layers >= 0 else 1 << 10  # as many as there are
+    layers = run.recompute_layers if run.recompute_layers >= 0 else model.num_hidden_layers  # of a stage: at most all
     level = {"enable_recompute": True, "recompute_layer_num": layers}
     if run.recompute == "full":
         return level | {"recompute_granularity": "full_block"}

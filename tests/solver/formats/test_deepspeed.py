@@ -198,6 +198,13 @@ def test_what_a_key_means(change: dict[str, Any], fields: dict[str, Any], tmp_pa
             {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}},
             "zero_optimization.stage is 1; it must be 2 or 3 beside offload_optimizer",
         ),
+        ({"optimizer": {"type": "Lion"}}, "because another optimizer is not modelled"),
+        ({"communication_data_type": "fp32"}, "because a reduction in other numbers than the passes' is not modelled"),
+        ({"activation_checkpointing": {"cpu_checkpointing": True}}, "because checkpoints on the host is not modelled"),
+        (
+            {"zero_optimization": {"stage": 1, "reduce_scatter": False}},
+            "because an all-reduce of all gradients is not modelled",
+        ),
         ({"fp16": {"enabled": True}}, "fp16.enabled is True; it must be False beside bf16"),
         (
             {"bf16": {"enabled": "auto"}},
@@ -221,6 +228,7 @@ def test_what_is_refused_when_reading(change: dict[str, Any], sentence: str, tmp
     [
         ("--nnodes 1", "--nnodes $N", "must say the number of GPUs, as numbers"),
         ("pretrain_gpt.py", "train.py", "neither pretrain_gpt.py of Megatron-DeepSpeed nor run_clm.py of transformers in it"),
+        ("--optimizer adam", "--optimizer sgd", "sgd"),
         ("--num-layers 24", "--moe-layers 24", "Megatron's --moe-layers is not known here"),
         (
             "--global-batch-size 32",

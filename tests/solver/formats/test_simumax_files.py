@@ -66,6 +66,16 @@ def test_its_own_files_are_configurations(tmp_path: Path) -> None:
         load_run_config(tmp_path / "run.json")
 
 
+def test_all_layers_recomputed_come_back(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("")
+    run = RUN.replace(recompute="full", recompute_layers=-1)
+    for name, text in exported(tmp_path / "run.json", model_of("llama3_8b"), run, 8).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = load_run_config(tmp_path / "run.json").layout
+    assert (found["recompute"], found["recompute_layers"]) == ("full", 32)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, run_of
+from toy import DEVICE, TINY, estimated, layer_keys, make_problem, run_of
 
+from predictor.cost_model import CostModel
 from profiler.errors import InputError
+from solver.formats.config_file import find_model, load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.program import GROUPED_LINEAR, LINEAR, LayerProgram
 from solver.spec.cluster import cluster_of
@@ -223,6 +225,27 @@ def test_biases_of_experts_have_gradients_and_hooks() -> None:
         layer = program(model, ep=4, framework="megatron-core")
         found = [np.ravel(o.launches)[0] for o in layer.ops if o.label in ("experts.w13.weight_grad", "experts.w2.weight_grad")]
         assert found == [launches, launches]
+
+
+def test_experts_one_after_the_other_are_launched_one_by_one() -> None:
+    together, apart = program(ep=2), program(ep=2, moe_grouped_gemm=False)
+    assert op(apart, "experts.w13.forward") == op(together, "experts.w13.forward")
+
+    def launches(layer: LayerProgram) -> float:
+        return float(sum(np.ravel(o.launches * o.count)[0] for o in layer.ops if o.name == "experts.w13"))
+
+    assert launches(apart) == 3 * EXPERTS / 2 > launches(together) == 3, "three passes of four experts"
+
+
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "qwen3_30b_a3b"])
+def test_experts_one_after_the_other_are_never_faster(name: str, h100_model: CostModel) -> None:
+    model = load_run_config(find_model(name)).model
+
+    def seconds(grouped: bool) -> float:
+        problem = make_problem(model, 16, h100_model, 4096, framework="megatron-core", moe_grouped_gemm=grouped)
+        return float(estimated(problem, [problem.run.replace(ep=4, dp=16, micro_batch_size=1)]).times.seconds[0])
+
+    assert seconds(False) >= seconds(True)
 
 
 def test_yarn_is_a_chain_of_kernels_under_megatron() -> None:

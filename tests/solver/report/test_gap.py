@@ -122,6 +122,12 @@ def test_the_arguments_of_a_log_are_its_layout(tmp_path: Path) -> None:
         assert config.model.replace(name="", padded_vocab_size=0) == problem.model.replace(name="")
 
 
+def test_a_fusion_that_a_log_switches_off_is_said(tmp_path: Path) -> None:
+    problem, layout = job("llama3_8b", 64, 2, 2)
+    text = printed(problem, layout, [1.0]).replace("  lr ", "  apply_rope_fusion ... False\n  lr ")
+    assert any("unfused rotary" in note for note in config_in_log(text, tmp_path / "x.log").notes)
+
+
 def test_a_run_is_appended_and_read_back(tmp_path: Path) -> None:
     problem, layout = job("qwen3_14b", 128, 4, 2)
     solutions = estimate(problem, [layout])
