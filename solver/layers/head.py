@@ -98,8 +98,20 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
     if native:
         ops = memory_bound("cross_entropy", "loss", "residual", logits, *NATIVE_LOSS_BYTES, ())
         return [*(replace(op, launches=float(NATIVE_LOSS_KERNELS)) for op in ops), *exchange]
+    exchange += _copied_logits(shapes, logits)
+    if shapes.framework.kernels.loss_metric:
+        exchange += memory_bound("metric", "loss", "residual", logits, FP32, 0.0, ())
     twice, fused = 2 * shapes.element, shapes.run.cross_entropy_fusion or _compiled(shapes)
     return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, twice, twice, (), fused=fused), *exchange]
+
+
+def _copied_logits(shapes: Shapes, logits: np.ndarray) -> list[Op]:
+    """Copies of all-gathered logits from torch's buffer to its list and on to one tensor, and of the gradient's share."""
+    if not shapes.framework.tensor_parallel.joins_logits:
+        return []
+    everywhere, once = (shapes.keys.tp > 1) * 1.0, 2.0 * shapes.element
+    forward = memory_bound("logits.join", "loss", "copy", logits * everywhere, 2 * once, 0.0, ())
+    return [*forward, *memory_bound("logits.split", "loss", "copy", logits * everywhere / shapes.keys.tp, 0.0, once, ())]
 
 
 def _compiled(shapes: Shapes) -> bool:

@@ -55,6 +55,7 @@ class Kernels:
     tf32: bool = False
     torch_loss: bool = False  #: the cross entropy is torch's, in fp32; otherwise Megatron's, in place
     compiled_loss: bool = False  #: torch.compile includes the cross entropy
+    loss_metric: bool = False  #: the share of right tokens is counted beside the loss: each fp32 logit is read once more
     #: Host time to launch one op: steps of many tiny kernels are bound by the host. None: of layers of plain PyTorch modules,
     #: which the profiler measures (solver/step/host.py).
     launch_seconds: float | None = None
@@ -83,6 +84,9 @@ class TensorParallel:
     splits_sequence: bool = False
     experts_follow: bool = False  #: a run that states no etp splits its experts as it splits the rest (etp is tp)
     vocab_parallel_loss: bool = True  #: the cross entropy works on sharded logits; otherwise on all-gathered ones
+    #: All-gathered logits arrive in torch's list of tensors: copied out of one buffer, and joined again; of their gradient each
+    #: rank copies its share.
+    joins_logits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +115,8 @@ class DataParallel:
     #: Gradients of further micro batches are added inside the weight-gradient GEMM (under FSDP: to shards); otherwise a kernel
     #: of its own adds them to the buffer.
     fused_gradient_accumulation: bool = True
+    #: That kernel is preceded by another, which casts the gradient to the buffer's type.
+    accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)

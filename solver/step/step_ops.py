@@ -189,9 +189,10 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         if kept is not None and name != OTHERS:
             ops.append(Op("weight_casts", "optimizer", MEMORY_BOUND, "step", {"bytes": group.elements * kept.cast},
                           variant="quantize"))  # fmt: skip
-        # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards
-        fused = problem.fused_accumulation
-        accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad) * (not fused)}
+        # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards. A
+        # cast before it writes the gradient in the buffer's type, which is read in its place
+        fused, casts = problem.fused_accumulation, sync.accumulation_casts and grad > sizes.weight
+        accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad * (1 + casts)) * (not fused)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, variant="residual",
                       count=float(not fused)))  # fmt: skip
         passes = {"bytes": group.elements * grad * sync.buffer_passes}

@@ -39,6 +39,7 @@ MEGATRON_DEEPSPEED = Framework(
         grad_collective="all_reduce",
         bucket_elements=500e6,  # reduce_bucket_size
         fused_gradient_accumulation=False,
+        accumulation_casts=True,  # runtime/bf16_optimizer.py, _update_hp_grad: lp.grad.to(hp_grad.dtype), then add_
     ),
     pipeline=Pipeline(blocking_sends=4.0),  # the engine sends and receives one after the other
     # runtime/zero/stage_1_and_2.py: a bucket of reduce_bucket_size, an fp32 copy of the partition's gradients.
@@ -96,10 +97,13 @@ ALEPH_ALPHA = Framework(
         fused_elementwise=False,
         fused_softmax=False,
         torch_loss=True,
-        attention_layout_copies=(1, 2),
+        loss_metric=True,  # its language model's loss function also counts the tokens whose largest logit is right
+        attention_layout_copies=(0, 2),
     ),
     # core/nn/norm/rms_norm.py all-gathers the norm's output; each ColumnParallelLinear all-reduces its own input's gradient
-    tensor_parallel=TensorParallel(regathers_input=False, norm_gathers=True, async_backward=False, vocab_parallel_loss=False),
+    tensor_parallel=TensorParallel(
+        regathers_input=False, norm_gathers=True, async_backward=False, vocab_parallel_loss=False, joins_logits=True
+    ),
     # after the last backward pass gradients are joined in buckets, divided, cast to fp32, all-reduced whole, copied back, and
     # their norm is taken: 26 + 6 bytes per parameter
     data_parallel=DataParallel(
@@ -107,6 +111,7 @@ ALEPH_ALPHA = Framework(
         reduced_gradient_bytes=4,
         bucket_elements=500e6,
         bucket_copy_bytes=32.0,
+        optimizer_bytes_per_parameter=112.0,  # torch's AdamW on fp32 copies, a kernel for each operation; and the 16-bit ones
         fused_gradient_accumulation=False,
         gradient_passes=0.0,
     ),

@@ -22,7 +22,11 @@ LLM_FOUNDRY_2023 = Framework(
         flash_attention=1,  # attn_impl "triton": a kernel of the first generation
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
-    data_parallel=DataParallel(reduce_scatter_copies=4.0, frees_gathered_weights=True),
+    data_parallel=DataParallel(
+        reduce_scatter_copies=4.0,
+        frees_gathered_weights=True,
+        optimizer_bytes_per_parameter=80.0,  # composer's DecoupledAdamW: a kernel for each operation on fp32 shards
+    ),
     memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head")),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy import estimated, layer_keys, make_problem, toy_cost
+from toy import BYTE, estimated, layer_keys, make_problem, part, tiny, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -58,3 +58,29 @@ def test_a_framework_that_does_not_fuse_it_refuses() -> None:
     run = problem.run.replace(zero=1, zero_shard_size=8, num_micro_batches=1, **FUSED)
     with pytest.raises(InputError, match="does not offer cross_entropy_fusion_impl linear"):
         check_layout(MODEL, problem.cluster, run)
+
+
+def test_logits_gathered_into_a_list_by_hand() -> None:
+    # Aleph Alpha's: all logits in 16 bits are copied to a list and joined, the gradient's share is copied; fp32 ones are read
+    # once more to count the right tokens
+    cluster, tokens = cluster_of(toy_cost().device), 8192
+    run = Strategy(world_size=8, dp=8, seq_len=tokens, framework="aleph-alpha-scaling")
+    for tp in (1, 4):
+        logits = tokens * MODEL.padded_vocab(tp)
+        program = head_program(layer_keys("mtp", tp=tp), MODEL, run, cluster)
+        found = {
+            op.label: float(np.ravel(op.dims["bytes"])[0]) for op in program.ops if op.module == "loss" and "bytes" in op.dims
+        }
+        expected = {"logits.join.forward": 8 * logits, "logits.split.input_grad": 4 * logits // tp}
+        assert found["metric.forward"] == 4 * logits
+        assert {name: found[name] for name in expected} == (expected if tp > 1 else dict.fromkeys(expected, 0.0))
+
+
+def test_gradients_that_are_cast_before_they_are_added() -> None:
+    # DeepSpeed's BF16_Optimizer: 2 read and 4 written, then 4 and 4 read and 4 written: 18 bytes per parameter and micro batch
+    def accumulation(grad_dtype: str) -> float:
+        found = tiny("megatron-deepspeed", run={"grad_dtype": grad_dtype, "precision": "bf16"}, num_micro_batches=2)
+        return float(part(found, "gradient_accumulation")[0] / found.terms.parameters[0] / BYTE)
+
+    assert accumulation("fp32") == pytest.approx(2 * 18)
+    assert accumulation("bf16") == pytest.approx(6), "the first micro batch's gradients stay where they are"
