@@ -19,7 +19,7 @@ from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, LINEAR, M
 from solver.schedule.critical_paths import wave_in_flight
 from solver.schedule.event_simulation import simulate
 from solver.schedule.kinds import AUTOMATIC
-from solver.spec.strategy import WAVES
+from solver.spec.choices import WAVES
 from solver.step.solutions import Solutions
 
 ROOT = Path(__file__).resolve().parents[1]

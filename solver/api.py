@@ -23,13 +23,14 @@ from solver.formats.config_file import RunConfig, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
+from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.model import ModelSpec
 from solver.spec.precision import PRIMARY, QUANTISED
-from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy, TpMode, replicas, strategy_from
+from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts

@@ -16,10 +16,11 @@ from predictor.estimate import Basis, Estimate
 from profiler.profile.profile import Device
 from solver.layers.program import LayerKeys
 from solver.search.space import cross, enumerate_splits
+from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import attention_linears, mlp_linears
-from solver.spec.strategy import Strategy, TpMode
+from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
 from solver.step.solutions import Solutions, estimate_layouts

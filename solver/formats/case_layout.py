@@ -7,11 +7,12 @@ from dataclasses import fields
 from typing import Any
 
 from profiler.errors import InputError, shown
+from solver.spec.choices import WAVES
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import layout_text
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.strategy import Strategy
 
 _KNOWN = frozenset(field.name for field in fields(Strategy))
 #: Shards over every rank that holds the same parameters, which is also what is meant where nothing is stated.

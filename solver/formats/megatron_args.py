@@ -18,8 +18,8 @@ from solver.formats.megatron_given import left_open, left_out, refuse, without_i
 from solver.formats.megatron_model import model_of
 from solver.formats.megatron_precision import gradients_of, precision_of, recipe_of
 from solver.formats.megatron_values import choice, share, whole
+from solver.spec.choices import CUDA_GRAPH_MODULES, OFFLOAD_LEAST_ELEMENTS, OFFLOAD_MODULES
 from solver.spec.pipeline_layout import chunk_layers
-from solver.spec.strategy import CUDA_GRAPH_MODULES, OFFLOAD_LEAST_ELEMENTS, OFFLOAD_MODULES
 
 #: The release whose arguments these are, over Transformer Engine, with --transformer-impl local, and with Megatron-FSDP.
 FRAMEWORK, LOCAL, FSDP = "megatron-core", "megatron-core local", "megatron-bridge"

@@ -17,10 +17,11 @@ from solver.formats.megatron_flags import KNOWN, UNMODELLED
 from solver.formats.megatron_run import TEST_GPUS, run_of_arguments
 from solver.formats.megatron_values import whole
 from solver.formats.model_file import shipped_model
+from solver.spec.choices import WAVES
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks, layout_text
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.strategy import Strategy
 
 FRAMEWORK = "primus-2026"
 _TRAINER = "pre_trainer"

@@ -10,9 +10,10 @@ from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_export import megatron_arguments
 from solver.formats.torchrun import nodes_of
 from solver.formats.yaml_text import write_yaml
+from solver.spec.choices import WAVES
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layers_of_chunks
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.strategy import Strategy
 
 VERSION = "Primus of 2026 over Megatron-LM"
 _PYTHON = {flag: key for key, flag in names.FLAGS.items()}

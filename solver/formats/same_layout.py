@@ -11,13 +11,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 from profiler.errors import InputError
+from solver.spec.choices import WAVES
 from solver.spec.dropout import applies_dropout
 from solver.spec.framework import Framework
 from solver.spec.frameworks import GENERIC, framework_of
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.precision import PRIMARY, QUANTISED
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.strategy import Strategy
 
 _PIPELINE = (
     "schedule", "vpp", "p2p_overlap", "pipeline_layout", "num_layers_in_first_pipeline_stage",

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.profile.devices import DATASHEETS
+from solver.spec.choices import CHOICES, SWITCHES
 from solver.spec.frameworks import framework_of
 from solver.spec.pipeline_layout import chunk_layers
-from solver.spec.strategy import CHOICES, SWITCHES
 
 _LONGEST = 12  #: digits of a count
 

@@ -20,9 +20,9 @@ from solver.formats.same_layout import interleaved
 from solver.formats.section_reader import SectionReader
 from solver.formats.toml_text import read_toml
 from solver.formats.torchtitan_keys import R2024, R2025, Release
+from solver.spec.choices import WAVES
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import WAVES
 
 ROTATES = {"allgather": "allgather", "alltoall": "ring"}  #: shards of keys go round in a ring of all-to-alls
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
+from solver.spec.choices import WAVES
 from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.strategy import Strategy
 
 
 def alternatives(run: Mapping[str, Any], model: ModelSpec, framework: Framework, layout: Strategy) -> tuple[Strategy, ...]:

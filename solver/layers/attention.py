@@ -9,7 +9,7 @@ from solver.layers.context_parallel import exchange
 from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, gradient_sums, memory_bound, row_linear
 from solver.layers.program import ATTENTION, LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
-from solver.spec.strategy import TpMode
+from solver.spec.choices import TpMode
 
 
 def attention_ops(shapes: Shapes) -> list[Op]:

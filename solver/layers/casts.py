@@ -8,8 +8,8 @@ import numpy as np
 
 from solver.layers.program import FORWARD, INPUT_GRAD, MEMORY_BOUND, Array, Op
 from solver.layers.shapes import Shapes
+from solver.spec.choices import Recompute
 from solver.spec.recipes import HALF
-from solver.spec.strategy import Recompute
 
 #: Kinds of memory-bound kernels.
 CAST, ROTATED_CAST, TRANSPOSE = "quantize", "hadamard_quantize", "transpose"

@@ -9,9 +9,9 @@ import numpy as np
 from solver.layers.ops import ATTENTION_CORE, memory_bound
 from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, Array, Op, message
 from solver.layers.shapes import Shapes
+from solver.spec.choices import Recompute
 from solver.spec.cluster import Placement
 from solver.spec.recipes import FP32
-from solver.spec.strategy import Recompute
 
 #: Share of the rows, on average, that a step of a ring over zigzag parts of a causal sequence concerns: all or half of them.
 RING_ROWS = 0.75

@@ -14,11 +14,12 @@ from solver.layers.ops import memory_bound, tp_collective
 from solver.layers.program import COMPUTE, FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
 from solver.layers.recompute import recomputed_ops, recomputed_saved, weight_gemms
 from solver.layers.shapes import Shapes
+from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.precision import GRAD_BYTES
-from solver.spec.strategy import Strategy, TpMode
+from solver.spec.strategy import Strategy
 
 
 def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> LayerProgram:

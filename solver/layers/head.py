@@ -11,10 +11,11 @@ from solver.layers.norm import norm_ops
 from solver.layers.ops import linear, memory_bound, tp_collective
 from solver.layers.program import FORWARD, INPUT_GRAD, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.spec.recipes import FP32, HALF
-from solver.spec.strategy import Strategy, TpMode
+from solver.spec.strategy import Strategy
 
 #: Bytes per logit of Megatron-Core's compiled functions, between which it all-reduces (core/fusions/fused_cross_entropy.py and
 #: tensor_parallel/cross_entropy.py). Forward: to fp32 with the maximum 6, less it and exponentials 8, divided by their sum 8;

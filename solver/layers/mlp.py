@@ -7,7 +7,7 @@ import numpy as np
 from solver.layers.ops import bias_ops, column_linears, gradient_sums, memory_bound, row_linear
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
-from solver.spec.strategy import TpMode
+from solver.spec.choices import TpMode
 
 MODULE = "mlp"
 

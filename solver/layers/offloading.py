@@ -14,7 +14,7 @@ import numpy as np
 from solver.layers.attention_core import ATTENTION_SCORES
 from solver.layers.program import Saved
 from solver.layers.shapes import Shapes
-from solver.spec.strategy import OFFLOAD_LEAST_ELEMENTS
+from solver.spec.choices import OFFLOAD_LEAST_ELEMENTS
 
 #: By module; where the norm before attention is a part of the projection, as without latent attention, so is its input.
 OFFLOADED = {

@@ -20,8 +20,8 @@ from solver.layers.program import (
     message,
 )  # fmt: skip
 from solver.layers.shapes import Shapes
+from solver.spec.choices import Recompute
 from solver.spec.recipes import FP32, HALF
-from solver.spec.strategy import Recompute
 
 WHOLE_LAYER = (Recompute.FULL,)
 ATTENTION_CORE = (Recompute.SELECTIVE, Recompute.FULL)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from solver.spec.choices import Recompute, TpMode
 from solver.spec.cluster import Placement, placement
-from solver.spec.strategy import Recompute, TpMode
 
 LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
 ATTENTION = "attention"  #: module of the ops between the norm and the residual

@@ -13,7 +13,7 @@ import numpy as np
 
 from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.layers.shapes import Shapes
-from solver.spec.strategy import Recompute
+from solver.spec.choices import Recompute
 
 
 @dataclass(frozen=True)

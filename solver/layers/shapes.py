@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import Groups, LayerKeys
+from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.dropout import applies_dropout
 from solver.spec.framework import Framework
@@ -15,7 +16,7 @@ from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.precision import activation_bytes
 from solver.spec.recipes import Recipe, recipe_of
-from solver.spec.strategy import Strategy, TpMode
+from solver.spec.strategy import Strategy
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from predictor.estimate import Z90, Basis
 from predictor.learned import Learned
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND, Op
 from solver.report.doubt import system_std
+from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
-from solver.spec.strategy import Recompute
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Part

@@ -8,8 +8,9 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.report.words import seconds
+from solver.spec.choices import TpMode
 from solver.spec.feasibility import check_layout
-from solver.spec.strategy import Strategy, TpMode
+from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts

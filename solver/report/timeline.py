@@ -12,7 +12,7 @@ from profiler.errors import InputError
 from solver.report.describe import describe
 from solver.schedule.event_simulation import Timeline, followed_by, simulate
 from solver.schedule.kinds import AUTOMATIC, part_of, splits_backward
-from solver.spec.strategy import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, WAVES
 from solver.step.deferred_head import deferred_share
 from solver.step.op_estimates import STREAMS
 from solver.step.per_stage import chunks_of, time_of_stages

@@ -13,7 +13,7 @@ import numpy as np
 from solver.schedule.automatic import automatic_bubble
 from solver.schedule.critical_paths import wave_seconds
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, is_schedule
-from solver.spec.strategy import SCHEDULES
+from solver.spec.choices import SCHEDULES
 
 
 class PipelineColumns(NamedTuple):

@@ -11,7 +11,7 @@ from profiler.errors import InputError
 from solver.schedule.automatic import automatic_orders
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, part_of, splits_backward
 from solver.schedule.op_orders import check_schedule, stage_order
-from solver.spec.strategy import WAVES
+from solver.spec.choices import WAVES
 
 KINDS = np.array(["F", "B", "W", "BW"])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
+from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, WAVES
 
 #: BACKWARD is the whole backward pass, or the input gradient where the schedule splits it; WHOLE is a whole backward pass of a
 #: schedule that splits others.

@@ -14,7 +14,8 @@ from solver.schedule.automatic import automatic_orders
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, splits_backward
 from solver.schedule.warm_up import interleaved_warm_up
 from solver.schedule.wave_orders import wave_order
-from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken
+from solver.spec.choices import SCHEDULES, WAVES
+from solver.spec.strategy import chunks_broken
 
 
 def check_schedule(schedule: str, stages: int, micro_batches: int, vpp: int, group: int = 0) -> None:

@@ -14,7 +14,7 @@ from solver.schedule.critical_paths import wave_in_flight
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
 from solver.schedule.warm_up import interleaved_warm_up
-from solver.spec.strategy import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, WAVES
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from solver.schedule.kinds import FORWARD, is_schedule
 from solver.schedule.wave_orders import wave_order
-from solver.spec.strategy import SCHEDULES, WAVES
+from solver.spec.choices import SCHEDULES, WAVES
 
 _STEADY = 4  #: times pp: as many micro batches show what a V-shaped schedule begins with
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from profiler.errors import InputError
 from solver.search.stage_recomputation import fewest_recomputed
+from solver.spec.choices import Recompute
 from solver.spec.pipeline_layout import layout_text
-from solver.spec.strategy import Recompute
 from solver.step.layouts import Layouts
 from solver.step.per_stage import chunks_of, time_of_stages
 from solver.step.solutions import Solutions, estimate_layouts

@@ -12,7 +12,8 @@ import numpy as np
 from profiler.errors import InputError, printable, shown
 from solver.search.divisions import DIVIDING, Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
-from solver.spec.strategy import CHOICES, SCHEDULES, Recompute, Strategy, TpMode
+from solver.spec.choices import CHOICES, SCHEDULES, Recompute, TpMode
+from solver.spec.strategy import Strategy
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
 _OF_SPLITS = (

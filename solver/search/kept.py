@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solver.spec.strategy import TpMode
+from solver.spec.choices import TpMode
 from solver.step.distinct import distinct
 from solver.step.layouts import Layouts, Splits
 from solver.step.solutions import Solutions

@@ -9,7 +9,8 @@ import numpy as np
 
 from solver.search.divisions import DIVIDING
 from solver.search.space import cross, enumerate_splits
-from solver.spec.strategy import SCHEDULES, Recompute, Strategy, TpMode
+from solver.spec.choices import SCHEDULES, Recompute, TpMode
+from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from solver.search.divisions import Division, divisions, divisors
+from solver.spec.choices import SCHEDULES, WAVES
 from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
 from solver.spec.expert_rules import overlap_runs, predicted_beside
 from solver.spec.schedule_rules import schedules_run, split_backward_broken
-from solver.spec.strategy import SCHEDULES, WAVES, chunks_broken, groups_fit
+from solver.spec.strategy import chunks_broken, groups_fit
 from solver.step.problem import Problem
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from profiler.errors import InputError
 from solver.search.divisions import Division, divisions, divisors
 from solver.search.pipelines import pipelines
+from solver.spec.choices import Recompute, TpMode
 from solver.spec.expert_rules import (
     context_exchange_runs,
     experts_divide,
@@ -31,7 +32,7 @@ from solver.spec.feasibility import (
 from solver.spec.optimizer_rules import MUON_ZERO
 from solver.spec.run_rules import check_run
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
-from solver.spec.strategy import Recompute, TpMode, replicas
+from solver.spec.strategy import replicas
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem
 

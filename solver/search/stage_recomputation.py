@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.spec.strategy import Recompute
+from solver.spec.choices import Recompute
 from solver.step.layouts import Layouts
 from solver.step.memory import PeakMemory
+from solver.step.parameter_groups import stages_of
 from solver.step.problem import LayerTable, Problem
-from solver.step.step_ops import stages_of
 
 
 def fewest_recomputed(problem: Problem, one: Layouts, table: LayerTable) -> tuple[int, ...]:

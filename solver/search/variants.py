@@ -10,8 +10,9 @@ from typing import Any
 from profiler.errors import InputError
 from solver.search.fixed import parse_names
 from solver.search.search import SearchResult, search
+from solver.spec.choices import OFFLOAD_MODULES
 from solver.spec.run_rules import modules_of, offload_broken
-from solver.spec.strategy import OFFLOAD_MODULES, Strategy
+from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 #: Shares of the moments, and of the layers, that a search offloads to the host.

@@ -16,7 +16,8 @@ from solver.simai.pieces import Piece
 from solver.simai.stage_work import StageWork, Work
 from solver.simai.step_work import StepWork
 from solver.simai.workload_csv import COMPUTATION, EPOCH_END, CsvWorkload, Gemm, Item
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.choices import WAVES
+from solver.spec.strategy import Strategy
 
 _KINDS = {"all2all": "all_to_all"}
 _GROUPS = {

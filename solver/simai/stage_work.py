@@ -15,7 +15,8 @@ from solver.layers.program import COMPUTE, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Op
 from solver.schedule.kinds import part_of
 from solver.simai.pieces import Piece, piece_of
 from solver.simai.step_work import sharded_messages
-from solver.spec.strategy import Recompute, Strategy
+from solver.spec.choices import Recompute
+from solver.spec.strategy import Strategy
 from solver.step.per_stage import chunks_of, slowest_stage
 from solver.step.problem import Part
 from solver.step.solutions import Solutions

@@ -9,8 +9,8 @@ import numpy as np
 
 from solver.layers.program import EXPERTS, Op
 from solver.simai.pieces import Piece, piece_of
+from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
-from solver.step.step_ops import parameter_groups
 from solver.step.terms import estimate_send_recv, estimate_synchronisation
 
 _OF_COPIES = {False: "dp", True: "ep_dp"}

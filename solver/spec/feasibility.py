@@ -8,6 +8,7 @@ from __future__ import annotations
 from profiler.errors import InputError, require
 from solver.spec.adapter_rules import adapter_rules
 from solver.spec.bounds import WHOLE_NUMBERS
+from solver.spec.choices import WAVES, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.expert_rules import (
@@ -40,7 +41,7 @@ from solver.spec.run_rules import (
 from solver.spec.schedule_rules import schedule_broken
 from solver.spec.size_rules import deal_broken, size_rules
 from solver.spec.state_rules import copies_broken, copies_run, expert_shards_run, partial_runs, recompute_broken, shards_run
-from solver.spec.strategy import WAVES, Strategy, TpMode
+from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).

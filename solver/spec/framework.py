@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from profiler.profile.profile import GIB
-from solver.spec.strategy import CHOICES, SCHEDULES, WAVES, TpMode
+from solver.spec.choices import CHOICES, SCHEDULES, WAVES, TpMode
 
 _HALVES = ("bf16", "fp16")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from profiler.errors import InputError, require
 from solver.spec.adapter_rules import check_adapters
+from solver.spec.choices import RECOMPUTE_MODULES
 from solver.spec.cluster import PCIE_5, Cluster
 from solver.spec.deferral_rules import check_deferral
 from solver.spec.expert_rules import dispatch_broken, fused_experts_broken
@@ -11,7 +12,7 @@ from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import check_optimizer
-from solver.spec.strategy import RECOMPUTE_MODULES, Strategy
+from solver.spec.strategy import Strategy
 
 
 def projection_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:

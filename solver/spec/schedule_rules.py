@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from solver.spec.choices import SPLIT_BACKWARD
 from solver.spec.framework import CanRun, Framework
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import SPLIT_BACKWARD, Strategy
+from solver.spec.strategy import Strategy
 
 
 def split_backward_broken(can_run: CanRun, run: Strategy) -> str:

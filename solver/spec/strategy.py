@@ -5,78 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 from profiler.errors import InputError, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
+from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, OFFLOAD_MODULES, RECOMPUTE_MODULES, SWITCHES, WAVES
 from solver.spec.documents import effective_document
 from solver.spec.pipeline_layout import predicts_apart
-from solver.spec.recipes import FP8_RECIPES
 
 DEFAULT_SEQ_LEN = 4096
-
-
-class TpMode(IntEnum):
-    """How a tensor-parallel group splits a layer (InternEvo's names; Megatron's sequence parallelism is MSP)."""
-
-    MTP = 0  #: weights split, activations whole on every rank
-    MSP = 1  #: weights split, activations outside linears split along the sequence
-    FSP = 2  #: as MSP; only the local shard of a linear's input is kept and all-gathered again in backward
-    ISP = 3  #: sequence split everywhere, all-to-all to heads in attention; weights split over ``wp`` and all-gathered
-
-
-class Recompute(IntEnum):
-    """What the forward pass discards and the backward pass recomputes."""
-
-    NONE = 0
-    SELECTIVE = 1  #: the modules of recompute_modules
-    FULL = 2  #: whole layers; only their input is kept
-
-
-SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipev")
-#: Modules of a layer that selective recomputation may be of, in Megatron-Core's names. core_attn: scores, softmax, context;
-#: moe_act: the experts' activation; moe: the whole mixture, exchange included.
-RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe")
-#: Modules of a layer of which CUDA graphs may be, in Megatron-Core's names.
-CUDA_GRAPH_MODULES = ("attn", "mlp", "moe_router", "moe_preprocess")
-#: Tensors of fewer elements stay on the device (``--min-offloaded-tensor-size``).
-OFFLOAD_LEAST_ELEMENTS = 1 << 20
-#: Modules of a layer whose saved activations may wait on the host, in Megatron-Core's names.
-OFFLOAD_MODULES = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act")
-#: Schedules of two chunks a stage, one on the way down the pipeline and one on the way back.
-WAVES = ("zb-v", "v-half", "v-min", "dualpipev")
-#: Schedules that run the weight gradient as a pass of its own.
-SPLIT_BACKWARD = ("zb-h1", "zb-1p", "zb-2p", *WAVES)
-#: Allowed values of the keys that have a fixed set of them.
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "tp_mode": tuple(mode.name.lower() for mode in TpMode),
-    "cp_comm": ("ring", "a2a", "allgather", "a2a+ring"),
-    "schedule": SCHEDULES,
-    "zero": (0, 1, 2, 3),
-    "recompute": tuple(level.name.lower() for level in Recompute),
-    "precision": ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32"),
-    "fp8_recipe": FP8_RECIPES,
-    "grad_dtype": ("fp32", "bf16", "fp16"),
-    "attention": ("flash", "unfused"),
-    "flash_generation": (0, 1, 2, 3, 4),
-    "optimizer": ("adam", "muon"),
-    "optimizer_states": ("fp32", "bf16", "8bit"),
-    "cross_entropy_fusion_impl": ("te", "native", "linear"),
-    "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
-}
-#: Keys that are true or false.
-SWITCHES = (
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "overlap_grad_reduce",
-    "overlap_param_gather", "overlap_weight_gather", "tp_comm_overlap", "p2p_overlap", "cross_entropy_fusion", "fused_norm",
-    "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion", "moe_shared_expert_overlap",
-    "moe_exchange_overlap",
-    "delay_wgrad_compute", "defer_embedding_wgrad_compute",
-    "moe_fused_experts", "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
-    "offload_gradients",
-)  # fmt: skip
 
 
 def replicas(is_isp: Any, tp: Any, cp: Any, dp: Any, wp: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.spec.strategy import TpMode
+from solver.spec.choices import TpMode
 from solver.step.layouts import Layouts
 from solver.step.offload import RESIDENT_LAYERS, RESIDENT_MODULES
 from solver.step.problem import LayerTable, Problem

@@ -10,7 +10,8 @@ import numpy as np
 
 from solver.layers.program import LayerKeys
 from solver.schedule.kinds import AUTOMATIC, is_schedule
-from solver.spec.strategy import SCHEDULES, WAVES, Recompute, Strategy, TpMode
+from solver.spec.choices import SCHEDULES, WAVES, Recompute, TpMode
+from solver.spec.strategy import Strategy
 from solver.step.distinct import distinct
 
 #: Layout fields that are true or false; arrays hold 0 or 1.

@@ -15,11 +15,11 @@ from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
 from solver.step.activations import Activations
 from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts
+from solver.step.parameter_groups import rank_groups, shard_ranks, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import end_recomputed
 from solver.step.states import gather_buffers, stage_state
-from solver.step.step_ops import rank_groups, shard_ranks, stages_of
 from solver.step.workspaces import workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.

@@ -17,8 +17,9 @@ from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, LINEAR, LINE
 from solver.layers.recompute import weight_gemms
 from solver.spec.recipes import FP32
 from solver.step.layouts import Splits
+from solver.step.parameter_groups import ParameterGroup, shard_ranks, stages_of
 from solver.step.problem import LayerTable, Part, Problem
-from solver.step.step_ops import ParameterGroup, orthogonalises, shard_ranks, stages_of
+from solver.step.step_ops import orthogonalises
 
 STEPS = 5  #: Newton-Schulz iterations (--muon-num-ns-steps)
 

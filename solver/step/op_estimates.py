@@ -25,7 +25,7 @@ from solver.layers.program import (
     WEIGHT_GRAD,
     Op,
 )  # fmt: skip
-from solver.spec.strategy import Recompute
+from solver.spec.choices import Recompute
 from solver.step.distinct import distinct
 from solver.step.launching import added, pass_seconds
 

@@ -7,10 +7,10 @@ import numpy as np
 from solver.step.layouts import Layouts
 from solver.step.memory import Memory, PeakMemory
 from solver.step.op_estimates import STREAMS
+from solver.step.parameter_groups import stage_sizes, stages_of
 from solver.step.solutions import Solutions
 from solver.step.stage_kinds import StageKinds, chunk_sizes
 from solver.step.stage_seconds import end_recomputed, recomputed_limit
-from solver.step.step_ops import stage_sizes, stages_of
 from solver.step.time import PARTS
 
 

@@ -14,6 +14,7 @@ from profiler.profile.profile import Device
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
 from solver.layers.program import ADAPTERS, HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
+from solver.spec.choices import Recompute
 from solver.spec.cluster import Cluster
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
@@ -23,7 +24,7 @@ from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.run_rules import check_host
-from solver.spec.strategy import Recompute, Strategy
+from solver.spec.strategy import Strategy
 from solver.step.distinct import distinct
 from solver.step.host import launch_seconds
 from solver.step.layouts import Splits

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.layers.program import EXPERTS, LINEARS, OTHERS, Op
-from solver.spec.strategy import Recompute, Strategy
+from solver.spec.choices import Recompute
+from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
+from solver.step.parameter_groups import ParameterGroup, joined_ends, shard_ranks, trained_elements
 from solver.step.problem import LayerTable, Problem
 from solver.step.side_stream import SideStreamWork, side_stream_work
-from solver.step.step_ops import ParameterGroup, copy_ops, gather_ops, group_ops, joined_ends, shard_ranks, trained_elements
+from solver.step.step_ops import copy_ops, gather_ops, group_ops
 
 
 @dataclass(frozen=True)

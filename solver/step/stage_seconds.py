@@ -10,7 +10,8 @@ import numpy as np
 from solver.schedule.closed_forms import StageWork
 from solver.schedule.kinds import is_schedule
 from solver.schedule.warm_up import unpaired_micro_batches
-from solver.spec.strategy import SPLIT_BACKWARD, Strategy
+from solver.spec.choices import SPLIT_BACKWARD
+from solver.spec.strategy import Strategy
 from solver.step.deferred_head import deferred_share
 from solver.step.layouts import Layouts
 from solver.step.op_estimates import STREAMS

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from solver.layers.program import EXPERTS, LINEARS, OTHERS
+from solver.spec.choices import TpMode
 from solver.spec.recipes import FP32, HALF
-from solver.spec.strategy import TpMode
 from solver.step.layouts import Splits
 from solver.step.muon import largest_matrix, momentum_saved
 from solver.step.offload import gradients_here, states_on_host
+from solver.step.parameter_groups import end_elements, joined_ends, trained_elements
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
-from solver.step.step_ops import end_elements, joined_ends, trained_elements
 
 
 def stage_state(

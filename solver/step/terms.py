@@ -13,18 +13,12 @@ from solver.step.layouts import Splits
 from solver.step.muon import muon_ops
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import OpEstimates, estimate_ops
+from solver.step.parameter_groups import ParameterGroup, parameter_groups, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
 from solver.step.side_stream import SideStreamWork, side_stream_work
 from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import (
-    ParameterGroup,
-    parameter_groups,
-    send_recv_ops,
-    stages_of,
-    synchronisation_ops,
-    tied_embedding_op,
-)
+from solver.step.step_ops import send_recv_ops, synchronisation_ops, tied_embedding_op
 
 
 @dataclass(frozen=True)

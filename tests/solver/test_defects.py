@@ -27,9 +27,9 @@ from solver.formats.config_file import load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, LINEAR
 from solver.search.search import search
+from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster, placement
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import TpMode
 from solver.step.memory import PARTS as MEMORY_PARTS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ doc/code-docs/source/parallel.rst.
 
 from __future__ import annotations
 
+from solver.spec.choices import TpMode
 from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, TensorParallel
-from solver.spec.strategy import TpMode
 
 INTERNEVO_2024 = Framework(
     name="internevo-2024",

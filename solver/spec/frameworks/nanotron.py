@@ -7,8 +7,8 @@ functional.py (its linears, its cross entropy), optim/gradient_accumulator.py, p
 
 from __future__ import annotations
 
+from solver.spec.choices import TpMode
 from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline
-from solver.spec.strategy import TpMode
 
 NANOTRON = Framework(
     name="nanotron",

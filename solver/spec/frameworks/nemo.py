@@ -5,8 +5,8 @@ Sources: NVIDIA/NeMo nemo/collections/llm/recipes and scripts/performance; NVIDI
 
 from __future__ import annotations
 
+from solver.spec.choices import CUDA_GRAPH_MODULES, RECOMPUTE_MODULES
 from solver.spec.frameworks.megatron import BEFORE_0_9, MEGATRON_CORE_0_12
-from solver.spec.strategy import CUDA_GRAPH_MODULES, RECOMPUTE_MODULES
 
 NEMO_24 = MEGATRON_CORE_0_12.derive(
     "nemo-24",

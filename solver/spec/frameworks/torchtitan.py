@@ -6,6 +6,7 @@ parallelisms/parallelize_llama.py (004b314), run_train.sh (0168bd5).
 
 from __future__ import annotations
 
+from solver.spec.choices import TpMode
 from solver.spec.framework import (
     ASSUMED_LAUNCH,
     CanRun,
@@ -18,7 +19,6 @@ from solver.spec.framework import (
     TensorParallel,
 )
 from solver.spec.frameworks.pytorch import FSDP_STAGES
-from solver.spec.strategy import TpMode
 
 TORCHTITAN_2025 = Framework(
     name="torchtitan-2025-06",

@@ -10,9 +10,9 @@ from toy import DEVICE, TINY, layer_keys, run_of
 
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Recompute
 
 #: Two micro batches' sequences of 4 heads with 32 * 32 scores each.
 SCORES = 2 * 4 * 32 * 32

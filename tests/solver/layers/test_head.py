@@ -10,9 +10,10 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
 from solver.layers.head import head_program
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
-from solver.spec.strategy import Recompute, Strategy
+from solver.spec.strategy import Strategy
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model
 FUSED = {"cross_entropy_fusion": True, "cross_entropy_fusion_impl": "linear"}

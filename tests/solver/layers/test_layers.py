@@ -14,10 +14,10 @@ from toy import DEVICE, layer_keys, layer_linear_parameters, run_of
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
 from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import flops_per_token, parameters
-from solver.spec.strategy import Recompute
 
 MODES = ("mtp", "msp", "fsp", "isp")
 GQA = ModelSpec(hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=16,

@@ -16,10 +16,11 @@ from solver.formats.config_file import load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, FORWARD, op_flops
 from solver.search.search import search
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.documents import effective_document
 from solver.spec.feasibility import check_layout
-from solver.spec.strategy import Recompute, Strategy
+from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 
 MODEL = load_run_config("configs/models/llama3_8b.json").model.replace(max_position_embeddings=131072)

@@ -10,10 +10,10 @@ from toy import DEVICE, TINY, layer_keys, run_of, tiny
 
 from solver.layers.decoder import layer_program
 from solver.layers.program import LayerProgram
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
-from solver.spec.strategy import Recompute
 
 WIDE = TINY.replace(intermediate_size=1024)
 

@@ -13,12 +13,12 @@ from profiler.errors import InputError
 from solver.formats.config_file import find_model, load_run_config
 from solver.layers.decoder import layer_program
 from solver.layers.program import GROUPED_LINEAR, LINEAR, LayerProgram
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
 from solver.spec.layer_kinds import LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import layer_parameters
-from solver.spec.strategy import Recompute
 
 #: 8 experts of width 32, of which a token goes to 2; SEQ tokens, hidden size 64.
 SEQ, HIDDEN, WIDTH, EXPERTS, TOP = 256, 64, 32, 8, 2

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from toy import BYTE, FLOP, tiny
 
 from solver.layers.program import FORWARD, LINEAR
-from solver.spec.strategy import Recompute
+from solver.spec.choices import Recompute
 
 
 def rerun(framework: str, level: Recompute, **layout: int) -> set[str]:

@@ -19,12 +19,13 @@ from solver.layers.graphs import _CAPTURED
 from solver.layers.recompute import AFTER_LAST_SAVED, DISCARDED
 from solver.report.explain import explain
 from solver.search.search import search
+from solver.spec.choices import RECOMPUTE_MODULES
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.layer_kinds import PLAIN, LayerKind, layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.run_rules import modules_of
-from solver.spec.strategy import RECOMPUTE_MODULES, Strategy
+from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS
 
 MODEL = load_run_config("configs/models/deepseek_v2_lite.json").model

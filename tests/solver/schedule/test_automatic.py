@@ -11,7 +11,7 @@ from solver.schedule.automatic import automatic_bubble, automatic_limit, automat
 from solver.schedule.closed_forms import PipelineColumns, automatic_pipeline_seconds
 from solver.schedule.event_simulation import in_flight, simulate
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT
-from solver.spec.strategy import SCHEDULES
+from solver.spec.choices import SCHEDULES
 
 few = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from solver.schedule.closed_forms import PipelineColumns, StageWork, fixed_order_seconds, interleaved_seconds
 from solver.schedule.event_simulation import simulate
 from solver.schedule.stages import stage_layers
-from solver.spec.strategy import SCHEDULES
+from solver.spec.choices import SCHEDULES
 
 many = settings(max_examples=150, deadline=None)
 seconds = st.tuples(*[st.floats(0.3, 3.0)] * 3)

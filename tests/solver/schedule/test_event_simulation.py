@@ -17,7 +17,7 @@ from solver.schedule.event_simulation import Timeline, simulate
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, part_of
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import layers_in_flight, micro_batches_in_flight, stage_layers
-from solver.spec.strategy import SCHEDULES, SPLIT_BACKWARD, WAVES
+from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, WAVES
 
 
 def _words(line: Timeline, stage: int) -> str:

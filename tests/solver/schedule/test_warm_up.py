@@ -8,7 +8,7 @@ import pytest
 from solver.schedule.kinds import FORWARD
 from solver.schedule.op_orders import stage_order
 from solver.schedule.warm_up import interleaved_warm_up, unpaired_micro_batches
-from solver.spec.strategy import SCHEDULES
+from solver.spec.choices import SCHEDULES
 
 
 def before_the_first_backward(schedule: str, stage: int, pp: int, vpp: int, group: int = 0) -> int:

@@ -21,9 +21,10 @@ from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE
 from solver.schedule.stages import micro_batches_in_flight
 from solver.schedule.wave_orders import wave_order
 from solver.search.search import search
+from solver.spec.choices import SCHEDULES, WAVES
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import SCHEDULES, WAVES, Strategy
+from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.per_stage import layers_of_stages, memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions, estimate_layouts

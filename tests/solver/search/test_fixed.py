@@ -15,8 +15,8 @@ from solver.batch import batch_sequences
 from solver.formats.config_file import RunConfig
 from solver.search.fixed import fixed_but, parse_fixed, parse_varied
 from solver.search.search import search
+from solver.spec.choices import Recompute, TpMode
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Recompute, TpMode
 from solver.step.solutions import estimate_layouts
 
 MODEL = ModelSpec(name="small", hidden_size=512, intermediate_size=1536, num_hidden_layers=8, num_attention_heads=16,

@@ -12,11 +12,12 @@ from profiler.profile.devices import DEVICES
 from solver.formats.cases import read_cases
 from solver.formats.config_file import CONFIGS
 from solver.search.search import search
+from solver.spec.choices import WAVES
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import FRAMEWORKS, framework_of
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import WAVES, Strategy
+from solver.spec.strategy import Strategy
 
 GQA = ModelSpec(name="gqa", hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=16,
                 num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip

@@ -12,7 +12,8 @@ from solver.formats.config_file import load_run_config
 from solver.search.neighbours import AXES, Neighbourhood, neighbours
 from solver.search.search import search
 from solver.search.space import cross, enumerate_splits
-from solver.spec.strategy import Recompute, Strategy
+from solver.spec.choices import Recompute
+from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 BATCH = 64

@@ -20,9 +20,9 @@ from solver.search.divisions import divisors
 from solver.search.kept import pareto
 from solver.search.search import OUT_OF_MEMORY, SearchResult, search
 from solver.search.space import enumerate_splits
+from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import TpMode
 from solver.step.layouts import Layouts
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.problem import Problem

@@ -15,9 +15,9 @@ from profiler.errors import InputError
 from solver.report.explain import explain
 from solver.search.search import search
 from solver.search.space import enumerate_splits
+from solver.spec.choices import Recompute
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
-from solver.spec.strategy import Recompute
 from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.problem import Problem

@@ -13,9 +13,10 @@ from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, make_problem, part
 
 from solver.report.explain import explain
 from solver.schedule.stages import stage_layers_counting_ends
+from solver.spec.choices import Recompute, TpMode
 from solver.spec.framework import Framework
 from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework, release_for_search
-from solver.spec.strategy import Recompute, Strategy, TpMode
+from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 
 PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, embedding and head, the final norm

@@ -14,10 +14,11 @@ from solver.schedule.kinds import BACKWARD, FORWARD
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import stated_layers_in_flight
 from solver.search.search import search
+from solver.spec.choices import SCHEDULES
 from solver.spec.feasibility import check_layout
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers, layout_text, predicts_apart
-from solver.spec.strategy import SCHEDULES, Strategy
+from solver.spec.strategy import Strategy
 from solver.step.per_stage import chunks_of, layers_of_stages, memory_of_stages
 
 LLAMA = ModelSpec(

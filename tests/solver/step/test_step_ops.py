@@ -9,7 +9,8 @@ import pytest
 from toy import BYTE, LINK, NETWORK, TINY, estimated, make_problem, part, tiny, toy_cost
 
 from solver.step.layouts import Layouts
-from solver.step.step_ops import parameter_groups, synchronisation_ops
+from solver.step.parameter_groups import parameter_groups
+from solver.step.step_ops import synchronisation_ops
 
 #: Two layers of 36,864 weights and 2 * 64 of norms, embedding and head of 256 * 64 each, final norm of 64.
 PARAMETERS = 2 * 36_864 + 2 * 128 + 2 * 16_384 + 64

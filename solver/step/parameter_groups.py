@@ -1,0 +1,141 @@
+"""Parameters of the fullest stage, by the group of ranks that holds copies of them, and the layers of the stages.
+
+Three groups of ranks hold copies of a parameter: those of the weights that ``wp`` shards (ISP: world / pp / wp ranks that are
+wp apart), those of experts (world / pp / ep / etp ranks that are ep * etp apart) and those of all other parameters (dp * cp
+ranks that are tp apart). Without ISP the first and the last are the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.layers.program import ADAPTERS, EXPERTS, LINEARS, OTHERS
+from solver.schedule.stages import StageLayers, stage_layers, stage_layers_by_cost, stage_layers_counting_ends, wave_stages
+from solver.spec.choices import TpMode
+from solver.spec.strategy import replicas
+from solver.step.layouts import Splits
+from solver.step.problem import LayerTable, Part, Problem
+from solver.step.stage_kinds import StageKinds, over_kinds, stage_kinds
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that the same group of ranks holds.
+
+    elements: on one rank, shape [splits]. size, stride: shape of that group of ranks.
+    """
+
+    elements: np.ndarray
+    size: np.ndarray
+    stride: np.ndarray
+
+
+def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> dict[str, ParameterGroup]:
+    """Return the parameters of the fullest stage by group (PARAMETER_GROUPS; experts only where the model has them).
+
+    Embedding and head are with the others.
+    """
+    stages = stages_of(problem, splits)
+    ends = [end_elements(problem, table, key, stages, stage) for stage in range(len(stages.counts))]
+    held = {}  # by group: [stages, splits]
+    of_ranks = rank_groups(problem, splits)
+    for name in of_ranks:
+        each = np.array([part.parameters_of[name][key] for part in table.layers])
+        last = table.head.parameters_of[name][key]  # of multi-token prediction
+        of_stages = zip(stages.counts, stages.has_head, ends, strict=True)
+        held[name] = np.array(
+            [over_kinds(counts, each) + (end if name == OTHERS else has_head * last) for counts, has_head, end in of_stages]
+        )
+    fullest = (np.sum(list(held.values()), axis=0).argmax(axis=0), np.arange(len(splits)))
+    return {name: ParameterGroup(held[name][fullest], *of) for name, of in of_ranks.items()}
+
+
+def trained_elements(problem: Problem, part: Part, key: np.ndarray) -> np.ndarray:
+    """Return the parameters of a layer on one rank that are trained, [splits]."""
+    return part.parameters_of[ADAPTERS][key] if problem.is_frozen(LINEARS) else part.parameters[key]
+
+
+def end_elements(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int) -> np.ndarray:
+    """Return the parameters of embedding, head and final norm that one rank of a stage holds, shape [splits].
+
+    Under a V-shaped schedule the first stage holds both; with multi-token prediction the last one embeds tokens again.
+    """
+    has_head = stages.has_head[stage]
+    copied = has_head * (problem.model.num_nextn_predict_layers > 0)
+    embedding = table.embedding.parameters[key] * np.maximum(stages.has_embedding[stage], copied)
+    head = table.head.parameters_of[OTHERS][key] * has_head
+    return joined_ends(problem, embedding, head)
+
+
+def joined_ends(problem: Problem, embedding: np.ndarray, head: np.ndarray) -> np.ndarray:
+    """Return the parameters of embedding and head together: tied ones share the table."""
+    ends: np.ndarray = np.maximum(embedding, head) if problem.model.tie_word_embeddings else embedding + head
+    return ends
+
+
+def rank_groups(problem: Problem, splits: Splits) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return (size, stride) of the groups of ranks that hold copies of a parameter, by group of parameters; [splits] each."""
+    isp, copies = splits.mode == TpMode.ISP, splits.dp * splits.cp
+    of_linears = replicas(isp, splits.tp, splits.cp, splits.dp, splits.wp)
+    groups = {LINEARS: (of_linears, np.where(isp, splits.wp, splits.tp)), OTHERS: (copies, splits.tp)}
+    if problem.model.is_mixture_of_experts:
+        per_copy = splits.ep * splits.etp
+        groups[EXPERTS] = (copies * splits.tp // per_copy, per_copy)
+    if problem.run.lora_rank:
+        groups[ADAPTERS] = groups[OTHERS]
+    return groups
+
+
+def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKinds:
+    """Return the layers of each kind that the stages hold; every: as in stage_kinds, or where they recompute different ones."""
+    ends = splits.account_for_embedding_in_pipeline_split, splits.account_for_loss_in_pipeline_split
+    kinds, columns = problem.kinds, (splits.pp, splits.vpp, *ends, splits.waves * 1)
+    every = every or bool(problem.run.recompute_stage_layers)
+    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every, problem.chunks)
+
+
+def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
+    """Return the layers of the stages as the split and the framework assign them."""
+    layers, plain = problem.model.num_hidden_layers, stage_layers(problem.model.num_hidden_layers, *splits.stage_columns)
+    if splits.waves.any():
+        plain = wave_stages(plain, splits.waves, splits.account_for_loss_in_pipeline_split)
+    how = problem.framework.pipeline.assignment
+    if how == "even":
+        return plain
+    by_cost = how == "cost"
+    dealt = (
+        stage_layers_by_cost(layers, splits.pp, _head_cost(problem))
+        if by_cost
+        else stage_layers_counting_ends(layers, splits.pp)
+    )
+    stated = np.any(splits.stage_columns[1:], axis=0) | splits.waves
+    return StageLayers(*(np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")))
+
+
+def _head_cost(problem: Problem) -> float:
+    """Return the multiplications of the head in those of a layer's linears (nanotron's get_block_compute_costs)."""
+    model = problem.model
+    matrices = 3 if model.gated_mlp else 2
+    attention = 4 * model.num_attention_heads * model.head_dim
+    return model.vocab_size / (attention + matrices * model.intermediate_size)
+
+
+def shard_ranks(size: np.ndarray, zero_shard_size: np.ndarray) -> np.ndarray:
+    """Return the ranks over which ZeRO shards one copy in a group of ``size``: zero_shard_size, if the group has that many."""
+    return np.minimum(zero_shard_size, size)
+
+
+def partitioned_elements(problem: Problem, splits: Splits, groups: Mapping[str, ParameterGroup]) -> dict[str, np.ndarray]:
+    """Return the parameters of each group that the fullest ZeRO rank updates; shape [splits] each.
+
+    Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the others), the largest of most models.
+    """
+    shares = {name: group.elements / shard_ranks(group.size, splits.zero_shard_size) for name, group in groups.items()}
+    if problem.framework.data_parallel.partitions_whole_tensors:
+        matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
+        rest = sum((share for name, share in shares.items() if name != OTHERS), np.zeros(len(splits)))
+        shares[OTHERS] = np.maximum(shares[OTHERS], np.minimum(matrix - rest, groups[OTHERS].elements))
+    return shares
