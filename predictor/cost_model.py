@@ -10,20 +10,20 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.block_scaled import block_scaled
-from predictor.kernels.derating import OTHER_LABORATORY, Derating
-from predictor.kernels.device_doubt import DEVICE_DOUBTS, DeviceDoubt
+from predictor.kernels.derating import Derating
+from predictor.kernels.device_doubt import DeviceDoubt
+from predictor.kernels.dtypes import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF_BYTES
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF_BYTES, LinearModel
+from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.learned import Learned
 from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
-from predictor.network.overlap import contention_on
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES
-from profiler.profile.profile import Derivation, Device
+from profiler.profile.profile import Device
 
 if TYPE_CHECKING:
     from predictor.network.simulated import SimulatedNetwork
@@ -260,31 +260,6 @@ class CostModel:
         scale = float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps]))
         return replace(self, attention_scale=scale, backward_scale=DETERMINISTIC_BACKWARD if deterministic else 1.0)
 
-    def on(self, device: Device, derivation: Derivation, links: CostModel) -> CostModel:
-        """Return the cost model of a device that was not measured, from the kernels of this one and the links of another.
-
-        Every kernel splits into what its units, its memory and its launch take, each rescaled by its own ratio: the physical
-        models run with the other device's figures, and the learnt corrections read the regimes that result.
-        """
-        scale, slowdown = derivation.kernel_scale, derivation.power_slowdown
-        # what a laboratory's machine is slower than others is no property of its device
-        derating, quantised = min(self.derating, OTHER_LABORATORY.factor), self.quantised_derating
-        sustained = _at_power(device, slowdown, derating, quantised.factor)
-        linears = self.linears.on(sustained)
-        return replace(
-            links, device=device, linears=linears, grouped=replace(self.grouped, linear=linears),
-            attention=self.attention.on(sustained), kernels=replace(self.kernels, bandwidth=device.memory_bandwidth),
-            collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
-            network_bandwidth=device.network_bandwidth,
-            contention=contention_on(device, self.device, self.contention),
-            derating=derating * scale.get("bf16", 1.0),
-            quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
-            shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
-                          for key, rate in links.shared_links.items()},
-            doubt=DEVICE_DOUBTS[derivation.similarity],
-            plain_layer_launch=0.0,  # another machine's host
-        )  # fmt: skip
-
     def _learned(self, estimate: Estimate, name: str) -> Estimate:
         return estimate if self.learned is None else estimate._replace(seconds=estimate.seconds * self.factor(name))
 
@@ -305,20 +280,3 @@ class CostModel:
         factor, spread = self.quantised_derating
         estimate = self._doubted(estimate, "quantised")
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))
-
-
-def _at_power(device: Device, slowdown: Mapping[str, float], derating: float, quantised: float) -> Device:
-    """Return the device with the peaks that its power sustains, before the deratings of 16-bit and of quantised GEMMs.
-
-    Below its limit of power a chip clocks higher, until its own peak is what limits a derated kernel. All of this is in the
-    peaks and none in the deratings, which are of whole kernels: a kernel bound by memory or launch is no slower for a higher
-    peak, and one at the limit of power is as fast as with a lower one. To the megaflop, so that it is as fast to the bit.
-    """
-    wide = slowdown.get("bf16", 1.0)
-
-    def sustained(dtype: str, peak: float) -> float:
-        whole = ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES
-        clocks, most = (wide, derating) if whole else (slowdown.get("fp8", wide), quantised)
-        return float(round(peak / max(slowdown[dtype], min(clocks, 1.0), 1 / max(most, 1.0)) / 1e6)) * 1e6
-
-    return replace(device, peak_flops={dtype: sustained(dtype, peak) for dtype, peak in device.peak_flops.items()})

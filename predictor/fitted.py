@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from predictor.cost_model import CostModel
+from predictor.derived import derived_cost_model
 from predictor.kernels.derating import Laboratories, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
@@ -91,7 +92,7 @@ def cost_model(
         from_, of_links = profile.derivation.kernels, profile.derivation.links
         kernels = cost_model(from_, None, cache_dir)
         links = kernels if of_links is from_ else cost_model(of_links, None, cache_dir)
-        return kernels.on(profile.device, profile.derivation, links).with_network(network_bandwidth)
+        return derived_cost_model(kernels, profile.device, profile.derivation, links).with_network(network_bandwidth)
     fits = _read_cache(profile, cache_dir) if cache_dir else None
     if fits is None:
         fits = _checked_fit(profile)

@@ -20,6 +20,7 @@ LEVELS = (
     ("predictor.estimate", "predictor.learned"),
     ("predictor.kernels", "predictor.network"),
     ("predictor.cost_model",),
+    ("predictor.derived",),
     ("predictor.fitted",),
     ("predictor.accuracy",),
     ("solver.spec",),

@@ -10,8 +10,9 @@ import numpy as np
 
 from predictor.accuracy.score import Score, score
 from predictor.estimate import Estimate
+from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.flash_attn import FlashAttnModel, is_serving, main_rows, shape_of
-from predictor.kernels.linear import FAMILIES, LinearModel, own_forward_rows
+from predictor.kernels.linear import LinearModel, own_forward_rows
 from predictor.kernels.memory_bound import MemoryBoundModel
 from predictor.kernels.residual import ROWS_FOR_TREES
 from profiler.profile.profile import Profile, Table

@@ -10,6 +10,7 @@ import numpy as np
 from predictor.accuracy.crossval import linear_rows, quantised_linear_rows
 from predictor.accuracy.score import Score, score
 from predictor.cost_model import CostModel
+from predictor.derived import derived_cost_model
 from predictor.estimate import Estimate
 from predictor.fitted import cost_model
 from predictor.kernels.flash_attn import is_serving, main_rows, shape_of
@@ -37,7 +38,7 @@ def device_scores(profiles: Mapping[str, Profile], cache_dir: Path | None = None
             if base != target:
                 derived = derived_profile(target, DATASHEETS[target], kernels)
                 assert derived.derivation is not None
-                found = models[base].on(profile.device, derived.derivation, models[base])
+                found = derived_cost_model(models[base], profile.device, derived.derivation, models[base])
                 for op, measured, estimate, naive in _predictions(profile, models[base], found):
                     scores += _before_and_after(op, f"{target} from {base}", measured, estimate, naive)
     return scores

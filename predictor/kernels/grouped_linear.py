@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate, std_of_errors
-from predictor.kernels.linear import FAMILIES, Layout, LinearModel
+from predictor.kernels.dtypes import FAMILIES
+from predictor.kernels.linear import Layout, LinearModel
 from profiler.profile.profile import Table
 
 PASSES = ("forward", "input_grad", "weight_grad")  #: in the order of Layout codes

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
+from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES, UNMEASURED
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, adding_seconds, cast_seconds, fit_gemm_physics, gemm_times
+from predictor.kernels.linear_features import coordinates, features_of
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
 from profiler.errors import InputError
@@ -24,16 +26,6 @@ class Layout(IntEnum):
     NN = 1  #: input gradient
     NT = 2  #: weight gradient
 
-
-BLOCKWISE = "fp8_blockwise"  #: fp8 with scales for blocks (predictor.kernels.block_scaled)
-#: Number format -> arithmetic; 16-bit floats run equally fast and share one fit.
-FAMILIES = {
-    "bf16": "bf16", "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "fp8": "fp8", "mxfp8": "fp8",
-    BLOCKWISE: "fp8", "fp32": "fp32", "float32": "fp32", "tf32": "tf32", "nvfp4": "nvfp4", "fp4": "nvfp4",
-}  # fmt: skip
-UNMEASURED = ("mxfp8", BLOCKWISE)  #: formats whose GEMMs are those of another that was measured
-HALF_BYTES = 2.0  #: bytes of a 16-bit element
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0, "tf32": 4.0, "nvfp4": 0.5625}
 
 #: Rows whose source starts with one of these were timed by a different laboratory than the tables that the fits use.
 OTHER_LABS = ("microsoft/vidur", "simumax", "MooreThreads/SimuMax")
@@ -57,7 +49,6 @@ TRANSPOSED_TF32 = (1 / 0.629, 0.1)
 _PRIOR_ROWS = 10  # a prior weighs as much as this many measurements
 _ROOFLINE_UNCERTAINTY = 0.25
 _TREES = {"max_iter": 300, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.13, "min_samples_leaf": 10}
-_FEATURE_TILES = ((128, 128), (128, 256), (256, 128), (64, 256), (256, 64), (64, 64))
 _ROWS_FOR_PHYSICS, _LONG_KERNEL = 30, 1e-4
 
 
@@ -227,40 +218,9 @@ def _predict_forward(
         shape = bare.seconds.shape
         return bare.seconds, np.full(shape, _ROOFLINE_UNCERTAINTY), np.full(shape, np.int8(Basis.ROOFLINE))
     log_bare = np.log(bare.seconds)
-    features = _features(part.physics, part.machine, m, n, k, batch)
-    correction, std, basis = part.residual.correct(features, _coordinates(m, n, k, batch), log_bare)
+    features = features_of(part.physics, part.machine, m, n, k, batch)
+    correction, std, basis = part.residual.correct(features, coordinates(m, n, k, batch), log_bare)
     return bare.seconds * np.exp(correction), std, basis
-
-
-def _coordinates(m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    """Position of a shape among the measured ones, in octaves.
-
-    A batch acts like a larger m, so new batches count half; so does work beyond the largest measured, where power is the
-    limit.
-    """
-    octaves: np.ndarray = np.log2(np.stack([m * batch, n, k, np.sqrt(batch), np.sqrt(m * batch * n * k)], axis=1))
-    return octaves
-
-
-def _features(
-    physics: GemmPhysics, machine: Machine, m: np.ndarray, n: np.ndarray, k: np.ndarray, batch: np.ndarray
-) -> np.ndarray:
-    """Inputs of the correction, [rows, features]: sizes, the regime of the physical model, tiles, waves, alignment."""
-    bare = gemm_times(physics, machine, m, n, k, batch)
-    rows = m * batch
-    columns = [np.log2(rows), np.log2(n), np.log2(k), np.log2(rows * n * k), np.log2(k / np.sqrt(rows * n))]
-    columns += [np.log(bare.compute / bare.memory), np.log(bare.seconds / physics.launch), bare.tile.astype(np.float64)]
-    for tm, tn in _FEATURE_TILES:
-        waves = batch * np.ceil(m / tm) * np.ceil(n / tn) / machine.sms
-        columns += [np.log(waves), waves / np.ceil(waves)]
-    columns += [x / (np.ceil(x / t) * t) for x, t in ((m, 128), (m, 256), (n, 256))]
-    columns += [_alignment(m, 64), _alignment(n, 256), _alignment(k, 256)]
-    return np.stack(columns, axis=1)
-
-
-def _alignment(size: np.ndarray, most: int) -> np.ndarray:
-    """log2 of the largest power of two, at most ``most``, that divides a size."""
-    return np.log2(np.gcd(size.astype(np.int64), most))
 
 
 def _sizes(table: Table) -> list[np.ndarray]:
@@ -296,9 +256,9 @@ def _fit_part(
     cast = np.where(casts, cast_seconds(physics, machine, sizes[0], sizes[2], sizes[3]), 0.0)
     log_bare = np.log(gemm_times(physics, machine, *sizes).seconds)
     groups = np.unique(np.stack(sizes[1:3]), axis=1, return_inverse=True)[1].ravel()
-    features, off_bare = _features(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
+    features, off_bare = features_of(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
     weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # typical of training
-    residual = fit_residual(features, _coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
+    residual = fit_residual(features, coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
     known = np.unique(shape_keys(*(size[~casts] for size in sizes)))  # of the others only the sum with the cast was measured
     bare = _Part(physics, machine, residual, known, prior[..., 0], prior[..., 1])
     return _Part(physics, machine, residual, bare.known, *_layout_factors(table, bare))

@@ -138,17 +138,8 @@ def case_of(plain: Mapping[str, Any]) -> Case:
     assumptions += [f"not read: cluster.{key}={sections['cluster'][key]}" for key in unread]
     if "inter_node_gbit_per_gpu" not in sections["cluster"]:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")
-    return Case(
-        name,
-        hardware,
-        sections["cluster"],
-        model,
-        strategy,
-        sections["measured"],
-        tuple(assumptions),
-        skipped,
-        others,
-    )
+    notes, cluster, measured = tuple(assumptions), sections["cluster"], sections["measured"]
+    return Case(name, hardware, cluster, model, strategy, measured, notes, skipped, others)
 
 
 def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, float]:

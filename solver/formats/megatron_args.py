@@ -67,7 +67,6 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         value = flags.get(flag, default)
         run[key] = value if isinstance(default, bool) else whole(flags, flag, default)
     tp, pp = run["tp"], run["pp"]
-    own = "num-distributed-optimizer-instances"
     if world_size % (tp * pp * run["cp"]):
         raise InputError(f"{world_size} ranks are no multiple of tp {tp} * pp {pp} * cp {run['cp']}")
     replicas = world_size // (tp * pp)
@@ -89,14 +88,7 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
     }
     if run["cross_entropy_fusion"]:
         run["cross_entropy_fusion_impl"] = flags.get("cross-entropy-fusion-impl", "native")
-    if "use-megatron-fsdp" in flags:
-        words = {name: name for name in SHARDING}
-        run |= {"framework": FSDP, "zero": SHARDING[choice(flags, "data-parallel-sharding-strategy", "no_shard", words)]}
-    if run["zero"]:
-        instances = whole(flags, own, 1)
-        if replicas % instances:
-            raise InputError(f"Megatron's --{own} {instances} does not divide the {replicas} data-parallel ranks")
-        run["zero_shard_size"] = replicas // instances
+    run |= _sharding(flags, run["zero"], replicas)
     if "no-overlap-p2p-communication" in flags:
         run["p2p_overlap"] = False
     if "first-last-layers-bf16" in flags:
@@ -108,6 +100,21 @@ def _run(flags: Mapping[str, Any], model: Mapping[str, Any], world_size: int) ->
         run["micro_batch_group"] = 0  # which is Megatron's own
     run |= _recomputation(flags, run["vpp"])
     return {**run, **(_expert_run(flags, tp) if "num-experts" in flags else {})}
+
+
+def _sharding(flags: Mapping[str, Any], zero: int, replicas: int) -> dict[str, Any]:
+    """Return the ZeRO stage, the ranks of a shard, and Megatron-FSDP where that shards; zero: without it."""
+    own, found = "num-distributed-optimizer-instances", {}
+    if "use-megatron-fsdp" in flags:
+        words = {name: name for name in SHARDING}
+        zero = SHARDING[choice(flags, "data-parallel-sharding-strategy", "no_shard", words)]
+        found = {"framework": FSDP, "zero": zero}
+    if not zero:
+        return found
+    instances = whole(flags, own, 1)
+    if replicas % instances:
+        raise InputError(f"Megatron's --{own} {instances} does not divide the {replicas} data-parallel ranks")
+    return {**found, "zero_shard_size": replicas // instances}
 
 
 def _recomputation(flags: Mapping[str, Any], chunks: int) -> dict[str, Any]:

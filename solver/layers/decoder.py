@@ -39,35 +39,42 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         *(norm_ops(shapes, "mlp_norm") if after else []),
         *_residual(shapes, "residual2"),
     ]
-    hidden = model.hidden_size
-    # A column linear keeps its input: the local shard, or all of it (MTP always, MSP where the framework does so)
-    shard = shapes.keeps_shard | keys.is_mode(TpMode.ISP)
-    linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * hidden * shapes.input_element
-    stream = shapes.norm_tokens * hidden * shapes.element
-    # Linears that are not fused keep quantised copies of their own: latent attention's two down projections of norm1's output,
-    # and of norm2's the shared expert's, beside the 16-bit input that the router keeps (Megatron-Core's moe_utils.py)
-    quantised = shapes.input_element != shapes.element
-    shared = linear_input * (kind.experts and model.shared_expert_intermediate_size > 0)
-    mlp_input = stream + shared if quantised and kind.experts else linear_input
-    saved = [
-        Saved("layer_input", stream, dropped_by=()),
-        Saved("norm1_output", linear_input * (1 + (quantised and model.has_latent_attention))),
-        *attention.saved(shapes),
-        Saved("residual1", stream),
-        *([Saved("norm2_output", mlp_input)] if model.norms_per_layer > 1 else []),
-        *mlp.saved(shapes),
-        *([Saved("branch_outputs", 2 * stream)] if after else []),
-        *_dropout_masks(shapes),
-        *unfused_norm_saved(shapes),
-    ]
+    saved = _saved(shapes, attention.saved(shapes), mlp.saved(shapes), kind)
     norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters)
     weights = [*attention.weights(shapes), *mlp.weights(shapes), norms, *adapter_weights(shapes, ops)]
     saved = [*offloaded_saved(shapes, recomputed_saved(shapes, ops, saved)), *adapters_saved(shapes, ops)]
     ops = graphed_ops(shapes, recomputed_ops(shapes, ops))
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
+    stream = shapes.norm_tokens * model.hidden_size * shapes.element
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
     buffer = scores_buffer(shapes)
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), buffer, working)
+
+
+def _saved(shapes: Shapes, of_attention: list[Saved], of_mlp: list[Saved], kind: LayerKind) -> list[Saved]:
+    """Return what a layer keeps without recomputation.
+
+    A column linear keeps its input: the local shard, or all of it (MTP always, MSP where the framework does so). Linears that
+    are not fused keep quantised copies of their own: latent attention's two down projections of norm1's output, and of norm2's
+    the shared expert's, beside the 16-bit input that the router keeps (Megatron-Core's moe_utils.py).
+    """
+    model, shard = shapes.model, shapes.keeps_shard | shapes.keys.is_mode(TpMode.ISP)
+    linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * model.hidden_size * shapes.input_element
+    stream = shapes.norm_tokens * model.hidden_size * shapes.element
+    quantised = shapes.input_element != shapes.element
+    shared = linear_input * (kind.experts and model.shared_expert_intermediate_size > 0)
+    mlp_input = stream + shared if quantised and kind.experts else linear_input
+    return [
+        Saved("layer_input", stream, dropped_by=()),
+        Saved("norm1_output", linear_input * (1 + (quantised and model.has_latent_attention))),
+        *of_attention,
+        Saved("residual1", stream),
+        *([Saved("norm2_output", mlp_input)] if model.norms_per_layer > 1 else []),
+        *of_mlp,
+        *([Saved("branch_outputs", 2 * stream)] if model.norms_per_layer == 4 else []),
+        *_dropout_masks(shapes),
+        *unfused_norm_saved(shapes),
+    ]
 
 
 def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster) -> LayerProgram:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from predictor.kernels.linear import BLOCKWISE
+from predictor.kernels.dtypes import BLOCKWISE
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.program import (
     FORWARD,

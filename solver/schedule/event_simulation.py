@@ -106,6 +106,15 @@ def simulate(
     else:
         orders = [stage_order(schedule, stage, stages, micro_batches, vpp, group) for stage in range(stages)]
         weight_share = 1.0
+    return _timeline(schedule, orders, times, (micro_batches, vpp), transfer, blocking, weight_share)
+
+
+def _timeline(
+    schedule: str, orders: list[np.ndarray], times: np.ndarray, counts: tuple[int, int], transfer: float, blocking: bool,
+    weight_share: float,
+) -> Timeline:  # fmt: skip
+    """Return when each pass of the stages' ``orders`` runs. counts: micro batches, and chunks of a stage."""
+    (micro_batches, vpp), stages = counts, len(orders)
     stage = np.repeat(np.arange(stages), [len(order) for order in orders])
     kind, chunk, micro_batch = np.concatenate(orders).T
     # a pass is numbered by kind (of backward passes all the same), part of the model and micro batch

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from solver.spec.framework import CanRun
+from solver.spec.can_run import CanRun
 
 
 @lru_cache(maxsize=4096)

@@ -10,9 +10,9 @@ from typing import Any
 from profiler.errors import InputError
 from solver.search.divisions import Division, divisors
 from solver.search.fixed import agreeing
+from solver.spec.can_run import CanRun
 from solver.spec.choices import WAVES, TpMode
 from solver.spec.feasibility import check_rules
-from solver.spec.framework import CanRun
 from solver.step.layouts import Splits
 from solver.step.problem import Problem
 

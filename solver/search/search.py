@@ -97,16 +97,15 @@ def search(
         found = _search_part(problem, table, fixed, top, splits, prunes=False)
         raise InputError(_nothing_fits(problem, found.estimated, found.least_memory))
     rejected = Counter({**space.rejected, OUT_OF_MEMORY: found.estimated - found.feasible})
-    elapsed = time.perf_counter() - start
-    modes = {
-        mode.name.lower(): estimate_layouts(problem, kept.parts[0], table) for mode, kept in found.modes.items() if kept.parts
-    }
-    sizes = found.sizes.parts[0]
+    sizes, elapsed = found.sizes.parts[0], time.perf_counter() - start
+
+    def kept(layouts: Layouts) -> Solutions:
+        return estimate_layouts(problem, layouts, table)
+
     return SearchResult(
-        problem, estimate_layouts(problem, found.best.parts[0], table),
-        estimate_layouts(problem, sizes.take(np.arange(min(top, _SIZES_KEPT, len(sizes)))), table), modes,
-        estimate_layouts(problem, found.pareto.parts[0], table), found.estimated, found.feasible, elapsed, rejected,
-        fixed, most,
+        problem, kept(found.best.parts[0]), kept(sizes.take(np.arange(min(top, _SIZES_KEPT, len(sizes))))),
+        {mode.name.lower(): kept(best.parts[0]) for mode, best in found.modes.items() if best.parts},
+        kept(found.pareto.parts[0]), found.estimated, found.feasible, elapsed, rejected, fixed, most,
     )  # fmt: skip
 
 

@@ -203,6 +203,18 @@ def _in_chunks(layers: np.ndarray, chunks: np.ndarray) -> np.ndarray:
     return (np.ceil(layers / chunks) * chunks).astype(np.int64)
 
 
+def _recompute_levels(problem: Problem) -> list[tuple[Recompute, float]]:
+    """Return what the framework recomputes, and of what share of a stage's layers."""
+    can_run, run = problem.framework.can_run, problem.run
+    levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
+    levels += [(Recompute.FULL, share) for share in can_run.recompute_shares]
+    allowed = [name for name in can_run.recompute if overlap_runs(run.moe_exchange_overlap, 1, 1, name)]
+    allowed = [name for name in allowed if not recompute_broken(problem.framework, run, name)]
+    allowed = ["none"] if run.offload_layers else allowed
+    allowed = [name for name in allowed if name != "full"] if run.offload_modules else allowed
+    return [(level, share) for level, share in levels if level.name.lower() in allowed]
+
+
 def cross(problem: Problem, splits: Splits) -> Layouts:
     """Combine splits with the framework's ZeRO stages (0 where nothing is sharded) and recompute levels, without duplicates.
 
@@ -211,14 +223,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     together with ISP would shard the same weights twice and is left out; so is ZeRO-3 with a pipeline,
     which no framework here runs, and ZeRO-2 where the framework does not run that.
     """
-    levels = [(Recompute.NONE, 0.0), (Recompute.SELECTIVE, 1.0), (Recompute.FULL, 1.0)]
-    can_run, overlaps = problem.framework.can_run, problem.run.moe_exchange_overlap
-    levels += [(Recompute.FULL, share) for share in can_run.recompute_shares]
-    allowed = [name for name in can_run.recompute if overlap_runs(overlaps, 1, 1, name)]
-    allowed = [name for name in allowed if not recompute_broken(problem.framework, problem.run, name)]
-    allowed = ["none"] if problem.run.offload_layers else allowed
-    allowed = [name for name in allowed if name != "full"] if problem.run.offload_modules else allowed
-    levels = [(level, share) for level, share in levels if level.name.lower() in allowed]
+    can_run, levels = problem.framework.can_run, _recompute_levels(problem)
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states & shards_run(can_run, splits.zero_shard_size, splits.cp, splits.dp * splits.cp)
     copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp)

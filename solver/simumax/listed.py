@@ -10,8 +10,9 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
+from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.grouped_linear import PASSES, GroupedLinearModel
-from predictor.kernels.linear import FAMILIES, Layout, LinearModel
+from predictor.kernels.linear import Layout, LinearModel
 from predictor.kernels.measured_attention import LEAST_UNCERTAINTY, MeasuredAttention
 from predictor.kernels.shape_keys import shape_keys
 from profiler.profile.profile import Profile, Table

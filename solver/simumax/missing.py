@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from predictor.estimate import Basis
+from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.grouped_linear import PASSES
-from predictor.kernels.linear import FAMILIES, Layout
+from predictor.kernels.linear import Layout
 from solver.layers.program import FLASH_ATTN, GROUPED_LINEAR, LINEAR, Op
 from solver.simumax.pricing import Priced
 from solver.simumax.shapes import STAGES

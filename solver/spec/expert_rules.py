@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, Framework
+from solver.spec.can_run import CanRun
+from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy

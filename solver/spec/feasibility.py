@@ -8,6 +8,7 @@ from __future__ import annotations
 from profiler.errors import InputError, require
 from solver.spec.adapter_rules import adapter_rules
 from solver.spec.bounds import WHOLE_NUMBERS
+from solver.spec.can_run import CanRun
 from solver.spec.choices import WAVES, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
@@ -21,7 +22,7 @@ from solver.spec.expert_rules import (
     overlap_runs,
     predicted_beside,
 )
-from solver.spec.framework import CanRun, Framework
+from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec

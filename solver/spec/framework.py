@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from profiler.profile.profile import GIB
-from solver.spec.choices import CHOICES, SCHEDULES, WAVES, TpMode
+from solver.spec.can_run import CanRun
 
 _HALVES = ("bf16", "fp16")
 
@@ -212,70 +212,6 @@ class MemoryUse:
     #: Activations of a whole tensor group, for each layer, whose blocks cannot be used again before the collectives that read
     #: or wrote them on streams of their own have ended (torch's record_stream).
     collective_gaps: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CanRun:
-    """Layouts that the release can run: what a search may choose from."""
-
-    zero_stages: tuple[int, ...]
-    zero_with_pipeline: tuple[int, ...] = (0, 1)  #: of these; DeepSpeed's engine asserts less than 2
-    tp_modes: tuple[TpMode, ...] = (TpMode.MTP, TpMode.MSP)  #: empty: none; where shards are gathered again, FSP is MSP
-    #: Ranks that ZeRO shards over: "any" of those that hold copies, "all", or whole groups of "context"-parallel ranks.
-    shards: str = "any"
-    shards_experts_alike: bool = False  #: the experts' states too are cut into as many copies as the others'
-    copies_alone: bool = False  #: whole copies (ZeRO-0) only where nothing but data is divided
-    unsharded_gradients_as_model: bool = False  #: ZeRO-0 accumulates gradients in the model's type only
-    changed_states_need_zero: bool = False  #: moments in fewer bits, or on the host, need ZeRO
-    replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
-    cp_comms: tuple[str, ...] = ("ring", "a2a", "allgather")  #: exchanges of context parallelism; empty: no context parallelism
-    context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1
-    pipeline: bool = True
-    fills_pipeline: bool = False  #: 1F1B has at least as many micro batches as stages, but for one
-    overlaps_interleaving: bool = False  #: interleaved stages need p2p_overlap
-    schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
-    micro_batch_groups: bool = False  #: interleaving with other groups of micro batches than pp
-    uneven_stages: bool = True  #: layers need not divide by pp
-    stated_end_stages: bool = False  #: the layers of the first and the last stage may be stated; the others share the rest
-    pipeline_layout: bool = False  #: the layers of every chunk may be stated
-    counts_embedding_and_loss: bool = False  #: embedding and loss may each count as a layer where layers are split evenly
-    recompute: tuple[str, ...] = CHOICES["recompute"]
-    #: Shares of a stage's layers that a search recomputes, beside none and all; empty: the framework knows only these.
-    recompute_shares: tuple[float, ...] = (0.25, 0.5, 0.75)
-    recomputes_by_stage: bool = False  #: each stage may recompute another number of layers
-    recompute_modules: tuple[str, ...] = ("core_attn",)  #: that selective recomputation may be of
-    cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
-    predicts_with_context: bool = True  #: multi-token prediction together with context parallelism
-    experts: bool = False  #: mixtures of experts
-    experts_in_fp16: bool = True
-    folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
-    splits_experts: bool = True  #: etp may be more than 1
-    dispatchers: tuple[str, ...] = ("alltoall", "allgather")
-    overlaps_exchange: bool = False  #: moe_exchange_overlap, with or without delay_wgrad_compute
-    defers_head: bool = False  #: defer_embedding_wgrad_compute
-    fuses_experts: bool = False  #: moe_fused_experts
-    fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
-    compiles_tp_overlap: bool = False  #: tp_comm_overlap is torch.compile's
-    gathers_after_reducing: bool = False  #: overlap_param_gather needs overlap_grad_reduce
-    splits_backward_tied: bool = True  #: schedules that split the backward pass run with tied embeddings
-    overlaps_muon: bool = True  #: Muon's gradients may be reduced beside compute
-    tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
-    adapters: bool = False  #: lora_rank
-    optimizers: tuple[str, ...] = ("adam",)
-    optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
-    #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers),
-    #: "modules" (of some modules of each layer).
-    offloads: tuple[str, ...] = ()
-    #: Schedules that the framework runs with pipeline_layout.
-    layout_schedules: tuple[str, ...] = SCHEDULES
-    #: Gradients and parameters may be synchronised beside compute under a schedule that splits the backward pass.
-    overlaps_split_backward: bool = True
-    compiles_split_backward: bool = True  #: torch.compile together with a schedule that splits the backward pass
-
-    @property
-    def chunks_stages(self) -> bool:
-        """Whether stages may have several chunks."""
-        return "interleaved" in self.schedules or any(name in WAVES for name in self.schedules)
 
 
 @dataclass(frozen=True, kw_only=True)

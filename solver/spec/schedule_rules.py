@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from solver.spec.can_run import CanRun
 from solver.spec.choices import SPLIT_BACKWARD
-from solver.spec.framework import CanRun, Framework
+from solver.spec.framework import Framework
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 

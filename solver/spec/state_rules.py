@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from solver.spec.framework import CanRun, Framework
+from solver.spec.can_run import CanRun
+from solver.spec.framework import Framework
 from solver.spec.strategy import Strategy
 
 #: Modules whose recomputation keeps a quantised input, which Transformer Engine does not do where scales are delayed.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from predictor.kernels.linear import FAMILIES
+from predictor.kernels.dtypes import FAMILIES
 from profiler.errors import InputError
 from solver.spec.model_size import flops_per_token
 from solver.step.layouts import Layouts

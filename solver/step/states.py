@@ -30,47 +30,71 @@ def stage_state(
     the 12 bytes, ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its
     sharded master weights are the only ones (Rajbhandari et al. 2020).
     """
-    sizes = problem.element_bytes
     has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
     out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
-    shapes = {name: elements for part in table.layers for name, elements in part.shaped_alike.items()}
-    dummies = problem.framework.memory.dummy_gradients and not problem.is_frozen(LINEARS)
-    out[1] += HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * dummies
-    in_sync = problem.framework.memory.synchronisation_bytes
+    out[1] += _gradient_buffers(problem, table, key)
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
-    piped, on_host = (stages.index > 0).any(axis=0), states_on_host(problem)
-    autocast = problem.framework.memory.fp32_weights and sizes.activation == HALF
-    half, copied = kept_halves(problem), FP32 * (problem.framework.memory.fp32_gradient_copy and sizes.gradient == HALF)
-    if buckets := problem.framework.memory.gradient_buckets:
-        out[1] += buckets * problem.framework.data_parallel.bucket_elements * sizes.gradient
+    autocast = problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF
+    piped: np.ndarray = np.any(stages.index > 0, axis=0)
     for name, share in shares.items():
         own = np.array([part.parameters_of[name][key] for part in table.layers])
         layers = over_kinds(stages.counts[stage], own)
         elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
         partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
         if problem.is_frozen(name):  # of a frozen weight nothing else is there
-            out[0, :3] += sizes.activation * elements
-            out[0, 3] += sizes.activation * partitioned
+            out[0, :3] += problem.element_bytes.activation * elements
+            out[0, 3] += problem.element_bytes.activation * partitioned
             continue
         if autocast:  # the vocabulary's projection is a linear among the others
             out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
         if kept is not None and name != OTHERS:
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
         for zero in range(4):
-            out[1, zero] += elements * several * (in_sync[min(zero, 1)] if zero < 3 else 0.0)
-            out[0, zero] += sizes.weight * elements if zero < 3 else 0.0
-            whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
-            here = gradients_here(problem) if zero > 1 else 1.0
-            reduced = problem.framework.memory.sharded_gradient_bytes if zero == 3 else 0
-            out[1, zero] += ((reduced or sizes.gradient) + half) * whole * here
-            out[1, zero] += copied * partitioned * here if zero else 0.0
-            state = (sizes.sharded if zero == 3 else sizes.states) - on_host - momentum_saved(problem, name)
-            owned = elements if zero == 0 else partitioned
-            out[2, zero] += state * owned
-            if sizes.step:
-                update[int(name == EXPERTS), zero] += sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
+            held, step = _trained_bytes(problem, name, zero, elements, partitioned, several, piped)
+            out[:3, zero] += held
+            update[int(name == EXPERTS), zero] += step
     out[3] = update.max(axis=0)
     return out
+
+
+def _trained_bytes(
+    problem: Problem,
+    name: str,
+    zero: int,
+    elements: np.ndarray,
+    partitioned: np.ndarray,
+    several: np.ndarray,
+    piped: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of weights, gradients and states of a group's trained parameters in a ZeRO stage, [3, splits], and those
+    that the optimizer's step adds, [splits].
+
+    elements, partitioned: parameters of a rank, and those of its ZeRO partition. several, piped: whether ranks hold copies, and
+    whether there is a pipeline.
+    """
+    sizes, memory = problem.element_bytes, problem.framework.memory
+    weights = sizes.weight * elements if zero < 3 else np.zeros(len(elements))
+    whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
+    here = gradients_here(problem) if zero > 1 else 1.0
+    reduced = memory.sharded_gradient_bytes if zero == 3 else 0
+    gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
+    gradients = gradients + ((reduced or sizes.gradient) + kept_halves(problem)) * whole * here
+    if zero and memory.fp32_gradient_copy and sizes.gradient == HALF:
+        gradients = gradients + FP32 * partitioned * here
+    state = (sizes.sharded if zero == 3 else sizes.states) - states_on_host(problem) - momentum_saved(problem, name)
+    owned = elements if zero == 0 else partitioned
+    step: np.ndarray = sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
+    return np.array([weights, gradients, state * owned]), step
+
+
+def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray) -> np.ndarray:
+    """Return the bytes of dummy gradients of one layer's linears, and of buckets, [splits]."""
+    framework, shapes = problem.framework, {n: size for part in table.layers for n, size in part.shaped_alike.items()}
+    dummies = framework.memory.dummy_gradients and not problem.is_frozen(LINEARS)
+    found: np.ndarray = HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * dummies
+    if buckets := framework.memory.gradient_buckets:
+        found = found + buckets * framework.data_parallel.bucket_elements * problem.element_bytes.gradient
+    return found
 
 
 def kept_halves(problem: Problem) -> float:

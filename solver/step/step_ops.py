@@ -65,19 +65,28 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         passes = {"bytes": group.elements * grad * sync.buffer_passes}
         ops.append(Op("gradient_buffer", "gradients", MEMORY_BOUND, "step", passes, count=float(sync.buffer_passes > 0),
                       variant="residual"))  # fmt: skip
-        for kind, owned in (("whole", group.elements), ("shard", shares[name])):
-            here = 1.0 - problem.run.optimizer_offload_fraction
-            moved = MUON_BYTES if orthogonalises(problem, name) else adam_bytes(problem)
-            adam = {"bytes": owned * here * moved}
-            ops += optimizer_ops(problem, f"optimizer.{kind}", owned)
-            ops += gradient_ops(problem, owned) if kind == "shard" else []
-            passes = {"bytes": owned * grad * sync.gradient_passes}
-            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", adam, variant="adam"))
-            ops.append(Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, variant="residual",
-                          count=float(sync.gradient_passes > 0)))  # fmt: skip
+        ops += [
+            op
+            for kind, owned in (("whole", group.elements), ("shard", shares[name]))
+            for op in _update_ops(problem, name, kind, owned)
+        ]
     everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_domain)
     ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
     return ops
+
+
+def _update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> list[Op]:
+    """Return the kernels of an optimizer's step on ``owned`` parameters of a group: a rank's whole ones, or its ZeRO shard."""
+    sync, here = problem.framework.data_parallel, 1.0 - problem.run.optimizer_offload_fraction
+    moved = MUON_BYTES if orthogonalises(problem, name) else adam_bytes(problem)
+    passes = {"bytes": owned * problem.element_bytes.gradient * sync.gradient_passes}
+    return [
+        *optimizer_ops(problem, f"optimizer.{kind}", owned),
+        *(gradient_ops(problem, owned) if kind == "shard" else []),
+        Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", {"bytes": owned * here * moved}, variant="adam"),
+        Op(f"optimizer.{kind}", "optimizer", MEMORY_BOUND, "step", passes, variant="residual",
+           count=float(sync.gradient_passes > 0)),
+    ]  # fmt: skip
 
 
 def orthogonalises(problem: Problem, name: str) -> bool:

@@ -7,7 +7,8 @@ eth-easl/sailor at 494eaa5 (the training framework of SOSP 2025's Sailor: its de
 from __future__ import annotations
 
 from profiler.profile.profile import GIB
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
+from solver.spec.can_run import CanRun
+from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline, Recomputation, TensorParallel
 from solver.spec.frameworks.megatron import OWN_LAYERS_LAUNCH
 
 MEGATRON_DEEPSPEED = Framework(

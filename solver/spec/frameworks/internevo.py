@@ -6,8 +6,9 @@ doc/code-docs/source/parallel.rst.
 
 from __future__ import annotations
 
+from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, TensorParallel
+from solver.spec.framework import DataParallel, Framework, Kernels, TensorParallel
 
 INTERNEVO_2024 = Framework(
     name="internevo-2024",

@@ -6,7 +6,8 @@ remat_policy save_qkv_proj (dgxc-benchmarking maxtext/README_70b.md).
 
 from __future__ import annotations
 
-from solver.spec.framework import CanRun, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+from solver.spec.can_run import CanRun
+from solver.spec.framework import Framework, Kernels, MemoryUse, Recomputation, TensorParallel
 
 MAXTEXT = Framework(
     name="maxtext",

@@ -6,8 +6,9 @@ of late 2023 (LumiOpen a2cca9d), its CHANGELOG.md, megatron/core/distributed and
 
 from __future__ import annotations
 
+from solver.spec.can_run import CanRun
 from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, RECOMPUTE_MODULES, SCHEDULES, TpMode
-from solver.spec.framework import ASSUMED_LAUNCH, CanRun, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
+from solver.spec.framework import ASSUMED_LAUNCH, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
 
 #: Host time of an op of Megatron's own layers: Sailor's authors profiled Megatron-DeepSpeed's (sources in deepspeed.py), where
 #: at one sequence over four tensor ranks the host needs 1.5 ms for the 14 ops of a forward pass.

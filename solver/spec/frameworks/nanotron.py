@@ -7,8 +7,9 @@ functional.py (its linears, its cross entropy), optim/gradient_accumulator.py, p
 
 from __future__ import annotations
 
+from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Pipeline
+from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline
 
 NANOTRON = Framework(
     name="nanotron",

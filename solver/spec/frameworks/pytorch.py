@@ -5,8 +5,9 @@ Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/c
 
 from __future__ import annotations
 
+from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import CanRun, DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
+from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
 
 #: Replicas; weights whole between micro batches; weights layer by layer. Optimizer states alone are never sharded.
 FSDP_STAGES = (0, 2, 3)

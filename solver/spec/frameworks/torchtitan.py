@@ -6,10 +6,10 @@ parallelisms/parallelize_llama.py (004b314), run_train.sh (0168bd5).
 
 from __future__ import annotations
 
+from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
 from solver.spec.framework import (
     ASSUMED_LAUNCH,
-    CanRun,
     DataParallel,
     Framework,
     Kernels,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from predictor.kernels.linear import FAMILIES
+from predictor.kernels.dtypes import FAMILIES
 from profiler.errors import InputError
 from profiler.profile import devices
 from profiler.profile.derived import derived_profile, power_slowdown

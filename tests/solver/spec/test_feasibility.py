@@ -8,6 +8,7 @@ import pytest
 from toy import DEVICE, TINY, run_of
 
 from profiler.errors import InputError
+from solver.spec.can_run import CanRun
 from solver.spec.cluster import cluster_of
 from solver.spec.expert_rules import heads_divide_by_cp
 from solver.spec.feasibility import (
@@ -19,7 +20,6 @@ from solver.spec.feasibility import (
     tensor_parallel_runs,
     zero_runs,
 )
-from solver.spec.framework import CanRun
 from solver.spec.strategy import Strategy
 
 MODEL = TINY.replace(num_hidden_layers=8)  # 4 query heads, 2 key and value heads, width 128

@@ -9,6 +9,7 @@ import pytest
 from toy import DEVICE, TINY, layer_keys, make_problem, run_of, some_layouts, toy_cost
 
 from predictor.cost_model import CostModel
+from predictor.derived import derived_cost_model
 from predictor.fitted import _plain_layer_launch
 from profiler.profile.profile import Table
 from profiler.profile.profiles import find_profile
@@ -56,4 +57,4 @@ def test_both_passes_are_needed_and_another_machine_has_another_host(h100_model:
     h20 = find_profile("h20")[0]
     assert h20.derivation is not None
     own = replace(h100_model, plain_layer_launch=8e-4)
-    assert own.on(h20.device, h20.derivation, own).plain_layer_launch == 0.0
+    assert derived_cost_model(own, h20.device, h20.derivation, own).plain_layer_launch == 0.0

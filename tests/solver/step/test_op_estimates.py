@@ -10,8 +10,8 @@ import pytest
 from toy import toy_cost
 
 from predictor.estimate import Estimate
+from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from predictor.kernels.linear import FAMILIES
 from solver.layers.program import FORWARD, GROUPED_LINEAR, WEIGHT_GRAD, Op, op_flops
 from solver.step.op_estimates import estimate_ops, layer_times
 

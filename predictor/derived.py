@@ -1,0 +1,57 @@
+"""The cost model of a device that was not measured, derived from that of one that was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from predictor.cost_model import CostModel
+from predictor.kernels.derating import OTHER_LABORATORY
+from predictor.kernels.device_doubt import DEVICE_DOUBTS
+from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES
+from predictor.network.overlap import contention_on
+from profiler.profile.profile import Derivation, Device
+
+
+def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, links: CostModel) -> CostModel:
+    """Return the cost model of a device that was not measured, from the kernels of one that was, ``base``, and the links of
+    another.
+
+    Every kernel splits into what its units, its memory and its launch take, each rescaled by its own ratio: the physical
+    models run with the other device's figures, and the learnt corrections read the regimes that result.
+    """
+    scale, slowdown = derivation.kernel_scale, derivation.power_slowdown
+    # what a laboratory's machine is slower than others is no property of its device
+    derating, quantised = min(base.derating, OTHER_LABORATORY.factor), base.quantised_derating
+    sustained = _at_power(device, slowdown, derating, quantised.factor)
+    linears = base.linears.on(sustained)
+    return replace(
+        links, device=device, linears=linears, grouped=replace(base.grouped, linear=linears),
+        attention=base.attention.on(sustained), kernels=replace(base.kernels, bandwidth=device.memory_bandwidth),
+        collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
+        network_bandwidth=device.network_bandwidth,
+        contention=contention_on(device, base.device, base.contention),
+        derating=derating * scale.get("bf16", 1.0),
+        quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
+        shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
+                      for key, rate in links.shared_links.items()},
+        doubt=DEVICE_DOUBTS[derivation.similarity],
+        plain_layer_launch=0.0,  # another machine's host
+    )  # fmt: skip
+
+
+def _at_power(device: Device, slowdown: Mapping[str, float], derating: float, quantised: float) -> Device:
+    """Return the device with the peaks that its power sustains, before the deratings of 16-bit and of quantised GEMMs.
+
+    Below its limit of power a chip clocks higher, until its own peak is what limits a derated kernel. All of this is in the
+    peaks and none in the deratings, which are of whole kernels: a kernel bound by memory or launch is no slower for a higher
+    peak, and one at the limit of power is as fast as with a lower one. To the megaflop, so that it is as fast to the bit.
+    """
+    wide = slowdown.get("bf16", 1.0)
+
+    def sustained(dtype: str, peak: float) -> float:
+        whole = ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES
+        clocks, most = (wide, derating) if whole else (slowdown.get("fp8", wide), quantised)
+        return float(round(peak / max(slowdown[dtype], min(clocks, 1.0), 1 / max(most, 1.0)) / 1e6)) * 1e6
+
+    return replace(device, peak_flops={dtype: sustained(dtype, peak) for dtype, peak in device.peak_flops.items()})
