@@ -40,8 +40,8 @@ time in which nothing runs. Both add up to their step. A trace is of one rank; w
 stage. Kernels whose names say nothing count as memory-bound, and the five that took longest are listed.
 
 What is learned are seven factors, on the whole step and on six kinds of time (`predictor/learned.py`), as a Bayesian
-update of the doubt that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and
-the laboratory leave open, that of a kind the doubt of its kernels, that of the network {network:.0%}, as of a network
+update of the uncertainty that predictions have anyway (`solver/learning.py`): the prior of the step is what the framework and
+the laboratory leave open, that of a kind the uncertainty of its kernels, that of the network {network:.0%}, as of a network
 without measurements, that of the links in a node {links:.0%}. The step, network and links may be far off (Student's t):
 two runs that agree on half as long again teach it. Runs are taken to scatter by {scatter:.1%}, or by their spread where
 that is more; those far off the others count less. The interval of a later prediction is that of the posterior for its own

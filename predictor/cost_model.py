@@ -11,7 +11,7 @@ import numpy as np
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.block_scaled import block_scaled
 from predictor.kernels.derating import Derating
-from predictor.kernels.device_doubt import DeviceDoubt
+from predictor.kernels.device_uncertainty import DeviceUncertainty
 from predictor.kernels.dtypes import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF_BYTES
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
@@ -54,7 +54,7 @@ class CostModel:
     measured: attention calls timed on the device itself, under the load of a training run; these times already include the
     derating. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link to the host and of the
     host's memory, by name. plain_layer_launch: seconds in which the host launches both passes of one layer of plain PyTorch (0:
-    not measured). link_slowdown, found: see with_found_network. doubt: set where nothing was measured on this device.
+    not measured). link_slowdown, found: see with_found_network. uncertainty: set where nothing was measured on this device.
     learned: from own training runs.
     """
 
@@ -76,7 +76,7 @@ class CostModel:
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
     measured: MeasuredAttention | None = None
     exchanges: ExpertExchangeModel = field(default_factory=ExpertExchangeModel)
-    doubt: DeviceDoubt | None = None
+    uncertainty: DeviceUncertainty | None = None
     host_rates: Mapping[str, float] = field(default_factory=dict)
     plain_layer_launch: float = 0.0
     learned: Learned | None = None
@@ -144,7 +144,7 @@ class CostModel:
         if kind == "transpose" and not self.device.transposes_fp8:
             none = np.zeros(np.shape(size))
             return Estimate(none, none, np.full(np.shape(size), np.int8(Basis.MEASURED)))
-        return self._learned(self._doubted(self.kernels.predict(kind, size), "memory_bound"), "memory_bound")
+        return self._learned(self._less_certain(self.kernels.predict(kind, size), "memory_bound"), "memory_bound")
 
     def host(self, what: str, size: Any) -> Estimate:
         """Bytes over the link to the host or through its memory (``host_rates``, stated by the cluster)."""
@@ -170,7 +170,7 @@ class CostModel:
             if shared == op:
                 together = (np.asarray(strided) > 0) & (np.asarray(intra) == ranks)
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
-        return self._doubted(alone._replace(seconds=seconds * self._between(inter)), "collective")
+        return self._less_certain(alone._replace(seconds=seconds * self._between(inter)), "collective")
 
     def _alone(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
         """A collective that waits for nobody, on the network as it was found."""
@@ -202,7 +202,7 @@ class CostModel:
         """Dispatch or combine (``op``) of ``tokens`` per rank; arguments as in predictor.network.expert_exchange."""
         shape = (tokens, row_bytes, top_k, experts, intra, inter)
         alone = self.exchanges.predict(op, *shape, self.network_bandwidth, dispatcher, node_limit)
-        return self._doubted(alone._replace(seconds=alone.seconds * self._between(inter)), "collective")
+        return self._less_certain(alone._replace(seconds=alone.seconds * self._between(inter)), "collective")
 
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
         """Seconds by which an overlapped collective of ``seconds`` over ``inter`` nodes delays the compute.
@@ -249,7 +249,7 @@ class CostModel:
     @property
     def origin(self) -> str:
         """Whether the device's own kernels were measured: "measured" or "derived"."""
-        return "measured" if self.doubt is None else "derived"
+        return "measured" if self.uncertainty is None else "derived"
 
     def with_flash_version(self, version: int, deterministic: bool = False) -> CostModel:
         """The same device under a framework whose FlashAttention is of generation ``version`` (0: the device's best).
@@ -267,16 +267,16 @@ class CostModel:
         """Return the factor of messages between nodes where there are several, else of those inside one."""
         return np.where(np.asarray(inter) > 1, self.factor("network"), self.factor("links"))
 
-    def _doubted(self, estimate: Estimate, kind: str) -> Estimate:
-        """Return an estimate with the doubt of a device that was not measured."""
-        if self.doubt is None:
+    def _less_certain(self, estimate: Estimate, kind: str) -> Estimate:
+        """Return an estimate with the uncertainty of a device that was not measured."""
+        if self.uncertainty is None:
             return estimate
-        std = np.hypot(estimate.relative_std, getattr(self.doubt, kind))
+        std = np.hypot(estimate.relative_std, getattr(self.uncertainty, kind))
         return estimate._replace(relative_std=std, basis=np.maximum(estimate.basis, np.int8(Basis.EXTRAPOLATED)))
 
     def _derated(self, estimate: Estimate, dtype: str = "bf16", of: str = "linear") -> Estimate:
         if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES:
-            return self._doubted(estimate._replace(seconds=estimate.seconds * self.derating), of)
+            return self._less_certain(estimate._replace(seconds=estimate.seconds * self.derating), of)
         factor, spread = self.quantised_derating
-        estimate = self._doubted(estimate, "quantised")
+        estimate = self._less_certain(estimate, "quantised")
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))

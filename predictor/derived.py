@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from predictor.cost_model import CostModel
 from predictor.kernels.derating import OTHER_LABORATORY
-from predictor.kernels.device_doubt import DEVICE_DOUBTS
+from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES
 from predictor.network.overlap import contention_on
 from profiler.profile.profile import Derivation, Device
@@ -35,7 +35,7 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
         quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
         shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                       for key, rate in links.shared_links.items()},
-        doubt=DEVICE_DOUBTS[derivation.similarity],
+        uncertainty=DEVICE_UNCERTAINTIES[derivation.similarity],
         plain_layer_launch=0.0,  # another machine's host
     )  # fmt: skip
 

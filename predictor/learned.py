@@ -1,4 +1,4 @@
-"""What a machine's own training runs tell: factors on kinds of time, with what is still in doubt, kept beside the profile."""
+"""What a machine's own training runs tell: factors on kinds of time, with what is still uncertain, kept beside the profile."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Learned:
     """Factors on kinds of time: t = exp(log_factors[step] + log_factors[kind]) x what the profile says.
 
     log_factors: in the order of FACTORS. covariance: of these, after the runs. noise: standard deviation of log(measured /
-    predicted) that stays. system_std: what the step was in doubt by before, of the runs learned from. conditions: what the
+    predicted) that stays. system_std: how uncertain the step was before, of the runs learned from. conditions: what the
     runs had in common, by name; predictions of anything else may not use it. name: of the file.
     """
 
@@ -52,7 +52,7 @@ class Learned:
     def relative_std(self, shares: Mapping[str, float], system_std: float) -> float:
         """Return the standard deviation of log(step time) of a layout.
 
-        shares: of the step's time by kind of line. system_std: what a layout is in doubt by beside its kernels; what it is
+        shares: of the step's time by kind of line. system_std: what a layout is uncertain by beside its kernels; what it is
         more than that of the runs (longer sequences, experts) they say nothing of.
         """
         weights = np.zeros(len(FACTORS))

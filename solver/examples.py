@@ -26,7 +26,7 @@ EXAMPLES: Mapping[str, Sequence[tuple[str, str]]] = {
         ("foretrain fit --config configs/7B_internlm2.py --world_size 64 --memory_limit_gib 40", "on GPUs of 40 GiB"),
     ),
     "explain": (
-        ("foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512", "its rivals and doubts"),
+        ("foretrain explain --model_size llama3_70b --framework megatron-core --world_size 512", "its rivals, and how sure"),
         ("foretrain explain --model_size llama3_8b --framework megatron-core --world_size 64 --report why.html",
          "the same as a file for colleagues"),
     ),

@@ -42,7 +42,10 @@ def add_explain_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="explain the best of the layouts with these")
     p.add_argument("--jobs", type=int, default=1, help="processes that share the search (default 1)")
     p.add_argument(
-        "--measurements", type=Path, metavar="OUT.csv", help=f"the {MOST} shapes whose measurement would shrink the doubt most"
+        "--measurements",
+        type=Path,
+        metavar="OUT.csv",
+        help=f"the {MOST} shapes whose measurement would shrink the uncertainty most",
     )
     p.add_argument("--report", type=Path, metavar="OUT.html", help="write all of it as one page, with pictures")
     add_json_argument(p)
@@ -72,7 +75,7 @@ def explain_layout(args: argparse.Namespace, console: Console) -> None:
     if args.measurements:
         planned = measuring_plan(decision.why[0])
         write_text(args.measurements, csv_text([one.to_dict() for one in planned]))
-        told = f"{sum(one.share for one in planned):.0%} of the squared doubt of kernels and collectives"
+        told = f"{sum(one.share for one in planned):.0%} of the squared uncertainty of kernels and collectives"
         console.print(f"wrote {args.measurements}: {len(planned)} shapes, {told}", markup=False)
     if args.report:
         write_report(args.report, decision, inputs.said, inputs.notes(rounded), shlex.join(sys.argv), result)
@@ -99,7 +102,7 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, 
 def _ops_table(why: Explanation) -> Table:
     """Return the ops that take longest, as they count in the step of the slowest stage."""
     table = Table(title="Longest ops, exposed on the slowest stage", title_justify="left")
-    for name in ("time", "share", "doubt"):
+    for name in ("time", "share", "uncertainty"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("op", "module", "number is"):
         table.add_column(name)
@@ -141,7 +144,7 @@ def _steps_table(around: Neighbourhood) -> Table:
 def _sensitivity_table(decision: Decision) -> Table:
     table = Table(title="What the numbers that this stands on decide", title_justify="left")
     table.add_column("numbers")
-    for name in ("time", "doubt", "step if one deviation slower"):
+    for name in ("time", "uncertainty", "step if one deviation slower"):
         table.add_column(name, justify="right")
     table.add_column("another layout wins if they are")
     for row in decision.rows:

@@ -194,7 +194,7 @@ def _factors(lesson: Lesson) -> Table:
     learned = lesson.learned
     table = Table(title=f"Learned from {learned.runs} runs; every kind of time also has the factor of the step",
                   title_justify="left")  # fmt: skip
-    for name in ("time of", "takes", "doubt"):
+    for name in ("time of", "takes", "uncertainty"):
         table.add_column(name, justify="left" if name == "time of" else "right")
     for i, name in enumerate(FACTORS):
         std = float(np.sqrt(learned.covariance[i][i]))

@@ -1,12 +1,12 @@
-"""Learning from one's own runs: a few factors on kinds of time, and what is left in doubt about them.
+"""Learning from one's own runs: a few factors on kinds of time, and what is left uncertain about them.
 
-A Bayesian update of the doubt that predictions have anyway. Before the runs the logarithm of each factor is distributed
-around 0: that of the step with what the framework and the laboratory leave open (solver.report.doubt), those of the kinds
-of time with the doubt of their kernels (network and links as of others than those measured). Kernels are normal; the step,
-network and links follow Student's t, because another machine may be far off, and consistent runs then outweigh the doubt
-before them. The runs are measured with a noise of LAYOUT_STD, or of their spread where that is more. The largest posterior
-is found by Gauss-Newton steps on whole predictions, so that what overlaps is priced as it is; the first derivatives are
-over whole standard deviations, for a network that is hidden behind compute shows only when it is slower. Runs far off the
+A Bayesian update of the uncertainty that predictions have anyway. Before the runs the logarithm of each factor is distributed
+around 0: that of the step with what the framework and the laboratory leave open (solver.report.uncertainty), those of the kinds
+of time with the uncertainty of their kernels (network and links as of others than those measured). Kernels are normal; the
+step, network and links follow Student's t, because another machine may be far off, and consistent runs then outweigh what was
+assumed before them. The runs are measured with a noise of LAYOUT_STD, or of their spread where that is more. The largest
+posterior is found by Gauss-Newton steps on whole predictions, so that what overlaps is priced as it is; the first derivatives
+are over whole standard deviations, for a network that is hidden behind compute shows only when it is slower. Runs far off the
 others count less (Huber); what all are off by is the step's. The covariance is that of the last step (Laplace).
 """
 
@@ -30,7 +30,7 @@ from solver.report.validate import CostModels, Prediction, predict_cases, timed
 from solver.spec.frameworks import framework_of
 
 _WIDTHS = (1.0, 0.5, 0.1)  #: over which derivatives are taken at each step of Gauss-Newton, in standard deviations before
-_ROUNDS = 20  #: of noise, runs far off and weights of the doubt before, at each of them
+_ROUNDS = 20  #: of noise, runs far off and weights of the uncertainty before, at each of them
 _FAR = 2.0  #: standard deviations from which on a run counts less
 _FREEDOM = 4.0  #: degrees of freedom of Student's t before the runs
 _OWN = (STEP, "links", "network")  #: what may differ more between machines of the same accelerators
@@ -218,11 +218,11 @@ def _held_out(
         spread[group] = np.sqrt(noise**2 + np.einsum("ij,jk,ik->i", mine, np.linalg.inv(without), mine))
     whys = [p.explanation for p in used if p.explanation is not None]
     before = np.log([why.seconds / p.case.measured["step_s"] for why, p in zip(whys, used, strict=True)])
-    doubts = np.array([why.relative_std for why in whys])
+    uncertainties = np.array([why.relative_std for why in whys])
     return HeldOut(
         len(used), float(np.median(abs(np.expm1(before)))), float(np.median(abs(np.expm1(after)))),
-        float((abs(before) <= Z90 * doubts).mean()), float((abs(after) <= Z90 * spread).mean()),
-        float(np.expm1(Z90 * np.median(doubts))), float(np.expm1(Z90 * np.median(spread))),
+        float((abs(before) <= Z90 * uncertainties).mean()), float((abs(after) <= Z90 * spread).mean()),
+        float(np.expm1(Z90 * np.median(uncertainties))), float(np.expm1(Z90 * np.median(spread))),
     )  # fmt: skip
 
 

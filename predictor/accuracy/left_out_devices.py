@@ -73,7 +73,7 @@ def _predictions(profile: Profile, base: CostModel, found: CostModel) -> Iterato
         serving = bool(is_serving(rows["source"]).mean() > 0.5)
         estimates = [model.attention.predict(*shape_of(rows), serving=serving) for model in (found, base)]
         peaks = other.peak_flops["bf16"] / device.peak_flops["bf16"]
-        yield "flash_attn", rows["seconds"], _doubted(estimates[0], found, "attention"), estimates[1].seconds * peaks
+        yield "flash_attn", rows["seconds"], _less_certain(estimates[0], found, "attention"), estimates[1].seconds * peaks
     yield from _memory_bound(profile.table("memory_bound"), base, found)
     yield from _collectives(profile, base, found)
 
@@ -88,7 +88,7 @@ def _gemms(rows: Table, dtype: str, base: CostModel, found: CostModel, peaks: fl
         cast = model.linears.cast_seconds(sizes[0], sizes[2], sizes[3], dtype) if dtype == "fp8" else 0.0
         seconds.append(estimate._replace(seconds=estimate.seconds + cast))
     kind = "quantised" if dtype == "fp8" else "linear"
-    return rows["seconds"], _doubted(seconds[0], found, kind), seconds[1].seconds * peaks
+    return rows["seconds"], _less_certain(seconds[0], found, kind), seconds[1].seconds * peaks
 
 
 def _memory_bound(table: Table, base: CostModel, found: CostModel) -> Iterator[tuple[str, np.ndarray, Estimate, np.ndarray]]:
@@ -100,7 +100,7 @@ def _memory_bound(table: Table, base: CostModel, found: CostModel) -> Iterator[t
     measured = np.concatenate([part["seconds"] for part in parts])
     estimates = [[model.kernels.predict(str(part["kind"][0]), part["bytes"]) for part in parts] for model in (found, base)]
     joined = [Estimate(*(np.concatenate(columns) for columns in zip(*found_, strict=True))) for found_ in estimates]
-    yield "memory_bound", measured, _doubted(joined[0], found, "memory_bound"), joined[1].seconds * ratio
+    yield "memory_bound", measured, _less_certain(joined[0], found, "memory_bound"), joined[1].seconds * ratio
 
 
 def _collectives(profile: Profile, base: CostModel, found: CostModel) -> Iterator[tuple[str, np.ndarray, Estimate, np.ndarray]]:
@@ -120,9 +120,9 @@ def _collectives(profile: Profile, base: CostModel, found: CostModel) -> Iterato
         joined = Estimate(*(np.concatenate(columns) for columns in zip(*estimates, strict=True)))
         ratio = base.device.link_bandwidth / found.device.link_bandwidth
         yield (
-            "collectives", np.concatenate(measured), _doubted(joined, found, "collective"), np.concatenate(others) * ratio
+            "collectives", np.concatenate(measured), _less_certain(joined, found, "collective"), np.concatenate(others) * ratio
         )  # fmt: skip
 
 
-def _doubted(estimate: Estimate, found: CostModel, kind: str) -> Estimate:
-    return estimate._replace(relative_std=np.hypot(estimate.relative_std, getattr(found.doubt, kind)))
+def _less_certain(estimate: Estimate, found: CostModel, kind: str) -> Estimate:
+    return estimate._replace(relative_std=np.hypot(estimate.relative_std, getattr(found.uncertainty, kind)))

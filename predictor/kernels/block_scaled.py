@@ -30,8 +30,8 @@ def block_scaled(estimate: Estimate, layout: np.ndarray, device: Device) -> Esti
         return estimate
     usual = [LAYOUT_PRIOR[code, False][0] * FULL_ACCUMULATION[0] for code in (Layout.NN, Layout.NT)]
     factors = FORWARD[0] * np.array([1.0, INPUT_GRADIENT[0] / usual[0], WEIGHT_GRADIENT[0] / usual[1]])
-    doubts = np.hypot(FORWARD[1], np.array([0.0, INPUT_GRADIENT[1], WEIGHT_GRADIENT[1]]))
+    uncertainties = np.hypot(FORWARD[1], np.array([0.0, INPUT_GRADIENT[1], WEIGHT_GRADIENT[1]]))
     codes = np.broadcast_to(np.asarray(layout, dtype=np.int64), estimate.seconds.shape)
     return estimate._replace(
-        seconds=estimate.seconds * factors[codes], relative_std=np.hypot(estimate.relative_std, doubts[codes])
+        seconds=estimate.seconds * factors[codes], relative_std=np.hypot(estimate.relative_std, uncertainties[codes])
     )

@@ -52,7 +52,7 @@ class MeasuredGroups:
     ) -> None:  # fmt: skip
         """Correct the law's ``seconds``, ``std`` and ``basis`` in place where the group was measured; flat arrays.
 
-        Between measured sizes the ratio is interpolated; beyond them it stays, and the doubt is that of the law as well.
+        Between measured sizes the ratio is interpolated; beyond them it stays, and the uncertainty is that of the law as well.
         """
         for group in np.flatnonzero(self.op == op):
             here = np.flatnonzero((intra == self.intra[group]) & (inter == self.inter[group]))

@@ -92,14 +92,14 @@ class SimulatedNetwork:
         seconds, std, basis = inside.seconds.copy(), inside.relative_std.copy(), inside.basis.copy()
         for ranks, servers in sorted(set(zip(flat[1][~near].tolist(), flat[2][~near].tolist(), strict=True))):
             at = ~near & (flat[1] == ranks) & (flat[2] == servers) & (flat[0] > 0)
-            times, doubt = self._curve(_OPERATIONS[op], int(ranks), int(servers))
+            times, uncertainty = self._curve(_OPERATIONS[op], int(ranks), int(servers))
             if not times:  # too large for the simulation
                 law = self.inside.predict(op, flat[0][at], ranks, servers, network_bandwidth)
                 seconds[at], std[at] = law.seconds, np.maximum(law.relative_std, UNSEEN_NETWORK_STD)
                 basis[at] = np.int8(Basis.EXTRAPOLATED)
                 continue
             seconds[at] = np.min([_linear(flat[0][at], each) for each in times], axis=0)
-            std[at], basis[at] = doubt, np.int8(Basis.SIMULATED)
+            std[at], basis[at] = uncertainty, np.int8(Basis.SIMULATED)
         return Estimate(seconds.reshape(size.shape), std.reshape(size.shape), basis.reshape(size.shape))
 
     def text(self) -> str:

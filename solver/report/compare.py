@@ -12,9 +12,9 @@ from rich.table import Table
 
 from profiler.profile.profile import GIB
 from solver.report.describe import describe
-from solver.report.doubt import normal_cdf
 from solver.report.explain import LAYOUT_STD, Explanation, explain
 from solver.report.output import problem_dict, solution_dict
+from solver.report.uncertainty import normal_cdf
 from solver.report.words import PART_NAMES, seconds
 from solver.step.memory import PARTS as MEMORY_PARTS
 from solver.step.per_stage import memory_of_stages
@@ -82,9 +82,9 @@ def verdicts(sides: Sequence[Side]) -> list[str]:
         if change < 0:
             sure = 1 - sure
         word = "faster" if change >= 0 else "slower"
-        doubt = "" if sure >= 0.9 else ", within the doubt"
+        uncertainty = "" if sure >= 0.9 else ", within the uncertainty"
         lines.append(
-            f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{doubt}"
+            f"{number} is {abs(change):.1%} {word} than 1 per GPU: {word} with {min(sure, 0.999):.1%} probability{uncertainty}"
         )
     fits = [side.solutions.verdict(0) for side in sides]
     short = [f"{number} ({verdict})" for number, verdict in enumerate(fits, 1) if verdict != "FITS"]

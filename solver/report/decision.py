@@ -1,4 +1,4 @@
-"""How safe the choice of a layout is: rivals within the doubt, the measurement that would decide, and the neighbourhood."""
+"""How safe the choice of a layout is: rivals within the uncertainty, the measurement that would decide, the neighbourhood."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from profiler.profile.profile import GIB
 from solver.report.describe import describe
-from solver.report.doubt import normal_cdf
-from solver.report.explain import DOUBT, LAYOUT_STD, Explanation, explain
+from solver.report.explain import LAYOUT_STD, TIE_THRESHOLD, Explanation, explain
+from solver.report.uncertainty import normal_cdf
 from solver.report.words import seconds
 from solver.search.neighbours import Neighbourhood, Step, neighbours
 from solver.spec.strategy import Strategy
@@ -42,7 +42,7 @@ MEASUREMENTS = {
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What the doubt about one kind of time does to the chosen layout.
+    """What the uncertainty about one kind of time does to the chosen layout.
 
     seconds: of the step. relative_std: of that time. step_change: of the whole step, where the kind is one standard deviation
     slower. deviations: how many standard deviations the kind must be off, slower (above 0) or faster, until another of the
@@ -109,15 +109,15 @@ def sensitivities(found: Sequence[Explanation]) -> list[Sensitivity]:
     """
     sums = [_by_kind(why) for why in found]
     rows = []
-    for kind, (spent, doubt) in sums[0].items():
+    for kind, (spent, uncertainty) in sums[0].items():
         crossings = [
             (-(why.seconds - found[0].seconds) / difference, index)
             for index, (why, other) in enumerate(zip(found[1:], sums[1:], strict=True), 1)
-            if (difference := other.get(kind, (0.0, 0.0))[1] - doubt) and why.seconds > found[0].seconds
+            if (difference := other.get(kind, (0.0, 0.0))[1] - uncertainty) and why.seconds > found[0].seconds
         ]
         nearest = min(crossings, key=lambda crossing: abs(crossing[0]), default=None)
         close = nearest if nearest is not None and abs(nearest[0]) <= MOST_DEVIATIONS else (None, None)
-        rows.append(Sensitivity(kind, spent, doubt / spent, doubt / found[0].seconds, *close))
+        rows.append(Sensitivity(kind, spent, uncertainty / spent, uncertainty / found[0].seconds, *close))
     return sorted(rows, key=lambda row: -row.step_change)
 
 
@@ -126,8 +126,8 @@ def _by_kind(why: Explanation) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     for line in why.lines:
         if line.basis is not None and line.relative_std and line.seconds > 0:
-            seconds, doubt = found.get(line.kind, (0.0, 0.0))
-            found[line.kind] = seconds + line.seconds, doubt + line.seconds * line.relative_std
+            seconds, uncertainty = found.get(line.kind, (0.0, 0.0))
+            found[line.kind] = seconds + line.seconds, uncertainty + line.seconds * line.relative_std
     return found
 
 
@@ -136,15 +136,14 @@ def standing(around: Neighbourhood) -> str:
     fit = [step for step in around.steps if around.solutions.verdict(step.index) != VERDICTS[2]]
     if not fit:
         return "No layout one step away fits."
-    near = sorted({step.axis for step in fit if around.change(step) <= DOUBT})
+    near = sorted({step.axis for step in fit if around.change(step) <= TIE_THRESHOLD})
     best = min(fit, key=around.change)
     if around.change(best) < -SAME:
         return f"Not a minimum: {_step(best)} takes {around.change(best):+.1%} time, and fits."
     if not near:
         return f"A peak: every step to a layout that fits costs {around.change(best):.1%} or more ({_step(best)})."
-    return (
-        f"A basin: one step of {', '.join(near)} costs {DOUBT:.0%} or less, within the doubt; take what you know to run well."
-    )
+    costs = f"costs {TIE_THRESHOLD:.0%} or less, as much as predictions err"
+    return f"A basin: one step of {', '.join(near)} {costs}; take what you know to run well."
 
 
 def kept_out(around: Neighbourhood) -> list[str]:

@@ -12,7 +12,7 @@ from predictor.cost_model import HOST_STD
 from predictor.estimate import Z90, Basis
 from predictor.learned import Learned
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND, Op
-from solver.report.doubt import system_std
+from solver.report.uncertainty import system_std
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.offload import TO_HOST
@@ -51,8 +51,8 @@ class Explanation:
 
     lines: tuple[Line, ...]
     seconds: float
-    system_std: float  #: standard deviation of log(step time) that no kernel explains (solver.report.doubt)
-    learned: Learned | None = None  #: from own runs, whose doubt then replaces that of the kernels
+    system_std: float  #: standard deviation of log(step time) that no kernel explains (solver.report.uncertainty)
+    learned: Learned | None = None  #: from own runs, whose uncertainty then replaces that of the kernels
 
     @property
     def relative_std(self) -> float:
@@ -101,13 +101,13 @@ class Explanation:
 
 
 #: A difference between two layouts that one standard deviation of their errors covers.
-DOUBT = math.expm1(math.sqrt(2) * LAYOUT_STD)
+TIE_THRESHOLD = math.expm1(math.sqrt(2) * LAYOUT_STD)
 
 
 def tied(solutions: Solutions, index: int) -> bool:
     """Whether layout ``index`` differs from the first by less than one standard deviation of such a difference."""
     seconds = solutions.times.seconds
-    return bool(abs(np.log(seconds[index] / seconds[0])) < math.log1p(DOUBT))
+    return bool(abs(np.log(seconds[index] / seconds[0])) < math.log1p(TIE_THRESHOLD))
 
 
 def explain(solutions: Solutions, index: int) -> Explanation:

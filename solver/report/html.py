@@ -1,4 +1,4 @@
-"""A report a colleague can read: one HTML file with the answer, pictures, neighbours, assumptions, doubts and the command."""
+"""A report a colleague can read: one HTML file with the answer, pictures, neighbours, assumptions, how sure, the command."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from profiler.profile.profile import GIB
 from solver.formats.export import launch_file
 from solver.report.decision import MEASUREMENTS, Decision, chances, kept_out, standing
 from solver.report.describe import describe
-from solver.report.doubt import doubts
 from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
 from solver.report.pictures import pareto_figure, stages_figure, timeline_figure
 from solver.report.timeline import step_timeline
+from solver.report.uncertainty import uncertainties
 from solver.report.words import PART_NAMES, parameter_count, seconds
 from solver.search.search import OUT_OF_MEMORY, SearchResult
 from solver.spec.model_size import parameters
@@ -116,7 +116,7 @@ def _breakdown(why: Explanation) -> str:
     return (
         "<h2>Where the time goes</h2>" + _table(["part", "*time", "*share", ""], rows, raw=3)
         + f"<p>Share of the time on numbers that are {escape(shares)}.</p>"
-        + _table(["longest ops", "module", "*time", "*doubt", "number is"], ops)
+        + _table(["longest ops", "module", "*time", "*uncertainty", "number is"], ops)
     )  # fmt: skip
 
 
@@ -163,7 +163,14 @@ def _sensitivities(decision: Decision) -> str:
             turn = f"{off}: {describe(decision.rivals, row.rival)}"
         name, measure = MEASUREMENTS[row.kind]
         rows.append([name, seconds(row.seconds), f"{row.relative_std:.0%}", f"{row.step_change:+.1%}", turn, measure])
-    words = ["numbers", "*time", "*doubt", "*step, one deviation slower", "another layout wins if they are", "to know better"]
+    words = [
+        "numbers",
+        "*time",
+        "*uncertainty",
+        "*step, one deviation slower",
+        "another layout wins if they are",
+        "to know better",
+    ]
     return "<h2>How sure, and what would tell</h2>" + _table(words, rows)
 
 
@@ -179,7 +186,7 @@ def _assumptions(rivals: Solutions, said: str, notes: str) -> str:
     ]  # fmt: skip
     lines = [
         said, *notes.split("\n"), f"constants of the run: {', '.join(constants)}",
-        *(f"standard deviation of {std:.0%} for {what}" for what, std in doubts(problem, layout).items()),
+        *(f"standard deviation of {std:.0%} for {what}" for what, std in uncertainties(problem, layout).items()),
         *(f"if {setting.text}: {seconds(setting.seconds)}" for setting in other_settings(rivals, 0)),
     ]  # fmt: skip
     return "<h2>Assumed, and left open</h2><ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines if line) + "</ul>"

@@ -1,4 +1,4 @@
-"""Which kernels and collectives of a step to measure first: those whose doubt counts most in its time."""
+"""Which kernels and collectives of a step to measure first: those whose uncertainty counts most in its time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 50  #: rows; more bring little
 @dataclass(frozen=True)
 class Measurement:
     """kernel: kind, variant and number format; shape: its sizes in words. seconds: that it takes of the step. relative_std: of
-    its time. share: of the step's squared doubt, as far as that comes from kernels and collectives."""
+    its time. share: of the step's squared uncertainty, as far as that comes from kernels and collectives."""
 
     kernel: str
     shape: str
@@ -27,26 +27,29 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         return {"kernel": self.kernel, "shape": self.shape, "seconds": self.seconds, "relative_std": self.relative_std,
-                "share_of_doubt": self.share}  # fmt: skip
+                "share_of_uncertainty": self.share}  # fmt: skip
 
 
 def measuring_plan(why: Explanation, most: int = MOST) -> tuple[Measurement, ...]:
     """Return what to measure of a step, what counts most first; every shape stands once, and what was measured not at all.
 
-    Times of one kind err alike and kinds apart (as in Explanation.relative_std), so the squared doubt is the sum over kinds of
-    (sum of seconds * std)^2, of which a shape has its seconds * std times its kind's sum.
+    Times of one kind err alike and kinds apart (as in Explanation.relative_std), so the squared uncertainty is the sum over
+    kinds of (sum of seconds * std)^2, of which a shape has its seconds * std times its kind's sum.
     """
     priced = [line for line in why.lines if line.basis is not None]
     of_kind: dict[str, float] = defaultdict(float)
     for line in priced:
         of_kind[line.kind] += line.seconds * line.relative_std
-    whole = sum(doubt**2 for doubt in of_kind.values()) or 1.0
+    whole = sum(uncertainty**2 for uncertainty in of_kind.values()) or 1.0
     sums: dict[tuple[str, str], np.ndarray] = defaultdict(lambda: np.zeros(3))
     for line in priced:
         if line.op is not None and line.basis != Basis.MEASURED:
-            doubt = line.seconds * line.relative_std
-            sums[_kernel(line), _shape(line)] += line.seconds, doubt, doubt * of_kind[line.kind] / whole
-    found = [Measurement(*key, float(time), float(doubt / time), float(share)) for key, (time, doubt, share) in sums.items()]
+            uncertainty = line.seconds * line.relative_std
+            sums[_kernel(line), _shape(line)] += line.seconds, uncertainty, uncertainty * of_kind[line.kind] / whole
+    found = [
+        Measurement(*key, float(time), float(uncertainty / time), float(share))
+        for key, (time, uncertainty, share) in sums.items()
+    ]
     return tuple(sorted(found, key=lambda one: -one.share)[:most])
 
 

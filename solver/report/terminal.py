@@ -12,7 +12,7 @@ from rich.text import Text
 from profiler.profile.profile import GIB
 from solver.report.decision import kept_out, standing
 from solver.report.describe import describe
-from solver.report.explain import DOUBT, Explanation, explain, tied
+from solver.report.explain import TIE_THRESHOLD, Explanation, explain, tied
 from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
 from solver.report.scores import Regret, Score
@@ -37,7 +37,7 @@ _SETTINGS = 3
 _STEPS = 2
 _LEGEND = Text(
     "TGS: tokens per GPU per second; GiB: peak memory per GPU; zero1/16: ZeRO-1, states sharded over 16 ranks; "
-    f"8 x 1: 8 micro batches of 1 sequence; tie ~: within {DOUBT:.0%} of the first row; predictions of "
+    f"8 x 1: 8 micro batches of 1 sequence; tie ~: within {TIE_THRESHOLD:.0%} of the first row; predictions of "
     "two layouts of one model err apart by as much. More in docs/glossary.md",
     style="dim",
 )

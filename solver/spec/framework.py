@@ -240,7 +240,7 @@ class Framework:
     memory: MemoryUse = MemoryUse()
     #: Standard deviation of log(step time) of what the description leaves open: 0.05 where the release's code was read and runs
     #: of several laboratories or models agree, more where settings or code are less certain. Judged, not fitted.
-    doubt: float = 0.05
+    uncertainty: float = 0.05
 
     def fuses_accumulation(self, stated: bool | None) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""

@@ -15,7 +15,7 @@ from predictor.accuracy.left_out_devices import device_scores
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
 from predictor.fitted import cost_model
-from predictor.kernels.device_doubt import DEVICE_DOUBTS
+from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES
 from predictor.network.overlap import contention_on
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS, KERNELS_FLASH, Datasheet
@@ -36,7 +36,7 @@ def on(sheet: Datasheet) -> CostModel:
 
 
 def estimates(model: CostModel) -> dict[str, Estimate]:
-    """Return estimates of every kind of kernel, by its field of DeviceDoubt."""
+    """Return estimates of every kind of kernel, by its field of DeviceUncertainty."""
     return {
         "linear": model.linear(SIDES, 4096, 4096),
         "quantised": model.linear(SIDES, 4096, 4096, dtype="fp8"),
@@ -46,12 +46,12 @@ def estimates(model: CostModel) -> dict[str, Estimate]:
     }
 
 
-def test_a_device_derived_from_itself_is_itself_with_doubt(h100: CostModel) -> None:
-    same, doubt = estimates(on(DATASHEETS["h100_sxm"])), DEVICE_DOUBTS["architecture"]
+def test_a_device_derived_from_itself_is_itself_with_uncertainty(h100: CostModel) -> None:
+    same, uncertainty = estimates(on(DATASHEETS["h100_sxm"])), DEVICE_UNCERTAINTIES["architecture"]
     for kind, before in estimates(h100).items():
         # the derating is that of the median of laboratories, which is the H100's to 0.2%
         np.testing.assert_allclose(same[kind].seconds, before.seconds, rtol=3e-3)
-        np.testing.assert_allclose(same[kind].relative_std, np.hypot(before.relative_std, getattr(doubt, kind)))
+        np.testing.assert_allclose(same[kind].relative_std, np.hypot(before.relative_std, getattr(uncertainty, kind)))
         assert (same[kind].basis >= Basis.EXTRAPOLATED).all()
 
 

@@ -85,3 +85,21 @@ def test_the_script_s_own_examples(folder: Path) -> None:
         words = shlex.split(line)
         if "--validate" not in words:
             assert words[:2] == ["python", "simulation_train_formulaic.py"] and script(words[2:]) == 0, line
+
+
+def test_the_example_of_the_readme_is_what_the_command_prints(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text()
+    section = text[text.index("## An example") : text.index("## Use it")]
+    command, *shown = [line.strip() for line in section.splitlines() if line.startswith("    ")]
+    run(command)
+    printed = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    figures = [line for line in shown if line != "..." and not line.startswith("TGS")]
+    assert len(figures) == 4
+    for line in figures:
+        assert re.sub(r"\s+", " ", line) in printed, line
+    found = re.fullmatch(r"(\d+)\s+([\d.]+) s\s+([\d.]+) s - ([\d.]+) s .*", figures[2])
+    assert found is not None
+    tgs, step, low, high = map(float, found.groups())
+    days = 1e12 / (tgs * 512) / 86400
+    answer = f"{days:.1f} days, {days * low / step:.0f} to {days * high / step:.0f} days with 90% probability"
+    assert answer in section.replace("\n", " ")

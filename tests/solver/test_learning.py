@@ -89,8 +89,8 @@ def measured_as(cases: list[Case], cost_models: CostModels, learned: Learned) ->
 
 
 @pytest.mark.parametrize("number", [2, 5])
-def test_runs_that_agree_outweigh_the_doubt_before_them(number: int, cases: list[Case], cost_models: CostModels) -> None:
-    """All half as long again: six standard deviations of the doubt before, but nothing that only some runs have."""
+def test_runs_that_agree_outweigh_the_uncertainty_before_them(number: int, cases: list[Case], cost_models: CostModels) -> None:
+    """All half as long again: six standard deviations of the uncertainty before, but nothing that only some runs have."""
     lesson = learn(measured_as(cases[:number], cost_models, factors(step=1.5)), cost_models, "mine.json")
     assert lesson.learned.factor("step") == pytest.approx(1.5, rel=0.04)
     assert lesson.held_out.median_before == pytest.approx(1 / 3, rel=1e-6) and lesson.held_out.median_after < 0.015
@@ -122,11 +122,11 @@ def test_runs_that_are_left_out_are_predicted_better(lesson: Lesson, cases: list
         np.array([p.seconds for p in predict_cases(far, models)]) for models in (cost_models, scaled(cost_models, learned))
     )
     assert np.median(abs(after / measured - 1)) < np.median(abs(before / measured - 1)) / 2
-    doubts = [p.explanation.relative_std for p in predict_cases(far, scaled(cost_models, learned)) if p.explanation]
-    assert np.sum(abs(np.log(after / measured)) <= 1.645 * np.array(doubts)) >= 8  # of 9, in intervals that hold 90%
+    uncertainties = [p.explanation.relative_std for p in predict_cases(far, scaled(cost_models, learned)) if p.explanation]
+    assert np.sum(abs(np.log(after / measured)) <= 1.645 * np.array(uncertainties)) >= 8  # of 9, in intervals that hold 90%
 
 
-def test_the_doubt_is_the_posterior_s_by_hand() -> None:
+def test_the_uncertainty_is_the_posterior_s_by_hand() -> None:
     """Half GEMMs, half network: variance of step + gemm / 2 + network / 2, noise, and what the runs say nothing of."""
     std = {"step": 0.03, "gemm": 0.04, "network": 0.1}
     covariance = np.diag([std.get(name, 0.0) ** 2 for name in FACTORS])

@@ -49,7 +49,7 @@ MEGATRON_DEEPSPEED = Framework(
     memory=MemoryUse(
         fp32_gradient_copy=True, keeps_half_gradients=True, gradient_buckets=1.0, runtime_bytes=3.9 * GIB, offloads_master=True
     ),
-    doubt=0.09,  # which kernels were fused is stated by few runs
+    uncertainty=0.09,  # which kernels were fused is stated by few runs
 )
 
 # DeepSpeed 0.3.11 to 0.4, runtime/zero/partition_parameters.py and stage3.py: _allgather_param synchronises the device, makes a
@@ -61,7 +61,7 @@ MEGATRON_DEEPSPEED_2021 = MEGATRON_DEEPSPEED.derive(
     "2021-03",
     aliases=("deepspeed 0.3",),
     data_parallel={"zero3_by_tensor": True, "list_seconds_per_rank": 14e-6},
-    doubt=0.15,
+    uncertainty=0.15,
 )
 
 # Its launcher for OPT sets neither fp16 nor bf16, and DeepSpeed's configuration names no ZeRO stage; attention is GPT-2's,

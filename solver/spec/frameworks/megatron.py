@@ -194,7 +194,7 @@ GENERIC = MEGATRON_LM_2023.derive(
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},
-    doubt=0.12,
+    uncertainty=0.12,
 )
 
 FAMILY = (MEGATRON_LM_2023, MEGATRON_LM_2021, MEGATRON_CORE_0_12, MEGATRON_CORE_0_8, MEGATRON_CORE_LOCAL)

@@ -58,7 +58,7 @@ NANOTRON = Framework(
     # DDP's buckets of 16-bit gradients; ZeRO-1 keeps as much again (from what is allocated between steps: 20.1 bytes a
     # parameter without ZeRO, 10.5 with ZeRO-1 over 32 ranks)
     memory=MemoryUse(synchronisation_bytes=(2.0, 4.0), collective_gaps=2.0),  # inputs of a layer's two column linears
-    doubt=0.08,  # one cluster, whose collectives were late for a reason that is not known
+    uncertainty=0.08,  # one cluster, whose collectives were late for a reason that is not known
     pipeline=Pipeline(
         assignment="cost",
         blocking_sends=4.0,  # shapes are sent before tensors

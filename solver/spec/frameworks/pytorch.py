@@ -81,7 +81,7 @@ FMS_FSDP = FSDP.derive(
     can_run={"recompute": ("none", "full")},
     data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0},
     recomputation={"selective_is_full": True},
-    doubt=0.08,  # how many blocks are recomputed is stated by few runs
+    uncertainty=0.08,  # how many blocks are recomputed is stated by few runs
 )
 
 FAMILY = (DDP, PROFILER_TRAIN, FSDP, FMS_FSDP)

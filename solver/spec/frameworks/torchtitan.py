@@ -102,7 +102,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "repeats_kv": False, "bias_by_expert": True,
              "launch_seconds": ASSUMED_LAUNCH},  # layers of Transformer Engine
     memory={"weights_as_moments": True},  # models are cast to torch_dtype, bf16, and torch.optim.Adam's states are like them
-    doubt=0.12,  # compiled or not, and which attention, is not stated by its runs
+    uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 
 FAMILY = (TORCHTITAN_2025, TORCHTITAN_2024, NEMO_AUTOMODEL)

@@ -65,7 +65,7 @@ def test_what_is_not_stated_or_not_used_changes_nothing() -> None:
         assert found.collective("all_gather", GB, 8, 2).seconds == plain.collective("all_gather", GB, 8, 2).seconds
 
 
-def test_a_found_network_is_less_doubtful(h100_model: CostModel) -> None:
+def test_a_found_network_is_less_uncertain(h100_model: CostModel) -> None:
     found = h100_model.with_found_network(512, 8, 50 * GB, None)
     one, other = (float(model.collective("p2p", GB, 1, 64).relative_std) for model in (h100_model, found))
     assert other == FOUND_STD < one

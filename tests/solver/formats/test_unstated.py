@@ -85,7 +85,7 @@ def test_what_may_have_been_widens_the_interval() -> None:
     assert added == pytest.approx((w * d**2).sum() / (1 + w.sum()), rel=1e-9) and added > 0
 
 
-def test_a_slower_setting_that_cannot_have_fitted_adds_no_doubt() -> None:
+def test_a_slower_setting_that_cannot_have_fitted_adds_no_uncertainty() -> None:
     full = predicted(read(recompute="full"), 80.0)
     assert full.solutions is not None and full.explanation is not None
     found = predicted(read("recompute"), float(full.solutions.memory.device[0]) * 1.001 / 2**30)

@@ -54,9 +54,9 @@ def test_equal_layouts_have_equal_chances() -> None:
 
 
 def explained(**seconds: float) -> Explanation:
-    """Return an explanation of GEMMs (doubt 10%) and the network (doubt 50%)."""
-    doubt = {"linear": 0.1, "network": 0.5}
-    lines = tuple(Line(kind, "", "compute", kind, s, doubt[kind], Basis.MEASURED) for kind, s in seconds.items())
+    """Return an explanation of GEMMs (uncertainty 10%) and the network (uncertainty 50%)."""
+    uncertainty = {"linear": 0.1, "network": 0.5}
+    lines = tuple(Line(kind, "", "compute", kind, s, uncertainty[kind], Basis.MEASURED) for kind, s in seconds.items())
     return Explanation(lines, sum(seconds.values()), 0.0)
 
 
@@ -136,18 +136,18 @@ def test_a_fixed_axis_stays_fixed(tmp_path: Path) -> None:
     assert found["best"][0]["step_s"] == pytest.approx(float(best.times.seconds[0]))
 
 
-def test_a_part_of_the_step_is_doubted_as_what_the_layout_sends() -> None:
-    """ZeRO-1's gradients are not doubted as an all-reduce over all ranks, which only ZeRO-0 runs."""
+def test_a_part_of_the_step_is_as_uncertain_as_what_the_layout_sends() -> None:
+    """ZeRO-1's gradients are not spread as an all-reduce over all ranks, which only ZeRO-0 runs."""
     cost = toy_cost()
     problem = make_problem(LLAMA, 16, cost, framework="megatron-core", overlap_grad_reduce=False, overlap_param_gather=False)
     layouts = [problem.run.replace(zero=zero, zero_shard_size=16 if zero else 1, dp=16) for zero in (0, 1)]
     found = estimate(problem, layouts)
-    sync, doubted = found.terms.synchronisation, {}
+    sync, spread = found.terms.synchronisation, {}
     for op, std in (("gradients.all_reduce", 0.5), ("gradients.reduce_scatter", 0.1)):
         for row, one in enumerate(sync.ops):
             if one.name.startswith(op):
                 sync.relative_std[row] = std
     for zero in (0, 1):
         (line,) = [line for line in explain(found, zero).lines if line.name == "gradient_sync"]
-        doubted[zero] = line.relative_std
-    assert doubted == {0: pytest.approx(0.5), 1: pytest.approx(0.1)}
+        spread[zero] = line.relative_std
+    assert spread == {0: pytest.approx(0.5), 1: pytest.approx(0.1)}

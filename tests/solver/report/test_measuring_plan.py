@@ -1,4 +1,4 @@
-"""What to measure first: each shape of a step once, by what it adds to the doubt; by hand, and as the file that a user gets."""
+"""What to measure first: each shape of a step once, by what it adds to the uncertainty; by hand, and as a user's file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_shares_by_hand() -> None:
         line("linear", 2.0, 0.1, m=8, n=4), line("linear", 1.0, 0.1, m=8, n=4), line("linear", 1.0, 0.2, m=4, n=4, layout=0),
         line("linear", 5.0, 0.1, Basis.MEASURED, m=2), line("flash_attn", 1.0, 0.5, seq_q=64), line("host", 3.0, 0.5),
     )  # fmt: skip
-    # linear 0.3 + 0.2 + 0.5 = 1.0, attention 0.5, host 1.5 seconds of doubt: squares 1 + 0.25 + 2.25 = 3.5
+    # linear 0.3 + 0.2 + 0.5 = 1.0, attention 0.5, host 1.5 seconds of uncertainty: squares 1 + 0.25 + 2.25 = 3.5
     found = {one.shape: one for one in measuring_plan(Explanation(lines, 10.0, 0.0))}
     assert list(found) == ["m 8, n 4", "seq_q 64", "m 4, n 4"]  # neither what was measured nor what is no kernel
     assert found["m 8, n 4"].seconds == pytest.approx(3.0) and found["m 8, n 4"].share == pytest.approx(0.3 / 3.5)
@@ -38,7 +38,7 @@ def test_the_shapes_of_a_device_that_nobody_measured(tmp_path: Path, capsys: pyt
     assert main([*step, "--measurements", str(out)]) == 0
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert 10 < len(rows) <= 50 and {row["kernel"].split()[0] for row in rows} >= {"linear", "flash_attn", "memory_bound"}
-    shares = [float(row["share_of_doubt"]) for row in rows]
+    shares = [float(row["share_of_uncertainty"]) for row in rows]
     assert shares == sorted(shares, reverse=True) and 0.5 < sum(shares) <= 1
     assert f"wrote {out}: {len(rows)} shapes" in capsys.readouterr().out
     assert main([*step, "--measurements", "first.txt"]) == 2

@@ -7,24 +7,24 @@ import math
 import pytest
 from toy import TINY, make_problem, part, tiny, toy_cost
 
-from solver.report.doubt import doubts, system_std
 from solver.report.explain import explain
+from solver.report.uncertainty import system_std, uncertainties
 from solver.step.stragglers import SPEED_STD, straggler_share
 
 
-def test_doubts_add_up_as_independent_ones() -> None:
+def test_uncertainties_add_up_as_independent_ones() -> None:
     problem = make_problem(TINY, 32, toy_cost(), 32_768, framework="megatron-core", launch_blocking=True)
     layout = problem.run.replace(tp=16, tp_mode="msp", dp=2)
-    assert dict(doubts(problem, layout)) == {
+    assert dict(uncertainties(problem, layout)) == {
         "what megatron-core-0.12 does": 0.05, "sequences above 16,384 tokens": 0.15, "a tensor group that spans nodes": 0.35,
         "blocking launches": 0.10,
     }  # fmt: skip
     assert system_std(problem, layout) == pytest.approx(math.sqrt(0.05**2 + 0.15**2 + 0.35**2 + 0.10**2))
 
 
-def test_doubt_grows_with_the_ranks() -> None:
+def test_uncertainty_grows_with_the_ranks() -> None:
     found = []
-    for world in (8, 64, 512, 4096):  # half of what waiting for the slowest rank adds is in doubt
+    for world in (8, 64, 512, 4096):  # half of what waiting for the slowest rank adds is uncertain
         why = explain(tiny("megatron-core", world), 0)
         waiting = [line for line in why.lines if line.kind == "stragglers"]
         assert [line.relative_std for line in waiting] == [0.5] * (world > 8)
@@ -33,9 +33,9 @@ def test_doubt_grows_with_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(("framework", "std"), [("megatron-core", 0.05), ("megatron-deepspeed", 0.09), ("no such one", 0.12)])
-def test_a_framework_that_is_known_less_is_doubted_more(framework: str, std: float) -> None:
+def test_a_framework_that_is_known_less_is_less_certain(framework: str, std: float) -> None:
     problem = make_problem(TINY, 8, toy_cost(), 64, framework=framework)
-    assert dict(doubts(problem, problem.run)) == {f"what {problem.framework.name} does": std}
+    assert dict(uncertainties(problem, problem.run)) == {f"what {problem.framework.name} does": std}
 
 
 def test_every_rank_waits_for_the_slowest() -> None:

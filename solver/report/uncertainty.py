@@ -14,7 +14,7 @@ from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 # Two laboratories measuring one GPU differ by 3-9 percent, one run across releases of a framework by 3-8 percent. The value of
-# a framework (Framework.doubt) stands for both; these come on top.
+# a framework (Framework.uncertainty) stands for both; these come on top.
 EXPERTS = 0.20  #: the host's wait for counted tokens, and routing as it was
 LONG_SEQUENCE = 0.15  #: which attention kernel ran counts most, and kernels are extrapolated
 LONG_FROM = 16_384  #: tokens
@@ -23,11 +23,11 @@ BLOCKING = 0.10  #: launches that wait for each other
 DETERMINISTIC = 0.10  #: attention's backward pass loses between nothing and 38%, other kernels are not priced
 
 
-def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
+def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:
     """Return the standard deviations by what they are of; independent of each other."""
     spread = layout.tp_mode != "isp" and layout.tp > problem.cluster.gpus_per_domain
     found = {
-        f"what {problem.framework.name} does": problem.framework.doubt,
+        f"what {problem.framework.name} does": problem.framework.uncertainty,
         "experts": EXPERTS * problem.model.is_mixture_of_experts,
         f"sequences above {LONG_FROM:,} tokens": LONG_SEQUENCE * (layout.seq_len > LONG_FROM),
         "a tensor group that spans nodes": SPREAD_TENSOR_GROUP * spread,
@@ -39,7 +39,7 @@ def doubts(problem: Problem, layout: Strategy) -> Mapping[str, float]:
 
 def system_std(problem: Problem, layout: Strategy) -> float:
     """Return the standard deviation of log(step time) beside that of the kernels."""
-    return math.hypot(*doubts(problem, layout).values())
+    return math.hypot(*uncertainties(problem, layout).values())
 
 
 def normal_cdf(x: np.ndarray | float) -> np.ndarray:

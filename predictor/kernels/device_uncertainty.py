@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class DeviceDoubt:
+class DeviceUncertainty:
     """Standard deviations of log time by kind of kernel on a device whose kernels are derived from another's."""
 
     linear: float
@@ -19,8 +19,8 @@ class DeviceDoubt:
 #: What leaving measured devices out shows (``python -m predictor.accuracy --leave-device-out``; docs/fits.md): H100 and H200,
 #: whose chip is one; A100, H100 and B200, which are three generations.
 #: Of another vendor: GEMMs of MI355X (ROCm/aiter) about the median of their errors; the rest is assumed.
-DEVICE_DOUBTS = {
-    "architecture": DeviceDoubt(0.05, 0.08, 0.07, 0.10, 0.10),
-    "vendor": DeviceDoubt(0.16, 0.18, 0.20, 0.20, 0.30),
-    "": DeviceDoubt(0.26, 0.26, 0.35, 0.30, 0.40),
+DEVICE_UNCERTAINTIES = {
+    "architecture": DeviceUncertainty(0.05, 0.08, 0.07, 0.10, 0.10),
+    "vendor": DeviceUncertainty(0.16, 0.18, 0.20, 0.20, 0.30),
+    "": DeviceUncertainty(0.26, 0.26, 0.35, 0.30, 0.40),
 }
