@@ -1,4 +1,4 @@
-"""Compare predictions with published runs: predict every case, write docs/accuracy.md and its pictures.
+"""Compare predictions with published runs: predict every case, write docs/accuracy.md, its pictures and README's table of them.
 
     python benchmarks/accuracy.py [--cases FILE.jsonl] [--output docs/accuracy.md]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,9 @@ ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "configs" / "cases"
 #: Template of the page, with {names} where its tables go.
 PAGE = Path(__file__).with_suffix(".md.in")
+README = ROOT / "README.md"
+#: How a row of README's table begins: the name of a group of the page, then what its runs are.
+README_ROW = re.compile(r"^\| (?P<group>[\w ]+?)(?P<about>:[^|]*)? \| \d+ \| [\d.]+% \| [\d.]+% \| [\d.]+% \|$", re.MULTILINE)
 
 
 def read_json(path: Path) -> Any:
@@ -76,6 +80,18 @@ def document(
     )
 
 
+def with_figures(readme: str, predictions: Sequence[Prediction]) -> str:
+    """README with the runs, median, 90th percentile and constant-MFU baseline of each group that its table names."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in time_table(predictions, {}).splitlines()]
+    page = {row[0]: row for row in rows}
+
+    def row(found: re.Match[str]) -> str:
+        _, _, runs, constant, median, p90, *_ = page[found["group"]]
+        return f"| {found['group']}{found['about'] or ''} | {runs} | {median} | {p90} | {constant} |"
+
+    return README_ROW.sub(row, readme)
+
+
 def draw_pictures(predictions: Sequence[Prediction], folder: Path, stem: str) -> None:
     """Draw STEM_time.jpg and STEM_memory.jpg; a picture without points is not drawn."""
     with_memory = weighed(predictions)
@@ -95,9 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--cases", type=Path, default=CASES / "published.jsonl", help="measured runs (default: the shipped ones)"
     )
+    page_of_shipped = ROOT / "docs" / "accuracy.md"
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "docs" / "accuracy.md", help="the page; pictures go to pics beside it"
-    )
+        "--output", type=Path, default=page_of_shipped,
+        help="the page; pictures go to pics beside it (the default one brings README's table up to date)",
+    )  # fmt: skip
     args = parser.parse_args(arguments)
     start = time.perf_counter()
     try:
@@ -108,6 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         page = document(predictions, groups, [Note(**n) for n in notes], [Peer(**p) for p in peers], args.output.stem)
         draw_pictures(predictions, args.output.parent / "pics", args.output.stem)
         write_text(args.output, page)
+        if args.output == page_of_shipped:
+            write_text(README, with_figures(README.read_text(encoding="utf-8"), predictions))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

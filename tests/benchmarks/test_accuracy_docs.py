@@ -266,3 +266,13 @@ def test_the_readme_states_the_figures_of_the_page() -> None:
         name, runs, median, p90, constant = (cell.strip() for cell in line.strip("|").split("|"))
         _, n, baseline, of_page, ninety, *_ = page[name.split(":")[0]]
         assert (runs, median, p90, constant) == (n, of_page, ninety, baseline), name
+
+
+def test_figures_of_the_readme_follow_the_predictions() -> None:
+    readme = "before\n| x: runs of two | 9 | 9.9% | 9.9% | 9.9% |\n| all | 9 | 9.9% | 9.9% | 9.9% |\n| y | word |\n"
+    found = [made("x-1", 1.0, 0.9), made("x-2", 2.0, 2.6)]
+    null = accuracy_tables.constant_mfu_scores(found)["x"].median
+    expected = (
+        f"before\n| x: runs of two | 2 | 20.0% | 28.0% | {null:.1%} |\n| all | 2 | 20.0% | 28.0% | {null:.1%} |\n| y | word |\n"
+    )
+    assert accuracy.with_figures(readme, found) == expected
