@@ -19,6 +19,7 @@ from solver.formats.literal_python import Section
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _MOST_DEPTH = 40
+_TOO_DEEP = "nested too deeply"
 _TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
@@ -34,6 +35,8 @@ def read_yaml(text: str, path: Path) -> Section:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        if "nesting depth" in str(error.problem):  # libyaml's own limit, since PyYAML 6.0.4; it reads ahead of _check_events
+            raise InputError(f"{path}{line}: {_TOO_DEEP}") from None
         raise InputError(f"{path}{line}: not valid YAML: {printable(str(error.problem))}") from None
     except (yaml.YAMLError, ValueError) as error:
         if isinstance(error, InputError):
@@ -56,7 +59,7 @@ def _check_events(text: str, path: Path) -> None:
     for event in yaml.parse(text, Loader=_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent) or depth > _MOST_DEPTH:
-            what = "nested too deeply" if depth > _MOST_DEPTH else "an alias, which is not read; write its value"
+            what = _TOO_DEEP if depth > _MOST_DEPTH else "an alias, which is not read; write its value"
             raise InputError(f"{path}, line {event.start_mark.line + 1}: {what}")
 
 
