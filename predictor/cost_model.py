@@ -231,13 +231,15 @@ class CostModel:
     def with_found_network(self, ranks: int, node: int, busbw: float | None, busbw_in_node: float | None) -> CostModel:
         """The same device on links that reach stated all-reduces: bus bandwidths [bytes/s] over ``ranks`` ranks, and in a node.
 
-        node: the job's ranks in a node or NVLink domain. The network's bandwidth becomes what the law needs for the first
-        (FoundNetwork); times inside a node are scaled to the second. None: not stated.
+        node: the most of them that share a node or NVLink domain. The network's bandwidth becomes what the law needs for the
+        first (FoundNetwork); times inside a node are scaled to the second, or to the first where all ranks are in one. None:
+        not stated.
         """
         found = self
-        if busbw_in_node and node > 1:
-            seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, node, 1, self.network_bandwidth).seconds)
-            found = replace(found, link_slowdown=bus_bandwidth(seconds, PROBE_BYTES, node) / busbw_in_node)
+        inside, of_links = (node, busbw_in_node) if busbw_in_node or ranks > node else (ranks, busbw)
+        if of_links and inside > 1:
+            seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, inside, 1, self.network_bandwidth).seconds)
+            found = replace(found, link_slowdown=bus_bandwidth(seconds, PROBE_BYTES, inside) / of_links)
         if busbw and ranks > node:
 
             def all_reduce(size: float, intra: int, inter: int, bandwidth: float) -> Estimate:
@@ -245,6 +247,14 @@ class CostModel:
 
             found = replace(found, found=found_network(all_reduce, node, -(-ranks // node), busbw, self.network_bandwidth))
         return found
+
+    def as_found(self) -> tuple[str, ...]:
+        """Return in words what stated all-reduces make of the network and of the links, a sentence each."""
+        said = [self.found.text()] if self.found is not None else []
+        if self.link_slowdown != 1.0:
+            times = f"{self.link_slowdown:.2f} times the profile's time"
+            said.append(f"collectives inside a node or NVLink domain take {times}, as the stated all-reduce does")
+        return tuple(said)
 
     @property
     def origin(self) -> str:

@@ -151,3 +151,7 @@ def _measure(options: Sequence[str]) -> int:
         print(f"foretrain measure --nproc-per-node N (default 1) starts N processes of what follows\n\n{epilog('measure')}\n")
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *launcher, str(MEASURE), *rest])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -45,8 +45,12 @@ class Inputs:
         """
         of = problem or self.problem
         left_out = (*of.model.unmodelled, *of.run.unmodelled)
-        links = of.cost.found.text() if of.cost.found else ""
-        found = [f"left out of the estimate: {'; '.join(left_out)}" if left_out else "", self.network, links, *lines]
+        found = [
+            f"left out of the estimate: {'; '.join(left_out)}" if left_out else "",
+            self.network,
+            *of.cost.as_found(),
+            *lines,
+        ]
         if stated is not None and not stated:
             found.append(
                 "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"

@@ -34,9 +34,12 @@ class FoundNetwork:
     reached: float = 0.0
 
     def text(self) -> str:
-        """Return what a reader must know: that a faster all-reduce was measured than is predicted with all of the network."""
+        """Return in words what the stated all-reduce makes of the network."""
         if self.stated <= self.reached * (1 + _TOLERANCE):
-            return ""
+            return (
+                f"the stated all-reduce of {self.stated / 1e9:,.3g} GB/s over all ranks: groups of {self.nodes} nodes get "
+                f"{self.share:.0%} of the network's nominal bandwidth, groups of fewer nodes more"
+            )
         return (
             f"the stated all-reduce of {self.stated / 1e9:,.0f} GB/s is faster than the {self.reached / 1e9:,.0f} GB/s "
             "predicted at the network's nominal bandwidth, which is used"

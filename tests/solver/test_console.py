@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def foretrain(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "import sys; from solver.console import main; sys.exit(main())", *arguments]
+    command = [sys.executable, "-m", "solver.console", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

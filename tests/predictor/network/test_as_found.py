@@ -32,7 +32,10 @@ def test_the_law_gives_what_was_found(share: float) -> None:
 
     found = found_network(all_reduce, 8, 2, busbw, 50 * GB)
     assert (found.nodes, found.share) == (2, pytest.approx(share, rel=1e-6))
-    assert found.reached == pytest.approx(busbw, rel=1e-6) and found.text() == ""
+    assert found.reached == pytest.approx(busbw, rel=1e-6)
+    assert found.text().startswith(
+        f"the stated all-reduce of {busbw / GB:,.3g} GB/s over all ranks: groups of 2 nodes get {share:.0%} of"
+    )
 
 
 def test_links_never_carry_more_than_nominal(h100_model: CostModel) -> None:
@@ -57,6 +60,27 @@ def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> Non
         assert found.collective(op, GB, 8, 1).seconds == pytest.approx(GB * LINK / 0.8, rel=1e-6)
     both = found.collective("all_gather", np.array([GB, GB]), np.array([8, 8]), np.array([2, 1]))
     assert both.seconds == pytest.approx([4 * GB * NETWORK, GB * LINK / 0.8], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "node", "stated"),
+    [
+        (8, 8, (14 / 8 * 80 * GB, None)),
+        (4, 8, (6 / 4 * 80 * GB, None)),
+        (64, 64, (126 / 64 * 80 * GB, None)),
+        (8, 8, (1 * GB, 14 / 8 * 80 * GB)),
+    ],
+)
+def test_an_all_reduce_of_a_job_inside_one_domain_is_one_of_its_links(
+    ranks: int, node: int, stated: tuple[float, float | None]
+) -> None:
+    """Of two that are stated the one inside a node, which is over all links of one, is taken."""
+    found = toy_cost().with_found_network(ranks, node, *stated)
+    assert found.collective("all_gather", GB, 4, 1).seconds == pytest.approx(GB * LINK / 0.8, rel=1e-6)
+    assert found.found is None
+    assert found.as_found() == (
+        "collectives inside a node or NVLink domain take 1.25 times the profile's time, as the stated all-reduce does",
+    )
 
 
 def test_what_is_not_stated_or_not_used_changes_nothing() -> None:
