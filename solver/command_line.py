@@ -163,8 +163,9 @@ def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> N
     with progress_bar("estimating layouts") as report:
         if args.also:
             names = parse_demanded(args.also)
-            others = search_variants(problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
-            result = next(variant.result for variant in others if variant.result)
+            others, result = search_variants(
+                problem, sequences, names, args.top, report, fixed=fixed, most=most, jobs=args.jobs
+            )
         else:
             result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
     deal = balanced(result.best, 0) if args.balance else None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 
 
 def describe(solutions: Solutions, index: int) -> str:
+    """Return layout ``index`` in one line."""
+    return describe_strategy(solutions.layouts.strategy(index, solutions.problem.run))
+
+
+def describe_strategy(s: Strategy) -> str:
     """Return a layout in one line: mode and sizes that are not 1."""
-    s = solutions.layouts.strategy(index, solutions.problem.run)
     sizes = [f"{name}{getattr(s, name)}" for name in ("tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp") if getattr(s, name) > 1]
     layers = s.recompute_stage_layers or (f"{s.recompute_layers}" if s.recompute_layers >= 0 else "")
     recompute = f"{s.recompute} of {layers} layers per stage" if layers else s.recompute

@@ -41,8 +41,12 @@ LAYOUT_KEYS = (*_VARYING, *(field.name for field in fields(Strategy) if field.na
 
 
 def layout_dict(solutions: Solutions, index: int) -> dict[str, Any]:
-    """Return layout ``index`` as plain values, with its global batch in sequences."""
-    strategy = solutions.layouts.strategy(index, solutions.problem.run)
+    """Return layout ``index`` as plain values."""
+    return strategy_dict(solutions.layouts.strategy(index, solutions.problem.run))
+
+
+def strategy_dict(strategy: Strategy) -> dict[str, Any]:
+    """Return a layout as plain values, with its global batch in sequences."""
     return {key: getattr(strategy, key) for key in LAYOUT_KEYS} | {"global_batch_sequences": strategy.global_batch_sequences}
 
 
@@ -148,9 +152,9 @@ def variants_list(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for variant in variants:
         row: dict[str, Any] = {"constants": dict(variant.constants), "step_s": None, "reason": variant.reason}
-        if variant.result:
-            row |= {"step_s": variant.seconds, "layouts_priced": variant.result.layouts_estimated,
-                    "layout": layout_dict(variant.result.best, 0)}  # fmt: skip
+        if variant.best:
+            row |= {"step_s": variant.seconds, "layouts_priced": variant.best.layouts_estimated,
+                    "layout": strategy_dict(variant.best.layout)}  # fmt: skip
         found.append(row)
     return found
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from profiler.profile.profile import GIB
 from solver.report.decision import kept_out, standing
-from solver.report.describe import describe
+from solver.report.describe import describe, describe_strategy
 from solver.report.explain import TIE_THRESHOLD, Explanation, explain, tied
 from solver.report.health import WORSE, Finding
 from solver.report.other_settings import OtherSetting, other_settings
@@ -107,20 +107,19 @@ def _variants_table(variants: Sequence[Variant]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("layout")
     distinct = {
-        (variant.seconds, variant.reason, describe(variant.result.best, 0) if variant.result else ""): variant
+        (variant.seconds, variant.reason, describe_strategy(variant.best.layout) if variant.best else ""): variant
         for variant in reversed(variants)
     }
     shown = sorted(distinct.values(), key=lambda variant: variant.seconds)
     for variant in shown[:_VARIANTS]:
         constants = [str(value) for value in variant.constants.values()]
-        if variant.result is None:
+        best = variant.best
+        if best is None:
             table.add_row(*constants, "", "", "", Text(f"none: {variant.reason}"))
             continue
-        best = variant.result.best
         table.add_row(
-            *constants, f"{best.tgs[0]:,.0f}", seconds(variant.seconds), f"{best.memory.device[0] / GIB:.1f}",
-            describe(best, 0),
-        )  # fmt: skip
+            *constants, f"{best.tgs:,.0f}", seconds(best.seconds), f"{best.memory / GIB:.1f}", describe_strategy(best.layout)
+        )
     more = len(variants) - min(len(shown), _VARIANTS)
     table.caption = f"{more} combinations that find the same layouts or slower ones are in --json" if more else ""
     return table

@@ -68,16 +68,39 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
 
 
 @dataclass(frozen=True)
+class BestLayout:
+    """The fastest layout of a search, without the tables that it was estimated from, of which a thousand do not fit in memory.
+
+    tgs: tokens per GPU per second. memory: peak bytes on the device. layouts_estimated, fixed: of the search.
+    """
+
+    layout: Strategy
+    seconds: float
+    tgs: float
+    memory: float
+    layouts_estimated: int
+    fixed: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, result: SearchResult) -> BestLayout:
+        best = result.best
+        return cls(
+            best.layouts.strategy(0, result.problem.run), float(best.times.seconds[0]), float(best.tgs[0]),
+            float(best.memory.device[0]), result.layouts_estimated, result.fixed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Variant:
-    """One combination of constants: what the search with it found, or the reason why there is nothing to find."""
+    """One combination of constants: the best layout that the search with it found, or why there is none."""
 
     constants: Mapping[str, Any]
-    result: SearchResult | None
+    best: BestLayout | None
     reason: str = ""
 
     @property
     def seconds(self) -> float:
-        return float(self.result.best.times.seconds[0]) if self.result else float("inf")
+        return self.best.seconds if self.best else float("inf")
 
 
 def parse_demanded(text: str) -> tuple[str, ...]:
@@ -108,12 +131,14 @@ def search_variants(
     fixed: Mapping[str, Any] | None = None,
     most: Mapping[str, int] | None = None,
     jobs: int = 1,
-) -> list[Variant]:
-    """Search every combination of the axes ``names``; the fastest first. Arguments as in solver.search.search.search.
+) -> tuple[list[Variant], SearchResult]:
+    """Search every combination of the axes ``names``. Return the best layout of each, the fastest first, and the search that
+    found the fastest of all. Arguments as in solver.search.search.search.
 
     Raises InputError where no combination has a layout that fits.
     """
-    found = []
+    found: list[Variant] = []
+    fastest: SearchResult | None = None
     combined = variants_of(problem, names)
     for number, constants in enumerate(combined):
         run = problem.run.replace(**constants)
@@ -122,13 +147,14 @@ def search_variants(
         if other and also.setdefault("recompute", "selective") != "selective":  # nothing else depends on them
             continue
         try:
-            found.append(
-                Variant(constants, search(replace(problem, run=run), sequences, top, fixed=also, most=most, jobs=jobs))
-            )
+            result = search(replace(problem, run=run), sequences, top, fixed=also, most=most, jobs=jobs)
+            found.append(Variant(constants, BestLayout.of(result)))
+            if fastest is None or found[-1].seconds < float(fastest.best.times.seconds[0]):
+                fastest = result
         except InputError as error:
             found.append(Variant(constants, None, str(error)))
         if progress:
             progress(number + 1, len(combined))
-    if all(variant.result is None for variant in found):
+    if fastest is None:
         raise InputError(found[0].reason)
-    return sorted(found, key=lambda variant: variant.seconds)
+    return sorted(found, key=lambda variant: variant.seconds), fastest
