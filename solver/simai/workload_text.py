@@ -236,8 +236,12 @@ def _pass(cells: Sequence[str], at: int, where: str) -> Pass:
 
 
 def _word(word: str, where: str, column: int) -> str:
-    if not word.isupper():
-        raise InputError(f"{where}: column {column} is {shown(word)}; it must be a communication such as NONE or ALLREDUCE_EP")
+    known = [kind.value for kind in Collective]
+    if not word.startswith(tuple(known)):
+        meant = closest(word, known)
+        raise InputError(
+            f"{where}: column {column} is {shown(word)}{meant}; it must be a communication such as NONE or ALLREDUCE_EP"
+        )
     return word
 
 

@@ -111,7 +111,7 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     ranks_per_stage = splits.tp * splits.cp * splits.dp
     node = problem.cluster.gpus_per_domain
     spans = ranks_per_stage * splits.pp > node  # then some neighbours are in two nodes, and the slowest hop sets the pace
-    place = placement(np.full(len(splits), 2), np.where(spans, node, ranks_per_stage), node)
+    place = placement(np.where(splits.pp > 1, 2, 1), np.where(spans, node, ranks_per_stage), node)
     tensor = placement(splits.tp, 1, node)
     apart = problem.framework.pipeline.scatter_gather or splits.mode != TpMode.MTP
     gathers = np.where((splits.mode == TpMode.MTP) & (splits.tp > 1) & apart, 1.0, 0.0)
@@ -126,7 +126,7 @@ def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, spli
     tied embeddings, or multi-token prediction.
     """
     ranks = splits.tp * splits.cp * splits.dp * np.maximum(splits.pp - 1, 1)
-    place = placement(np.full(len(splits), 2), ranks, problem.cluster.gpus_per_domain)
+    place = placement(np.where(splits.pp > 1, 2, 1), ranks, problem.cluster.gpus_per_domain)
     size = table.embedding.parameters[key] * problem.element_bytes.gradient
     op = _message("tied_embedding", "all_reduce", size, place)
     copied = problem.model.tie_word_embeddings or problem.model.num_nextn_predict_layers > 0

@@ -142,6 +142,17 @@ def test_a_cluster_by_its_topology(tmp_path: Path, capsys: pytest.CaptureFixture
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("stated", "gpus"), [("Spectrum-X -g 32", 8), ("Spectrum-X -g 32", 4), ("NVL -g 72", 36)])
+def test_a_job_inside_one_server_or_domain_sends_nothing_over_the_topology(stated: str, gpus: int) -> None:
+    """It takes as long as without the topology: a pipeline of one stage has no neighbour in another server."""
+    given = {"framework": "megatron-core", "profile": "gb200" if "NVL" in stated else "h100_sxm"}
+    on = load_problem("configs/models/llama3_8b.json", gpus, cluster=stated, **given)
+    off = load_problem("configs/models/llama3_8b.json", gpus, **given)
+    layout = on.run.replace(tp=2, dp=gpus // 2, num_micro_batches=8, zero_shard_size=gpus // 2)
+    times = [float(estimate(problem, [layout]).times.seconds[0]) for problem in (on, off)]
+    assert times[0] == times[1] > 0
+
+
 def test_other_numbers_of_gpus_are_simulated_as_such() -> None:
     """A plan asks for many: each is the problem of that size, and what does not fit on the topology is left out."""
     problem = load_problem("configs/models/llama3_8b.json", 16, cluster="Spectrum-X -g 32", framework="megatron-core")

@@ -115,6 +115,8 @@ def test_a_policy_for_each_row() -> None:
     (f"{HEADER} 2\n1\n{ROW.replace(' 1 ', ' -7 ')}", "x, line 3: column 3 (compute) is '-7'; it must be a whole"),
     (f"{HEADER} 2\n1\n{ROW.replace(' 1 ', ' 1e400 ')}", "column 3 (compute) is '1e400'; it must be a whole number"),
     (f"{HEADER} 2\n1\n{ROW.replace('NONE', 'none')}", "x, line 3: column 4 is 'none'; it must be a communication such as NONE"),
+    (f"{HEADER} 2\n1\n{ROW.replace('NONE', 'BROADCAST')}", "x, line 3: column 4 is 'BROADCAST'; it must be a communication"),
+    (f"{HEADER} 2\n1\n{ROW.replace('NONE', 'ALREDUCE')}", "x, line 3: column 4 is 'ALREDUCE' (did you mean 'ALLREDUCE'?)"),
     (f"{HEADER} 2\n1\n{ROW.replace(' 100', ' soon')}", "x, line 3: column 12 (process time) is 'soon'"),
     ("usage: x\nTraceback (most recent call last):\n  File", "x: holds a Python traceback, not a SIMAI_workload text;"),
 ])  # fmt: skip
