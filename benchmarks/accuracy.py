@@ -1,6 +1,6 @@
 """Compare predictions with published runs: predict every case, write docs/accuracy.md, its pictures and README's table of them.
 
-    python benchmarks/accuracy.py [--cases FILE.jsonl] [--output docs/accuracy.md]
+    python benchmarks/accuracy.py [--cases FILE.jsonl --output PAGE.md]
 
 Models are fitted to kernels and collectives, not to these runs. With the fits of the shipped profiles cached it takes about
 half a minute; the first time it takes as long again per profile.
@@ -44,6 +44,7 @@ from solver.report.validate import Prediction, predict_cases, timed
 
 ROOT = Path(__file__).resolve().parent.parent
 CASES = ROOT / "configs" / "cases"
+SHIPPED = CASES / "published.jsonl"
 #: Template of the page, with {names} where its tables go.
 PAGE = Path(__file__).with_suffix(".md.in")
 README = ROOT / "README.md"
@@ -108,15 +109,16 @@ def draw_pictures(predictions: Sequence[Prediction], folder: Path, stem: str) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--cases", type=Path, default=CASES / "published.jsonl", help="measured runs (default: the shipped ones)"
-    )
+    parser.add_argument("--cases", type=Path, default=SHIPPED, help="measured runs (default: the shipped ones)")
     page_of_shipped = ROOT / "docs" / "accuracy.md"
     parser.add_argument(
         "--output", type=Path, default=page_of_shipped,
         help="the page; pictures go to pics beside it (the default one brings README's table up to date)",
     )  # fmt: skip
     args = parser.parse_args(arguments)
+    if args.cases != SHIPPED and args.output == page_of_shipped:
+        print(f"error: {args.output} is of the shipped runs; give the page of {args.cases} with --output", file=sys.stderr)
+        return 2
     start = time.perf_counter()
     try:
         groups, notes, peers = (read_json(CASES / f"{name}.json") for name in ("groups", "notes", "peers"))

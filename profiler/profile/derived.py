@@ -32,17 +32,33 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     of_vendor = _vendor(kernels) == sheet.device.name.split()[0]
     same = base is not None and base.architecture == sheet.architecture
     similarity = "architecture" if same else "vendor" if of_vendor else ""
+    beside = kernels.name if same else power_reference(sheet)
     try:
-        slower = power_slowdown(base, sheet) if base is not None and same else dict.fromkeys(sheet.device.peak_flops, 1.0)
+        slower = power_slowdown(DATASHEETS[beside], sheet) if beside else dict.fromkeys(sheet.device.peak_flops, 1.0)
         _check_scale(sheet, kernels)
     except InputError as error:
         raise InputError(f"{where or name}: {error}") from None
-    derivation = Derivation(kernels, links, similarity, slower, sheet.kernel_scale)
+    derivation = Derivation(kernels, links, similarity, slower, sheet.kernel_scale, beside)
     content = repr((asdict(sheet), kernels.digest, links.digest))
     meta = {key: kernels.meta[key] for key in ("laws", "sustained") if key in kernels.meta}
     # kernels stand for no newer attention than they were measured with
     device = replace(sheet.device, flash_version=min(sheet.device.flash_version, kernels.device.flash_version))
     return Profile(name, device, {}, meta, hashlib.sha256(content.encode()).hexdigest()[:20], derivation)
+
+
+def power_reference(sheet: Datasheet) -> str:
+    """Return the known device of the architecture of ``sheet`` that is nearest in 16-bit peak, then in power; "" if none is.
+
+    Beside it the limit of power counts where kernels of another architecture are rescaled.
+    """
+
+    def distance(known: Datasheet) -> tuple[float, float]:
+        peaks = known.device.peak_flops, sheet.device.peak_flops
+        ours, theirs = (flops.get("bf16") or flops["fp16"] for flops in peaks)
+        return abs(np.log(ours / theirs)), abs(np.log(known.power / sheet.power))
+
+    alike = {name: distance(known) for name, known in DATASHEETS.items() if known.architecture == sheet.architecture}
+    return min(alike, key=lambda name: alike[name], default="")
 
 
 def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:

@@ -33,7 +33,7 @@ _BOUNDS = {
     "memory_gib": (1e-3, 8192), "memory_bandwidth_gb_s": (1, 1e6), "link_gb_s": (1e-3, 1e5), "network_gbit": (1e-3, 1e6),
     "power_watts": (1, 1e5), "host_link_gb_s": (1e-3, 1e5), "host_memory_gb_s": (1e-3, 1e5), "peak_tflops": (1e-3, 1e6),
     "kernel_scale": (0.5, 5), "num_sms": (1, 1 << 16), "gpus_per_node": (1, 1 << 12), "nvlink_domain": (1, 1 << 12),
-    "flash_version": (1, KERNELS_FLASH),
+    "flash_version": (1, 4),
 }  # fmt: skip
 _ALIKE = 0.01  #: two peaks of 16 bits that differ by no more are one figure, rounded twice
 
@@ -156,6 +156,8 @@ def _check(device: Device) -> None:
         raise InputError(f"nvlink_domain {device.nvlink_domain} is no multiple of gpus_per_node {device.gpus_per_node}")
     if device.link_bandwidth > device.memory_bandwidth:
         raise InputError("link_gb_s is above memory_bandwidth_gb_s; it is what one GPU sends, per direction")
+    if device.network_bandwidth > device.link_bandwidth:
+        raise InputError("network_gbit is more than link_gb_s; it is what one GPU sends to other nodes, in Gbit/s")
 
 
 def _number(key: str, value: Any, dtype: str = "") -> float:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, closest
 from profiler.profile.derived import derived_profile
-from profiler.profile.devices import DATASHEETS, FOLDER, Datasheet, device_named, read_datasheet
+from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, Datasheet, device_named, read_datasheet
 from profiler.profile.profile import Profile
 from profiler.profile.store import read_profile
 
@@ -82,6 +82,18 @@ def _derived(name: str, sheet: Datasheet, folder: Path) -> tuple[Profile, str]:
     return found, _said(found)
 
 
+#: A 16-bit peak of a multiprocessor over the highest known of its architecture: with sparsity datasheets state twice as much.
+_SPARSE = 1.9
+
+
+def _doubtful_peak(profile: Profile) -> bool:
+    """Whether the peak of a derived device is probably stated with sparsity."""
+    made = profile.derivation
+    alike = [DEVICES[name] for name in (made.power_beside,) if name] if made else []
+    each = [max(one.peak_flops.get(dtype, 0.0) for dtype in ("bf16", "fp16")) / one.num_sms for one in (profile.device, *alike)]
+    return len(each) > 1 and each[0] >= _SPARSE * each[1]
+
+
 #: Words for Derivation.similarity.
 _SHARED = {"architecture": "of the same generation", "vendor": "of another generation", "": "of another vendor"}
 
@@ -97,13 +109,21 @@ def _said(profile: Profile) -> str:
         "16-bit peak": half[0] / half[1],
         "memory": own.memory_bandwidth / base.memory_bandwidth,
         "links": own.link_bandwidth / links.link_bandwidth,
-        "16-bit compute time at the limit of power": slower,
     }
+    limit, limited = "16-bit compute time at the limit of power", ""
+    if made.similarity == "architecture":
+        ratios[limit] = slower
+        limited = "; long kernels run at its limit of power, where a higher peak makes none faster" if slower >= 1 else ""
+    elif not made.power_beside:
+        limited = "; its limit of power is not used: no other device of its architecture is known"
+    elif slower != 1:
+        ratios[f"{limit}, beside {made.power_beside}"] = slower
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
-    limited = "; long kernels run at its limit of power, where a higher peak makes none faster"
+    if _doubtful_peak(profile):
+        limited += "; its 16-bit peak is twice that of others of its architecture: is it without sparsity?"
     of_links = f", collectives inside a node of {made.links.name}" if made.links is not made.kernels else ""
     by = ", ".join(f"{what} x {ratio:.2f}" for what, ratio in ratios.items())
     return (
         f"profile: {profile.name}, derived: {known}; kernels of {made.kernels.name}, {_SHARED[made.similarity]}, rescaled by "
-        f"the datasheets ({by}){of_links}{limited if made.similarity == 'architecture' and slower >= 1 else ''}"
+        f"the datasheets ({by}){of_links}{limited}"
     )

@@ -276,3 +276,10 @@ def test_figures_of_the_readme_follow_the_predictions() -> None:
         f"before\n| x: runs of two | 2 | 20.0% | 28.0% | {null:.1%} |\n| all | 2 | 20.0% | 28.0% | {null:.1%} |\n| y | word |\n"
     )
     assert accuracy.with_figures(readme, found) == expected
+
+
+def test_the_page_of_other_runs_is_another_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (ROOT / "docs" / "accuracy.md").read_bytes()
+    assert accuracy.main(["--cases", str(tmp_path / "mine.jsonl")]) == 2
+    assert capsys.readouterr().err.endswith("give the page of " + str(tmp_path / "mine.jsonl") + " with --output\n")
+    assert (ROOT / "docs" / "accuracy.md").read_bytes() == before

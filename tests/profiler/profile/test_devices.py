@@ -76,6 +76,8 @@ def test_a_profile_holds_its_datasheet(name: str) -> None:
         ({"name": ""}, "name is ''; it must be a text that is not empty"),
         ({"name": "  "}, "name is '  '; it must be a text"),
         ({"architecture": 9}, "architecture is 9; it must be a text"),
+        ({"flash_version": 99}, "flash_version is 99; it must be a positive whole number, at most 4"),
+        ({"network_gbit": 900000}, "network_gbit is more than link_gb_s; it is what one GPU sends to other nodes, in Gbit/s"),
     ],
 )
 def test_impossible_devices(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -119,6 +121,33 @@ def test_clocks_under_a_limit_of_power_by_hand() -> None:
     assert power_slowdown(base, twice) == pytest.approx({"bf16": 1.0})
     with pytest.raises(InputError, match="power_watts 100 is less than the 105 W that num_sms 132 multiprocessors"):
         power_slowdown(base, replace(base, power=100.0))
+
+
+def device_file(path: Path, **changes: Any) -> str:
+    path.write_text(json.dumps({**H100, **changes}))
+    return str(path)
+
+
+def test_power_counts_beside_the_nearest_device_of_the_architecture(tmp_path: Path) -> None:
+    """An MI300X at 375 W from kernels of H100: 637.5 W beside 262.5 W are left above an idle of 112.5 W."""
+    base, mi300x = find_profile("h100_sxm")[0], json.loads((FOLDER / "mi300x.json").read_text())
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**mi300x, "power_watts": 375}))
+    profile, said = as_device(base, str(path))
+    assert profile.derivation is not None and profile.derivation.power_slowdown["bf16"] == pytest.approx(
+        (637.5 / 262.5) ** (1 / 3)
+    )
+    assert "16-bit compute time at the limit of power, beside mi300x x 1.34)" in said
+    other, said = as_device(base, device_file(path, architecture="zeta", power_watts=70))
+    assert other.derivation is not None and set(other.derivation.power_slowdown.values()) == {1.0}
+    assert said.endswith("; its limit of power is not used: no other device of its architecture is known")
+    assert "power" not in as_device(base, "mi325x")[1]
+
+
+def test_a_peak_that_is_stated_with_sparsity_is_named(tmp_path: Path) -> None:
+    peaks = {dtype: 2 * peak for dtype, peak in H100["peak_tflops"].items()}
+    _, said = as_device(find_profile("h100_sxm")[0], device_file(tmp_path / "mine.json", peak_tflops=peaks))
+    assert said.endswith("; its 16-bit peak is twice that of others of its architecture: is it without sparsity?")
 
 
 def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() -> None:
