@@ -15,7 +15,7 @@ from typing import Any
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
 from predictor.network.topology.types import Topology
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, printable, shown
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import GIB, Device, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
@@ -120,7 +120,8 @@ def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple
 
     Where the description holds a topology, collectives between servers are simulated on it.
     """
-    place = cluster_of(profile.device, {key: value for key, value in described.items() if key != TOPOLOGY})
+    where = f"cluster {printable(str(described['name']))}" if "name" in described else "cluster"
+    place = cluster_of(profile.device, {key: value for key, value in described.items() if key != TOPOLOGY}, where)
     cost = cost_model(profile, place.network_bandwidth, CACHE)
     return (_on_topology(cost, described[TOPOLOGY], place, world) if TOPOLOGY in described else cost), place
 

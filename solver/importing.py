@@ -32,7 +32,7 @@ from solver.learning import Lesson, learn
 from solver.report.describe import describe
 from solver.report.explain import Explanation, explain
 from solver.report.gap import gap, gap_lines, named
-from solver.report.health import health
+from solver.report.health import as_measured, health
 from solver.report.output import findings_list, layout_dict, write_json
 from solver.report.terminal import show_health
 from solver.report.trace_gap import PARTS, predicted_parts, trace_lines, traced
@@ -91,8 +91,9 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     show_health(console, findings)
     plain: dict[str, Any] = {"layout": layout_dict(solutions, 0), "findings": findings_list(findings)}
     if len(observed.steps):
-        found = gap(problem, layout, float(np.median(observed.steps)))
-        console.print("\n".join(["", *gap_lines(found)]), markup=False)
+        found = gap(as_measured(problem, observed), layout, float(np.median(observed.steps)))
+        given = "your settings and links" if observed.busbw or observed.busbw_in_node else "your settings"
+        console.print("\n".join(["", *gap_lines(found, given)]), markup=False)
         plain |= {"measured_step_s": found.measured, "predicted_step_s": found.predicted, "best_step_s": found.best,
                   "switches": named(found.switches)}  # fmt: skip
     if trace is not None:

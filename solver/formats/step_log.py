@@ -187,6 +187,8 @@ def _from_json(text: str, path: Path) -> Observation:
         values: Mapping[str, Any] = json.loads(text)
     except ValueError as error:
         raise InputError(f"{path} is no JSON object: {error}") from None
+    if not isinstance(values, Mapping):
+        raise InputError(f"{path} is no JSON object; known keys are {', '.join(_KEYS)}")
     unknown = sorted(set(values) - set(_KEYS))
     if unknown or not values:
         wrong = f"unknown key {unknown[0]!r}" if unknown else "it is empty"

@@ -134,11 +134,11 @@ def _changed(problem: Problem, layout: Strategy, changes: Mapping[str, Any]) -> 
         return None
 
 
-def gap_lines(found: Gap) -> list[str]:
-    """Return the gap in words, a line each."""
+def gap_lines(found: Gap, given: str = "your settings") -> list[str]:
+    """Return the gap in words, a line each. given: what of the job the prediction has."""
     rates = [found.flops / taken / 1e12 for taken in (found.best, found.predicted, found.measured)]
     lines = [
-        f"You get {rates[2]:,.0f} TFLOP/s per GPU ({seconds(found.measured)} a step); predicted with your settings "
+        f"You get {rates[2]:,.0f} TFLOP/s per GPU ({seconds(found.measured)} a step); predicted with {given} "
         f"{rates[1]:,.0f} ({seconds(found.predicted)})" + (
             f", with the switches below {rates[0]:,.0f} ({seconds(found.best)})" if found.best < found.predicted else ""
         )

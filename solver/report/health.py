@@ -17,8 +17,9 @@ from solver.formats.step_log import Collectives, Observation
 from solver.report.explain import Explanation, explain
 from solver.report.other_settings import other_settings
 from solver.report.words import PART_NAMES, seconds
-from solver.spec.cluster import placement
+from solver.spec.cluster import check_bus_bandwidths, placement
 from solver.step.layouts import Layouts
+from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
 
 AS_PREDICTED, WORSE, BETTER, NOTE = "as predicted", "worse", "better", "note"
@@ -53,16 +54,34 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
     return found
 
 
+def as_measured(problem: Problem, observed: Observation) -> Problem:
+    """Return the problem on links that reach the measured all-reduces; as it is where none was measured.
+
+    Raises InputError for rates that the device's links do not carry.
+    """
+    measured = {"all_reduce_busbw_gb_s": observed.busbw, "all_reduce_busbw_in_node_gb_s": observed.busbw_in_node}
+    check_bus_bandwidths({key: rate / 1e9 for key, rate in measured.items() if rate}, problem.cost.device)
+    ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
+    return replace(problem, cost=problem.cost.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node))
+
+
 def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterator[Finding]:
-    """Yield the step on the links as they were measured."""
+    """Yield the step on the links as they were measured, and whether the measured step agrees."""
     if not (observed.busbw or observed.busbw_in_node):
         return
-    problem = solutions.problem
-    ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
-    cost = problem.cost.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node)
+    problem = as_measured(solutions.problem, observed)
     layouts = Layouts.of([solutions.layouts.strategy(index, problem.run)])
-    taken = float(estimate_layouts(replace(problem, cost=cost), layouts).times.seconds[0])
-    yield Finding(NOTE, f"on links as fast as measured a step is predicted to take {seconds(taken)}")
+    there = explain(estimate_layouts(problem, layouts), 0)
+    text = f"on links as fast as measured a step is predicted to take {seconds(there.seconds)}"
+    low, high = there.interval
+    if len(observed.steps):
+        taken = float(np.median(observed.steps))
+        agrees = "as the measured step does" if low <= taken <= high else (
+            "more than the measured one: the links were slower when they were measured than while the job ran"
+            if taken < low else "less than the measured one: something else is slow too"
+        )  # fmt: skip
+        text += f", {agrees}"
+    yield Finding(NOTE, text)
 
 
 def _step(solutions: Solutions, index: int, why: Explanation, measured: float) -> Iterator[Finding]:

@@ -105,6 +105,11 @@ def _check_figures(config: Mapping[str, Any], device: Device, per_node: int) -> 
     domain = config.get("nvlink_domain", 0)
     if domain > per_node and domain % per_node or 0 < domain < per_node:
         raise InputError(f"nvlink_domain {domain} is no multiple of gpus_per_node {per_node}")
+    check_bus_bandwidths(config, device)
+
+
+def check_bus_bandwidths(config: Mapping[str, Any], device: Device) -> None:
+    """Raise InputError for all-reduces that the links of a device do not carry."""
     for key in _BUS_BANDWIDTHS:
         if config.get(key, 0) * 1e9 > _MOST_BUSBW * device.link_bandwidth:
             links = f"{device.link_bandwidth / 1e9:g} GB/s each way"

@@ -81,7 +81,15 @@ def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
     problem = make_problem(MODEL, 16, cost, framework="megatron-core", grad_dtype="fp32")
     slower = estimate_layouts(problem, solutions.layouts).times.seconds[0]
     assert slower > why.seconds
-    assert f"on links as fast as measured a step is predicted to take {seconds(slower)}" in found
+    note = f"on links as fast as measured a step is predicted to take {seconds(slower)}, "
+    assert f"{note}more than the measured one: the links were slower when they were measured than while the job ran" in found
+    for factor, agrees in ((1.0, "as the measured step does"), (2.0, "less than the measured one: something else is slow too")):
+        assert note + agrees in texts(solutions, Observation(np.array([slower * factor]), busbw_in_node=busbw))
+
+
+def test_an_all_reduce_that_no_link_carries_is_refused(solutions: Solutions) -> None:
+    with pytest.raises(InputError, match="all_reduce_busbw_in_node_gb_s is 9999, more than the links of"):
+        health(solutions, 0, Observation(np.empty(0), busbw_in_node=9999e9))
 
 
 def test_collectives_of_small_messages_are_compared_by_time(solutions: Solutions) -> None:
