@@ -7,31 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, closest
+from solver.formats.model_keys import is_harmless, is_other_work
 from solver.formats.model_readers import Family
 from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS, UNDESCRIBED
 from solver.formats.untimed import untimed_of
 from solver.spec.model import ModelSpec, model_from_keys
 
 MARKS = {"model_type", "architectures", "transformers_version"}
-#: Keys that say nothing about shapes or work, or that the families have read; the rest of the unknown keys is reported.
-_HARMLESS = re.compile(
-    r"_?(name_or_path|commit_hash)|transformers\w*|architectures|auto_map|\w*torch_dtype|dtype|use_cache|\w*token_id|\w*_index"
-    r"|\w*(dropout|_drop|pdrop)\w*|\w*initializer\w*|init_\w*|\w*eps(ilon)?|rope_\w+|rotary\w*|partial_rotary_factor|output_\w+|return_\w+"
-    r"|pretraining_tp|slow_but_exact|skip_bias_add\w*|summary_\w+|task_specific_params|gradient_checkpointing|scale_\w+"
-    r"|reorder_and_upcast_attn|attention_softmax_in_fp32|attn_implementation|_attn_implementation(_autoset)?|use_flash_attn|torchscript"
-    r"|problem_type|id2label|label2id|is_decoder|is_encoder_decoder|hidden_activation|activation_function|hidden_act|max_window_layers"
-    r"|model_type|name|notes|\w*multiplier|logits_scaling|logit_scale|embedding_scale|residual_scale|vocab_size_\w+|seq_length|tokenizer_class"
-    r"|quantization_config|eos_token|pad_token|tie_encoder_decoder|finetuning_task|inference_mode|z_loss_weight|clip_qkv|\w*_version"
-    r"|original_max_position_embeddings|router_(aux_loss_coef|jitter_noise|z_loss_coef|dtype)|input_jitter_noise|norm_topk_prob|routed_scaling_factor"
-    r"|aux_loss_alpha|seq_aux|use_bidirectional_attention|swiglu_(limit|alpha)"
-    r"|use_mup\w*|mup_\w+|dim_model_base|scale_depth|scale_emb|chunk_size_feed_forward|layer_norm_\w+"
-)
-#: Words in unknown keys that announce other shapes or other work: such a key is refused unless it is off.
-_OTHER_WORK = re.compile(
-    r"expert|moe|lora_rank|sliding|window|softcap|chunk|mamba|ssm|conv|cross_attention|compress|sparse|nextn|mtp|layer_types|linear_attn"
-    r"|head_dim|_heads|_size|_layers|rank|gate|pattern"
-)
-_OFF: tuple[object, ...] = (None, False, 0, 0.0, "", [], {})
 
 
 def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
@@ -53,7 +35,7 @@ def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> Mo
             f"the model needs {error}" if isinstance(error, KeyError) else f"a model key has a value of the wrong kind: {error}"
         )
         raise InputError(f"{where}: {missing}") from None
-    _refuse_unknown(given, read, called, where)
+    _refuse_unknown({**_outer(whole, nested), **given}, read, called, where)
     unmodelled = values.pop("unmodelled", ())
     model = model_from_keys(values, where, name or str(config.get("name") or config.get("_name_or_path") or where))
     return model.replace(unmodelled=tuple(unmodelled), untimed=untimed_of(given))
@@ -66,6 +48,8 @@ def _refuse_other_training(given: Mapping[str, Any]) -> None:
     FP8 or MXFP4 checkpoint says how it is stored.
     """
     quantised = given.get("quantization_config")
+    if isinstance(quantised, Mapping) and quantised.get("quant_method") == "bitnet":
+        raise InputError("quantization_config has quant_method bitnet: weights of one or two bits are not modelled")
     for key in ("load_in_4bit", "load_in_8bit"):
         if isinstance(quantised, Mapping) and quantised.get(key):
             raise InputError(
@@ -121,16 +105,14 @@ def _meant(called: Any) -> str:
     return closest(called, [family for family in FAMILIES if re.sub(r"\D", "", family) == re.sub(r"\D", "", called)])
 
 
-def _is_other_work(key: str, value: Any, read: set[str]) -> bool:
-    """Whether a key that no family reads announces other shapes or other work, and is on."""
-    if key in read or _HARMLESS.fullmatch(key) or not _OTHER_WORK.search(key):
-        return False
-    return not any(value is off or value == off for off in _OFF)
+def _outer(whole: Mapping[str, Any], nested: bool) -> dict[str, Any]:
+    """Return what of a multimodal config concerns its text model too."""
+    return {key: whole[key] for key in ("is_encoder_decoder",) if nested and key in whole}
 
 
 def _refuse_unknown(given: Mapping[str, Any], read: set[str], called: str, where: str) -> None:
     for key, value in given.items():
-        if _is_other_work(key, value, read):
+        if key not in read and is_other_work(key, value, called):
             raise InputError(f"{where}: {key} of {called} is not modelled (it is {str(value)[:40]}); estimates would miss it")
 
 
@@ -143,5 +125,6 @@ def unread_keys(config: Mapping[str, Any]) -> list[str]:
         read = family.read(given)[1] if family else set()
     except (TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError):
         return []  # no model can be read, which says why
-    unread = (k for k, v in given.items() if k not in read and not _HARMLESS.fullmatch(k) and not _is_other_work(k, v, read))
+    called = str(config.get("model_type"))
+    unread = (k for k, v in given.items() if k not in read and not is_harmless(k, called) and not is_other_work(k, v, called))
     return sorted(unread)

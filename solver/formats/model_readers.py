@@ -96,6 +96,16 @@ def refuse_if_on(config: Mapping[str, Any], read: set[str], *keys: str) -> None:
     read.update(keys)
 
 
+def refuse_unless(
+    config: Mapping[str, Any], read: set[str], allowed: Mapping[str, tuple[object, ...]], where: str = ""
+) -> None:
+    """Raise InputError for a stated key with another value than those that this program describes. where: begins its name."""
+    for key, values in allowed.items():
+        if config.get(key) is not None and config[key] not in values:
+            raise InputError(f"{where}{key} is {str(config[key])[:40]}, which is not modelled")
+    read.update(allowed if not where else ())
+
+
 def read_flags(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read attention_bias (q, k, v and output) and mlp_bias, as the Llama classes have them."""
     attention = bool(config.get("attention_bias", False))

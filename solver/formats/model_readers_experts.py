@@ -287,5 +287,7 @@ FAMILIES: Mapping[str, Family] = {
         needed=_EXPERTS,
         special=read_qwen2_experts,
     ),
-    "qwen3_moe": Family(fixed={**LLAMA, "qk_norm": "head"}, keys=_QWEN_KEYS, needed=_EXPERTS, special=read_qwen3_experts),
+    "qwen3_moe": Family(
+        fixed={**LLAMA, "qk_norm": "head"}, keys={**_QWEN_KEYS, **_LOCAL}, needed=_EXPERTS, special=read_qwen3_experts
+    ),
 }

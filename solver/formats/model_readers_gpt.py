@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.model_readers import Values, layers_of, read_flags, read_window
+from solver.formats.model_readers import Values, layers_of, read_flags, read_window, refuse_if_on, refuse_unless
 from solver.spec.model import LAYER_TYPES
 
 
@@ -67,8 +67,8 @@ def read_opt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
 
 def read_bloom(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     values["intermediate_size"] = 4 * values["hidden_size"]
+    refuse_unless(config, read, {"n_inner": (values["intermediate_size"],)})
     read |= {
-        "n_inner",
         "apply_residual_connection_post_layernorm",
         "masked_softmax_fusion",
         "bias_dropout_fusion",
@@ -106,6 +106,9 @@ def read_falcon(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 
 def read_mpt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     attention = config.get("attn_config") or {}
+    refuse_unless(config, read, {"norm_type": ("low_precision_layernorm", "layernorm")})
+    refuse_unless(config.get("ffn_config") or {}, read, {"ffn_type": ("mptmlp",)}, "ffn_config.")
+    refuse_unless(attention, read, {"sliding_window_size": (-1,), "prefix_lm": (False,)}, "attn_config.")
     values["intermediate_size"] = config.get("expansion_ratio", 4) * values["hidden_size"]
     heads = values["num_attention_heads"]
     kinds = {"multihead_attention": heads, "multiquery_attention": 1, "grouped_query_attention": attention.get("kv_n_heads")}
@@ -120,7 +123,6 @@ def read_mpt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
         "no_bias",
         "max_seq_len",
         "learned_pos_emb",
-        "norm_type",
         "ffn_config",
         "init_config",
         "fc_type",
@@ -134,7 +136,8 @@ def read_mpt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
 def read_starcoder2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("use_bias", True)))
     read_window(config, values, read)
-    read |= {"use_bias", "norm_type", "mlp_type"}
+    refuse_unless(config, read, {"norm_type": ("layer_norm",), "mlp_type": ("default",)})
+    read |= {"use_bias"}
 
 
 def read_phi(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -156,6 +159,10 @@ def read_chatglm(config: Mapping[str, Any], values: Values, read: set[str]) -> N
     linear, qkv = bool(config.get("add_bias_linear", False)), bool(config.get("add_qkv_bias", False))
     values |= {"qkv_bias": linear or qkv, "output_bias": linear, "mlp_bias": linear}
     values["norm"] = "rmsnorm" if config.get("rmsnorm", True) else "layernorm"
+    refuse_if_on(
+        config, read, "pre_seq_len", "prefix_projection", "quantization_bit", "apply_residual_connection_post_layernorm"
+    )
+    refuse_unless(config, read, {"post_layer_norm": (True,)})
     read |= {
         "multi_query_group_num",
         "multi_query_attention",
@@ -164,13 +171,8 @@ def read_chatglm(config: Mapping[str, Any], values: Values, read: set[str]) -> N
         "rmsnorm",
         "bias_dropout_fusion",
         "apply_query_key_layer_scaling",
-        "apply_residual_connection_post_layernorm",
         "fp32_residual_connection",
         "original_rope",
-        "post_layer_norm",
-        "pre_seq_len",
-        "prefix_projection",
-        "quantization_bit",
         "interleaved_qkv",
         "rope_ratio",
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from solver.formats.model_readers import Values, biases, layers_of, read_flags, read_window
+from solver.formats.model_readers import Values, biases, layers_of, read_flags, read_window, refuse_unless
 from solver.spec.model import LAYER_TYPES
 
 
@@ -83,14 +83,13 @@ def read_cohere(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     attention = bool(config.get("attention_bias", False))
     values |= biases(qkv_bias=attention, output_bias=attention)
     values["qk_norm"] = "all" if config.get("use_qk_norm") else "none"
+    refuse_unless(config, read, {"use_gated_activation": (True,), "use_parallel_block": (True,)})
     read |= {
         "attention_bias",
         "use_qk_norm",
         "order_of_interleaved_layers",
         "position_embedding_type",
         "use_embedding_sharing",
-        "use_gated_activation",
-        "use_parallel_block",
         "use_parallel_embedding",
         "rotary_pct",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,71 @@ def test_configs_that_cannot_be_read_are_refused_by_name(config: dict[str, Any],
     with pytest.raises(InputError) as error:
         read(config)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("base", ["llama", "qwen3"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("total_ut_steps", 4),
+        ("is_encoder_decoder", True),
+        ("vocab_size_per_layer_input", 262144),
+        ("index_topk", 2048),
+        ("hc_mult", 4),
+        ("num_residual_streams", 4),
+        ("num_loops", 2),
+        ("layer_repeats", 2),
+        ("altup_num_inputs", 4),
+        ("attn_type_list", [0, 1]),
+        ("attention_type", "lightning"),
+        ("cla_factor", 2),
+        ("differential_attention", True),
+        ("block_configs", [{"no_op": True}]),
+        ("first_k_dense_replace", 3),
+        ("rope_head_dim", 64),
+        ("output_gate_type", "swish"),
+        ("ffn_dim_multiplier", 1.3),
+        ("is_causal", False),
+        ("vision_config", {"depth": 32}),
+        ("pruned_heads", {"0": [1]}),
+        ("quantization_config", {"quant_method": "bitnet"}),
+    ],
+)
+def test_keys_that_announce_other_work_are_refused(base: str, key: str, value: Any) -> None:
+    with pytest.raises(InputError, match=key):
+        read(LLAMA | {"model_type": base, key: value})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("mpt", {"ffn_config": {"ffn_type": "mptglu"}}, "ffn_config.ffn_type is mptglu"),
+        ("mpt", {"attn_config": {"sliding_window_size": 512}}, "attn_config.sliding_window_size is 512"),
+        ("mpt", {"norm_type": "rmsnorm"}, "norm_type is rmsnorm"),
+        ("starcoder2", {"mlp_type": "gated"}, "mlp_type is gated"),
+        ("cohere", {"use_parallel_block": False}, "use_parallel_block is False"),
+        ("bloom", {"n_inner": 999}, "n_inner is 999"),
+        ("chatglm", {"pre_seq_len": 128}, "pre_seq_len is 128"),
+        ("chatglm", {"post_layer_norm": False}, "post_layer_norm is False"),
+    ],
+)
+def test_values_of_keys_that_are_read_are_those_described(model_type: str, changes: dict[str, Any], message: str) -> None:
+    few = dict.fromkeys(("n_layers", "n_heads", "n_layer", "n_head", "num_layers"), 2)
+    wide = dict.fromkeys(("d_model", "hidden_size", "ffn_hidden_size", "padded_vocab_size", "max_seq_len", "seq_length"), 1024)
+    shapes = {**few, **wide}
+    with pytest.raises(InputError, match=re.escape(f"{message}, which is not modelled")):
+        read({**LLAMA, **shapes, "model_type": model_type, **changes})
+
+
+def test_keys_that_a_family_has_anyway_are_accepted() -> None:
+    assert read(LLAMA | {"model_type": "qwen3", "use_qk_norm": True}) == read(LLAMA | {"model_type": "qwen3"})
+    with pytest.raises(InputError, match="use_qk_norm of llama is not modelled"):
+        read(LLAMA | {"use_qk_norm": True})
+    neutral = {"total_ut_steps": 1, "hc_mult": 1, "attention_type": "full", "is_encoder_decoder": False, "is_causal": True}
+    assert read(LLAMA | neutral) == read(LLAMA)
+    nested = {"model_type": "x", "is_encoder_decoder": True, "text_config": LLAMA}
+    with pytest.raises(InputError, match="is_encoder_decoder of llama"):
+        read(nested)
 
 
 def test_keys_that_are_off_or_change_no_work_are_accepted() -> None:

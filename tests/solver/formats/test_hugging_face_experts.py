@@ -174,7 +174,7 @@ def test_grok_names_its_soft_cap() -> None:
         (DEEPSEEK | {"scoring_func": "tanh"}, "router_score is 'tanh'; it must be one of softmax, sigmoid"),
         (DEEPSEEK | {"attention_bias": True}, "attention_bias is True, which is not modelled"),
         (DEEPSEEK | {"n_group": 5, "topk_group": 2}, "router_groups 5 does not divide num_experts 16"),
-        (DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}, "index_head_dim of deepseek_v3 is not modelled"),
+        (DEEPSEEK | {"index_topk": 2048, "index_head_dim": 128}, "index_topk of deepseek_v3 is not modelled"),
         (QWEN | {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers of qwen2_moe is not modelled"),
         (QWEN | {"decoder_sparse_step": 0}, "a model key has a value of the wrong kind"),
         (QWEN | {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; it must be positive and at most"),
@@ -190,3 +190,8 @@ def test_what_is_not_expressed_is_refused_by_name(config: dict[str, Any], messag
     with pytest.raises(InputError) as error:
         read(config)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_qwen3_experts_as_transformers_5_writes_them() -> None:
+    new = {"num_local_experts" if key == "num_experts" else key: value for key, value in QWEN.items()}
+    assert read(new | {"model_type": "qwen3_moe"}) == read(QWEN | {"model_type": "qwen3_moe"})
