@@ -23,13 +23,10 @@ from solver.formats.config_file import RunConfig, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import AXES
 from solver.search.space import enumerate_splits
-from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
-from solver.spec.framework import Framework
 from solver.spec.frameworks import known_framework, release_for_search
-from solver.spec.model import ModelSpec
-from solver.spec.precision import PRIMARY, QUANTISED
+from solver.spec.idle import idle_settings
 from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
@@ -78,7 +75,8 @@ def load_problem(
         given = {key: given[key] for key in ("precision", "attention") if key in given}
     chosen = known_framework(framework)
     precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
-    _check_idle(constants, run_config.model, precision, chosen)
+    for key, why in idle_settings(constants, run_config.model, str(precision), chosen).items():
+        raise InputError(f"{key} changes nothing{why}; leave it out")
     flags = {**chosen.flags_of(precision), **chosen.best_practice}
     defaults = {key: value for key, value in flags.items() if key not in _AXES}
     length = seq_len or run_config.seq_len or min(DEFAULT_SEQ_LEN, run_config.model.max_position_embeddings or DEFAULT_SEQ_LEN)
@@ -96,23 +94,6 @@ def _nodes_of_launch(config: RunConfig, device: Device) -> dict[str, int]:
             "state another gpus_per_node in a cluster file (--cluster), or launch fewer"
         )
     return {"gpus_per_node": each} if each else {}
-
-
-def _check_idle(constants: Mapping[str, Any], model: ModelSpec, precision: Any, framework: Framework) -> None:
-    """Raise InputError for a constant that changes nothing of any layout of the run."""
-    of_experts = [key for key in constants if key.startswith("moe_")]
-    if of_experts and not model.is_mixture_of_experts:
-        raise InputError(f"{of_experts[0]} changes nothing: {model.name} has no experts; leave it out")
-    of_format, scaled = f"with precision {precision}", precision in QUANTISED
-    idle = {
-        "fp8_param_gather": (precision not in PRIMARY, of_format), "fp8_recipe": (precision != "fp8", of_format),
-        "num_layers_at_start_in_bf16": (not scaled, of_format), "num_layers_at_end_in_bf16": (not scaled, of_format),
-        "overlap_weight_gather": (TpMode.ISP not in framework.can_run.tp_modes, f"under {framework.name}, which has no isp"),
-    }  # fmt: skip
-    for key in constants.keys() & idle.keys():
-        nothing, why = idle[key]
-        if nothing:
-            raise InputError(f"{key} changes nothing {why}; leave it out")
 
 
 def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple[CostModel, Cluster]:

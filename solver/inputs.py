@@ -21,6 +21,8 @@ from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import parse_constants
+from solver.spec.idle import idle_settings
+from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
 _SHOWN_KEYS = 6  #: names of keys in a note
@@ -55,6 +57,9 @@ class Inputs:
             found.append(
                 "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
             )
+        changed = [key for key, value in self.config.layout.items() if value != getattr(Strategy, key, value)]
+        nothing = idle_settings(changed, of.model, of.run.precision, of.framework)
+        found += [f"{key} of the config changes nothing{why}" for key, why in nothing.items() if key not in of.framework.flags]
         said = {f"left out of the estimate: {what}" for what in left_out}
         found += [printable(line, 400) for line in self.config.notes if line not in said]
         ignored = self.config.ignored

@@ -595,3 +595,12 @@ def test_a_device_that_was_not_measured(tmp_path: Path) -> None:
     assert "kernels of b200_sxm" in own  # what its file names, not the default profile
     assert "kernels of h100_sxm" in works("--config", CONFIG, "--world_size", 64, "--profile", "h100_sxm", "--as", "gb200")
     assert "no device is called 'gb2'" in refused("--config", CONFIG, "--world_size", 64, "--as", "gb2")
+
+
+def test_settings_of_a_file_that_change_nothing_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layout = {"framework": "megatron-core", "moe_imbalance": 1.5, "num_layers_at_start_in_bf16": 2}
+    (tmp_path / "run.json").write_text(json.dumps({"model": "llama3_8b", "layout": layout}))
+    assert main(["--config", str(tmp_path / "run.json"), "--world_size", "8"]) == 0
+    shown = capsys.readouterr().out
+    assert "moe_imbalance of the config changes nothing: llama3_8b has no experts" in shown
+    assert "num_layers_at_start_in_bf16 of the config changes nothing with precision bf16" in shown
