@@ -109,14 +109,17 @@ def _flash_core(shapes: Shapes) -> list[Op]:
             *_flash(shapes, "attention.shared", several, local, _seen(shapes), False),
         ]
     ring = cp // shapes.heads_shared
-    local, steps = run.seq_len // ring, (ring - 1) * 1.0
+    length = shapes.kind.chunk or run.seq_len  # a packed document is cut over the ranks as a sequence is
+    local, blocks, steps = np.maximum(length // ring, 1), -(-run.seq_len // length), (ring - 1) * 1.0
+    window = shapes.kind.window > 0
     return [
         *copies,
         *(context_exchange(shapes) if run.cp_comm == "a2a+ring" else []),
-        *_whole_sequence(shapes, "attention", ones, local),
-        *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False),
+        *(_whole_sequence(shapes, "attention", ones, local) if window
+          else _flash(shapes, "attention", ones, local, local, True, blocks)),
+        *_flash(shapes, "attention.step", steps, local, np.maximum(local // 2, 1), False, blocks),
         *ring_ops(shapes, steps),
-    ]
+    ]  # fmt: skip
 
 
 def _layout_copies(shapes: Shapes) -> list[Op]:

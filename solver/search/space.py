@@ -20,6 +20,7 @@ from solver.spec.expert_rules import (
     heads_divide_by_cp,
     mode_runs,
     overlap_runs,
+    unmet_by_exchange,
 )
 from solver.spec.feasibility import (
     check_world,
@@ -109,7 +110,7 @@ def _context_broken(problem: Problem, tp: int, cp: int) -> str:
     if not sequence_divides(run.seq_len, cp, 1):
         return "the sequence is too short for cp"
     if not context_exchange_runs(model, run, cp):
-        return "windows, chunks or documents need cp_comm a2a or allgather"
+        return f"cp by {run.cp_comm} does not work {unmet_by_exchange(model, run)}"
     if not heads_divide_by_cp(model, run, tp, cp):
         return "attention heads do not divide by tp and the context-parallel ranks that share them"
     return ""

@@ -22,6 +22,7 @@ class CanRun:
     changed_states_need_zero: bool = False  #: moments in fewer bits, or on the host, need ZeRO
     replicated_kv_heads: bool = True  #: tp may exceed the key and value heads, which are then copied
     cp_comms: tuple[str, ...] = ("ring", "a2a", "allgather")  #: exchanges of context parallelism; empty: no context parallelism
+    packed_exchanges: tuple[str, ...] = ("a2a", "allgather")  #: of these, those of packed documents
     context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1
     pipeline: bool = True
     fills_pipeline: bool = False  #: 1F1B has at least as many micro batches as stages, but for one

@@ -24,17 +24,23 @@ def experts_run(can_run: CanRun, tp: int, ranks: int, ep: int, etp: int) -> bool
     return etp == tp and (ranks // tp) % ep == 0
 
 
-def attends_in_parts(model: ModelSpec, run: Strategy) -> bool:
-    """Whether some layer's attention sees only a window, a chunk or a document of a sequence."""
-    parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
-    return parts or run.document_tokens > 0
-
-
 def context_exchange_runs(model: ModelSpec, run: Strategy, cp: int) -> bool:
-    """Whether context parallelism works: keys that pass in a ring do not meet the windows and chunks (Transformer Engine
-    refuses p2p with a window), nor are documents described there. torch's is a ring by any method."""
-    ring = "ring" in run.cp_comm or framework_of(run.framework).kernels.torch_context_parallel
-    return cp == 1 or not ring or not attends_in_parts(model, run)
+    """Whether context parallelism works: keys that pass in a ring do not meet windows and chunks (Transformer Engine refuses
+    p2p with a window; torch's is a ring by any method), and a release exchanges packed documents in some ways only."""
+    can, kernels = framework_of(run.framework).can_run, framework_of(run.framework).kernels
+    in_parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
+    ring = "ring" in run.cp_comm or kernels.torch_context_parallel
+    return cp == 1 or (not (ring and in_parts) and (not run.document_tokens or run.cp_comm in can.packed_exchanges))
+
+
+def unmet_by_exchange(model: ModelSpec, run: Strategy) -> str:
+    """Return in words what the exchange of context parallelism does not work with, and what does instead."""
+    packed = framework_of(run.framework).can_run.packed_exchanges
+    if run.document_tokens and run.cp_comm not in packed:
+        return f"with packed documents under {run.framework}; " + (
+            f"use cp_comm {' or '.join(packed)}" if packed else "use cp 1"
+        )
+    return "with windows and chunks, which no ring meets; use cp_comm a2a or allgather"
 
 
 def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> bool:

@@ -21,6 +21,7 @@ from solver.spec.expert_rules import (
     mode_runs,
     overlap_runs,
     predicted_beside,
+    unmet_by_exchange,
 )
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
@@ -305,7 +306,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         (mode_runs(model, s.tp_mode, s.tp), f"tp_mode {s.tp_mode} with tp {s.tp} is not described for {model.name}"),
         (
             context_exchange_runs(model, s, s.cp),
-            f"cp {s.cp} in a ring does not work with windows, chunks or documents; use cp_comm a2a or allgather",
+            f"cp {s.cp} by {s.cp_comm} does not work {unmet_by_exchange(model, s)}",
         ),
     )
     require(rules)

@@ -86,7 +86,7 @@ MEGATRON_BRIDGE_26 = MEGATRON_BRIDGE_25.derive(
     "2026-02",
     aliases=("megatron-bridge 26",),
     flags={"moe_dispatcher": "hybridep"},
-    can_run={"offloads": ("optimizer", "activations", "modules")},
+    can_run={"offloads": ("optimizer", "activations", "modules"), "packed_exchanges": ("ring", "a2a")},
 )
 
 #: Since 26.06 the grouped GEMMs of MXFP8 experts may include what stands between them (NVTE_CUTEDSL_FUSED_GROUPED_MLP).

@@ -37,6 +37,7 @@ TORCHTITAN_2025 = Framework(
         zero_with_pipeline=(0, 2),  # weights stay gathered, and gradients are reduced after the last micro batch
         tp_modes=(TpMode.MSP,),  # parallelize_llama.py: SequenceParallel norms
         cp_comms=("allgather", "ring"),  # the latter is rotate method alltoall
+        packed_exchanges=(),  # SDPA has no documents
         shards="context",  # FSDP's mesh is of data- and context-parallel ranks together
         copies_alone=True,  # DDP is not composed with other parallelism
         recompute_shares=(0.25, 0.5),  # every fourth or second layer

@@ -102,13 +102,30 @@ def test_exchanging_inside_a_node_spares_the_ring_across(h100_model: CostModel) 
     assert sent["both"] < sent["ring"]
 
 
+def test_a_ring_cuts_each_document_over_its_ranks(h100_model: CostModel) -> None:
+    """A rank attends to 1/cp of each document's triangle, whatever their lengths; a document as long as the sequence is it."""
+    for text in ("4096", "65536", "2048:2+8192:1"):
+        alone, shared = (attention_flops(cp, document_lengths=text, cp_comm="ring") for cp in (1, 8))
+        assert shared == pytest.approx(alone / 8, rel=0.01)
+    layout = {"cp": 4, "dp": 4}
+    plain, packed, as_long = (
+        stepped(h100_model, layout, **({"document_lengths": text} if text else {})).times.seconds[0]
+        for text in ("", "2048", "32768")
+    )
+    assert packed < plain == as_long
+
+
 @pytest.mark.parametrize(
     ("constants", "layout", "sentence"),
     [
         ({"cp_comm": "a2a+ring"}, {}, "a2a.ring needs cp_a2a_size above 1"),
         ({"cp_a2a_size": 2}, {}, "needs cp_a2a_size above 1, and nothing else does"),
         ({"cp_comm": "a2a+ring", "cp_a2a_size": 3}, {"cp": 4, "dp": 4}, "does not divide the heads"),
-        ({"document_lengths": "2048"}, {"cp": 4, "dp": 4}, "windows, chunks or documents"),
+        (
+            {"document_lengths": "2048", "cp_comm": "a2a"},
+            {"cp": 4, "dp": 4},
+            "documents under .*; use cp_comm ring",
+        ),
         ({"document_lengths": "many"}, {}, "document_lengths is 'many'"),
         ({"document_lengths": "0:1"}, {}, "document_lengths is '0:1'"),
         ({"cp_comm": "a2a+ring", "cp_a2a_size": 2, "framework": "torchtitan"}, {"cp": 4, "dp": 4}, "by a2a.ring"),
