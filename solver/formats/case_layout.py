@@ -9,7 +9,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.spec.choices import WAVES
 from solver.spec.framework import Framework
-from solver.spec.frameworks import framework_of
+from solver.spec.frameworks import first_with_experts, framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import layout_text
 from solver.spec.strategy import Strategy
@@ -27,11 +27,15 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
     Raises InputError for a value that is none, or that contradicts another.
     """
     given = {key: value for key, value in run.items() if key in _KNOWN and (key, value) != _EVERY_RANK}
-    framework = framework_of(str(run.get("framework", "generic")))
+    stated = str(run.get("framework", "generic"))
+    framework = first_with_experts(framework_of(stated)) if model.is_mixture_of_experts else framework_of(stated)
+    if framework is not framework_of(stated):
+        assumptions.append(f"framework {framework.name}: the first release of {framework.family} described with experts")
+        stated = framework.name
     if framework.name == "generic":
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
     flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))
-    values: dict[str, Any] = {**flags, **given, "framework": str(run.get("framework", "generic"))}
+    values: dict[str, Any] = {**flags, **given, "framework": stated}
     for key in ("world_size", "seq_len"):
         values[key] = count_of(values, key, 0)
     values |= _schedule(values, given) | _tensor_mode(values, run, framework)

@@ -55,7 +55,13 @@ KINDS = (
     Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), megatron_export.carried),
     Kind(".json", "SimuMax's strategy", simumax_files, ("megatron-core-0.12",)),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
-    Kind(".toml", "torchtitan's TOML", torchtitan_files, ("torchtitan-2025-06", "torchtitan-2024-12"), _of_hugging_face),
+    Kind(
+        ".toml",
+        "torchtitan's TOML",
+        torchtitan_files,
+        ("torchtitan-2026-02", "torchtitan-2025-06", "torchtitan-2024-12"),
+        _of_hugging_face,
+    ),
     Kind(
         ".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25")
     ),

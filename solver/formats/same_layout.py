@@ -17,6 +17,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import GENERIC, framework_of
 from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
+from solver.spec.pipeline_layout import chunk_layers, layout_text
 from solver.spec.precision import PRIMARY, QUANTISED
 from solver.spec.strategy import Strategy
 
@@ -56,6 +57,8 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         changes["gradient_accumulation_fusion"] = True
     if not several or not run.zero:
         changes |= {"zero": 0, "zero_shard_size": 1}
+    if run.pipeline_layout and "m" not in run.pipeline_layout:
+        changes["pipeline_layout"] = layout_text(chunk_layers(run.pipeline_layout))
     if run.pp > 1 and run.schedule in ("1f1b", "interleaved"):
         changes["schedule"] = "interleaved" if run.vpp > 1 else "1f1b"
     stages = run.recomputed_of_stages

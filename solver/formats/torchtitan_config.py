@@ -6,7 +6,6 @@ config.json of another stands beside the file.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,10 @@ from solver.formats.file_run import FileRun, Source, model_beside
 from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.model_file import shipped_model
-from solver.formats.same_layout import interleaved
 from solver.formats.section_reader import SectionReader
 from solver.formats.toml_text import read_toml
-from solver.formats.torchtitan_keys import R2024, R2025, Release
-from solver.spec.choices import WAVES
+from solver.formats.torchtitan_keys import R2024, R2025, R2026, Release
+from solver.formats.torchtitan_stages import listed_stages, stages_at_points
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 
@@ -28,7 +26,13 @@ ROTATES = {"allgather": "allgather", "alltoall": "ring"}  #: shards of keys go r
 _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _RESHARD = ("default", "always", "never")
 _RECIPES = ("tensorwise",)
-_CONVERTERS = {"float8": "fp8", "mx": "mxfp8"}
+_BACKENDS = {"standard": "alltoall", "deepep": "deepep"}
+#: Tables and keys that no release before 0.2 has.
+_SINCE_2025_10 = ("compile", "quantize", "debug")
+_KEYS_SINCE_2025_10 = (
+    "module_fqns_per_model_part", "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+    "expert_tensor_parallel_degree", "expert_parallel_comm_backend",
+)  # fmt: skip
 
 
 def read_torchtitan(source: Source) -> FileRun:
@@ -40,23 +44,18 @@ def read_torchtitan(source: Source) -> FileRun:
     check_described(file, release.described)
     model = _model(file, release, source)
     layout, assumed = _layout(file, release, model)
-    refusals = broken(RULES, Arguments(flattened(tables))) if release is R2025 else ()
+    refusals = () if release.older else broken(RULES, Arguments(flattened(tables)))
     return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)), refusals=refusals)
-
-
-def stage_starts(layers: int, stages: int) -> list[int]:
-    """Return the first layer of each stage but the first, where layers are divided evenly and middle stages take the rest."""
-    share, rest = divmod(layers, stages)
-    sizes = [share] * stages
-    for stage in [*range(1, stages - 1), 0][:rest]:
-        sizes[stage] += 1
-    return [sum(sizes[:stage]) for stage in range(1, stages)]
 
 
 def _release(tables: Section) -> Release:
     training = tables.get("training")
     older = isinstance(training, Section) and any(key in training for key in ("batch_size", "tensor_parallel_degree"))
-    return R2024 if older and "parallelism" not in tables else R2025
+    if older and "parallelism" not in tables:
+        return R2024
+    parallelism = tables.get("parallelism")
+    newer = isinstance(parallelism, Section) and any(key in parallelism for key in _KEYS_SINCE_2025_10)
+    return R2026 if newer or any(table in tables for table in _SINCE_2025_10) else R2025
 
 
 def _model(file: SectionReader, release: Release, source: Source) -> ModelSpec:
@@ -100,38 +99,29 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec) -> tuple[di
     }  # fmt: skip
     if sizes.dp:
         found |= {"dp": sizes.dp, "world_size": sizes.dp * sizes.tp * sizes.cp * sizes.pp}
-    stages, assumed = _pipeline(pipeline, release, sizes.pp, model.num_hidden_layers)
+    divided = listed_stages if release.lists_stages else stages_at_points
+    stages, assumed = divided(pipeline, release, sizes.pp, model.num_hidden_layers)
+    found |= _experts(ranks, model) if release is R2026 else {}
     found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes) | _training(file, release)
     found |= _recompute(file.section("activation_checkpoint"), model.num_hidden_layers, sizes.pp)
     return found, assumed
 
 
-def _pipeline(pipeline: SectionReader, release: Release, pp: int, layers: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the stages; without split points torchtitan makes one a rank, or two under a schedule of several chunks."""
-    spelt = {re.sub("[^a-z0-9]", "", theirs.lower()): ours for ours, theirs in release.schedules.items()}
-    word = re.sub("[^a-z0-9]", "", pipeline.text("pipeline_parallel_schedule", "1F1B").lower())
-    if word not in spelt:
-        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {', '.join(release.schedules.values())}")
-    schedule, points = spelt[word], pipeline.texts("pipeline_parallel_split_points")
-    each = pipeline.whole("pipeline_parallel_layers_per_stage", 0, least=0)
-    if pp == 1:
-        return {"pp": 1, "vpp": 1, "schedule": "1f1b"}, ()
-    several = schedule in ("interleaved", *WAVES)
-    chunks = len(points) + 1 if points else -(-layers // each) if each else pp * (2 if several else 1)
-    vpp = chunks // pp
-    if chunks % pp or (vpp > 1) != several:
-        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {chunks} chunks in {pp} stages")
-    if points and points != [f"layers.{first}" for first in stage_starts(layers, chunks)]:
-        even = ", ".join(f"layers.{first}" for first in stage_starts(layers, chunks))
-        raise pipeline.wrong("pipeline_parallel_split_points", f"{even}, because other divisions are not modelled")
-    stated = {"pp": pp, "vpp": vpp, "schedule": interleaved(schedule, vpp)}
-    return stated, () if points else ("vpp",)
+def _experts(ranks: SectionReader, model: ModelSpec) -> dict[str, Any]:
+    """Return how experts are divided; without experts both keys have no effect."""
+    degree, backend = (
+        ranks.whole("expert_parallel_degree", 1),
+        ranks.choice("expert_parallel_comm_backend", _BACKENDS, "standard"),
+    )
+    if not model.is_mixture_of_experts:
+        return {}
+    return {"ep": degree, "moe_dispatcher": _BACKENDS[backend] if degree > 1 else "alltoall"}
 
 
 def _zero(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, Any]:
     """FSDP wherever ranks share parameters; weights are gathered again in the backward pass unless stages follow each other."""
     policy = "default"
-    if release is R2025:
+    if not release.older:
         policy = file.section("parallelism").choice("fsdp_reshard_after_forward", _RESHARD, "default")
     again = policy == "always" or (policy == "default" and sizes.pp == 1)
     if sizes.shard < 0:
@@ -148,7 +138,7 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
     """Return the micro batches: in a pipeline those of the local batch, else the local batches of a global one."""
     training, pipeline = file.section("training"), file.section(release.pipeline)
     local = training.whole(release.batch, 8)
-    total = training.whole("global_batch_size", -1, least=-1) if release is R2025 else -1
+    total = training.whole("global_batch_size", -1, least=-1) if not release.older else -1
     steps = 1
     if total > 0:
         if not sizes.dp:
@@ -160,7 +150,7 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
         return {"micro_batch_size": local, "num_micro_batches": steps}
     if steps > 1:
         raise training.wrong("global_batch_size", f"{local * sizes.dp}: several pipelines a step are not modelled")
-    if release is R2025:
+    if not release.older:
         size = pipeline.whole("pipeline_parallel_microbatch_size", 1)
         count = local // size
     else:
@@ -175,34 +165,31 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
 def _training(file: SectionReader, release: Release) -> dict[str, Any]:
     training, model, compiles = file.section("training"), file.section("model"), file.section("compile")
     components = compiles.texts("components") or ["model", "loss"]
-    if "compile" in file and file.section(release.pipeline).whole("pipeline_parallel_degree", 1) > 1:
-        raise file.section(release.pipeline).wrong(
-            "pipeline_parallel_degree", "1 in a file with a table compile: later releases divide the layers otherwise"
-        )
     if compiles.flag("enable", False) and set(components) != {"model", "loss"}:
         raise compiles.wrong("components", "model and loss")
     return {
         "precision": _precision(file, release),
         "compile": training.flag("compile", False) or compiles.flag("enable", False),
-        "deterministic": training.flag("deterministic", False),
-        "fused_norm": release is R2024 and model.text("norm_type", "rmsnorm") == "fused_rmsnorm",
+        "deterministic": (file.section("debug") if release is R2026 else training).flag("deterministic", False),
+        "fused_norm": release is R2026 or release.older and model.text("norm_type", "rmsnorm") == "fused_rmsnorm",
     } | ({"fp8_recipe": "tensorwise"} if _precision(file, release) == "fp8" else {})
 
 
 def _precision(file: SectionReader, release: Release) -> str:
-    quantised, float8 = file.section("model").texts("converters"), file.section("float8")
-    if release is R2024:
+    quantised = file.section("model").texts("converters")
+    float8 = file.section("quantize").section("linear").section("float8") if release is R2026 else file.section("float8")
+    if release.older:
         quantised = ["float8"] if float8.flag("enable_float8_linear", False) else []
     held = _DTYPES[file.section("training").choice("mixed_precision_param", _DTYPES, "bfloat16")]
     if not quantised:
         return held
-    if len(quantised) > 1 or quantised[0] not in _CONVERTERS or held != "bf16":
-        raise file.section("model").wrong("converters", f"one of {', '.join(_CONVERTERS)}, with parameters in bfloat16")
-    if quantised[0] == "float8":
+    if len(quantised) > 1 or quantised[0] not in release.converters or held != "bf16":
+        raise file.section("model").wrong("converters", f"one of {', '.join(release.converters)}, with parameters in bfloat16")
+    if release.converters[quantised[0]] == "fp8":
         float8.choice("recipe_name", _RECIPES, "tensorwise")
         if float8.flag("enable_fsdp_float8_all_gather", False):
             raise float8.wrong("enable_fsdp_float8_all_gather", "false, because gathering in fp8 is not modelled")
-    return _CONVERTERS[quantised[0]]
+    return release.converters[quantised[0]]
 
 
 def _recompute(checkpoint: SectionReader, layers: int, pp: int) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from solver.formats.hugging_face_export import config_json
 from solver.formats.model_file import shipped_model
 from solver.formats.toml_text import write_toml
 from solver.formats.torchrun import nodes_of
-from solver.formats.torchtitan_config import ROTATES, stage_starts
-from solver.formats.torchtitan_keys import R2025, RELEASES, Release
+from solver.formats.torchtitan_config import ROTATES
+from solver.formats.torchtitan_keys import R2026, RELEASES, Release
+from solver.formats.torchtitan_stages import dealt, stage_starts
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
+from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.strategy import Strategy
 
 Tables = dict[str, dict[str, Any]]
@@ -24,7 +26,7 @@ def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     release = next(r for r in RELEASES if r.framework == framework_of(run.framework).name)
     flavor = next((pair for pair, shipped in release.flavors.items() if _same(model, shipped)), None)
     tables: Tables = {"job": {"description": f"{model.name} on {run.world_size} GPUs"}}
-    tables["model"] = dict(zip(("name", "flavor"), flavor or _own(model), strict=True))
+    tables["model"] = dict(zip(("name", "flavor"), flavor or _own(model, release), strict=True))
     for table, values in (*_ranks(run, release), *_settings(model, run, release)):
         tables.setdefault(table, {}).update(values)
     nodes, each = nodes_of(run, gpus_per_node)
@@ -34,7 +36,9 @@ def torchtitan_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: 
     ]
     if flavor:
         return {f"{name}.toml": write_toml(tables, comments)}
-    comments.append(f"The flavor is yours to add to models/llama3 with the dimensions of {model_path(name)}.")
+    comments.append(
+        f"The flavor is yours to add to models/{tables['model']['name']} with the dimensions of {model_path(name)}."
+    )
     return {f"{name}.toml": write_toml(tables, comments), model_path(name): config_json(model)}
 
 
@@ -42,13 +46,21 @@ def _same(model: ModelSpec, shipped: str) -> bool:
     return shipped_model(shipped).replace(name=model.name) == model
 
 
-def _own(model: ModelSpec) -> tuple[str, str]:
+def _own(model: ModelSpec, release: Release) -> tuple[str, str]:
     """Return the model of torchtitan's code and the name of a flavor of it that users add."""
     plain = model.norm == "rmsnorm" and model.position == "rope" and model.gated_mlp and model.norms_per_layer == 2
-    added = model.qkv_bias or model.output_bias or model.mlp_bias or model.qk_norm != "none" or model.tie_word_embeddings
-    if not plain or added or model.is_mixture_of_experts or model.sliding_window or model.has_latent_attention:
+    added = model.qkv_bias or model.output_bias or model.mlp_bias or model.tie_word_embeddings or model.sliding_window
+    kind = (model.has_latent_attention, model.qk_norm)
+    if release is R2026 and plain and not (model.qkv_bias or model.output_bias or model.mlp_bias or model.sliding_window):
+        if kind == (False, "head"):
+            return "qwen3", model.name
+        if kind == (True, "none") and model.is_mixture_of_experts and not model.num_nextn_predict_layers:
+            return "deepseek_v3", model.name
+    if not plain or added or kind != (False, "none") or model.is_mixture_of_experts:
+        others = "; its qwen3 has the norms, ties and experts, its deepseek_v3 no multi-token prediction"
         raise InputError(
             f"{model.name}: torchtitan's llama3 has no biases, norms of q and k, windows, tied embeddings or experts"
+            + others * (release is R2026)
         )
     return "llama3", model.name
 
@@ -69,7 +81,11 @@ def _ranks(run: Strategy, release: Release) -> list[tuple[str, dict[str, Any]]]:
             "context_parallel_rotate_method": theirs[run.cp_comm] if run.cp > 1 else None,
         }),
     ]  # fmt: skip
-    if release is R2025:
+    if run.ep > 1:
+        backend = "deepep" if run.moe_dispatcher == "deepep" else "standard"
+        found.append((release.ranks, {"expert_parallel_degree": run.ep, "expert_tensor_parallel_degree": run.etp,
+                                      "expert_parallel_comm_backend": backend}))  # fmt: skip
+    if not release.older:
         again = {3: "always" if run.pp > 1 else "default", 2: "default" if run.pp > 1 else "never"}.get(run.zero, "default")
         found.append((release.ranks, {"fsdp_reshard_after_forward": again}))
     return found
@@ -94,35 +110,58 @@ def _refuse(run: Strategy) -> None:
 
 
 def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[str, dict[str, Any]]]:
-    newer, dtype = release is R2025, {"fp32": "float32"}.get(run.precision, "bfloat16")
+    newer, dtype = not release.older, {"fp32": "float32"}.get(run.precision, "bfloat16")
     piped = run.pp > 1
     local = run.micro_batch_size * (run.num_micro_batches if piped else 1)
     training: dict[str, Any] = {
         "seq_len": run.seq_len, release.batch: local,
         "global_batch_size": run.global_batch_sequences if newer else None,
         "mixed_precision_param": dtype, "mixed_precision_reduce": "float32",
-        "compile": run.compile, "deterministic": run.deterministic or None,
     }  # fmt: skip
+    switches = {"compile": run.compile, "deterministic": run.deterministic or None}
     found: list[tuple[str, dict[str, Any]]] = [("training", training)]
+    if release is R2026:
+        found += [("compile", {"enable": run.compile}), ("debug", {"deterministic": run.deterministic})]
+    else:
+        training.update(switches)
     if piped:
         schedule = "interleaved" if run.schedule == "1f1b" and run.vpp > 1 else run.schedule
-        starts = stage_starts(model.num_hidden_layers, run.pp * run.vpp)
         if schedule not in release.schedules:
             raise InputError(f"schedule {schedule}: torchtitan has {', '.join(release.schedules)}")
         found.append((release.pipeline, {
             "pipeline_parallel_schedule": release.schedules[schedule],
-            "pipeline_parallel_split_points": [f"layers.{first}" for first in starts],
+            **_stages(model, run, release),
             **({"pipeline_parallel_microbatch_size": run.micro_batch_size} if newer
                else {"pipeline_parallel_microbatches": run.num_micro_batches}),
         }))  # fmt: skip
     quantised = {"fp8": "float8", "mxfp8": "mx"}.get(run.precision)
-    if newer:
+    if release is R2026:
+        recipe = {"float8": {"recipe_name": run.fp8_recipe}, "mx": {"recipe_name": "mxfp8_cublas"}}
+        if quantised:
+            found += [("model", {"converters": [f"quantize.linear.{quantised}"]})]
+            found += [(f"quantize.linear.{quantised}", recipe[quantised])]
+        found += [("optimizer", {"implementation": "fused"})]
+    elif newer:
         found += [("model", {"converters": [quantised]}), ("float8", {"recipe_name": run.fp8_recipe})] if quantised else []
         found += [("optimizer", {"implementation": "fused"})]
     else:
         found += [("model", {"norm_type": "fused_rmsnorm" if run.fused_norm else "rmsnorm"})]
         found += [("float8", {"enable_float8_linear": True})] if quantised == "float8" else []
     return [*found, ("activation_checkpoint", _recompute(model, run))]
+
+
+def _stages(model: ModelSpec, run: Strategy, release: Release) -> dict[str, Any]:
+    """Return the keys that divide the layers: split points, or the modules of every stage."""
+    layers, number = model.num_hidden_layers, run.pp * run.vpp
+    if not release.lists_stages:
+        return {"pipeline_parallel_split_points": [f"layers.{first}" for first in stage_starts(layers, number)]}
+    ends = run.account_for_embedding_in_pipeline_split, run.account_for_loss_in_pipeline_split
+    sizes = list(chunk_layers(run.pipeline_layout)) if run.pipeline_layout else dealt(layers, number, *map(int, ends))
+    firsts = [sum(sizes[:stage]) for stage in range(number)]
+    listed = [[f"layers.{layer}" for layer in range(first, first + size)] for first, size in zip(firsts, sizes, strict=True)]
+    listed[0].insert(0, "tok_embeddings")
+    listed[-1] += ["norm", "output"]
+    return {"module_fqns_per_model_part": listed}
 
 
 def _recompute(model: ModelSpec, run: Strategy) -> dict[str, str]:

@@ -1,13 +1,14 @@
 """Keys of torchtitan's TOML files: their tables by release, what they mean here, and what is not described.
 
 Sources: pytorch/torchtitan torchtitan/config_manager.py (commit 0011fb9, late 2024) with the presets of train_configs, and
-torchtitan/config/job_config.py (000204a, mid 2025) with those of models/llama3/train_configs.
+torchtitan/config/job_config.py (000204a, mid 2025) with those of models/llama3/train_configs; job_config.py and
+distributed/pipeline_parallel.py of the wheel 0.2.2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from solver.formats.known_keys import Described, Known, keys
 
@@ -17,7 +18,8 @@ class Release:
     """A release of torchtitan: its name here, what it calls itself, and where its settings stand.
 
     ranks, pipeline: tables of the sizes of data and tensor parallelism, and of pipeline and context parallelism. batch: key of
-    the sequences of a rank. flavors: (model, flavor) -> a model that is shipped here.
+    the sequences of a rank. flavors: (model, flavor) -> a model that is shipped here. older: of 2024. lists_stages: modules of
+    every stage may be listed, and embedding and head count as layers where they are not. converters: names of quantisations.
     """
 
     framework: str
@@ -29,6 +31,9 @@ class Release:
     described: Described
     flavors: Mapping[tuple[str, str], str]
     schedules: Mapping[str, str]
+    older: bool = False
+    lists_stages: bool = False
+    converters: Mapping[str, str] = field(default_factory=lambda: {"float8": "fp8", "mx": "mxfp8"})
 
 
 _JOB = keys("config_file dump_folder description use_for_integration_test print_args")
@@ -142,8 +147,67 @@ R2024 = Release(
         "float8.scaling_type_weight": (("dynamic",), "delayed scaling"),
         "float8.scaling_type_grad_output": (("dynamic",), "delayed scaling"),
     },
+    older=True,
     flavors=_LLAMA3 | {("llama2", size): f"llama2_{size.lower()}" for size in ("7B", "13B", "70B")},
     schedules=_SCHEDULES,
 )  # fmt: skip
 
-RELEASES = (R2025, R2024)
+_QWEN3 = {
+    ("qwen3", size): f"qwen3_{size.lower().replace('-', '_').replace('.', '_')}"
+    for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")
+}
+_FLOAT8 = "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp recipe_name filter_fqns emulate"
+_LINEAR = {"float8": keys(_FLOAT8), "mx": keys("mxfp8_dim1_cast_kernel_choice recipe_name filter_fqns")}
+R2026 = Release(
+    framework="torchtitan-2026-02",
+    version="torchtitan 0.2.2 (February 2026)",
+    ranks="parallelism",
+    pipeline="parallelism",
+    batch="local_batch_size",
+    known={
+        **{table: known for table, known in R2025.known.items() if table not in ("float8", "mx")},
+        "job": keys("config_file dump_folder description print_config save_config_file custom_config_module"),
+        "model": keys("name flavor hf_assets_path tokenizer_path converters print_after_conversion"),
+        "lr_scheduler": keys("warmup_steps total_steps decay_ratio decay_type min_lr_factor"),
+        "training": keys(
+            "dataset dataset_path local_batch_size global_batch_size seq_len max_norm steps enable_cpu_offload dtype "
+            "mixed_precision_param mixed_precision_reduce gc_freq gc_debug dataloader"
+        ),
+        "parallelism": keys(
+            f"{_RANKS} fsdp_reshard_after_forward disable_loss_parallel enable_async_tensor_parallel pipeline_parallel_degree "
+            "module_fqns_per_model_part pipeline_parallel_first_stage_less_layers pipeline_parallel_last_stage_less_layers "
+            "pipeline_parallel_layers_per_stage pipeline_parallel_schedule pipeline_parallel_schedule_csv "
+            "pipeline_parallel_microbatch_size pipeline_parallel_expert_parallel_overlap context_parallel_degree "
+            "context_parallel_load_balancer context_parallel_rotate_method expert_parallel_degree "
+            "expert_tensor_parallel_degree expert_parallel_comm_backend"
+        ),
+        "activation_checkpoint": keys(
+            "mode selective_ac_option per_op_sac_force_recompute_mm_shapes_by_fqns early_stop memory_budget "
+            "visualize_memory_budget_pareto preserve_rng_state determinism_check debug"
+        ),
+        "compile": keys("enable components backend"),
+        "quantize": keys(
+            "", linear=_LINEAR, grouped_mm={"float8": keys("fqns"), "mx": keys("recipe_name fqns")},
+        ),
+        "debug": keys("seed deterministic deterministic_warn_only moe_force_load_balance print_config save_config_file"),
+        "comm": {**_COMM, **keys("save_traces_file_prefix mode")},
+    },
+    described={
+        **{key: rule for key, rule in R2025.described.items() if key.split(".")[0] not in ("mx", "float8")
+           and key not in ("parallelism.expert_parallel_degree", "parallelism.enable_compiled_autograd")},
+        "training.dtype": (("float32",), "weights and optimizer states in 16 bits"),
+        "parallelism.context_parallel_load_balancer": (("headtail",), "another order of the sequence"),
+        "parallelism.expert_tensor_parallel_degree": ((1,), "tensor parallelism within experts under torchtitan"),
+        "activation_checkpoint.early_stop": (_OFF, "recomputation that stops early, in this release,"),
+        "quantize.linear.float8.emulate": (_OFF, "emulated fp8"),
+        "quantize.linear.mx.recipe_name": (("mxfp8_cublas",), "another recipe"),
+        "quantize.grouped_mm.float8.fqns": (([],), "experts in fp8 under torchtitan"),
+        "quantize.grouped_mm.mx.fqns": (([],), "experts in mxfp8 under torchtitan"),
+    },
+    flavors=_LLAMA3 | _QWEN3,
+    schedules=_SCHEDULES,
+    lists_stages=True,
+    converters={"quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"},
+)  # fmt: skip
+
+RELEASES = (R2026, R2025, R2024)

@@ -7,6 +7,7 @@ permutation, as read; MoE Parallel Folding (arXiv 2504.14960) for the groups.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.expert_exchange import WIDE_PROBABILITIES, combine_ops, dispatch_ops, waits_to_send
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
-from solver.layers.ops import gradient_sums, linear, memory_bound
+from solver.layers.ops import gradient_sums, linear, memory_bound, tp_collective
 from solver.layers.program import (
     EXPERTS,
     FORWARD,
@@ -43,12 +44,24 @@ def moe_ops(shapes: Shapes) -> list[Op]:
     readers = 2 + (shared > 0) + (shared > 0 and model.shared_expert_gate)
     return [
         *gradient_sums(shapes, "norm2", ROUTER, readers),
+        *_tensor_group_ops(shapes),
         *_router_ops(shapes),
         *dispatch_ops(shapes),
         *_expert_ops(shapes),
         *combine_ops(shapes),
         *(mlp_ops(shapes, shared, "shared.", SHARED) if shared else []),
         *(_shared_sum(shapes) if shared else []),
+    ]
+
+
+def _tensor_group_ops(shapes: Shapes) -> list[Op]:
+    """The all-gather of the experts' input over the tensor group and the reduce-scatter of their output, where the framework
+    has them; those of shared experts, which read and add to the same, do for both (torchtitan's apply_moe_ep_tp)."""
+    if not shapes.framework.tensor_parallel.experts_gather or shapes.model.shared_expert_intermediate_size:
+        return []
+    return [
+        tp_collective(shapes, f"experts.{what}", MODULE, what, phase, shapes.sequence_split)
+        for phase, what in product((FORWARD, INPUT_GRAD), ("all_gather", "reduce_scatter"))
     ]
 
 
@@ -83,7 +96,7 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
     return [
         *_padding(shapes, "experts.pad", rows * hidden),
         *_by_expert(shapes, input_casts(shapes, "experts.w13", MODULE, rows, hidden, False, normed=False)),
-        *_grouped(shapes, "w13", columns, hidden),
+        *_input_projections(shapes, rows, width),
         *between,
         *_grouped(shapes, "w2", hidden, width),
         *_padding(shapes, "experts.unpad", rows * hidden),
@@ -91,6 +104,15 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
         *_by_expert(shapes, gradient_casts(shapes, "experts.w2", MODULE, rows, hidden)),
         *weight_casts(shapes, "experts", MODULE, (columns + width) * hidden * (shapes.model.num_experts // shapes.keys.ep)),
     ]
+
+
+def _input_projections(shapes: Shapes, rows: Array, width: Array) -> list[Op]:
+    """Up (and gate) projection: one grouped GEMM, or one each, whose input's gradients are added (two reads and a write)."""
+    hidden, ups = shapes.model.hidden_size, _ups(shapes)
+    if ups == 1 or not shapes.framework.kernels.experts_gate_apart:
+        return _grouped(shapes, "w13", ups * width, hidden)
+    sums = memory_bound("experts.gradients", MODULE, "residual", rows * hidden, 0.0, 3.0 * shapes.element)
+    return [*_grouped(shapes, "w13", width, hidden), *_grouped(shapes, "w3", width, hidden), *sums]
 
 
 def _quantised_apart(shapes: Shapes) -> bool:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from solver.layers.expert_exchange import MODULE as EXCHANGE
+from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
@@ -59,7 +61,7 @@ def recomputed_ops(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
         again = [replace(op, recomputed_by=_selective(op.recomputed_by, op.name not in _QKV)) if op.phase == FORWARD else op
                  for op in again]  # fmt: skip
     if framework.recomputation.selective_by_op:
-        kept = {op.name for op in weight_gemms(ops)[::2]}
+        kept = {op.name for op in _kept_gemms(ops)}
         again = [_by_op(op, kept) for op in again]
     if framework.recomputation.stops_early:
         # what an adapter keeps is made after its linear has run
@@ -77,9 +79,18 @@ def recomputed_saved(shapes: Shapes, ops: Sequence[Op], saved: Sequence[Saved]) 
     if not shapes.framework.recomputation.selective_by_op:
         return list(saved)
     rest = [replace(tensor, dropped_by=_selective(tensor.dropped_by, tensor.name not in _KEPT)) for tensor in saved]
-    outputs = sum(op.dims["m"] * op.dims["n"] for op in weight_gemms(ops)[::2]) * shapes.element
+    outputs = sum(op.dims["m"] * op.dims["n"] for op in _kept_gemms(ops)) * shapes.element
     scattered = 2 * np.where(shapes.sequence_split, shapes.local_tokens, 0) * shapes.model.hidden_size * shapes.element
-    return [*rest, Saved("products", outputs + scattered, dropped_by=(Recompute.NONE, Recompute.FULL))]
+    kept = outputs + scattered + _exchanged(shapes)
+    return [*rest, Saved("products", kept, dropped_by=(Recompute.NONE, Recompute.FULL))]
+
+
+def _exchanged(shapes: Shapes) -> np.ndarray:
+    """Return the bytes of rows that a rank received from and for the experts of others; [keys]."""
+    if not shapes.kind.experts:
+        return np.zeros(len(shapes.keys))
+    rows = (expert_rows(shapes) + sent_rows(shapes)) * (shapes.keys.ep > 1)
+    return rows * shapes.model.hidden_size * shapes.element
 
 
 def _of_modules(shapes: Shapes, op: Op) -> Op:
@@ -107,14 +118,21 @@ def weight_gemms(ops: Sequence[Op]) -> list[Op]:
     return [op for op in ops if op.kind == LINEAR and op.phase == FORWARD and op.name not in ("scores", "context")]
 
 
+def _kept_gemms(ops: Sequence[Op]) -> list[Op]:
+    """Return every second GEMM of those that selective recomputation by op counts: not the router's, nor those of experts."""
+    return [op for op in weight_gemms(ops) if op.name != "router" and op.module != "experts"][::2]
+
+
 def _by_op(op: Op, kept: set[str]) -> Op:
     """Return the op, recomputed under SELECTIVE unless its output is kept.
 
-    Kept are the outputs of every second GEMM, fused attention and reduce-scatters.
+    Kept are the outputs of every second GEMM, fused attention, reduce-scatters and the exchange of tokens (with the numbers of
+    rows, for which the host waited); the router's GEMM and the experts' grouped ones run again.
     """
     if op.phase != FORWARD:
         return op
-    is_kept = op.name in kept or op.kind in (FLASH_ATTN, "reduce_scatter")
+    exchanged = op.module == EXCHANGE and op.stream == "ep"
+    is_kept = op.name in kept or exchanged or op.kind in (FLASH_ATTN, "reduce_scatter")
     return replace(op, recomputed_by=_selective(op.recomputed_by, not is_kept))
 
 

@@ -26,6 +26,7 @@ from solver.spec.feasibility import (
     check_world,
     context_runs,
     heads_divide,
+    pipeline_runs,
     sequence_divides,
     tensor_overlap_runs,
     tensor_parallel_runs,
@@ -118,7 +119,9 @@ def _context_broken(problem: Problem, tp: int, cp: int) -> str:
 
 def _pipeline_broken(problem: Problem, pp: int, dp: int, sequences: int) -> str:
     """Return why no layout has this pp and dp, or ""."""
-    layers = problem.model.num_hidden_layers
+    layers, can_run = problem.model.num_hidden_layers, problem.framework.can_run
+    if not pipeline_runs(can_run, problem.model, pp):
+        return f"{problem.framework.name} has no pipelines of models with norms of q and k"
     if pp > layers:
         return "more pipeline stages than layers"
     if not divisions(problem.framework.can_run, layers, pp):
@@ -227,7 +230,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     can_run, levels = problem.framework.can_run, _recompute_levels(problem)
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states & shards_run(can_run, splits.zero_shard_size, splits.cp, splits.dp * splits.cp)
-    copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp)
+    copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp, splits.ep)
     if problem.run.optimizer == "muon":
         sharded &= splits.zero_shard_size == splits.dp * splits.cp
     if problem.model.is_mixture_of_experts:

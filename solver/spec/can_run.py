@@ -25,6 +25,7 @@ class CanRun:
     packed_exchanges: tuple[str, ...] = ("a2a", "allgather")  #: of these, those of packed documents
     context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1
     pipeline: bool = True
+    pipelines_qk_norm: bool = True  #: also of models with norms of q and k
     fills_pipeline: bool = False  #: 1F1B has at least as many micro batches as stages, but for one
     overlaps_interleaving: bool = False  #: interleaved stages need p2p_overlap
     schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
@@ -44,6 +45,7 @@ class CanRun:
     experts_in_fp16: bool = True
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1
+    splits_alone: bool = True  #: without ep experts may be whole beside tp above 1; otherwise tp splits each (not described)
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
     overlaps_exchange: bool = False  #: moe_exchange_overlap, with or without delay_wgrad_compute
     defers_head: bool = False  #: defer_embedding_wgrad_compute

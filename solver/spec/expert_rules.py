@@ -20,7 +20,7 @@ def experts_run(can_run: CanRun, tp: int, ranks: int, ep: int, etp: int) -> bool
     """Whether the framework runs this ep and etp: folded over all ranks of a stage, or tensor-parallel groups of experts that
     are those of the rest, and expert groups within what is left."""
     if can_run.folds_experts:
-        return etp == 1 or can_run.splits_experts
+        return (etp == 1 or can_run.splits_experts) and (tp == 1 or ep > 1 or can_run.splits_alone)
     return etp == tp and (ranks // tp) % ep == 0
 
 

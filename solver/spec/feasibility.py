@@ -134,6 +134,11 @@ def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     return ""
 
 
+def pipeline_runs(can_run: CanRun, model: ModelSpec, pp: int) -> bool:
+    """Whether the framework divides this model into ``pp`` pipeline stages, whatever their layers."""
+    return pp == 1 or can_run.pipelines_qk_norm or model.qk_norm == "none"
+
+
 def context_runs(can_run: CanRun, model: ModelSpec, cp: int) -> bool:
     """Whether the framework divides the sequences of this model: not everywhere where it predicts several tokens."""
     return cp == 1 or can_run.predicts_with_context or not model.num_nextn_predict_layers
@@ -166,6 +171,7 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
         (context_runs(can, model, s.cp), f"{name} does not run multi-token prediction with context parallelism (cp {s.cp})"),
         (not stages, f"{name}: {stages}"),
+        (pipeline_runs(can, model, s.pp), f"{name} has no pipelines of models with norms of q and k (its qwen3)"),
         (
             s.vpp == 1 or s.schedule in WAVES or "interleaved" in can.schedules,
             f"{name} does not interleave pipeline stages (vpp {s.vpp})",
@@ -241,8 +247,8 @@ def _state_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], .
             f"{name} does not shard states over {s.zero_shard_size} of {replicas} ranks",
         ),
         (
-            s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp)),
-            f"{name} does not run ZeRO-0 with {copies_broken(can, s) or f'tp {s.tp}, cp {s.cp} and pp {s.pp}'}",
+            s.zero > 0 or bool(copies_run(can, s, s.tp, s.cp, s.pp, s.dp, s.ep)),
+            f"{name} does not run ZeRO-0 with {copies_broken(can, s) or f'tp {s.tp}, cp {s.cp}, pp {s.pp} and ep {s.ep}'}",
         ),
         (s.zero < 3 or s.tp_mode != "isp", "ZeRO-3 and tp_mode isp would shard the same weights twice"),
         (
@@ -267,7 +273,10 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         return ()
     return (
         (can.experts, f"{name} is not described with mixtures of experts"),
-        (experts_run(can, s.tp, ranks, s.ep, s.etp), f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"),
+        (
+            experts_run(can, s.tp, ranks, s.ep, s.etp),
+            f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}" + ", as described here" * (not can.splits_alone),
+        ),
         *dispatch_rules(framework, s),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),
         (

@@ -43,6 +43,8 @@ class Kernels:
     clamps_apart: bool = False  #: clamps of experts' gate and up projections are kernels of their own
     #: Each expert's weights are parameters of their own: the host fetches each forward, and handles its gradient and its hook.
     experts_apart: bool = False
+    #: Gate and up projections of the experts are grouped GEMMs of their own, the gradients of whose input are added.
+    experts_gate_apart: bool = False
     #: The bias of the experts' output is added expert by expert: multiplied by the probabilities in fp32, added, joined.
     bias_by_expert: bool = False
     #: The bias of the q, k and v projection is added by a kernel of its own (Megatron's own linears); otherwise in the GEMM.
@@ -83,6 +85,9 @@ class TensorParallel:
     #: A run that does not say so splits activations along the sequence over its tensor group.
     splits_sequence: bool = False
     experts_follow: bool = False  #: a run that states no etp splits its experts as it splits the rest (etp is tp)
+    #: Under a sequence split experts' input is all-gathered over the tensor group, of which each rank then sends its part, and
+    #: their output reduce-scattered.
+    experts_gather: bool = False
     vocab_parallel_loss: bool = True  #: the cross entropy works on sharded logits; otherwise on all-gathered ones
     #: All-gathered logits arrive in torch's list of tensors: copied out of one buffer, and joined again; of their gradient each
     #: rank copies its share.

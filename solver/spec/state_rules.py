@@ -42,10 +42,10 @@ def copies_broken(can_run: CanRun, run: Strategy) -> str:
     return "an optimizer on the host" if offloads else ""
 
 
-def copies_run(can_run: CanRun, run: Strategy, tp: Any, cp: Any, pp: Any, dp: Any) -> np.ndarray:
-    """Whether the framework runs without ZeRO: copies of everything on all data-parallel ranks."""
+def copies_run(can_run: CanRun, run: Strategy, tp: Any, cp: Any, pp: Any, dp: Any, ep: Any) -> np.ndarray:
+    """Whether the framework runs without ZeRO: copies of everything (but experts) on all data-parallel ranks."""
     single = np.asarray(dp * cp) == 1
-    alone = np.asarray(tp * cp * pp) == 1 if can_run.copies_alone else np.ones_like(single)
+    alone = np.asarray(tp * cp * pp * ep) == 1 if can_run.copies_alone else np.ones_like(single)
     return single | (alone & (not copies_broken(can_run, run)))
 
 

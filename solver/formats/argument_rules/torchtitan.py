@@ -1,6 +1,6 @@
-"""Rules of torchtitan's job configuration, by dotted key of release 0.1.
+"""Rules of torchtitan's job configuration, by dotted key of releases 0.1 and 0.2.
 
-Source: pytorch/torchtitan 0.1.0 and 0.2.0: distributed/parallel_dims.py, train.py, distributed/pipeline.py,
+Source: pytorch/torchtitan 0.1.0, 0.2.0 and 0.2.2: distributed/parallel_dims.py, train.py, distributed/pipeline.py,
 models/llama3/infra/parallelize.py; torch/distributed/pipelining/schedules.py; as read.
 """
 
@@ -40,6 +40,10 @@ RULES = (
     Rule("training.global_batch_size is a multiple of local_batch_size times the data-parallel ranks", "train.py",
          lambda a: _replicas(a) < 0 or a.size("training.global_batch_size", -1) < 0
          or a.size("training.global_batch_size") % (a.size("training.local_batch_size", 8) * _replicas(a)) == 0),
+    Rule("expert_parallel_degree divides the shards times context- and tensor-parallel ranks", _DIMS,
+         lambda a: _degree(a, "expert_parallel") == 1 or a.size("parallelism.data_parallel_shard_degree", -1) < 0
+         or a.size("parallelism.data_parallel_shard_degree") * _degree(a, "context_parallel") * _degree(a, "tensor_parallel")
+         % (_degree(a, "expert_parallel") * a.size("parallelism.expert_tensor_parallel_degree")) == 0),
     Rule("pipeline_parallel_microbatch_size divides local_batch_size", _PIPELINE,
          lambda a: not _piped(a) or a.size("training.local_batch_size", 8)
          % a.size("parallelism.pipeline_parallel_microbatch_size") == 0),

@@ -46,6 +46,12 @@ def framework_of(name: str) -> Framework:
     return framework
 
 
+def first_with_experts(framework: Framework) -> Framework:
+    """Return the release, or the first later one of its family that is described with mixtures of experts, if there is one."""
+    later = [f for f in FRAMEWORKS if f.family == framework.family and f.can_run.experts and f.released >= framework.released]
+    return framework if framework.can_run.experts or not later else min(later, key=lambda f: f.released)
+
+
 def known_framework(name: str) -> Framework:
     """As framework_of, for a name that a user chose: raises InputError where no framework answers to it."""
     framework = framework_of(name)

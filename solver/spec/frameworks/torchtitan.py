@@ -84,6 +84,31 @@ TORCHTITAN_2024 = TORCHTITAN_2025.derive(
     memory={"root_stays": ("embedding", "head")},  # parallelisms/parallelize_llama.py: the root holds both
 )
 
+#: 0.2.2, with torch 2.9 or later, whose RMSNorm is one kernel. Sources: its wheel, config/job_config.py,
+#: distributed/{parallel_dims,expert_parallel,activation_checkpoint,pipeline_parallel}.py, models/{attention.py,moe},
+#: models/llama4/infra/parallelize.py.
+TORCHTITAN_2026 = TORCHTITAN_2025.derive(
+    "torchtitan-2026-02",
+    "2026-02",
+    flags={"fused_norm": True, "moe_permute_fusion": False},
+    can_run={
+        "experts": True, "folds_experts": True, "splits_experts": False, "splits_alone": False,
+        "shards_experts_alike": True,  # parallel_dims.py: experts are divided within a group of shards
+        "dispatchers": ("alltoall", "deepep"),  # expert_parallel_comm_backend
+        "pipelines_qk_norm": False,  # models/qwen3/__init__.py: pipelining_fn is None
+        "pipeline_layout": True,  # module_fqns_per_model_part
+        "counts_embedding_and_loss": True,  # pipeline_parallel_first_stage_less_layers and _last_, 1 by default
+        "uneven_stages": False, "layout_schedules": ("1f1b", "gpipe", "interleaved"),
+    },
+    kernels={
+        "flash_attention": 0,  # scaled_dot_product_attention tries cuDNN's first
+        "experts_gate_apart": True,
+        "probabilities_in_activation": False,  # score_before_experts is off
+    },
+    tensor_parallel={"experts_gather": True},
+    recomputation={"stops_early": False},  # activation_checkpoint.early_stop
+)  # fmt: skip
+
 #: NVIDIA's trainer on torch: FSDP2 for what is no expert, experts over their own ranks (DeepEP), kernels of Transformer Engine.
 NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     "nemo-automodel",
@@ -93,11 +118,12 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     flags={"grad_dtype": "bf16", "fused_norm": True},
     can_run={
         "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": CanRun.recompute_shares, "compiles_tp_overlap": False,
-        "zero_with_pipeline": (0, 1), "experts": True, "folds_experts": True, "splits_experts": False,
+        # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)
+        "zero_with_pipeline": (0, 2), "experts": True, "folds_experts": True, "splits_experts": False,
         "adapters": True,  # components/_peft/lora.py
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "optimizer_states": ("fp32", "bf16"),  # torch.optim.Adam of bf16 parameters
-        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved"),
+        "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved", "gpipe"),
     },
     # components/moe/layers.py, until August 2026: split, add and join the biases of the experts' output
     kernels={"fused_elementwise": True, "flash_attention": 0, "fused_qkv": False, "repeats_kv": False, "bias_by_expert": True,
@@ -106,4 +132,4 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
     uncertainty=0.12,  # compiled or not, and which attention, is not stated by its runs
 )  # fmt: skip
 
-FAMILY = (TORCHTITAN_2025, TORCHTITAN_2024, NEMO_AUTOMODEL)
+FAMILY = (TORCHTITAN_2026, TORCHTITAN_2025, TORCHTITAN_2024, NEMO_AUTOMODEL)

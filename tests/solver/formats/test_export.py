@@ -24,7 +24,7 @@ RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, f
 
 def test_every_kind_is_of_a_framework_that_is_known() -> None:
     named = {name for kind in KINDS for name in kind.frameworks}
-    assert named <= {framework.name for framework in FRAMEWORKS} and len(named) == 13
+    assert named <= {framework.name for framework in FRAMEWORKS} and len(named) == 14
 
 
 def test_the_kind_is_chosen_by_ending_and_framework() -> None:

@@ -182,7 +182,7 @@ def test_the_best_layout_of_a_search_is_written_and_read(tmp_path: Path, capsys:
     shown = capsys.readouterr().out
     assert "tokens/GPU/s" in shown and first.count("--") > 20
     assert main(["--model_size", "llama3_8b", "--world_size", "16", "--framework", "torchtitan", "--export", str(script)]) == 2
-    assert "a layout of torchtitan-2025-06 is written as .toml" in capsys.readouterr().err
+    assert "a layout of torchtitan-2026-02 is written as .toml" in capsys.readouterr().err
 
 
 def test_a_script_s_layout_is_the_layout(tmp_path: Path, h100_model: CostModel) -> None:

@@ -69,7 +69,7 @@ def load(tmp_path: Path, text: str) -> Any:
     return load_run_config(path)
 
 
-@pytest.mark.parametrize("framework", ["torchtitan-2025-06", "torchtitan-2024-12"])
+@pytest.mark.parametrize("framework", ["torchtitan-2026-02", "torchtitan-2025-06", "torchtitan-2024-12"])
 @pytest.mark.parametrize("name", ["llama3_8b", "llama2_13b", "internlm2_7b"])
 def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path) -> None:
     model = model_of(name)
@@ -80,6 +80,95 @@ def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path
     known = {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "num_micro_batches", framework}
     assert came > 100 and set(refused) <= known
     assert_same_estimate(model, runs[:6])
+
+
+#: As a run of 0.2.2 states experts.
+NEWER = """
+[model]
+name = "qwen3"
+flavor = "30B-A3B"
+[training]
+local_batch_size = 8
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = 64
+tensor_parallel_degree = 2
+expert_parallel_degree = 8
+expert_parallel_comm_backend = "deepep"
+[activation_checkpoint]
+mode = "full"
+[compile]
+enable = true
+"""
+
+
+def test_a_file_of_2026_is_exactly_this_layout(tmp_path: Path) -> None:
+    config = load(tmp_path, NEWER)
+    back = stated_strategy(config.layout, 128)
+    assert back == Strategy(
+        world_size=128, seq_len=4096, framework="torchtitan-2026-02", tp=2, tp_mode="msp", dp=64, ep=8, zero=3,
+        zero_shard_size=64, micro_batch_size=8, num_micro_batches=1, recompute="full", grad_dtype="fp32", fused_norm=True,
+        cp_comm="allgather", fp8_recipe="tensorwise", moe_dispatcher="deepep", moe_permute_fusion=False, compile=True,
+    )  # fmt: skip
+    assert config.model.num_experts == 128 and config.model.replace(name="x") == model_of("qwen3_30b_a3b").replace(name="x")
+
+
+@pytest.mark.parametrize(
+    ("stages", "expected"),
+    [
+        ("", {"pipeline_layout": "Et*8|t*9|t*8|t*7L"}),  # 34 layers with the ends: 9, 9, 8, 8
+        ("pipeline_parallel_first_stage_less_layers = 0\npipeline_parallel_last_stage_less_layers = 0", {}),
+        ("pipeline_parallel_degree = 2", {}),  # 17 and 17, less one each
+        ("pipeline_parallel_degree = 17", {"account_for_embedding_in_pipeline_split": True,
+                                           "account_for_loss_in_pipeline_split": True}),
+        ("pipeline_parallel_schedule = \"Interleaved1F1B\"\npipeline_parallel_layers_per_stage = 3",
+         {"vpp": 3, "pipeline_layout": "Et*2|(t*3|)*9t*2|tL"}),
+    ],
+)  # fmt: skip
+def test_stages_of_2026(stages: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    degree = "" if "parallel_degree" in stages else "pipeline_parallel_degree = 4\n"
+    text = (
+        NEWER.replace("expert_parallel_degree = 8", f"{degree}{stages}").replace('"qwen3"', '"llama3"').replace("30B-A3B", "8B")
+    )
+    layout = load(tmp_path, text).layout
+    names = ("pipeline_layout", "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+    assert {name: layout[name] for name in names if name in layout} == {k: v for k, v in expected.items() if k in names}
+    assert layout["vpp"] == expected.get("vpp", 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("expert_parallel_degree = 8", "expert_tensor_parallel_degree = 2", "tensor parallelism within experts under"),
+        ('backend = "deepep"', 'backend = "hybridep"', "expert_parallel_comm_backend is 'hybridep'"),
+        ("[compile]", "[debug]\nmoe_force = true\n[compile]", "debug has no key 'moe_force'"),
+        ("[compile]", '[quantize.grouped_mm.mx]\nfqns = ["experts"]\n[compile]', "experts in mxfp8 under torchtitan"),
+        ("tensor_parallel_degree = 2", 'pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["norm"], ["output"]]',
+         "lists of tok_embeddings, layers.0 to layers.47, norm and output"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_of_2026(old: str, new: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        load(tmp_path, NEWER.replace(old, new))
+    assert sentence in str(refused.value)
+
+
+def test_layouts_of_experts_come_back(tmp_path: Path) -> None:
+    model = model_of("qwen3_30b_a3b")
+    runs = layouts_of(model, "torchtitan-2026-02", 150, cp_comm="allgather")
+    assert len({run.ep for run in runs}) > 2
+    came, refused = round_trips(model, runs, ".toml", tmp_path)
+    assert came > 100 and set(refused) <= {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "torchtitan-2026-02"}
+
+
+def test_listed_modules_are_the_stages(tmp_path: Path) -> None:
+    """What a layout string deals is listed module by module, and read back as the same chunks."""
+    model = model_of("llama3_8b")
+    run = RUN.replace(framework="torchtitan-2026-02", fused_norm=True, moe_permute_fusion=False, pp=4, dp=4, zero=2,
+                      zero_shard_size=4, num_micro_batches=8)  # fmt: skip
+    write_export(tmp_path / "a.toml", model, run.replace(pipeline_layout="Et*7|t*9|t*9|t*7L"), 8)
+    assert load_run_config(tmp_path / "a.toml").layout["pipeline_layout"] == "Et*7|(t*9|)*2t*7L"
+    assert '["tok_embeddings", "layers.0"' in (tmp_path / "a.toml").read_text()
 
 
 def test_the_preset_of_2025_is_exactly_this_layout(tmp_path: Path) -> None:

@@ -70,6 +70,41 @@ def test_experts_split_over_two_ranks_by_hand() -> None:
     assert layer.weight_elements("experts")[0] == 4 * 3 * HIDDEN * WIDTH / 2
 
 
+def test_experts_of_torchtitan_by_hand() -> None:
+    """Gate and up are GEMMs of their own, the tensor group gathers the input; by op, what was sent is kept."""
+    given = {"framework": "torchtitan-2026-02", "fused_norm": True, "moe_permute_fusion": False}
+    layer, other = program(mode="msp", tp=2, ep=4, **given), program(mode="msp", tp=2, ep=4)
+    for name in ("w13", "w3"):
+        up = op(layer, f"experts.{name}.forward")
+        assert (up["groups"], up["tokens_per_group"], up["n"], up["k"]) == (2, SEQ / 2 * TOP / 2, WIDTH, HIDDEN)
+    assert op(layer, "experts.gradients.input_grad")["bytes"] == 3 * SEQ / 2 * TOP * HIDDEN * 2
+    assert layer.flops()[0] == pytest.approx(other.flops()[0], rel=1e-12)
+    sent = {o.label: float(np.ravel(o.dims["bytes"])[0]) for o in layer.ops if o.module == "experts" and o.stream == "tp"}
+    assert sent == {f"experts.{what}.{phase}": SEQ * HIDDEN * 2 for what in ("all_gather", "reduce_scatter")
+                    for phase in ("forward", "input_grad")}  # fmt: skip
+    again = {o.label for o in layer.ops if Recompute.SELECTIVE in o.recomputed_by}
+    assert {"router.forward", "experts.w13.forward", "experts.w2.forward", "permute.forward"} <= again
+    assert not {"dispatch.forward", "combine.forward", "dispatch.counts.forward"} & again
+    kept, none = (program(ep=ep, **given) for ep in (4, 1))
+    assert saved(kept, "products") - saved(none, "products") == 2 * SEQ * TOP * HIDDEN * 2
+
+
+def test_torchtitan_divides_experts_within_what_it_shards() -> None:
+    run = run_of(64, SEQ, framework="torchtitan-2026-02", zero=3, zero_shard_size=16, ep=8)
+    normed = MOE.replace(qk_norm="head")
+    check_framework(normed, run)
+    for changes, sentence in (
+        ({"ep": 8, "zero_shard_size": 4}, "copies of the experts do not divide alike"),
+        ({"etp": 2}, "does not run ep 8 and etp 2 with tp 1, as described here"),
+        ({"tp": 2, "tp_mode": "msp", "dp": 32, "ep": 1}, "does not run ep 1 and etp 1 with tp 2, as described here"),
+        ({"zero": 0, "zero_shard_size": 1}, "does not run ZeRO-0 with tp 1, cp 1, pp 1 and ep 8"),
+        ({"pp": 2, "dp": 32, "zero": 2}, "has no pipelines of models with norms of q and k"),
+        ({"moe_dispatcher": "hybridep"}, "does not offer moe_dispatcher hybridep"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            check_framework(normed, run.replace(**changes))
+
+
 def test_a_capacity_factor_pads_every_expert() -> None:
     # 256 * 2 * 1.3 / 8 = 83.2 rows an expert, so 84
     layer = program(ep=4, moe_capacity_factor=1.3)

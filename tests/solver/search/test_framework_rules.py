@@ -55,8 +55,8 @@ def uneven_stages(model: ModelSpec, s: Strategy) -> bool:
 
 ALL_FRAMEWORKS: tuple[Rule, ...] = (
     lambda model, s: s.tp * s.cp * s.pp * s.dp == s.world_size,
-    # torchtitan keeps gathered weights between the micro batches of a pipeline
-    lambda model, s: s.zero < 2 or s.pp == 1 or (s.zero == 2 and s.framework.startswith("torchtitan")),
+    # torch's pipelines keep gathered weights between the micro batches of a pipeline
+    lambda model, s: s.zero < 2 or s.pp == 1 or (s.zero == 2 and s.framework.startswith(("torchtitan", "nemo-automodel"))),
     lambda model, s: s.vpp == 1 or (s.pp > 1 and (s.schedule in WAVES or s.num_micro_batches % s.pp == 0)),
     lambda model, s: s.vpp == 1 or (model.num_hidden_layers + counted(s)) % (s.pp * s.vpp) == 0 or stated(s),
     lambda model, s: s.cp == 1 or s.seq_len % (2 * s.cp) == 0,
@@ -105,6 +105,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "aleph-alpha-scaling": (NO_CP, NO_CHUNKS, WHOLE_KV, zero(0, 1)),
     "torchtitan-2024-12": (zero(0, 2, 3), WHOLE_KV),
     "torchtitan-2025-06": (zero(0, 2, 3), WHOLE_KV),
+    "torchtitan-2026-02": (zero(0, 2, 3), WHOLE_KV, lambda model, s: (model.num_hidden_layers + counted(s)) % s.pp == 0),
     "pytorch-ddp": (zero(0, 1), lambda model, s: s.tp == s.cp == s.pp == 1),
     "profiler-train": (NO_CP, WHOLE_KV),
     "fsdp": FSDP,

@@ -15,7 +15,7 @@ from solver.report.explain import explain
 from solver.schedule.stages import stage_layers_counting_ends
 from solver.spec.choices import Recompute, TpMode
 from solver.spec.framework import Framework
-from solver.spec.frameworks import FRAMEWORKS, framework_of, known_framework, release_for_search
+from solver.spec.frameworks import FRAMEWORKS, first_with_experts, framework_of, known_framework, release_for_search
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 
@@ -125,7 +125,7 @@ def test_a_run_means_the_release_of_its_time_and_a_search_the_newest() -> None:
     assert attention == [1, 2]
     newest = {name: release_for_search(name) for name in ("internevo", "Megatron-LM", "nemo", "torchtitan", "nemo-24", "fsdp")}
     assert newest == {"internevo": "internevo-2024", "Megatron-LM": "megatron-core-0.12", "nemo": "nemo-25",
-                      "torchtitan": "torchtitan-2025-06", "nemo-24": "nemo-24", "fsdp": "fsdp"}  # fmt: skip
+                      "torchtitan": "torchtitan-2026-02", "nemo-24": "nemo-24", "fsdp": "fsdp"}  # fmt: skip
 
 
 def test_a_derived_release_changes_what_it_names_and_keeps_the_rest() -> None:
@@ -216,3 +216,9 @@ def test_what_nanotron_keeps_to_synchronise() -> None:
         return float(found.memory.parts[1, 0]) / PARAMETERS
 
     assert [gradients(1, 0), gradients(8, 0), gradients(8, 1)] == [4, 6, 8]
+
+
+def test_a_run_of_experts_means_the_first_release_that_has_them() -> None:
+    names = ("torchtitan", "megatron-core", "megatron-lm", "fsdp")
+    means = [first_with_experts(framework_of(name)).name for name in names]
+    assert means == ["torchtitan-2026-02", "megatron-core-0.12", "megatron-core-0.8", "fsdp"]
