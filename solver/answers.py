@@ -22,7 +22,7 @@ from profiler.profile.profiles import find_profile
 from solver.api import load_problem
 from solver.formats.config_file import RunConfig, find_model, load_cluster
 from solver.formats.export import write_export
-from solver.report.decision import Decision, decision_of
+from solver.report.decision import Decision, decision_of_search
 from solver.report.explain import Explanation, explain
 from solver.report.html import write_report
 from solver.report.memory_timeline import memory_through_step
@@ -87,10 +87,7 @@ class Answer:
 
     def decision(self) -> Decision:
         """Return the rivals of the best layout, what is one step away, and what each number decides."""
-        sizes = self.result.best_of_sizes
-        return decision_of(
-            self.best.problem, self.layout, [sizes.layouts.strategy(i, sizes.problem.run) for i in range(len(sizes))]
-        )
+        return decision_of_search(self.result)
 
     def to_dict(self) -> dict[str, Any]:
         """Return every number, as --json writes them (docs/json.md)."""

@@ -117,6 +117,7 @@ def add_search_arguments(p: argparse.ArgumentParser) -> None:
     for name in LIMITED:
         p.add_argument(f"--max-{name}", type=int, metavar="N", help=f"search only layouts of {name} up to N")
     p.add_argument("--plot", type=Path, metavar="OUT", help="draw tokens/GPU/s against memory of the Pareto-optimal layouts")
+    p.add_argument("--report", type=Path, metavar="OUT.html", help="write the answer and what there is to decide as one page")
     p.add_argument("--plot_scaling", type=Path, metavar="OUT", help="search an eighth to eight times as many GPUs too, "
                    "with the same global batch, and draw tokens/s against GPUs")  # fmt: skip
 
@@ -157,12 +158,19 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise InputError(f"--{name.replace('_', '-')} belongs to a search; give --run_all_solu too")
     if args.health and args.run_all_solu:
         raise InputError("--health compares a job with one layout, the config's; leave out --run_all_solu")
-    for name in ("plot", "plot_scaling"):
+    for name in ("plot", "plot_scaling", "report"):
         if getattr(args, name) and not args.run_all_solu:
-            raise InputError(f"--{name} draws layouts of a search; give --run_all_solu too")
+            raise InputError(f"--{name} shows layouts of a search; give --run_all_solu too")
+    check_report(args.report)
     for name in (*_PICTURES, "trace", "memory_trace"):
         path, also = getattr(args, name), {"trace": (".json",), "memory_trace": (".pickle",)}.get(name, ())
         check_picture(name, path, also)
+
+
+def check_report(path: Path | None) -> None:
+    """Raise InputError for a report that is no page."""
+    if path and path.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--report {path}: the file must end in .html")
 
 
 def check_picture(name: str, path: Path | None, also: tuple[str, ...] = ()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import pickle
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,9 @@ from solver.formats.cases import read_cases
 from solver.formats.export import not_held, write_export
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
+from solver.report.decision import decision_of_search
 from solver.report.health import health
+from solver.report.html import write_report
 from solver.report.memory_timeline import memory_through_step, peak_words, snapshot
 from solver.report.output import (
     balanced_dict,
@@ -193,13 +196,15 @@ def _write_search(args: argparse.Namespace, result: SearchResult, said: str, fou
             write_json(args.json, search_dict(result, said) | found)
         if args.csv:
             write_csv(args.csv, result.best)
+    if args.report:
+        write_report(args.report, decision_of_search(result), said, str(found["network"]), shlex.join(sys.argv), result)
     if args.plot:
         save_figure(pareto_figure(result), args.plot)
     if args.plot_stages:
         save_figure(stages_figure(result.best, 0), args.plot_stages)
     if args.plot_scaling:
         save_figure(scaling_figure(_scaling(result)), args.plot_scaling)
-    for path in filter(None, (args.json, args.csv, args.plot, args.plot_stages, args.plot_scaling)):
+    for path in filter(None, (args.json, args.csv, args.plot, args.plot_stages, args.plot_scaling, args.report)):
         console.print(f"wrote {path}", markup=False)
 
 

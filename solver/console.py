@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add_search_arguments(search)
     single = command("predict", "estimate the layout that a config states")
     single.set_defaults(run_all_solu=False, validate=None, top=1, jobs=1, plot=None, plot_scaling=None, fix=None, search=None)
-    single.set_defaults(also=None, **{f"max_{name}": None for name in LIMITED})
+    single.set_defaults(report=None, also=None, **{f"max_{name}": None for name in LIMITED})
     add_prediction_arguments(single)
     for name, (about, add_arguments) in _COMMANDS.items():
         add_arguments(command(name, about))
@@ -75,7 +75,7 @@ def add_export_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--balance", action="store_true", help="deal the layers to the stages one by one")
     p.set_defaults(
         validate=None, top=1, jobs=1, no_timing=False, health=None, trace=None, memory_trace=None, plot=None, plot_scaling=None,
-        plot_stages=None, json=None, csv=None, search=None, also=None, **{f"max_{name}": None for name in LIMITED},
+        report=None, plot_stages=None, json=None, csv=None, search=None, also=None, **{f"max_{name}": None for name in LIMITED},
     )  # fmt: skip
 
 

@@ -15,11 +15,11 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
 from solver.api import configured_strategy
-from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
+from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument, check_report
 from solver.batch import batch_or_default, searched_batch
 from solver.command_line import progress_bar
 from solver.inputs import Inputs, load_inputs
-from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, kept_out, standing
+from solver.report.decision import MEASUREMENTS, Decision, chances, decision_of, decision_of_search, kept_out, standing
 from solver.report.describe import describe
 from solver.report.explain import Explanation
 from solver.report.html import write_report
@@ -53,8 +53,7 @@ def add_explain_arguments(p: argparse.ArgumentParser) -> None:
 
 def explain_layout(args: argparse.Namespace, console: Console) -> None:
     """Print why a layout takes what it takes, its rivals, its neighbours and what would decide; write it to ``--json``."""
-    if args.report and args.report.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--report {args.report}: the file must end in .html")
+    check_report(args.report)
     if args.measurements and args.measurements.suffix.lower() != ".csv":
         raise InputError(f"--measurements {args.measurements}: the file must end in .csv")
     if args.own and args.fix:
@@ -95,8 +94,10 @@ def _decision(args: argparse.Namespace, inputs: Inputs) -> tuple[Decision, str, 
         batch, rounded = searched_batch(args, problem, config)
     with progress_bar("estimating layouts") as report:
         result = search(problem, batch, progress=report, fixed=parse_fixed(args.fix or ""), jobs=args.jobs)
+    if not args.own:
+        return decision_of_search(result), rounded, result
     others = [result.best_of_sizes.layouts.strategy(i, problem.run) for i in range(len(result.best_of_sizes))]
-    return decision_of(problem, own if args.own else others[0], others), rounded, result
+    return decision_of(problem, own, others), rounded, result
 
 
 def _ops_table(why: Explanation) -> Table:

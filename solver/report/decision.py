@@ -14,6 +14,7 @@ from solver.report.explain import LAYOUT_STD, TIE_THRESHOLD, Explanation, explai
 from solver.report.uncertainty import normal_cdf
 from solver.report.words import seconds
 from solver.search.neighbours import Neighbourhood, Step, neighbours
+from solver.search.search import SearchResult
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.memory import VERDICTS
@@ -84,6 +85,14 @@ def decision_of(problem: Problem, first: Strategy, others: Sequence[Strategy] = 
     different = [one for one in others if (one.tp, one.cp, one.pp) != sizes]
     rivals = estimate_layouts(problem, Layouts.of([first, *different]))
     return Decision(rivals, tuple(explain(rivals, i) for i in range(len(rivals))), neighbours(problem, first))
+
+
+def decision_of_search(result: SearchResult) -> Decision:
+    """Return what there is to decide about the best layout of a search; the best ones of other sizes are its rivals."""
+    sizes, run = result.best_of_sizes, result.problem.run
+    return decision_of(
+        result.problem, result.best.layouts.strategy(0, run), [sizes.layouts.strategy(i, run) for i in range(len(sizes))]
+    )
 
 
 def chances(seconds: np.ndarray) -> np.ndarray:

@@ -604,3 +604,13 @@ def test_settings_of_a_file_that_change_nothing_are_named(tmp_path: Path, capsys
     shown = capsys.readouterr().out
     assert "moe_imbalance of the config changes nothing: llama3_8b has no experts" in shown
     assert "num_layers_at_start_in_bf16 of the config changes nothing with precision bf16" in shown
+
+
+def test_a_search_writes_the_report_that_an_explanation_does(tmp_path: Path) -> None:
+    page = tmp_path / "out.html"
+    words = ["--model_size", "llama3_8b", "--world_size", "16", "--framework", "megatron-core"]
+    assert main(["--run_all_solu", *words, "--report", str(page)]) == 0
+    text = page.read_text()
+    assert "llama3_8b on 16 x NVIDIA H100" in text and "http" not in text.replace("http://www.w3.org", "")
+    assert main([*words, "--report", str(page)]) == 2, "of one layout, foretrain explain writes it"
+    assert main(["--run_all_solu", *words, "--report", str(tmp_path / "out.txt")]) == 2
