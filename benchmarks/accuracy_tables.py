@@ -55,18 +55,20 @@ def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> 
     """Step-time errors per group, those of the constant-MFU baseline per hardware, and the regret of trusting the order."""
     nulls, regrets = constant_mfu_scores(predictions), regret(predictions)
     head = ["group", "runs", "n", "constant-MFU baseline: median",
-            "median", "90th percentile", "mean (signed)", "in 90% interval", "skill",
+            "median", "90th percentile", "mean (signed)", "in 90% interval", "its half width", "skill",
             "regret: mean", "worst", "families"]  # fmt: skip
     rows, scores = [], time_scores(predictions)
     for name, s in scores.items():
         null, cost = nulls[name].median, regrets.get(name)
         chosen = [f"{cost.mean:.1%}", f"{cost.worst:.1%}", f"{cost.families}"] if cost else ["", "", ""]
         rows.append([name, groups.get(name, ""), f"{s.n}", f"{null:.1%}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}",
-                     f"{s.coverage:.0%}", f"{1 - s.median / null:.2f}" if null else "", *chosen])  # fmt: skip
+                     f"{s.coverage:.0%}", f"{s.half_width:.0%}", f"{1 - s.median / null:.2f}" if null else "",
+                     *chosen])  # fmt: skip
     if scores:
         mean, null = mean_of_groups(scores), mean_of_groups(nulls).median
         rows.append([MEAN, "every group counts the same", f"{mean.n}", f"{null:.1%}", f"{mean.median:.1%}", f"{mean.p90:.1%}",
-                     f"{mean.bias:+.1%}", f"{mean.coverage:.0%}", f"{1 - mean.median / null:.2f}", "", "", ""])  # fmt: skip
+                     f"{mean.bias:+.1%}", f"{mean.coverage:.0%}", f"{mean.half_width:.0%}", f"{1 - mean.median / null:.2f}",
+                     "", "", ""])  # fmt: skip
     return table(head, rows, text=(0, 1))
 
 
@@ -91,10 +93,10 @@ def device_table(predictions: Sequence[Prediction]) -> str:
 def mean_of_groups(scores: Mapping[str, Score]) -> Score:
     """Return the mean over groups of each figure; n: the number of groups."""
     groups = [score for name, score in scores.items() if name != "all"]
-    median, p90, bias, coverage = (
-        float(np.mean([getattr(s, key) for s in groups])) for key in ("median", "p90", "bias", "coverage")
+    median, p90, bias, coverage, half = (
+        float(np.mean([getattr(s, key) for s in groups])) for key in ("median", "p90", "bias", "coverage", "half_width")
     )
-    return Score(len(groups), median, p90, bias, coverage)
+    return Score(len(groups), median, p90, bias, coverage, half)
 
 
 def memory_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> str:

@@ -12,7 +12,7 @@ from predictor.cost_model import HOST_STD
 from predictor.estimate import Z90, Basis
 from predictor.learned import Learned
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND, Op
-from solver.report.uncertainty import system_std
+from solver.report.uncertainty import attention_std, system_std
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.offload import TO_HOST
@@ -147,7 +147,10 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     used = tuple(line for line in lines if line.seconds != 0.0)
     layout = solutions.layouts.strategy(index, solutions.problem.run)
     seconds, learned = float(solutions.times.seconds[index]), solutions.problem.cost.learned
-    return Explanation(used, seconds, system_std(solutions.problem, layout), learned)
+    known = sum(line.seconds for line in used if line.basis is not None) or 1.0
+    attention = sum(line.seconds for line in used if line.kind == FLASH_ATTN) / known
+    unstated = attention_std(solutions.problem, layout, attention)
+    return Explanation(used, seconds, math.hypot(system_std(solutions.problem, layout), unstated), learned)
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,16 @@ class Score:
     median: float
     p90: float
     bias: float
-    coverage: float
+    coverage: float  #: share of the measured values that lie in the 90% prediction interval
+    half_width: float  #: median of the interval's upper end over the prediction, less 1
 
     @classmethod
-    def of(cls, ratio: np.ndarray, inside: np.ndarray | None = None) -> Score:
+    def of(cls, ratio: np.ndarray, inside: np.ndarray | None = None, widths: np.ndarray | None = None) -> Score:
         error = ratio - 1
         covered = float(inside.mean()) if inside is not None else float("nan")
-        return cls(len(ratio), float(np.median(abs(error))), float(np.quantile(abs(error), 0.9)), float(error.mean()), covered)
+        half = float(np.median(widths)) if widths is not None else float("nan")
+        quantile = float(np.quantile(abs(error), 0.9))
+        return cls(len(ratio), float(np.median(abs(error))), quantile, float(error.mean()), covered, half)
 
 
 def time_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
@@ -38,7 +41,8 @@ def time_scores(predictions: Sequence[Prediction]) -> dict[str, Score]:
     def score(members: Sequence[Prediction]) -> Score:
         measured = np.array([p.case.measured["step_s"] for p in members])
         low, high = np.array([p.explanation.interval for p in members if p.explanation]).T
-        return Score.of(np.array([p.seconds for p in members]) / measured, (measured >= low) & (measured <= high))
+        predicted = np.array([p.seconds for p in members])
+        return Score.of(predicted / measured, (measured >= low) & (measured <= high), high / predicted - 1)
 
     return _per_source(timed(predictions), score)
 

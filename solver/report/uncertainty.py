@@ -10,12 +10,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from predictor.cost_model import FLASH_SPEEDUP
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
 
+#: How much slower than the best a run is set up: log(slowdown) by which a setting is e times less likely.
+SLOWER = 0.1
 # Two laboratories measuring one GPU differ by 3-9 percent, one run across releases of a framework by 3-8 percent. The value of
 # a framework (Framework.uncertainty) stands for both; these come on top.
-EXPERTS = 0.20  #: the host's wait for counted tokens, and routing as it was
+EXPERTS = 0.12  #: the host's wait for counted tokens, and routing as it was
 LONG_SEQUENCE = 0.15  #: which attention kernel ran counts most, and kernels are extrapolated
 LONG_FROM = 16_384  #: tokens
 SPREAD_TENSOR_GROUP = 0.35  #: tensor-parallel collectives between nodes, whose latency is not understood
@@ -35,6 +38,21 @@ def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:
         "deterministic kernels": DETERMINISTIC * layout.deterministic,
     }
     return {name: std for name, std in found.items() if std}
+
+
+def attention_std(problem: Problem, layout: Strategy, share: float) -> float:
+    """Return the standard deviation of log(step time) of not knowing which generation of FlashAttention ran, where runs that
+    state none may have had an older one (Kernels.flash_unstated). share: of the step that attention's kernels take.
+
+    Of two times that differ by log(slower) the slower is exp(-log(slower) / SLOWER) times as likely, since runs are tuned.
+    """
+    kernels, device = problem.framework.kernels, problem.cost.device
+    if not kernels.flash_unstated or layout.flash_generation or layout.attention != "flash":
+        return 0.0
+    slower = math.prod(FLASH_SPEEDUP.get(v, 1.0) for v in range(kernels.flash_unstated, device.flash_version))
+    off = math.log1p(share * (slower - 1))
+    likely = math.exp(-off / SLOWER)
+    return off * math.sqrt(likely / (1 + likely))
 
 
 def system_std(problem: Problem, layout: Strategy) -> float:

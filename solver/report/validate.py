@@ -16,6 +16,7 @@ from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
 from solver.formats.cases import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
+from solver.report.uncertainty import SLOWER
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -29,10 +30,6 @@ CostModels = Callable[[str, float | None], CostModel | None]
 
 _AXES = {"tp": 1, "tp_mode": "mtp", "wp": 1, "cp": 1, "ep": 1, "etp": 1, "pp": 1, "vpp": 1, "zero": 0, "zero_shard_size": 1,
          "micro_batch_size": 1, "num_micro_batches": 1, "recompute": "none", "recompute_layers": -1}  # fmt: skip
-
-
-#: How much slower than the best a published run is set up: log(slowdown) by which a setting is e times less likely.
-SLOWER = 0.1
 
 
 @dataclass(frozen=True)

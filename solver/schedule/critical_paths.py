@@ -24,6 +24,7 @@ FEWER_RATIOS = tuple(product((0.8, 1.2, 1.8, 3.0), (0.5, 0.8, 1.1)))
 ENDS = ((1.0, 1.0), (1.0, 0.7), (0.7, 1.2), (1.0, 1.3), (1.0, 1.7), (1.0, 2.5), (1.0, 5.0))
 #: More micro batches than these, in units of pp, only repeat the steady state.
 _STEADY = 4
+_ROUNDING = 1e-6
 FIRST, LAST, OTHER = 0, 1, 2
 
 
@@ -53,8 +54,20 @@ def critical_paths(schedule: str, pp: int, micro_batches: int) -> tuple[np.ndarr
         repeated = ends - before
         # a negative count: another path is longest than with fewer micro batches
         ends = np.where(np.any(repeated < 0, axis=2, keepdims=True), 0.0, ends + repeated * (micro_batches - last) / pp)
-    makespan, span = ends.transpose(1, 0, 2)
-    return np.unique(makespan, axis=0), np.unique(span, axis=0)
+    makespan, span = (_lower_bounds(paths, ratios) for paths in ends.transpose(1, 0, 2))
+    return makespan, span
+
+
+def _lower_bounds(paths: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    """Return the distinct ``paths``, one for each of ``ratios``, that are longer than another ratio's own path nowhere.
+
+    Where several paths are as long, those of two numbers of micro batches may differ in kind, and what repeats between them is
+    then on no path at all.
+    """
+    seconds = paths @ ratios.T
+    longest = np.where(paths.any(axis=1), np.diagonal(seconds), np.inf)
+    bounds = paths[(seconds <= longest * (1 + _ROUNDING)).all(axis=1)]
+    return np.unique(bounds if len(bounds) else paths, axis=0)
 
 
 @lru_cache(maxsize=4096)

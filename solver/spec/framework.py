@@ -34,6 +34,7 @@ class Kernels:
     #: Kernels of a fused norm: (memory-bound kind, bytes per 16-bit element forward, backward); empty: one kernel.
     norm_kernels: tuple[tuple[str, float, float], ...] = ()
     flash_attention: int = 0  #: generation of FlashAttention; 0: the best one for the device
+    flash_unstated: int = 0  #: an older generation that runs which state none may have had; 0: none
     #: How often q, k and v, and how often the context, are copied between the framework's order of dimensions (sequence first)
     #: and FlashAttention's (batch first). With one sequence in a micro batch the two orders are the same.
     attention_layout_copies: tuple[int, int] = (0, 0)

@@ -46,13 +46,14 @@ def _step_times_of_every_group(predictions: list[Prediction]) -> None:
     medians = [score.median for group, score in scores.items() if group != "all"]
     assert percent(page["mean of groups"][3]) == pytest.approx(statistics.mean(medians), abs=0.001)
     for group, score in scores.items():
-        _, runs, _, median, p90, bias, coverage, _, mean_regret, *_ = page[group]
+        _, runs, _, median, p90, bias, coverage, half_width, _, mean_regret, *_ = page[group]
         assert score.n == int(runs)
         # the page rounds to 0.1%; other processors fit trees that differ in the last digits
         assert score.median == pytest.approx(percent(median), abs=0.002), group
         assert score.p90 == pytest.approx(percent(p90), abs=0.005), group
         assert score.bias == pytest.approx(percent(bias), abs=0.002), group
         assert score.coverage == pytest.approx(percent(coverage), abs=0.02), group
+        assert score.half_width == pytest.approx(percent(half_width), abs=0.01), group
         if group in regrets:
             assert regrets[group].mean == pytest.approx(percent(mean_regret), abs=0.01), group
 

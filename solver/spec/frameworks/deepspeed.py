@@ -98,6 +98,7 @@ ALEPH_ALPHA = Framework(
         fused_elementwise=False,
         fused_softmax=False,
         torch_loss=True,
+        flash_unstated=1,  # the paper compares runs with FlashAttention 1 and 2, which cases both call flash
         loss_metric=True,  # its language model's loss function also counts the tokens whose largest logit is right
         attention_layout_copies=(0, 2),
     ),

@@ -224,5 +224,5 @@ def test_quantised_gemms_of_bursts_get_the_median_of_other_laboratories() -> Non
     burst, own = ({"sustained": "bursts"}, {"sustained_scale": 1.0})
     table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.34, "simumax:x", size=8192))
     labs = Laboratories(LinearModel.fit(table, DEVICE).lab_scale(Profile("new", DEVICE, {"linear": table})))
-    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == (1.12, 0.12)
+    assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == (1.12, 0.08)
     assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, {**burst, **own}), labs) == (1.0, 0.0)

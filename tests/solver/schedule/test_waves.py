@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules
 from toy import make_problem
@@ -83,6 +83,7 @@ def test_memory_is_that_of_the_papers(pp: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@example("zb-v", 6, 17, 1.0, 1.0, 1.0, 1.0)  # what repeats is on no path: several are as long
 @given(
     st.sampled_from(WAVES), st.sampled_from([2, 3, 4, 6, 8]), st.integers(0, 40), st.floats(0.7, 3), st.floats(0.3, 1.2),
     st.floats(0.6, 1.1), st.floats(0.6, 6),
@@ -98,7 +99,7 @@ def test_closed_form_with_embedding_and_head(
     passes = np.multiply.outer([first, last, 1.0], [1.0, b, w])[..., None]
     columns = PipelineColumns(np.array([SCHEDULES.index(name)]), np.array([m]), np.array([pp]))
     for waits, exact in ((True, line.makespan), (False, line.span.max())):
-        assert 0.94 * exact <= wave_pipeline_seconds(columns, passes, waits)[0] <= exact * 1.01
+        assert 0.94 * exact <= wave_pipeline_seconds(columns, passes, waits)[0] <= exact * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", WAVES)
