@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy devices switches learning fits fuzz mutants coverage clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy scaling devices switches learning fits fuzz mutants coverage clean
 
 setup: $(VENV)/.predict
 
@@ -54,6 +54,9 @@ bench: $(VENV)/.predict
 
 accuracy: $(VENV)/.predict
 	$(BIN)/python benchmarks/accuracy.py
+
+scaling: $(VENV)/.predict
+	$(BIN)/python benchmarks/weak_scaling.py
 
 devices: $(VENV)/.predict
 	$(BIN)/python benchmarks/devices.py

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from weak_scaling import LEAST_SIZES, find_series, left_out
 
 from predictor.cost_model import CostModel
 from solver.formats.cases import read_cases
 from solver.report.explain import LAYOUT_STD
 from solver.report.scores import confusion, memory_scores, regret, time_scores
 from solver.report.validate import Prediction, predict_cases
+from solver.step.stragglers import SPEED_STD
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
@@ -38,6 +40,14 @@ def test_the_page_states_what_is_predicted(fitted: Callable[[str], CostModel]) -
     _peak_memory_of_every_group(predictions)
     _fits_and_out_of_memory(predictions)
     _the_error_between_two_layouts_is_that_of_the_families(predictions)
+    _stragglers_are_those_of_the_weak_scaling_series(predictions)
+
+
+def _stragglers_are_those_of_the_weak_scaling_series(predictions: list[Prediction]) -> None:
+    series = find_series(predictions)
+    fitted = [one.std for one in series if len(one.gpus) >= LEAST_SIZES]
+    assert statistics.median(fitted) == pytest.approx(SPEED_STD, abs=0.001)
+    assert all(abs(std - SPEED_STD) < 0.002 for std in left_out(series)), "none of them decides it"
 
 
 def _step_times_of_every_group(predictions: list[Prediction]) -> None:
