@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from profiler.errors import InputError
 from solver.formats.file_run import FileRun, Source
+from solver.formats.megatron_args import least_ranks
 from solver.formats.megatron_flags import ARRANGEMENTS
 from solver.formats.megatron_run import run_of_arguments
 from solver.formats.script_words import (
@@ -37,8 +38,16 @@ def read_script(source: Source) -> FileRun:
     repeated: list[str] = []
     flags = arguments(words[at + 1 :], path, ignored, repeated)
     launch, (settings, left_out) = ranks_of_launch(words[:at], path), of_environment(source)
-    run = run_of_arguments(flags, launch.world_size, path, environment=environment(source))
+    assumed: tuple[str, ...] = ()
+    told: list[str] = []
+    if launch.nodes == 1 and launch.world_size < (least := least_ranks(flags)):  # whose nodes are still to be filled in
+        assumed, few = ("world_size",), f"it launches {launch.world_size} GPUs, fewer than its parallel sizes need"
+        told.append(f"{few}: --world_size says how many, else {least} are taken")
+    run = run_of_arguments(flags, launch.world_size, path, assumed, environment=environment(source))
+    if not {"--vocab-size", "--tokenizer-type"} & flags.keys():
+        vocab = f"{run.model.vocab_size:,} (GPT-2's)"
+        told.append(f"vocabulary of {vocab}: neither --vocab-size nor --tokenizer-type is stated")
     twice = [f"{name} stands more than once; argparse takes the last, {flags[name]}" for name in dict.fromkeys(repeated)
              if name not in ignored and flags[name] is not True]  # fmt: skip
-    notes = (*run.notes, *twice, *defaults_taken(source, PROGRAM, ignored), *left_out)
+    notes = (*told, *run.notes, *twice, *defaults_taken(source, PROGRAM, ignored), *left_out)
     return replace(run, layout={**run.layout, **settings}, notes=notes, gpus_per_node=launch.gpus_per_node)

@@ -72,6 +72,8 @@ def ranks_of_launch(words: Sequence[str], path: Path) -> Launch:
     pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
     launch = {key: value for name, value in pairs if (key := _launch_key(name))}
+    if "each" in launch and any(word.endswith("torchrun") or "torch.distributed" in word for word in words):
+        launch.setdefault("nodes", "1")  # torchrun's own default
     if set(launch) != set(LAUNCH) or not all(value.isdecimal() and len(value) < 8 for value in launch.values()):
         unknown = next((value for value in launch.values() if "$" in value), "")
         why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""

@@ -172,6 +172,25 @@ def test_what_the_arguments_do_not_express_is_refused(name: str, changes: dict[s
         megatron_arguments(model_of(name), run)
 
 
+UNFILLED = """NUM_NODES=1
+torchrun --nproc_per_node 8 --nnodes $NUM_NODES pretrain_gpt.py --num-layers 16 --hidden-size 1024 --num-attention-heads 16 \\
+  --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --bf16 \\
+  --tensor-model-parallel-size 4 --pipeline-model-parallel-size 8
+"""
+
+
+def test_a_script_whose_nodes_are_to_be_filled_in_takes_those_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(UNFILLED)
+    config = load_run_config(path)
+    assert config.layout["world_size"] == 32 and config.assumed == ("world_size",)
+    notes = "\n".join(config.notes)
+    assert "it launches 8 GPUs, fewer than its parallel sizes need: --world_size says how many, else 32 are taken" in notes
+    assert "vocabulary of 50,257 (GPT-2's): neither --vocab-size nor --tokenizer-type is stated" in notes
+    path.write_text(UNFILLED.replace("--nnodes $NUM_NODES ", "").replace("size 8\n", "size 2\n"))  # torchrun's own default: 1
+    assert load_run_config(path).layout["dp"] == 1 and not load_run_config(path).assumed
+
+
 def test_the_best_layout_of_a_search_is_written_and_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "run.sh"
     words = "--run_all_solu --model_size llama3_8b --world_size 16 --framework megatron-core --top 1"
