@@ -51,7 +51,10 @@ def test_a_script_in_the_style_of_megatrons_examples(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (config.model.num_hidden_layers, config.layout["precision"], config.ignored) == (32, "bf16", ("--save",))
     taken = "DTYPE is bf16; NUM_NODES is 2"  # not MASTER_ADDR, which decides nothing
-    assert config.notes == (f"the script's own, unless the environment says otherwise: {taken}",)
+    assert config.notes == (
+        "vocabulary of 50,257 (GPT-2's): neither --vocab-size nor --tokenizer-type is stated",
+        f"the script's own, unless the environment says otherwise: {taken}",
+    )
 
 
 def test_a_default_that_decides_a_chain_is_of_its_words() -> None:
