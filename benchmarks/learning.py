@@ -59,6 +59,7 @@ _TAIL = """
 What a file of factors is worth on runs that are left out in turn, by number of GPUs, is printed by `foretrain learn`, which
 also says so where nothing was learned that holds for others. Where the first half scatters more than the rest (AA: its
 attention kernels differ), the interval becomes wider than before: honest of the runs that were seen.
+Where it scatters less, the interval becomes too narrow (LF).
 
 The factors that were learned:
 
