@@ -18,6 +18,7 @@ from profiler.profile.merge import merged
 from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile
 from profiler.profile.store import read_profile, write_profile
+from profiler.profile.wanted import Wanted, read_wanted
 from profiler.published.nccl_rows import OPS
 from profiler.published.nccl_tests import import_into
 from solver.formats.config_file import load_cluster, load_run_config
@@ -33,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
                    help="time to measure for, the most informative measurements first (%(default)g)")  # fmt: skip
     p.add_argument("--config", type=Path, nargs="+", default=[], metavar="FILE",
                    help="model files whose exact shapes are measured besides the grid")  # fmt: skip
+    p.add_argument("--measurements", type=Path, metavar="FILE.csv",
+                   help="measure these shapes first: what foretrain explain --measurements wrote")  # fmt: skip
     p.add_argument("--resume", action="store_true", help="continue data.pt: what it holds is not measured again")
     p.add_argument("--append", action="store_true", help="measure into data.pt: its measurements stay until they are repeated")
     instead = p.add_mutually_exclusive_group()
@@ -63,7 +66,7 @@ def model_dims(path: Path) -> ModelDims:
 
 
 #: Options for measuring, and options for reading logs.
-_OF_MEASURING = ("config", "resume", "append")
+_OF_MEASURING = ("config", "measurements", "resume", "append")
 _OF_LOGS = ("profile", "nccl_test", "cluster")
 
 
@@ -151,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         models = [model_dims(path) for path in args.config]
         command = shlex.join([Path(sys.argv[0]).name, *(sys.argv[1:] if arguments is None else arguments)])
-        options = Options(args.output, args.budget * 60, models, args.resume, args.append, args.quick, command)
+        wanted = read_wanted(args.measurements) if args.measurements else Wanted()
+        options = Options(args.output, args.budget * 60, models, args.resume, args.append, args.quick, command, wanted)
         status = run(options)
         if leads and not args.no_pictures:
             draw(args.output)

@@ -8,6 +8,7 @@ not measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, product
 
 import numpy as np
@@ -45,12 +46,12 @@ def operator_name(device: torch.device) -> str:
 def grouped_items(limits: Limits, models: Sequence[ModelDims], dtype: str) -> list[Item]:
     """Return grouped GEMMs in all three passes: experts of ``models``, then a log grid."""
     shapes = dict.fromkeys(chain(chain.from_iterable(_model_shapes(m) for m in models), _grid_shapes(limits)))
-    return [
+    items = [
         Item.of("grouped_linear", {"groups": g, "tokens_per_group": t, "n": n, "k": k, "pass": which, "dtype": dtype})
         for g, t, n, k in shapes
-        if limits.allows(2.0 * g * t * n * k * _SHORTER, 4.0 * g * (t * k + n * k + t * n))
         for which in PASSES
     ]
+    return list(filter(replace(limits, call_seconds=limits.call_seconds / _SHORTER).allows, items))
 
 
 def _grid_shapes(limits: Limits) -> Iterator[Shape]:

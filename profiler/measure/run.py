@@ -28,6 +28,7 @@ from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
 from profiler.measure.session import Session, announce_end, launcher_died, leave, lost_ranks, named, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
+from profiler.measure.wanted_here import measured_here
 from profiler.measure.work_queue import WorkQueue
 from profiler.profile.merge import UNITS, check_same_machine, kept_aside
 from profiler.profile.plan import (
@@ -40,10 +41,11 @@ from profiler.profile.plan import (
     linear_items,
     memory_bound_items,
 )
-from profiler.profile.profile import Device, Profile
+from profiler.profile.profile import COLLECTIVES, Device, Profile
 from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
+from profiler.profile.wanted import Wanted
 
 _SAID = "said"  #: key of the job's store: rank 0 ends and states why
 INTERRUPTED = 130  #: exit status after Ctrl-C, as in shells
@@ -65,6 +67,7 @@ class Options:
     append: bool = False
     quick: bool = False
     command: str = ""
+    wanted: Wanted = Wanted()  #: measured before all others of their tables
 
     @property
     def path(self) -> Path:
@@ -199,7 +202,11 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
     size = limits(session, device, options.quick)
     dtypes = [d for d in ("fp32", "bf16") if device.peak_flops.get(d)] if session.device.type == "cpu" else ["bf16"]
     trained = dtypes[0]  # dtype of most of a training step's compute and communication
-    plans = _kernel_plans(session, size, options, dtypes)
+    wanted = measured_here(session, size, options.wanted)
+    plans = {
+        op: list(dict.fromkeys([*wanted.get(op, ()), *planned]))
+        for op, planned in _kernel_plans(session, size, options, dtypes).items()
+    }
     if recorder is not None and (reason := lacking(session.device)):
         recorder.meta[NOT_RUN]["grouped_linear"] = reason
     software = versions(session)
@@ -218,7 +225,9 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
             elif sweep == "overlap":
                 measure_overlap(bench, size, trained, seconds)
             else:
-                measure_collectives(bench, size, trained, seconds)
+                measure_collectives(
+                    bench, size, trained, seconds, [item for op in (*COLLECTIVES, "p2p") for item in wanted.get(op, ())]
+                )
             _note_sensors(recorder, sweep)
     if recorder is not None:
         recorder.write()

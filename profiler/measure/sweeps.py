@@ -148,8 +148,8 @@ def _measure_group(
             bench.finished(sweep, number, len(items), item, outcome)
 
 
-def measure_collectives(bench: Bench, limits: Limits, dtype: str, seconds: float) -> None:
-    """Time every collective in every group shape."""
+def measure_collectives(bench: Bench, limits: Limits, dtype: str, seconds: float, wanted: Sequence[Item] = ()) -> None:
+    """Time every collective in every group shape, those of ``wanted`` first."""
     session = bench.session
 
     def row(item: Item, group: Group, each: float) -> dict[str, Any] | None:
@@ -159,8 +159,10 @@ def measure_collectives(bench: Bench, limits: Limits, dtype: str, seconds: float
         median, spread = slowest(session, found, group)
         return {"seconds": median, "spread": spread, "repeats": found.count, "source": bench.source, "env": bench.environment}
 
+    def items_of(intra: int, inter: int) -> list[Item]:
+        first = [item for item in wanted if (item.number("intra"), item.number("inter")) == (intra, inter)]
+        return list(dict.fromkeys([*first, *collective_items(intra, inter, limits, dtype)]))
+
     shapes = group_shapes(session.ranks_per_node, session.nodes)
     bounds = (_LEAST_ROW_SECONDS, _MOST_ROW_SECONDS)
-    measure_groups(
-        bench, "collectives", shapes, lambda a, b: collective_items(a, b, limits, dtype), row, seconds, bounds, keep_open=False
-    )
+    measure_groups(bench, "collectives", shapes, items_of, row, seconds, bounds, keep_open=False)

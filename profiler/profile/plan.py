@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, product, zip_longest
 
@@ -52,6 +52,35 @@ class Item:
         return f"{self.op} " + " ".join(f"{name}={value}" for name, value in self.columns.items())
 
 
+def _linear_work(item: Item) -> tuple[float, float]:
+    m, n, k = (item.number(c) for c in "mnk")
+    return 2.0 * m * n * k, 4.0 * (m * k + k * n + m * n)
+
+
+def _grouped_work(item: Item) -> tuple[float, float]:
+    groups, tokens, n, k = (item.number(c) for c in ("groups", "tokens_per_group", "n", "k"))
+    return 2.0 * groups * tokens * n * k, 4.0 * groups * (tokens * k + n * k + tokens * n)
+
+
+def _attention_work(item: Item) -> tuple[float, float]:
+    batch, seq, keys, heads, kv_heads, dim = (
+        item.number(c) for c in ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim")
+    )
+    # two GEMMs of seq x keys x head_dim, half of them where causal; FlashAttention's backward does 2.5 times as much
+    half, passes = (2.0 if item.number("causal") else 1.0), (2.5 if item.columns["pass"] == "backward" else 1.0)
+    elements = batch * dim * 4 * (heads * seq + kv_heads * keys)  # q, k, v, output, and their gradients
+    return 4.0 * batch * heads * seq * keys * dim / half * passes, 2.0 * elements
+
+
+#: Table of kernels -> FLOPs of an item, and bytes of its operands.
+WORK: dict[str, Callable[[Item], tuple[float, float]]] = {
+    "linear": _linear_work,
+    "grouped_linear": _grouped_work,
+    "flash_attn": _attention_work,
+    "memory_bound": lambda item: (0.0, item.number("bytes")),
+}
+
+
 @dataclass(frozen=True)
 class Limits:
     """Sizes worth measuring on one device.
@@ -71,8 +100,13 @@ class Limits:
     attention_cost: float = 1.0  #: FLOP/s of a GEMM over those of a fused attention kernel
     grid_rows: int = GRID_ROWS
 
-    def allows(self, flops: float, operand_bytes: float) -> bool:
-        return flops <= self.flops * self.call_seconds and operand_bytes <= self.memory_bytes
+    def allows(self, item: Item) -> bool:
+        """Return whether a kernel's call is short enough and its operands fit, and whether a message is small enough."""
+        if item.op not in WORK:
+            return item.number("bytes") <= self.message_bytes
+        flops, operand_bytes = WORK[item.op](item)
+        cost = self.attention_cost if item.op == "flash_attn" else 1.0
+        return flops * cost <= self.flops * self.call_seconds and operand_bytes <= self.memory_bytes
 
 
 @dataclass(frozen=True)
@@ -129,9 +163,8 @@ def linear_items(limits: Limits, models: Sequence[ModelDims], dtypes: Sequence[s
         for i, (m, n, k, layout) in enumerate(shapes)
         # the second dtype is the rarer one in training
         for dtype in (dtypes[0], *(d for d in dtypes[1:] if i % 4 == 0 and layout != ACCUMULATING))
-        if limits.allows(2.0 * m * n * k, 4.0 * (m * k + k * n + m * n))
     ]
-    return list(dict.fromkeys(items))
+    return list(filter(limits.allows, dict.fromkeys(items)))
 
 
 def _gemm(m: int, n: int, k: int, layout: str, dtype: str) -> Item:
@@ -180,15 +213,12 @@ def attention_items(limits: Limits, models: Sequence[ModelDims], dtype: str, ker
     kernels: the device's kernels, best first; the best is measured at every shape, the rest at every third.
     """
     shapes = _interleave(dict.fromkeys(chain.from_iterable(_model_attention(m) for m in models)), _grid_attention(limits))
-    items = []
-    for i, (batch, seq, heads, kv_heads, dim) in enumerate(shapes):
-        elements = batch * seq * dim * (4 * heads + 4 * kv_heads)  # q, k, v, output, and their gradients
-        for kernel, backward in product(kernels if i % 3 == 0 else kernels[:1], (False, True)):
-            # causal: half of two GEMMs of seq^2 head_dim; FlashAttention's backward does 2.5 times as much
-            flops = 2.0 * batch * heads * seq**2 * dim * (2.5 if backward else 1)
-            if limits.allows(flops * limits.attention_cost, 2.0 * elements):
-                items.append(_attention(batch, seq, heads, kv_heads, dim, backward, kernel, dtype))
-    return list(dict.fromkeys(items))
+    items = [
+        _attention(batch, seq, heads, kv_heads, dim, backward, kernel, dtype)
+        for i, (batch, seq, heads, kv_heads, dim) in enumerate(shapes)
+        for kernel, backward in product(kernels if i % 3 == 0 else kernels[:1], (False, True))
+    ]
+    return list(filter(limits.allows, dict.fromkeys(items)))
 
 
 def _attention(batch: int, seq: int, heads: int, kv_heads: int, dim: int, backward: bool, kernel: str, dtype: str) -> Item:
