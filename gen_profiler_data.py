@@ -18,7 +18,6 @@ from profiler.profile.merge import merged
 from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile
 from profiler.profile.store import read_profile, write_profile
-from profiler.profile.wanted import Wanted, read_wanted
 from profiler.published.nccl_rows import OPS
 from profiler.published.nccl_tests import import_into
 from solver.formats.config_file import load_cluster, load_run_config
@@ -151,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         require_torch("measuring")
         from profiler.measure.run import Options, run
+        from profiler.measure.wanted import Wanted, read_wanted
 
         models = [model_dims(path) for path in args.config]
         command = shlex.join([Path(sys.argv[0]).name, *(sys.argv[1:] if arguments is None else arguments)])

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from profiler.measure.hardware import attention_kernels
+
 #: Attention of q [batch, heads, seq, dim] over k, v [batch, kv_heads, keys, dim]; the output has the shape of q.
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -25,6 +27,11 @@ def package_kernels(device: torch.device) -> tuple[str, ...]:
         return ()
     major = torch.cuda.get_device_capability(device)[0]
     return tuple(name for name, (_, majors) in PACKAGES.items() if major in majors and _function(name) is not None)
+
+
+def fused_kernels(device: torch.device) -> tuple[str, ...]:
+    """Return the fused kernels of a device by their names in a profile, the one that predictions are of first."""
+    return (*attention_kernels(device), *package_kernels(device))
 
 
 def fused_attention(kernel: str, causal: bool) -> Attention:

@@ -20,20 +20,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from profiler.errors import InputError
-from profiler.measure.attention import package_kernels
+from profiler.measure.attention import fused_kernels
 from profiler.measure.grouped import grouped_items, lacking
-from profiler.measure.hardware import attention_kernels, cache_bytes, device_facts, limits, preheat, sensors, versions
+from profiler.measure.hardware import cache_bytes, device_facts, limits, preheat, sensors, versions
 from profiler.measure.host import host_items
 from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
 from profiler.measure.session import Session, announce_end, launcher_died, leave, lost_ranks, named, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
-from profiler.measure.wanted_here import measured_here
+from profiler.measure.wanted import Wanted, measured_here
 from profiler.measure.work_queue import WorkQueue
 from profiler.profile.merge import UNITS, check_same_machine, kept_aside
 from profiler.profile.plan import (
     DEFAULT_MINUTES,
     KINDS,
+    WORK,
     Item,
     Limits,
     ModelDims,
@@ -41,11 +42,10 @@ from profiler.profile.plan import (
     linear_items,
     memory_bound_items,
 )
-from profiler.profile.profile import COLLECTIVES, Device, Profile
+from profiler.profile.profile import Device, Profile
 from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
-from profiler.profile.wanted import Wanted
 
 _SAID = "said"  #: key of the job's store: rank 0 ends and states why
 INTERRUPTED = 130  #: exit status after Ctrl-C, as in shells
@@ -204,7 +204,7 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
     trained = dtypes[0]  # dtype of most of a training step's compute and communication
     wanted = measured_here(session, size, options.wanted)
     plans = {
-        op: list(dict.fromkeys([*wanted.get(op, ()), *planned]))
+        op: list(dict.fromkeys([*(item for item in wanted if item.op == op), *planned]))
         for op, planned in _kernel_plans(session, size, options, dtypes).items()
     }
     if recorder is not None and (reason := lacking(session.device)):
@@ -225,9 +225,7 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
             elif sweep == "overlap":
                 measure_overlap(bench, size, trained, seconds)
             else:
-                measure_collectives(
-                    bench, size, trained, seconds, [item for op in (*COLLECTIVES, "p2p") for item in wanted.get(op, ())]
-                )
+                measure_collectives(bench, size, trained, seconds, [item for item in wanted if item.op not in WORK])
             _note_sensors(recorder, sweep)
     if recorder is not None:
         recorder.write()
@@ -236,11 +234,10 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
 def _kernel_plans(session: Session, size: Limits, options: Options, dtypes: Sequence[str]) -> dict[str, list[Item]]:
     """Return the items of each kernel table. dtypes: the main dtype of a training step here first, then others."""
     kinds = [kind for kind in KINDS if not (session.device.type == "cpu" and kind in COMPILED_KINDS)]
-    kernels = (*attention_kernels(session.device), *package_kernels(session.device))
     return {
         "host": host_items(dtypes[0]),
         "linear": linear_items(size, options.models, dtypes),
-        "flash_attn": attention_items(size, options.models, dtypes[0], kernels),
+        "flash_attn": attention_items(size, options.models, dtypes[0], fused_kernels(session.device)),
         "memory_bound": memory_bound_items(size, 4096 if options.quick else 64 * 1024, kinds, dtypes[0]),
         "grouped_linear": [] if lacking(session.device) else grouped_items(size, options.models, dtypes[0]),
     }

@@ -265,14 +265,19 @@ def group_shapes(ranks_per_node: int, nodes: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*first, *shapes]))
 
 
+def whole_buffer(size: int, intra: int, inter: int) -> int:
+    """Return ``size`` rounded up to what divides into equal parts of whole elements of any dtype, one for each rank."""
+    whole = 4 * intra * inter
+    return -(-size // whole) * whole
+
+
 def collective_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[Item]:
     """Return all collectives of one group shape, from 1 KiB by factors of four in spread order; p2p for groups of two."""
     # p2p exists for pairs only, so it comes before what every other group has too
     ops = [*(["p2p"] if intra * inter == 2 else []), "all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast"]
     sizes = [KIB << (2 * i) for i in range(int(np.log2(limits.message_bytes / KIB)) // 2 + 1)]
-    whole = 4 * intra * inter  # the buffer divides into equal parts of whole elements of any dtype
     return [
-        Item.of(op, {"intra": intra, "inter": inter, "bytes": -(-sizes[i] // whole) * whole, "dtype": dtype})
+        Item.of(op, {"intra": intra, "inter": inter, "bytes": whole_buffer(sizes[i], intra, inter), "dtype": dtype})
         for i in spread_order(len(sizes))
         for op in ops
     ]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from profiler.errors import InputError
+from profiler.measure.wanted import read_wanted
 from profiler.profile.plan import Item, Limits
 from profiler.profile.profile import Table
 from profiler.profile.store import read_profile
-from profiler.profile.wanted import read_wanted
 from solver.console import main
 
 ROOT = Path(__file__).resolve().parents[3]

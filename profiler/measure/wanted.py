@@ -1,20 +1,23 @@
-"""The shapes that ``foretrain explain --measurements OUT.csv`` asks for, as items to measure."""
+"""The shapes that ``foretrain explain --measurements OUT.csv`` asks for, and which of them this machine and job measure."""
 
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from profiler.errors import InputError, printable, shown
-from profiler.profile.plan import KINDS, LAYOUTS, Item
+from profiler.measure.attention import fused_kernels
+from profiler.measure.grouped import PASSES, lacking
+from profiler.measure.kernels import DTYPES
+from profiler.measure.session import Session
+from profiler.profile.plan import KINDS, LAYOUTS, WORK, Item, Limits, group_shapes, whole_buffer
 from profiler.profile.profile import COLLECTIVES
 
 _COLUMNS = ("kernel", "shape")
-_DTYPES = ("bf16", "fp16", "fp32")  #: that the harness measures
-_PASSES = ("forward", "input_grad", "weight_grad")
 _MOST = 10_000  #: rows that a file may have
 
 #: Sizes of one row by name; those that are not there are 0.
@@ -47,6 +50,29 @@ def read_wanted(path: Path) -> Wanted:
     return Wanted(tuple(dict.fromkeys(items)), tuple(left_out))
 
 
+def measured_here(session: Session, size: Limits, wanted: Wanted) -> list[Item]:
+    """Return the wanted items that are measured here; rank 0 prints the others and why."""
+    found, left_out = [], list(wanted.left_out)
+    best = fused_kernels(session.device)[0]  # a plan names no attention kernel: predictions are of the best one
+    for item in wanted.items:
+        if why := _why_not(session, size, item):
+            left_out.append(f"{item.label}: {why}")
+        else:
+            found.append(Item.of(item.op, {**item.columns, "kernel": best}) if item.op == "flash_attn" else item)
+    if session.leads and left_out:
+        print("not measured of what was asked for:\n  " + "\n  ".join(left_out), file=sys.stderr)
+    return found
+
+
+def _why_not(session: Session, size: Limits, item: Item) -> str:
+    group = None if item.op in WORK else (item.number("intra"), item.number("inter"))
+    if group and group not in group_shapes(session.ranks_per_node, session.nodes):
+        return f"no such group among {session.ranks_per_node} ranks on each of {session.nodes} nodes"
+    if item.op == "grouped_linear" and (reason := lacking(session.device)):
+        return reason
+    return "" if size.allows(item) else "larger than what is measured on this machine"
+
+
 def _rows(path: Path) -> Sequence[tuple[int, dict[str, str]]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -61,8 +87,8 @@ def _rows(path: Path) -> Sequence[tuple[int, dict[str, str]]]:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a CSV file: {printable(str(error))}") from None
-    if not 0 < len(rows) <= _MOST:
-        raise InputError(f"{path}: {'more than ' if rows else ''}{len(rows) and _MOST:,} rows; give 1 to {_MOST:,}")
+    if not rows or len(rows) > _MOST:
+        raise InputError(f"{path}: {f'more than {_MOST:,}' if rows else 0} rows; give 1 to {_MOST:,}")
     return rows
 
 
@@ -84,8 +110,8 @@ def _item(op: str, variant: str, dtype: str, sizes: Sizes) -> Item | str:
     """Return the item of one row, or why none is measured."""
     if op not in _ITEMS:
         return f"{printable(op)} is not measured"
-    if dtype not in _DTYPES:
-        return f"only {', '.join(_DTYPES)} are measured"
+    if dtype not in DTYPES:
+        return f"only {', '.join(DTYPES)} are measured"
     taken, columns = _ITEMS[op]
     other = next((name for name, value in sizes.items() if value and name not in taken), "")
     if other:
@@ -106,10 +132,11 @@ def _linear(_: str, sizes: Sizes) -> dict[str, int | str] | str:
 
 
 def _grouped(_: str, sizes: Sizes) -> dict[str, int | str] | str:
-    if sizes.get("passes", 0) >= len(_PASSES):
+    number, passes = sizes.get("passes", 0), tuple(PASSES)
+    if number >= len(passes):
         return "no such pass is measured"
     # the operator adds to nothing: a weight gradient is measured without the sum
-    return {**{name: sizes[name] for name in ("groups", "tokens_per_group", "n", "k")}, "pass": _PASSES[sizes.get("passes", 0)]}
+    return {**{name: sizes[name] for name in ("groups", "tokens_per_group", "n", "k")}, "pass": passes[number]}
 
 
 def _attention(variant: str, sizes: Sizes) -> dict[str, int | str] | str:
@@ -129,8 +156,8 @@ def _memory_bound(variant: str, sizes: Sizes) -> dict[str, int | str] | str:
 
 
 def _collective(_: str, sizes: Sizes) -> dict[str, int | str] | str:
-    whole = 4 * sizes["intra"] * sizes["inter"]  # the buffer divides into equal parts of whole elements of any dtype
-    return {"intra": sizes["intra"], "inter": sizes["inter"], "bytes": -(-sizes["bytes"] // whole) * whole}
+    intra, inter = sizes["intra"], sizes["inter"]
+    return {"intra": intra, "inter": inter, "bytes": whole_buffer(sizes["bytes"], intra, inter)}
 
 
 _MESSAGE = ("bytes", "intra", "inter", "strided")  # all groups of one shape are measured at once, strided ones too
