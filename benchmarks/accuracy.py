@@ -27,6 +27,7 @@ from accuracy_tables import (
     memory_table,
     peer_table,
     skipped_list,
+    time_rows,
     time_table,
     twin_table,
     weighed,
@@ -37,7 +38,7 @@ from rich.console import Console
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
-from profiler.profile.profiles import derived_profiles, shipped_profiles
+from profiler.profile.profiles import known_profiles
 from solver.command_line import CostModels
 from solver.formats.cases import read_cases
 from solver.report.validate import Prediction, predict_cases, timed
@@ -83,8 +84,7 @@ def document(
 
 def with_figures(readme: str, predictions: Sequence[Prediction]) -> str:
     """README with the runs, median, 90th percentile and constant-MFU baseline of each group that its table names."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in time_table(predictions, {}).splitlines()]
-    page = {row[0]: row for row in rows}
+    page = {row[0]: row for row in time_rows(predictions, {})}
 
     def row(found: re.Match[str]) -> str:
         _, _, runs, constant, median, p90, *_ = page[found["group"]]
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups, notes, peers = (read_json(CASES / f"{name}.json") for name in ("groups", "notes", "peers"))
         cases = read_cases(args.cases)
         with Console(stderr=True).status(f"predicting {len(cases):,} runs"):
-            predictions = predict_cases(cases, CostModels([*shipped_profiles(), *derived_profiles()]))
+            predictions = predict_cases(cases, CostModels(known_profiles()))
         page = document(predictions, groups, [Note(**n) for n in notes], [Peer(**p) for p in peers], args.output.stem)
         draw_pictures(predictions, args.output.parent / "pics", args.output.stem)
         write_text(args.output, page)

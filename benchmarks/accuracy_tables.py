@@ -51,13 +51,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[int
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows)) + "\n"
 
 
+#: Columns of the table of step times.
+_TIME_HEAD = (
+    "group", "runs", "n", "constant-MFU baseline: median", "median", "90th percentile", "mean (signed)", "in 90% interval",
+    "its half width", "skill", "regret: mean", "worst", "families",
+)  # fmt: skip
+
+
 def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> str:
     """Step-time errors per group, those of the constant-MFU baseline per hardware, and the regret of trusting the order."""
+    return table(_TIME_HEAD, time_rows(predictions, groups), text=(0, 1))
+
+
+def time_rows(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> list[Sequence[str]]:
+    """Return the rows of time_table."""
     nulls, regrets = constant_mfu_scores(predictions), regret(predictions)
-    head = ["group", "runs", "n", "constant-MFU baseline: median",
-            "median", "90th percentile", "mean (signed)", "in 90% interval", "its half width", "skill",
-            "regret: mean", "worst", "families"]  # fmt: skip
-    rows, scores = [], time_scores(predictions)
+    rows: list[Sequence[str]] = []
+    scores = time_scores(predictions)
     for name, s in scores.items():
         null, cost = nulls[name].median, regrets.get(name)
         chosen = [f"{cost.mean:.1%}", f"{cost.worst:.1%}", f"{cost.families}"] if cost else ["", "", ""]
@@ -69,7 +79,7 @@ def time_table(predictions: Sequence[Prediction], groups: Mapping[str, str]) -> 
         rows.append([MEAN, "every group counts the same", f"{mean.n}", f"{null:.1%}", f"{mean.median:.1%}", f"{mean.p90:.1%}",
                      f"{mean.bias:+.1%}", f"{mean.coverage:.0%}", f"{mean.half_width:.0%}", f"{1 - mean.median / null:.2f}",
                      "", "", ""])  # fmt: skip
-    return table(head, rows, text=(0, 1))
+    return rows
 
 
 def device_table(predictions: Sequence[Prediction]) -> str:

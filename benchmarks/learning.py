@@ -16,7 +16,7 @@ import numpy as np
 from predictor.learned import FACTORS
 from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
-from profiler.profile.profiles import derived_profiles, shipped_profiles
+from profiler.profile.profiles import known_profiles
 from solver.command_line import CostModels, progress_bar
 from solver.formats.cases import Case, read_cases
 from solver.learning import learn, scaled
@@ -101,7 +101,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--cases", type=Path, help="a file with nanotron's runs (ids NT-...)")
     args = p.parse_args()
-    cost_models = CostModels([*shipped_profiles(), *derived_profiles()])
+    cost_models = CostModels(known_profiles())
     published = read_cases(PUBLISHED)
 
     def is_13b(case: Case) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from profiler.profile.profiles import derived_profiles, shipped_profiles
+from profiler.profile.profiles import known_profiles
 from solver.command_line import CostModels, progress_bar
 from solver.formats.cases import read_cases
 from solver.report.validate import Prediction, predict_cases, timed
@@ -144,9 +144,7 @@ def document(series: Sequence[Series]) -> str:
 def main() -> int:
     try:
         with progress_bar("predicting published runs") as report:
-            predictions = predict_cases(
-                read_cases(PUBLISHED), CostModels([*shipped_profiles(), *derived_profiles()]), progress=report
-            )
+            predictions = predict_cases(read_cases(PUBLISHED), CostModels(known_profiles()), progress=report)
         write_text(OUTPUT, document(find_series(predictions)))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -22,9 +22,8 @@ from profiler.profile.profiles import (
     OWN_NAME,
     OWN_PROFILE,
     PROF_DATA,
-    derived_profiles,
     find_profile,
-    shipped_profiles,
+    known_profiles,
 )
 from solver.api import CACHE, configured_strategy, estimate, time_attention
 from solver.arguments import (
@@ -253,7 +252,7 @@ def validate(path: Path, json_path: Path | None, approximate: bool, console: Con
     """Predict the measured runs of a JSON-lines file; print the errors, and write every prediction to ``json_path``."""
     cases = read_cases(path)
     with progress_bar("predicting cases") as report:
-        predictions = predict_cases(cases, CostModels([*shipped_profiles(), *derived_profiles()]), report, approximate)
+        predictions = predict_cases(cases, CostModels(known_profiles()), report, approximate)
     show_validation(
         console, predictions, time_scores(predictions), memory_scores(predictions), confusion(predictions),
         regret(predictions), worst(predictions),

@@ -16,7 +16,7 @@ from predictor.learned import FACTORS, write_learned
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
-from profiler.profile.profiles import derived_profiles, shipped_profiles
+from profiler.profile.profiles import derived_profiles, known_profiles, shipped_profiles
 from solver.api import configured_strategy, estimate
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.batch import stated_batch
@@ -175,7 +175,7 @@ def learn_runs(args: argparse.Namespace, console: Console) -> None:
     """Learn from measured runs; print the factors, what they are worth on runs left out, and write ``--output``."""
     cases = [case for path in args.runs for case in read_cases(path)]
     with progress_bar("learning") as report:
-        lesson = learn(cases, CostModels([*shipped_profiles(), *derived_profiles()]), args.output.name, report)
+        lesson = learn(cases, CostModels(known_profiles()), args.output.name, report)
     console.print(_factors(lesson))
     found = lesson.held_out
     console.print(

@@ -95,8 +95,7 @@ class FlashAttnModel:
 
     def on(self, device: Device) -> FlashAttnModel:
         """Return the model on another device: the same kernels on its units, peak and memory."""
-        peak = device.peak_flops.get("bf16") or device.peak_flops["fp16"]
-        machine = AttnMachine(peak, device.memory_bandwidth, device.num_sms)
+        machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms)
         return replace(self, machine=machine, known=np.zeros(0, dtype=np.uint64))
 
     def bare_seconds(self, *shape: Any) -> np.ndarray:

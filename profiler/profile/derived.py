@@ -53,9 +53,7 @@ def power_reference(sheet: Datasheet) -> str:
     """
 
     def distance(known: Datasheet) -> tuple[float, float]:
-        peaks = known.device.peak_flops, sheet.device.peak_flops
-        ours, theirs = (flops.get("bf16") or flops["fp16"] for flops in peaks)
-        return abs(np.log(ours / theirs)), abs(np.log(known.power / sheet.power))
+        return abs(np.log(known.device.half_peak / sheet.device.half_peak)), abs(np.log(known.power / sheet.power))
 
     alike = {name: distance(known) for name, known in DATASHEETS.items() if known.architecture == sheet.architecture}
     return min(alike, key=lambda name: alike[name], default="")

@@ -162,6 +162,11 @@ class Device:
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
 
     @property
+    def half_peak(self) -> float:
+        """FLOP/s of 16-bit formats."""
+        return self.peak_flops.get("bf16") or self.peak_flops["fp16"]
+
+    @property
     def transposes_fp8(self) -> bool:
         """Whether fp8 GEMMs read their operands in one order only, so that gradients need transposed copies.
 

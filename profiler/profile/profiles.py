@@ -7,7 +7,7 @@ from pathlib import Path
 from profiler.errors import InputError, closest
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, Datasheet, device_named, read_datasheet
-from profiler.profile.profile import Profile
+from profiler.profile.profile import Device, Profile
 from profiler.profile.store import read_profile
 
 PROF_DATA = Path(__file__).resolve().parents[2] / "prof_data"
@@ -24,6 +24,11 @@ def shipped_profiles(folder: Path = PROF_DATA) -> list[str]:
 def derived_profiles() -> list[str]:
     """Return the names of the devices of configs/devices that are derived from a measured one."""
     return sorted(name for name, sheet in DATASHEETS.items() if sheet.derived_from)
+
+
+def known_profiles() -> list[str]:
+    """Return the names of all profiles but the user's own."""
+    return [*shipped_profiles(), *derived_profiles()]
 
 
 def find_profile(name: str | None = None, path: Path | None = None, folder: Path = PROF_DATA) -> tuple[Profile, str]:
@@ -86,12 +91,12 @@ def _derived(name: str, sheet: Datasheet, folder: Path) -> tuple[Profile, str]:
 _SPARSE = 1.9
 
 
-def _doubtful_peak(profile: Profile) -> bool:
-    """Whether the peak of a derived device is probably stated with sparsity."""
-    made = profile.derivation
-    alike = [DEVICES[name] for name in (made.power_beside,) if name] if made else []
-    each = [max(one.peak_flops.get(dtype, 0.0) for dtype in ("bf16", "fp16")) / one.num_sms for one in (profile.device, *alike)]
-    return len(each) > 1 and each[0] >= _SPARSE * each[1]
+def _doubtful_peak(own: Device, beside: str) -> bool:
+    """Whether the peak of a device is probably stated with sparsity. beside: a known one of its architecture, or ""."""
+    if not beside:
+        return False
+    ours, known = (device.half_peak / device.num_sms for device in (own, DEVICES[beside]))
+    return ours >= _SPARSE * known
 
 
 #: Words for Derivation.similarity.
@@ -103,10 +108,9 @@ def _said(profile: Profile) -> str:
     made, own = profile.derivation, profile.device
     assert made is not None
     base, links = made.kernels.device, made.links.device
-    half = [device.peak_flops.get("bf16") or device.peak_flops["fp16"] for device in (own, base)]
     slower = made.power_slowdown.get("bf16", 1.0)
     ratios = {
-        "16-bit peak": half[0] / half[1],
+        "16-bit peak": own.half_peak / base.half_peak,
         "memory": own.memory_bandwidth / base.memory_bandwidth,
         "links": own.link_bandwidth / links.link_bandwidth,
     }
@@ -119,7 +123,7 @@ def _said(profile: Profile) -> str:
     elif slower != 1:
         ratios[f"{limit}, beside {made.power_beside}"] = slower
     known = "only GEMMs of it were compared" if made.kernel_scale else "nothing was measured on it"
-    if _doubtful_peak(profile):
+    if _doubtful_peak(own, made.power_beside):
         limited += "; its 16-bit peak is twice that of others of its architecture: is it without sparsity?"
     of_links = f", collectives inside a node of {made.links.name}" if made.links is not made.kernels else ""
     by = ", ".join(f"{what} x {ratio:.2f}" for what, ratio in ratios.items())

@@ -47,7 +47,7 @@ def sections_of_megatron(
         assumptions.append("framework: megatron-bridge, whose Megatron-FSDP is estimated; its own buffers are left out")
     model = model_of(flags)
     if arguments.get("world-size-assumed"):
-        groups = groups_of(flags)
+        groups = _groups(flags)
         world_size = -(-world_size // groups) * groups
         assumptions.append(f"world_size: {world_size}, of which every group is a divisor")
     return model, _run(flags, model, world_size)
@@ -56,12 +56,12 @@ def sections_of_megatron(
 def least_ranks(arguments: Mapping[str, Any]) -> int:
     """Return the least ranks that arguments (flags with their dashes) need; 1 where they are wrong, which reading them says."""
     try:
-        return groups_of({name.lstrip("-"): value for name, value in arguments.items()})
+        return _groups({name.lstrip("-"): value for name, value in arguments.items()})
     except InputError:
         return 1
 
 
-def groups_of(flags: Mapping[str, Any]) -> int:
+def _groups(flags: Mapping[str, Any]) -> int:
     """Return the least number of ranks that every group of the arguments divides."""
     tp, cp, pp, ep = (whole(flags, f"{name}-parallel-size", 1) for name in
                       ("tensor-model", "context", "pipeline-model", "expert-model"))  # fmt: skip

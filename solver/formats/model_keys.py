@@ -16,7 +16,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 #: Names, formats, tokens, generation, initialisation, dropout, epsilons, positions and factors: no shape and no work.
-HARMLESS = frozenset(_words(
+_HARMLESS = frozenset(_words(
     """
     model_type architectures auto_map transformers_version transformers.js_config torch_dtype dtype name notes tokenizer_class
     tokenizer_name custom_pipelines _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset
@@ -131,7 +131,11 @@ _OFF: tuple[object, ...] = (None, False, 0, 0.0, "", [], {})
 
 def is_harmless(key: str, called: str) -> bool:
     """Whether a key of a config of model_type ``called`` says nothing about shapes or work."""
-    return key in HARMLESS or bool(_HARMLESS_NAMES.fullmatch(key)) or key in _OF_FAMILY.get(called, {})
+    return _is_harmless_name(key) or key in _OF_FAMILY.get(called, {})
+
+
+def _is_harmless_name(key: str) -> bool:
+    return key in _HARMLESS or bool(_HARMLESS_NAMES.fullmatch(key))
 
 
 def is_other_work(key: str, value: Any, called: str) -> bool:
@@ -144,6 +148,4 @@ def is_other_work(key: str, value: Any, called: str) -> bool:
     allowed = family[key] if key in family else _NEUTRAL.get(key, ())
     if allowed is None or value in allowed:
         return False
-    if key in HARMLESS or _HARMLESS_NAMES.fullmatch(key):
-        return False
-    return key in _OTHER_KEYS or bool(_OTHER_WORDS.search(key))
+    return not _is_harmless_name(key) and (key in _OTHER_KEYS or bool(_OTHER_WORDS.search(key)))

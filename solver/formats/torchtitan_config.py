@@ -44,7 +44,7 @@ def read_torchtitan(source: Source) -> FileRun:
     check_described(file, release.described)
     model = _model(file, release, source)
     layout, assumed = _layout(file, release, model)
-    refusals = () if release.older else broken(RULES, Arguments(flattened(tables)))
+    refusals = () if release.year < 2025 else broken(RULES, Arguments(flattened(tables)))
     return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)), refusals=refusals)
 
 
@@ -99,9 +99,9 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec) -> tuple[di
     }  # fmt: skip
     if sizes.dp:
         found |= {"dp": sizes.dp, "world_size": sizes.dp * sizes.tp * sizes.cp * sizes.pp}
-    divided = listed_stages if release.lists_stages else stages_at_points
+    divided = listed_stages if release.year >= 2026 else stages_at_points
     stages, assumed = divided(pipeline, release, sizes.pp, model.num_hidden_layers)
-    found |= _experts(ranks, model) if release is R2026 else {}
+    found |= _experts(ranks, model) if release.year >= 2026 else {}
     found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes) | _training(file, release)
     found |= _recompute(file.section("activation_checkpoint"), model.num_hidden_layers, sizes.pp)
     return found, assumed
@@ -109,10 +109,8 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec) -> tuple[di
 
 def _experts(ranks: SectionReader, model: ModelSpec) -> dict[str, Any]:
     """Return how experts are divided; without experts both keys have no effect."""
-    degree, backend = (
-        ranks.whole("expert_parallel_degree", 1),
-        ranks.choice("expert_parallel_comm_backend", _BACKENDS, "standard"),
-    )
+    degree = ranks.whole("expert_parallel_degree", 1)
+    backend = ranks.choice("expert_parallel_comm_backend", _BACKENDS, "standard")
     if not model.is_mixture_of_experts:
         return {}
     return {"ep": degree, "moe_dispatcher": _BACKENDS[backend] if degree > 1 else "alltoall"}
@@ -121,7 +119,7 @@ def _experts(ranks: SectionReader, model: ModelSpec) -> dict[str, Any]:
 def _zero(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, Any]:
     """FSDP wherever ranks share parameters; weights are gathered again in the backward pass unless stages follow each other."""
     policy = "default"
-    if not release.older:
+    if release.year >= 2025:
         policy = file.section("parallelism").choice("fsdp_reshard_after_forward", _RESHARD, "default")
     again = policy == "always" or (policy == "default" and sizes.pp == 1)
     if sizes.shard < 0:
@@ -138,7 +136,7 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
     """Return the micro batches: in a pipeline those of the local batch, else the local batches of a global one."""
     training, pipeline = file.section("training"), file.section(release.pipeline)
     local = training.whole(release.batch, 8)
-    total = training.whole("global_batch_size", -1, least=-1) if not release.older else -1
+    total = training.whole("global_batch_size", -1, least=-1) if release.year >= 2025 else -1
     steps = 1
     if total > 0:
         if not sizes.dp:
@@ -150,7 +148,7 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
         return {"micro_batch_size": local, "num_micro_batches": steps}
     if steps > 1:
         raise training.wrong("global_batch_size", f"{local * sizes.dp}: several pipelines a step are not modelled")
-    if not release.older:
+    if release.year >= 2025:
         size = pipeline.whole("pipeline_parallel_microbatch_size", 1)
         count = local // size
     else:
@@ -170,15 +168,15 @@ def _training(file: SectionReader, release: Release) -> dict[str, Any]:
     return {
         "precision": _precision(file, release),
         "compile": training.flag("compile", False) or compiles.flag("enable", False),
-        "deterministic": (file.section("debug") if release is R2026 else training).flag("deterministic", False),
-        "fused_norm": release is R2026 or release.older and model.text("norm_type", "rmsnorm") == "fused_rmsnorm",
+        "deterministic": (file.section("debug") if release.year >= 2026 else training).flag("deterministic", False),
+        "fused_norm": release.year >= 2026 or release.year < 2025 and model.text("norm_type", "rmsnorm") == "fused_rmsnorm",
     } | ({"fp8_recipe": "tensorwise"} if _precision(file, release) == "fp8" else {})
 
 
 def _precision(file: SectionReader, release: Release) -> str:
     quantised = file.section("model").texts("converters")
-    float8 = file.section("quantize").section("linear").section("float8") if release is R2026 else file.section("float8")
-    if release.older:
+    float8 = file.section("quantize").section("linear").section("float8") if release.year >= 2026 else file.section("float8")
+    if release.year < 2025:
         quantised = ["float8"] if float8.flag("enable_float8_linear", False) else []
     held = _DTYPES[file.section("training").choice("mixed_precision_param", _DTYPES, "bfloat16")]
     if not quantised:

@@ -11,7 +11,7 @@ from solver.formats.model_file import shipped_model
 from solver.formats.toml_text import write_toml
 from solver.formats.torchrun import nodes_of
 from solver.formats.torchtitan_config import ROTATES
-from solver.formats.torchtitan_keys import R2026, RELEASES, Release
+from solver.formats.torchtitan_keys import RELEASES, Release
 from solver.formats.torchtitan_stages import dealt, stage_starts
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -51,7 +51,7 @@ def _own(model: ModelSpec, release: Release) -> tuple[str, str]:
     plain = model.norm == "rmsnorm" and model.position == "rope" and model.gated_mlp and model.norms_per_layer == 2
     added = model.qkv_bias or model.output_bias or model.mlp_bias or model.tie_word_embeddings or model.sliding_window
     kind = (model.has_latent_attention, model.qk_norm)
-    if release is R2026 and plain and not (model.qkv_bias or model.output_bias or model.mlp_bias or model.sliding_window):
+    if release.year >= 2026 and plain and not (model.qkv_bias or model.output_bias or model.mlp_bias or model.sliding_window):
         if kind == (False, "head"):
             return "qwen3", model.name
         if kind == (True, "none") and model.is_mixture_of_experts and not model.num_nextn_predict_layers:
@@ -60,7 +60,7 @@ def _own(model: ModelSpec, release: Release) -> tuple[str, str]:
         others = "; its qwen3 has the norms, ties and experts, its deepseek_v3 no multi-token prediction"
         raise InputError(
             f"{model.name}: torchtitan's llama3 has no biases, norms of q and k, windows, tied embeddings or experts"
-            + others * (release is R2026)
+            + others * (release.year >= 2026)
         )
     return "llama3", model.name
 
@@ -85,7 +85,7 @@ def _ranks(run: Strategy, release: Release) -> list[tuple[str, dict[str, Any]]]:
         backend = "deepep" if run.moe_dispatcher == "deepep" else "standard"
         found.append((release.ranks, {"expert_parallel_degree": run.ep, "expert_tensor_parallel_degree": run.etp,
                                       "expert_parallel_comm_backend": backend}))  # fmt: skip
-    if not release.older:
+    if release.year >= 2025:
         again = {3: "always" if run.pp > 1 else "default", 2: "default" if run.pp > 1 else "never"}.get(run.zero, "default")
         found.append((release.ranks, {"fsdp_reshard_after_forward": again}))
     return found
@@ -110,7 +110,7 @@ def _refuse(run: Strategy) -> None:
 
 
 def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[str, dict[str, Any]]]:
-    newer, dtype = not release.older, {"fp32": "float32"}.get(run.precision, "bfloat16")
+    newer, dtype = release.year >= 2025, {"fp32": "float32"}.get(run.precision, "bfloat16")
     piped = run.pp > 1
     local = run.micro_batch_size * (run.num_micro_batches if piped else 1)
     training: dict[str, Any] = {
@@ -118,12 +118,11 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
         "global_batch_size": run.global_batch_sequences if newer else None,
         "mixed_precision_param": dtype, "mixed_precision_reduce": "float32",
     }  # fmt: skip
-    switches = {"compile": run.compile, "deterministic": run.deterministic or None}
     found: list[tuple[str, dict[str, Any]]] = [("training", training)]
-    if release is R2026:
+    if release.year >= 2026:
         found += [("compile", {"enable": run.compile}), ("debug", {"deterministic": run.deterministic})]
     else:
-        training.update(switches)
+        training |= {"compile": run.compile, "deterministic": run.deterministic or None}
     if piped:
         schedule = "interleaved" if run.schedule == "1f1b" and run.vpp > 1 else run.schedule
         if schedule not in release.schedules:
@@ -134,12 +133,11 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
             **({"pipeline_parallel_microbatch_size": run.micro_batch_size} if newer
                else {"pipeline_parallel_microbatches": run.num_micro_batches}),
         }))  # fmt: skip
-    quantised = {"fp8": "float8", "mxfp8": "mx"}.get(run.precision)
-    if release is R2026:
-        recipe = {"float8": {"recipe_name": run.fp8_recipe}, "mx": {"recipe_name": "mxfp8_cublas"}}
-        if quantised:
-            found += [("model", {"converters": [f"quantize.linear.{quantised}"]})]
-            found += [(f"quantize.linear.{quantised}", recipe[quantised])]
+    quantised = {ours: theirs for theirs, ours in release.converters.items()}.get(run.precision)
+    if release.year >= 2026:
+        if quantised:  # its settings stand in a table of its name
+            recipe = run.fp8_recipe if run.precision == "fp8" else "mxfp8_cublas"
+            found += [("model", {"converters": [quantised]}), (quantised, {"recipe_name": recipe})]
         found += [("optimizer", {"implementation": "fused"})]
     elif newer:
         found += [("model", {"converters": [quantised]}), ("float8", {"recipe_name": run.fp8_recipe})] if quantised else []
@@ -153,7 +151,7 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
 def _stages(model: ModelSpec, run: Strategy, release: Release) -> dict[str, Any]:
     """Return the keys that divide the layers: split points, or the modules of every stage."""
     layers, number = model.num_hidden_layers, run.pp * run.vpp
-    if not release.lists_stages:
+    if release.year < 2026:
         return {"pipeline_parallel_split_points": [f"layers.{first}" for first in stage_starts(layers, number)]}
     ends = run.account_for_embedding_in_pipeline_split, run.account_for_loss_in_pipeline_split
     sizes = list(chunk_layers(run.pipeline_layout)) if run.pipeline_layout else dealt(layers, number, *map(int, ends))

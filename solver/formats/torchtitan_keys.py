@@ -18,8 +18,8 @@ class Release:
     """A release of torchtitan: its name here, what it calls itself, and where its settings stand.
 
     ranks, pipeline: tables of the sizes of data and tensor parallelism, and of pipeline and context parallelism. batch: key of
-    the sequences of a rank. flavors: (model, flavor) -> a model that is shipped here. older: of 2024. lists_stages: modules of
-    every stage may be listed, and embedding and head count as layers where they are not. converters: names of quantisations.
+    the sequences of a rank. flavors: (model, flavor) -> a model that is shipped here. year: settings stand in other tables, and
+    layers are divided otherwise, from 2025 and from 2026 on. converters: names of quantisations.
     """
 
     framework: str
@@ -31,8 +31,7 @@ class Release:
     described: Described
     flavors: Mapping[tuple[str, str], str]
     schedules: Mapping[str, str]
-    older: bool = False
-    lists_stages: bool = False
+    year: int
     converters: Mapping[str, str] = field(default_factory=lambda: {"float8": "fp8", "mx": "mxfp8"})
 
 
@@ -70,6 +69,7 @@ _LLAMA3 = {("llama3", "8B"): "llama3_8b", ("llama3", "70B"): "llama3_70b", ("lla
 
 R2025 = Release(
     framework="torchtitan-2025-06",
+    year=2025,
     version="torchtitan 0.1 (June 2025)",
     ranks="parallelism",
     pipeline="parallelism",
@@ -147,7 +147,7 @@ R2024 = Release(
         "float8.scaling_type_weight": (("dynamic",), "delayed scaling"),
         "float8.scaling_type_grad_output": (("dynamic",), "delayed scaling"),
     },
-    older=True,
+    year=2024,
     flavors=_LLAMA3 | {("llama2", size): f"llama2_{size.lower()}" for size in ("7B", "13B", "70B")},
     schedules=_SCHEDULES,
 )  # fmt: skip
@@ -206,7 +206,7 @@ R2026 = Release(
     },
     flavors=_LLAMA3 | _QWEN3,
     schedules=_SCHEDULES,
-    lists_stages=True,
+    year=2026,
     converters={"quantize.linear.float8": "fp8", "quantize.linear.mx": "mxfp8"},
 )  # fmt: skip
 

@@ -11,6 +11,8 @@ from solver.formats.torchtitan_keys import Release
 from solver.spec.choices import WAVES
 from solver.spec.pipeline_layout import layout_text
 
+_SEVERAL = ("interleaved", *WAVES)  #: schedules of several chunks a rank
+
 
 def stage_starts(layers: int, stages: int) -> list[int]:
     """Return the first layer of each stage but the first, where layers are divided evenly and middle stages take the rest."""
@@ -39,16 +41,14 @@ def listed_stages(pipeline: SectionReader, release: Release, pp: int, layers: in
     each = pipeline.whole("pipeline_parallel_layers_per_stage", 0, least=0)
     if pp == 1:
         return {"pp": 1, "vpp": 1, "schedule": "1f1b"}, ()
-    several = schedule in ("interleaved", *WAVES)
     if listed is not None:
         chunks = _listed(pipeline, listed, layers)
     else:
-        number = -(-(layers + sum(ends)) // each) if each else pp * (2 if several else 1)
+        number = -(-(layers + sum(ends)) // each) if each else pp * (2 if schedule in _SEVERAL else 1)
         chunks = dealt(layers, number, *ends)
-    if len(chunks) % pp or (len(chunks) > pp) != several or min(chunks) < 0:
-        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {len(chunks)} chunks in {pp} stages")
-    vpp = len(chunks) // pp
-    stated = {"pp": pp, "vpp": vpp, "schedule": interleaved(schedule, vpp)}
+    stated = _stated(pipeline, schedule, pp, len(chunks))
+    if min(chunks) < 0:
+        raise pipeline.wrong("pipeline_parallel_schedule", f"one of fewer than {len(chunks)} chunks for {layers} layers")
     for counted in ((0, 0), (1, 1), (1, 0), (0, 1)):
         if (layers + sum(counted)) % len(chunks) == 0 and chunks == dealt(layers, len(chunks), *counted):
             names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
@@ -64,16 +64,20 @@ def stages_at_points(pipeline: SectionReader, release: Release, pp: int, layers:
     each = pipeline.whole("pipeline_parallel_layers_per_stage", 0, least=0)
     if pp == 1:
         return {"pp": 1, "vpp": 1, "schedule": "1f1b"}, ()
-    several = schedule in ("interleaved", *WAVES)
-    chunks = len(points) + 1 if points else -(-layers // each) if each else pp * (2 if several else 1)
-    vpp = chunks // pp
-    if chunks % pp or (vpp > 1) != several:
-        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {chunks} chunks in {pp} stages")
+    chunks = len(points) + 1 if points else -(-layers // each) if each else pp * (2 if schedule in _SEVERAL else 1)
+    stated = _stated(pipeline, schedule, pp, chunks)
     if points and points != [f"layers.{first}" for first in stage_starts(layers, chunks)]:
         even = ", ".join(f"layers.{first}" for first in stage_starts(layers, chunks))
         raise pipeline.wrong("pipeline_parallel_split_points", f"{even}, because other divisions are not modelled")
-    stated = {"pp": pp, "vpp": vpp, "schedule": interleaved(schedule, vpp)}
     return stated, () if points else ("vpp",)
+
+
+def _stated(pipeline: SectionReader, schedule: str, pp: int, chunks: int) -> dict[str, Any]:
+    """Return the keys of a layout with so many chunks. Raises InputError where the schedule has another number."""
+    vpp = chunks // pp
+    if chunks % pp or (vpp > 1) != (schedule in _SEVERAL):
+        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {chunks} chunks in {pp} stages")
+    return {"pp": pp, "vpp": vpp, "schedule": interleaved(schedule, vpp)}
 
 
 def _listed(pipeline: SectionReader, listed: Any, layers: int) -> list[int]:

@@ -44,15 +44,22 @@ def attention_std(problem: Problem, layout: Strategy, share: float) -> float:
     """Return the standard deviation of log(step time) of not knowing which generation of FlashAttention ran, where runs that
     state none may have had an older one (Kernels.flash_unstated). share: of the step that attention's kernels take.
 
-    Of two times that differ by log(slower) the slower is exp(-log(slower) / SLOWER) times as likely, since runs are tuned.
     """
     kernels, device = problem.framework.kernels, problem.cost.device
     if not kernels.flash_unstated or layout.flash_generation or layout.attention != "flash":
         return 0.0
     slower = math.prod(FLASH_SPEEDUP.get(v, 1.0) for v in range(kernels.flash_unstated, device.flash_version))
-    off = math.log1p(share * (slower - 1))
-    likely = math.exp(-off / SLOWER)
-    return off * math.sqrt(likely / (1 + likely))
+    return unstated_std(np.array([math.log1p(share * (slower - 1))]))
+
+
+def unstated_std(off: np.ndarray) -> float:
+    """Return the standard deviation of log(step time) about the likeliest one, of not knowing a setting.
+
+    off: log of the times that other settings would have over that one. An other one is exp(-abs(off) / SLOWER) times as likely,
+    since runs are tuned.
+    """
+    likely = np.exp(-abs(off) / SLOWER)
+    return math.sqrt(float((likely * off**2).sum() / (1 + likely.sum())))
 
 
 def system_std(problem: Problem, layout: Strategy) -> float:

@@ -16,7 +16,7 @@ from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
 from solver.formats.cases import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
-from solver.report.uncertainty import SLOWER
+from solver.report.uncertainty import unstated_std
 from solver.spec.cluster import FIGURES, cluster_of
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -189,9 +189,7 @@ def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Predic
         if i != best
     )
     off = np.array([math.log(other.seconds / seconds[best]) for other in found if other.fits])
-    likely = np.exp(-abs(off) / SLOWER)
-    unstated = math.sqrt(float((likely * off**2).sum() / (1 + likely.sum())))
-    return Prediction(case, None, solutions, index, None, found, unstated)
+    return Prediction(case, None, solutions, index, None, found, unstated_std(off))
 
 
 def _difference(layout: Strategy, other: Strategy) -> str:

@@ -14,13 +14,12 @@ from solver.search.divisions import Division, divisions, divisors
 from solver.search.pipelines import pipelines
 from solver.spec.choices import Recompute, TpMode
 from solver.spec.expert_rules import (
-    context_exchange_runs,
+    exchange_broken,
     experts_divide,
     experts_run,
     heads_divide_by_cp,
     mode_runs,
     overlap_runs,
-    unmet_by_exchange,
 )
 from solver.spec.feasibility import (
     check_world,
@@ -110,8 +109,8 @@ def _context_broken(problem: Problem, tp: int, cp: int) -> str:
         return f"{framework.name} does not run multi-token prediction with context parallelism"
     if not sequence_divides(run.seq_len, cp, 1):
         return "the sequence is too short for cp"
-    if not context_exchange_runs(model, run, cp):
-        return f"cp by {run.cp_comm} does not work {unmet_by_exchange(model, run)}"
+    if cp > 1 and (unmet := exchange_broken(model, run)):
+        return f"cp by {run.cp_comm} does not work {unmet}"
     if not heads_divide_by_cp(model, run, tp, cp):
         return "attention heads do not divide by tp and the context-parallel ranks that share them"
     return ""

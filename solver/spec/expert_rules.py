@@ -24,23 +24,21 @@ def experts_run(can_run: CanRun, tp: int, ranks: int, ep: int, etp: int) -> bool
     return etp == tp and (ranks // tp) % ep == 0
 
 
-def context_exchange_runs(model: ModelSpec, run: Strategy, cp: int) -> bool:
-    """Whether context parallelism works: keys that pass in a ring do not meet windows and chunks (Transformer Engine refuses
-    p2p with a window; torch's is a ring by any method), and a release exchanges packed documents in some ways only."""
-    can, kernels = framework_of(run.framework).can_run, framework_of(run.framework).kernels
-    in_parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
-    ring = "ring" in run.cp_comm or kernels.torch_context_parallel
-    return cp == 1 or (not (ring and in_parts) and (not run.document_tokens or run.cp_comm in can.packed_exchanges))
+def exchange_broken(model: ModelSpec, run: Strategy) -> str:
+    """Return what the exchange of context parallelism does not work with, and what does instead; "" where it works.
 
-
-def unmet_by_exchange(model: ModelSpec, run: Strategy) -> str:
-    """Return in words what the exchange of context parallelism does not work with, and what does instead."""
-    packed = framework_of(run.framework).can_run.packed_exchanges
+    Keys that pass in a ring do not meet windows and chunks (Transformer Engine refuses p2p with a window; torch's is a ring by
+    any method), and a release exchanges packed documents in some ways only.
+    """
+    framework = framework_of(run.framework)
+    packed = framework.can_run.packed_exchanges
     if run.document_tokens and run.cp_comm not in packed:
-        return f"with packed documents under {run.framework}; " + (
-            f"use cp_comm {' or '.join(packed)}" if packed else "use cp 1"
-        )
-    return "with windows and chunks, which no ring meets; use cp_comm a2a or allgather"
+        instead = f"cp_comm {' or '.join(packed)}" if packed else "cp 1"
+        return f"with packed documents under {run.framework}; use {instead}"
+    in_parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
+    if in_parts and ("ring" in run.cp_comm or framework.kernels.torch_context_parallel):
+        return "with windows and chunks, which no ring meets; use cp_comm a2a or allgather"
+    return ""
 
 
 def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> bool:

@@ -13,15 +13,14 @@ from solver.spec.choices import WAVES, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.expert_rules import (
-    context_exchange_runs,
     dispatch_broken,
+    exchange_broken,
     experts_run,
     fused_experts_broken,
     heads_divide_by_cp,
     mode_runs,
     overlap_runs,
     predicted_beside,
-    unmet_by_exchange,
 )
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
@@ -299,6 +298,7 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
 def check_rules(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError with the first rule of its model and its framework that a layout breaks, on whatever cluster."""
     split = 1 if s.tp_mode == "mtp" else s.tp
+    unmet = exchange_broken(model, s) if s.cp > 1 else ""
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
         (sequence_divides(s.seq_len, s.cp, split), f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"),
@@ -313,10 +313,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
             "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",
         ),
         (mode_runs(model, s.tp_mode, s.tp), f"tp_mode {s.tp_mode} with tp {s.tp} is not described for {model.name}"),
-        (
-            context_exchange_runs(model, s, s.cp),
-            f"cp {s.cp} by {s.cp_comm} does not work {unmet_by_exchange(model, s)}",
-        ),
+        (not unmet, f"cp {s.cp} by {s.cp_comm} does not work {unmet}"),
     )
     require(rules)
     check_framework(model, s)
