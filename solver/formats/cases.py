@@ -14,7 +14,7 @@ from profiler.profile.devices import DEVICES, device_named
 from solver.formats.case_layout import count_of, layout_of_case
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
-from solver.formats.published_recipes import with_facts, with_recipe
+from solver.formats.published_recipes import with_facts, with_fine_tuning, with_recipe
 from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import normalized_run
 from solver.formats.text_file import read_text
@@ -126,7 +126,8 @@ def case_of(plain: Mapping[str, Any]) -> Case:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
         check_model(model, count_of(sections["run"], "seq_len"), approximate=True)
         run = normalized_run(sections["run"], hardware, assumptions)
-        run = with_stages(with_recipe(run, model, hardware, assumptions), model.num_hidden_layers)
+        run = with_fine_tuning(with_recipe(run, model, hardware, assumptions), model, assumptions)
+        run = with_stages(run, model.num_hidden_layers)
         strategy = layout_of_case(run, model, assumptions)
         check_sizes(model, strategy)
         others = alternatives(run, model, framework_of(strategy.framework), strategy)

@@ -1,6 +1,6 @@
 """Settings that a framework's own performance recipes have, for runs that state their layout and not much else.
 
-Runs that NVIDIA publishes of Megatron-Bridge and of NeMo Automodel state model, accelerator, precision, release and layout; the
+Runs that NVIDIA publishes of NeMo, Megatron-Bridge and NeMo Automodel state model, accelerator, precision, release and layout; the
 rest stands in the recipes of that release (configs/recipes, with their sources).
 """
 
@@ -32,7 +32,7 @@ _FACTS_OF: Mapping[str, tuple[str, ...]] = {"megatron-bridge": ("num_nextn_predi
 @dataclass(frozen=True)
 class Recipe:
     """settings: by field of Strategy. layout: the keys by which a run is recognised. releases: of the family; empty: any.
-    not_modelled: what else it turns on."""
+    not_modelled: what else it turns on. layers: of the model with fewer layers that it trains; 0: of the model itself."""
 
     family: str
     model: str
@@ -43,18 +43,34 @@ class Recipe:
     settings: Mapping[str, Any]
     not_modelled: tuple[str, ...]
     source: str
+    layers: int = 0
+
+
+@cache
+def _files() -> tuple[Mapping[str, Any], ...]:
+    return tuple(json.loads(path.read_text(encoding="utf-8")) for path in sorted((CONFIGS / "recipes").glob("*.json")))
 
 
 @cache
 def recipes() -> tuple[Recipe, ...]:
     """Return all recipes of configs/recipes."""
     found = []
-    for path in sorted((CONFIGS / "recipes").glob("*.json")):
-        plain = json.loads(path.read_text(encoding="utf-8"))
+    for plain in _files():
         for row in plain["recipes"]:
             sequences = {key: tuple(row[key]) for key in ("devices", "releases", "not_modelled")}
             found.append(Recipe(plain["family"], **row | sequences))
     return tuple(found)
+
+
+def with_fine_tuning(run: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> dict[str, Any]:
+    """Return ``run`` with what its family's recipes for fine-tuning set, where the model's name says that it is fine-tuned."""
+    if "sft" not in re.findall("[a-z]+", model.name.lower()):
+        return dict(run)
+    family = framework_of(str(run.get("framework", ""))).family
+    found = next((plain["fine_tuning"] for plain in _files() if plain["family"] == family and "fine_tuning" in plain), {})
+    settings = {key: value for key, value in found.get("settings", {}).items() if key not in run}
+    assumptions += [f"{key}: {value} ({found['why']})" for key, value in settings.items()]
+    return {**run, **settings}
 
 
 def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe | None:
@@ -64,13 +80,13 @@ def recipe_of(run: Mapping[str, Any], model: ModelSpec, hardware: str) -> Recipe
     told from training a whole model by its number of GPUs.
     """
     name = str(run.get("framework", ""))
-    family, release = framework_of(name).family, re.search(r"[\d.]+$", name.strip())
+    family, release = framework_of(name).family, re.search(r"\d+(\.\d+)+", name)
     found = [
         recipe for recipe in recipes()
         if recipe.family == family and (not recipe.releases or (release and release[0] in recipe.releases))
         and hardware in recipe.devices and recipe.precision == run.get("precision", "bf16")
         and all(run.get(key, 1) == value for key, value in recipe.layout.items() if key != "world_size" and _states(run, key))
-        and is_preset(model, recipe.model)
+        and is_preset(model, recipe.model, recipe.layers)
         and (not recipe.settings.get("lora_rank") or recipe.layout["world_size"] == run.get("world_size"))
     ]  # fmt: skip
     return min(found, key=lambda recipe: recipe.layout["world_size"] != run.get("world_size"), default=None)
@@ -93,10 +109,11 @@ def with_recipe(run: Mapping[str, Any], model: ModelSpec, hardware: str, assumpt
     return {**run, **settings}
 
 
-def is_preset(model: ModelSpec, preset: str) -> bool:
-    """Whether ``model`` has the shape of a shipped model."""
+def is_preset(model: ModelSpec, preset: str, layers: int = 0) -> bool:
+    """Whether ``model`` has the shape of a shipped model, or of one with so many of its layers."""
     known = _preset(preset)
-    return all(getattr(model, key) == getattr(known, key) for key in _SHAPE)
+    wanted = {key: getattr(known, key) for key in _SHAPE} | ({"num_hidden_layers": layers} if layers else {})
+    return all(getattr(model, key) == value for key, value in wanted.items())
 
 
 def with_facts(model: ModelSpec, stated: Mapping[str, Any], family: str, assumptions: list[str]) -> ModelSpec:

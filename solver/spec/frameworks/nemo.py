@@ -46,6 +46,7 @@ NEMO_25 = NEMO_24_09.derive(
     flags={"cross_entropy_fusion": True, "grad_dtype": "fp32"},
     best_practice={"cross_entropy_fusion": True},
     can_run={
+        "zero_stages": (0, 1, 2, 3),  # Megatron's FSDP (scripts/performance/helpers.py, set_mcore_fsdp_configs)
         "shards": "any",
         "stated_end_stages": True,
         "counts_embedding_and_loss": True,
@@ -68,7 +69,7 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     family="megatron-bridge",
     aliases=("megatron-bridge",),
     # Megatron-FSDP shards what it is told to; arguments.py is not run
-    can_run={"zero_stages": (0, 1, 2, 3), "overlaps_muon": True, "gathers_after_reducing": False},
+    can_run={"overlaps_muon": True, "gathers_after_reducing": False},
     tensor_parallel={"experts_follow": False},
     # apply_rope_fusion in the configuration that its DeepSeek recipe prints; under Megatron-LM the kernels are experimental,
     # and scripts with latent attention turn them off (--no-rope-fusion)

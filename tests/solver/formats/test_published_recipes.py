@@ -139,3 +139,38 @@ def test_no_group_of_one_rank_sends_tokens_between_ranks() -> None:
     run = {"framework": "nemo automodel", "world_size": 64, "micro_batch_size": 2, "zero": 3, "precision": "bf16", "ep": 1}
     assert strategy(read(GPT_OSS, "h100_sxm", **run, moe_dispatcher="deepep")).ep == 64
     assert strategy(read(GPT_OSS, "h100_sxm", **run, moe_dispatcher="alltoall")).ep == 1
+
+
+GROK = {"name": "grok1-314b", "hidden_size": 6144, "intermediate_size": 32768, "num_hidden_layers": 64,
+        "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32768}  # fmt: skip
+GROK_RUN = {"framework": "nemo 24.12", "world_size": 512, "global_batch_size": 1024, "micro_batch_size": 1, "tp": 4, "pp": 8,
+            "vpp": 8, "cp": 2, "ep": 8, "precision": "bf16", "seq_len": 8192}  # fmt: skip
+
+
+def test_a_release_is_found_wherever_it_stands_in_a_framework_s_name() -> None:
+    early = strategy(read(GROK, "h100_sxm", **GROK_RUN | {"framework": "nemo 24.09/24.11"}))
+    assert (early.etp, early.flash_generation, early.moe_grouped_gemm) == (4, 2, False)
+    late = strategy(read(GROK, "h100_sxm", **GROK_RUN | {"framework": "nemo 25.05 (megatron-core)"}))
+    assert (late.etp, late.flash_generation, late.moe_grouped_gemm, late.moe_capacity_factor) == (1, 0, True, 1.0)
+    # without a recipe etp is tp
+    assert strategy(read(GROK, "h100_sxm", **GROK_RUN | {"framework": "nemo 25.11"})).etp == 4
+
+
+def test_a_recipe_may_train_fewer_layers_than_its_model_has() -> None:
+    small = GROK_RUN | {"world_size": 64, "global_batch_size": 128, "pp": 1, "vpp": 1}
+    assert strategy(read({**GROK, "num_hidden_layers": 8}, "h100_sxm", **small)).flash_generation == 2
+    assert strategy(read({**GROK, "num_hidden_layers": 12}, "h100_sxm", **small)).flash_generation == 0
+
+
+@pytest.mark.parametrize("framework", ["nemo 24.12", "megatron-bridge 26.06"])
+def test_fine_tuning_runs_pack_short_documents(framework: str) -> None:
+    llama = {"name": "llama3-8b SFT", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+             "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
+    run = {"framework": framework, "precision": "bf16", "micro_batch_size": 1, "ep": 1}
+    found = read(llama, "h100_sxm", **run)
+    assert strategy(found).document_tokens == 200
+    assert any(line.startswith("document_lengths: 200 (fine-tuning recipes pack SQuAD") for line in found.assumptions)
+    assert strategy(read(llama, "h100_sxm", **run, document_lengths="512")).document_tokens == 512
+    assert strategy(read(llama | {"name": "llama3-8b"}, "h100_sxm", **run)).document_tokens == 0
+    assert strategy(read(llama, "h100_sxm", **run | {"framework": "megatron-core"})).document_tokens == 0

@@ -27,6 +27,7 @@ TENSORS = {
     "gemma2_2b": 2_614_341_888, "gemma2_9b": 9_241_705_984, "gemma2_27b": 27_227_128_320,
     "gemma3_1b": 999_885_952, "gemma3_4b": 3_880_263_168, "gemma3_12b": 11_766_034_176, "gemma3_27b": 27_009_346_304,
     "mistral_nemo_12b": 12_247_782_400, "mistral_small_24b": 23_572_403_200,
+    "nemotron4_15b": 15_628_775_424, "nemotron4_340b": 341_029_195_776,  # norms with biases; 3.2 + 12.5 B and 9.4 + 331.6 B
 }  # fmt: skip
 #: Announced figures, and sums by hand, where the number of the checkpoint is not known here to its last digit. GPT-3's table
 #: states 174,600 millions; Grok-1's 314 B are not what its shapes add up to; of GLM-4.5 see MULTI_TOKEN.
