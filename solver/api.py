@@ -27,6 +27,7 @@ from solver.spec.cluster import Cluster, cluster_of
 from solver.spec.feasibility import check_layout
 from solver.spec.frameworks import known_framework, release_for_search
 from solver.spec.idle import idle_settings
+from solver.spec.soft_caps import attention_of, without_soft_caps
 from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy, replicas, strategy_from
 from solver.step.layouts import Layouts, Splits
 from solver.step.problem import Problem, problem_of
@@ -53,10 +54,11 @@ def load_problem(
     """Return a Problem from a config file: its model and the constants of its run, on ``world_size`` accelerators.
 
     profile: a shipped profile's name, "data" for own measurements, a Profile, or None for the shipped default. cluster: a name
-    under configs/clusters or a file, or a mapping of its keys. approximate: leave out, instead of refusing, what
-    the model's ``unmodelled`` names. constants: further Strategy fields that all layouts share.
+    under configs/clusters or a file, or a mapping of its keys. approximate: leave out the model's soft caps. constants: further
+    Strategy fields that all layouts share.
     """
     run_config = config if isinstance(config, RunConfig) else load_run_config(config)
+    model = without_soft_caps(run_config.model) if approximate else run_config.model
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
     if profile is None and "hardware" in described:
         profile = str(described["hardware"])
@@ -75,14 +77,14 @@ def load_problem(
         given = {key: given[key] for key in ("precision", "attention") if key in given}
     chosen = known_framework(framework)
     precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
-    for key, why in idle_settings(constants, run_config.model, str(precision), chosen).items():
+    for key, why in idle_settings(constants, model, str(precision), chosen).items():
         raise InputError(f"{key} changes nothing{why}; leave it out")
-    flags = {**chosen.flags_of(precision), **chosen.best_practice}
+    flags = {**chosen.flags_of(precision), **chosen.best_practice, **attention_of(chosen, model)}
     defaults = {key: value for key, value in flags.items() if key not in _AXES}
-    length = seq_len or run_config.seq_len or min(DEFAULT_SEQ_LEN, run_config.model.max_position_embeddings or DEFAULT_SEQ_LEN)
+    length = seq_len or run_config.seq_len or min(DEFAULT_SEQ_LEN, model.max_position_embeddings or DEFAULT_SEQ_LEN)
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
-    return problem_of(run_config.model, run, place, cost, approximate)
+    return problem_of(model, run, place, cost)
 
 
 def _nodes_of_launch(config: RunConfig, device: Device) -> dict[str, int]:

@@ -98,7 +98,7 @@ def add_world_size_argument(p: argparse.ArgumentParser) -> None:
 
 
 def add_approximate_argument(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--approximate", action="store_true", help="leave out what is not modelled (soft caps) "
+    p.add_argument("--approximate", action="store_true", help="leave out a model's soft caps "
                    "instead of refusing the model")  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class Inputs:
         stated: axes of a layout that the config states, where its own layout is predicted.
         """
         of = problem or self.problem
-        left_out = (*of.model.unmodelled, *of.run.unmodelled)
+        left_out = of.left_out
         found = [
             f"left out of the estimate: {'; '.join(left_out)}" if left_out else "",
             self.network,

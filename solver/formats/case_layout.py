@@ -12,6 +12,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import first_with_experts, framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import layout_text
+from solver.spec.soft_caps import attention_of
 from solver.spec.strategy import Strategy
 
 _KNOWN = frozenset(field.name for field in fields(Strategy))
@@ -35,7 +36,7 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
     if framework.name == "generic":
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
     flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))
-    values: dict[str, Any] = {**flags, **given, "framework": stated}
+    values: dict[str, Any] = {**flags, **attention_of(framework, model), **given, "framework": stated}
     for key in ("world_size", "seq_len"):
         values[key] = count_of(values, key, 0)
     values |= _schedule(values, given) | _tensor_mode(values, run, framework)

@@ -124,7 +124,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         model = _model(sections["model"], named, assumptions)
         if sections["run"].get("ep", 1) != 1 and not model.is_mixture_of_experts:
             raise InputError(f"run key ep is {sections['run']['ep']!r}, but the model has no experts")
-        check_model(model, count_of(sections["run"], "seq_len"), approximate=True)
+        check_model(model, count_of(sections["run"], "seq_len"))
         run = normalized_run(sections["run"], hardware, assumptions)
         run = with_fine_tuning(with_recipe(run, model, hardware, assumptions), model, assumptions)
         run = with_stages(run, model.num_hidden_layers)

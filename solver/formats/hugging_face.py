@@ -36,9 +36,8 @@ def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> Mo
         )
         raise InputError(f"{where}: {missing}") from None
     _refuse_unknown({**_outer(whole, nested), **given}, read, called, where)
-    unmodelled = values.pop("unmodelled", ())
     model = model_from_keys(values, where, name or str(config.get("name") or config.get("_name_or_path") or where))
-    return model.replace(unmodelled=tuple(unmodelled), untimed=untimed_of(given))
+    return model.replace(untimed=untimed_of(given))
 
 
 def _refuse_other_training(given: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ def read_olmoe(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
 def read_grok(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read Grok-1: attention scores are capped at max_attn_value by a hyperbolic tangent, scales are constants."""
     _read_expert_width(config, values)
-    values["unmodelled"] = ["soft-capped attention scores"] if config.get("max_attn_value", 30.0) else []
+    values["capped_scores"] = bool(config.get("max_attn_value", 30.0))
     read |= {"max_attn_value", "attn_output_multiplier", "embedding_multiplier_scale", "output_multiplier_scale"}
 
 

@@ -44,10 +44,10 @@ def read_gemma(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
 
 
 def _read_soft_caps(config: Mapping[str, Any], values: Values, read: set[str], scores: float, logits: float) -> None:
-    """Name soft caps as not modelled; ``scores`` and ``logits`` are the caps of a config that does not state them."""
-    caps = (("attn_logit_softcapping", scores, "attention scores"), ("final_logit_softcapping", logits, "logits"))
-    values["unmodelled"] = [f"soft-capped {what}" for key, usual, what in caps if config.get(key, usual)]
-    read |= {key for key, *_ in caps} | {"query_pre_attn_scalar", "cache_implementation"}
+    """Read soft caps; ``scores`` and ``logits`` are those of a config that does not state them."""
+    values["capped_scores"] = bool(config.get("attn_logit_softcapping", scores))
+    values["capped_logits"] = bool(config.get("final_logit_softcapping", logits))
+    read |= {"attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "cache_implementation"}
 
 
 def read_gemma2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

@@ -1,7 +1,7 @@
 """Settings that a framework's own performance recipes have, for runs that state their layout and not much else.
 
-Runs that NVIDIA publishes of NeMo, Megatron-Bridge and NeMo Automodel state model, accelerator, precision, release and layout; the
-rest stands in the recipes of that release (configs/recipes, with their sources).
+Runs that NVIDIA publishes of NeMo, Megatron-Bridge and NeMo Automodel state model, accelerator, precision, release and layout;
+the rest stands in the recipes of that release (configs/recipes, with their sources).
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def with_fine_tuning(run: Mapping[str, Any], model: ModelSpec, assumptions: list
     if "sft" not in re.findall("[a-z]+", model.name.lower()):
         return dict(run)
     family = framework_of(str(run.get("framework", ""))).family
-    found = next((plain["fine_tuning"] for plain in _files() if plain["family"] == family and "fine_tuning" in plain), {})
+    found: Mapping[str, Any] = next((plain.get("fine_tuning", {}) for plain in _files() if plain["family"] == family), {})
+        (plain["fine_tuning"] for plain in _files() if plain["family"] == family and "fine_tuning" in plain), {}
+    )
     settings = {key: value for key, value in found.get("settings", {}).items() if key not in run}
     assumptions += [f"{key}: {value} ({found['why']})" for key, value in settings.items()]
     return {**run, **settings}

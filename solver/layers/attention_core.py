@@ -11,6 +11,7 @@ from solver.layers.context_parallel import context_exchange, kv_gather, kv_regat
 from solver.layers.ops import ATTENTION_CORE, filled, gemm_dtype, memory_bound
 from solver.layers.program import ATTENTION, FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved
 from solver.layers.shapes import Shapes
+from solver.layers.soft_caps import soft_cap_ops
 from solver.spec.recipes import FP32
 
 ATTENTION_SCORES = "attention_scores"  #: what unfused attention keeps of its scores
@@ -159,6 +160,7 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     return [
         *kv_gather(shapes),
         gemm("scores", FORWARD, seq_q, seq_kv, d, 0),
+        *(soft_cap_ops(shapes, "scores", ATTENTION, probabilities, ATTENTION_CORE) if shapes.model.capped_scores else []),
         *softmax,
         *dropout,
         gemm("context", FORWARD, seq_q, v, seq_kv, 1),
@@ -185,7 +187,7 @@ def core_saved(shapes: Shapes) -> list[Saved]:
         scores = shapes.tokens * shapes.heads * shapes.run.seq_len
         # softmax output, eager also in fp32; with dropout also its mask and its output (5 a s^2 b, arXiv 2205.05198 equation 2)
         per_score = 2 * shapes.element + 1 if shapes.dropout else shapes.element
-        per_score += _wide_copy(shapes)
+        per_score += _wide_copy(shapes) + shapes.element * shapes.model.capped_scores  # the tangent's output
         saved.append(Saved(ATTENTION_SCORES, scores * per_score, ATTENTION_CORE))
     return saved
 

@@ -11,6 +11,7 @@ from solver.layers.norm import norm_ops
 from solver.layers.ops import linear, memory_bound, tp_collective
 from solver.layers.program import FORWARD, INPUT_GRAD, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
+from solver.layers.soft_caps import soft_cap_ops
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
@@ -33,16 +34,19 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     stream = shapes.norm_tokens * model.hidden_size * shapes.element
     vocab_input = np.where(shard, shapes.local_tokens, shapes.tokens) * model.hidden_size * shapes.element
     probabilities, transient = _loss_bytes(shapes)
+    # the tangent's output; with the projection a chunk's is gone with the chunk
+    tangents = shapes.tokens * shapes.vocab * shapes.element * (model.capped_logits and not _with_projection(shapes))
     saved = (
         Saved("final_norm_input", stream, dropped_by=()),
         Saved("vocab_input", vocab_input, dropped_by=()),
-        Saved("probabilities", probabilities, dropped_by=()),
+        Saved("probabilities", probabilities + tangents, dropped_by=()),
     )
     weights = (
         Weight("final_norm", model.norm_parameters),
         Weight("vocab", shapes.vocab * (model.hidden_size + model.head_bias)),
     )
-    ops = frozen_ops(shapes, [*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *_loss_ops(shapes)])
+    capped = soft_cap_ops(shapes, "logits", "loss", shapes.tokens * shapes.vocab, ()) if model.capped_logits else []
+    ops = frozen_ops(shapes, [*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *capped, *_loss_ops(shapes)])
     return LayerProgram("head", keys, tuple(ops), saved, weights, transient_bytes=transient)
 
 

@@ -18,6 +18,7 @@ from solver.formats.cases import LAST_RANK, Case
 from solver.report.explain import Explanation, explain
 from solver.report.uncertainty import unstated_std
 from solver.spec.cluster import FIGURES, cluster_of
+from solver.spec.soft_caps import without_soft_caps
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.per_stage import memory_of_stages
@@ -99,7 +100,7 @@ def predict_cases(
 ) -> list[Prediction]:
     """Predict every case, in order; cases that differ only in their layout are predicted together.
 
-    progress(done, total) is called with numbers of cases.
+    progress(done, total) is called with numbers of cases. approximate: without the models' soft caps.
     """
     out: dict[int, Prediction] = {}
     groups: dict[Any, list[tuple[int, Case]]] = defaultdict(list)
@@ -120,7 +121,8 @@ def predict_cases(
             out.update({place: Prediction(case, reason) for place, case in members})
             continue
         try:
-            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost, approximate)
+            model = without_soft_caps(model) if approximate else model
+            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
         except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from solver.spec.choices import CHOICES, SCHEDULES, WAVES, TpMode
 
+#: Soft caps with unfused attention only, or also inside FlashAttention's kernels (solver.spec.soft_caps).
+UNFUSED_CAPS, FUSED_CAPS = "unfused", "flash"
+
 
 @dataclass(frozen=True, kw_only=True)
 class CanRun:
@@ -57,6 +60,7 @@ class CanRun:
     overlaps_muon: bool = True  #: Muon's gradients may be reduced beside compute
     tp_comm_overlap: bool = False  #: a search may turn it on (Transformer Engine's user buffers)
     adapters: bool = False  #: lora_rank
+    soft_caps: str = ""  #: UNFUSED_CAPS, FUSED_CAPS or none
     optimizers: tuple[str, ...] = ("adam",)
     optimizer_states: tuple[str, ...] = ("fp32",)  #: of Adam's moments
     #: To the host: "optimizer" (a share of the moments), "gradients" (always with them), "activations" (of some layers),

@@ -52,7 +52,9 @@ class ModelSpec:
     position_rows: int = 0  #: rows of a learned position table; 0: max_position_embeddings, or the sequence length
     sliding_window: int = 0  #: tokens that attention sees; 0: all
     sliding_window_every: int = 0  #: every n-th layer sees all tokens in spite of the window; 0: none
-    unmodelled: tuple[str, ...] = ()  #: what the model does beyond this description and costs time, in words
+    capped_scores: bool = False  #: attention scores are soft-capped (solver.spec.soft_caps)
+    capped_logits: bool = False
+    unmodelled: tuple[str, ...] = ()  #: what is left out of the model on demand and costs time, in words
     #: (key, value as JSON) of its config.json that no time depends on, for the files that train it
     untimed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     attention_chunk_size: int = 0  #: attention sees nothing outside blocks of this many tokens; 0: no blocks
@@ -191,15 +193,13 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
     require(rules, where)
 
 
-def check_model(model: ModelSpec, seq_len: int, approximate: bool = False) -> None:
-    """Raise InputError if a run of ``seq_len`` tokens does what is not modelled; approximate: allow what is merely left out."""
+def check_model(model: ModelSpec, seq_len: int) -> None:
+    """Raise InputError for sequences that the model has no positions for."""
     if 0 < model.max_position_embeddings < seq_len:
         raise InputError(
             f"seq_len {seq_len} is more than max_position_embeddings {model.max_position_embeddings} of {model.name}; "
             "shorten the sequence, or change the model's max_position_embeddings if it is trained for longer ones"
         )
-    if model.unmodelled and not approximate:
-        raise InputError(f"{model.name} has {'; '.join(model.unmodelled)}: not modelled; --approximate estimates it without")
 
 
 _LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known

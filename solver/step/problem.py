@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from predictor.cost_model import CostModel
-from profiler.errors import InputError
+from profiler.errors import InputError, require
 from profiler.profile.profile import Device
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.multi_token import last_program
@@ -24,6 +24,7 @@ from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.run_rules import check_host
+from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
 from solver.spec.strategy import Strategy
 from solver.step.distinct import distinct
 from solver.step.host import launch_seconds
@@ -47,6 +48,11 @@ class Problem:
     @property
     def element_bytes(self) -> ElementBytes:
         return element_bytes(self.run, self.framework)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What model and run cost, in time or memory, beyond what is priced, in words."""
+        return (*self.model.unmodelled, *self.run.unmodelled, *left_out_of_caps(self.model, self.run))
 
     @property
     def weight_recipe(self) -> WeightRecipe | None:
@@ -93,12 +99,13 @@ class Problem:
         return replace(self, run=run, cluster=cluster, cost=self.cost.for_world(world, cluster.gpus_per_domain))
 
 
-def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel, approximate: bool = False) -> Problem:
+def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
     """Return a Problem whose cost model runs the attention kernels of the run's framework.
 
-    Every way in ends here: raises InputError for a model that does what is not modelled (solver.spec.model.check_model).
+    Every way in ends here: raises InputError for a model that the framework, or this program, cannot run.
     """
-    check_model(model, run.seq_len, approximate)
+    check_model(model, run.seq_len)
+    require([soft_cap_rule(framework_of(run.framework), model, run)])
     check_host(cluster, run)
     _check_format(run, cost.device)
     cluster = cluster.for_world(run.world_size)

@@ -6,6 +6,8 @@ and 1041.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, TensorParallel
 from solver.spec.frameworks.pytorch import FSDP_ONLY
 
@@ -15,7 +17,7 @@ LLM_FOUNDRY_2023 = Framework(
     released="2023-05",
     aliases=("llm-foundry", "llmfoundry", "composer"),
     flags={"zero": 3, "grad_dtype": "fp32"},
-    can_run=FSDP_ONLY,
+    can_run=replace(FSDP_ONLY, soft_caps=""),
     kernels=Kernels(
         fused_gate_up=False,
         torch_loss=False,  # its code fuses the loss by default; its published small models are slower than that

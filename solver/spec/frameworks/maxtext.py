@@ -6,7 +6,7 @@ remat_policy save_qkv_proj (dgxc-benchmarking maxtext/README_70b.md).
 
 from __future__ import annotations
 
-from solver.spec.can_run import CanRun
+from solver.spec.can_run import UNFUSED_CAPS, CanRun
 from solver.spec.framework import Framework, Kernels, MemoryUse, Recomputation, TensorParallel
 
 MAXTEXT = Framework(
@@ -21,6 +21,7 @@ MAXTEXT = Framework(
         cp_comms=(),
         pipeline=False,
         recompute=("none", "selective", "full"),
+        soft_caps=UNFUSED_CAPS,  # layers/attentions.py: attn_logits_soft_cap with dot_product
     ),  # fmt: skip
     kernels=Kernels(compiled_loss=True),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),

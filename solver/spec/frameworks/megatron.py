@@ -6,7 +6,7 @@ of late 2023 (LumiOpen a2cca9d), its CHANGELOG.md, megatron/core/distributed and
 
 from __future__ import annotations
 
-from solver.spec.can_run import CanRun
+from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, RECOMPUTE_MODULES, SCHEDULES, TpMode
 from solver.spec.framework import ASSUMED_LAUNCH, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
 
@@ -178,6 +178,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "replicated_kv_heads": True,
         "uneven_stages": True,
         "fuses_projection": True,
+        "soft_caps": FUSED_CAPS,
         "pipeline_layout": True,
         "cp_comms": CHOICES["cp_comm"],
         "schedules": SCHEDULES,

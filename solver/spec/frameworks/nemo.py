@@ -5,6 +5,7 @@ Sources: NVIDIA/NeMo nemo/collections/llm/recipes and scripts/performance; NVIDI
 
 from __future__ import annotations
 
+from solver.spec.can_run import UNFUSED_CAPS
 from solver.spec.choices import CUDA_GRAPH_MODULES, RECOMPUTE_MODULES
 from solver.spec.frameworks.megatron import BEFORE_0_9, MEGATRON_CORE_0_12
 
@@ -35,7 +36,8 @@ NEMO_24_09 = NEMO_24.derive(
     "nemo-24.09",
     "2024-09",
     aliases=("nemo 24.10", "nemo 24.11", "nemo 24.12"),
-    kernels={"flash_attention": 0},
+    kernels={"flash_attention": 0},  # NVTE_FUSED_ATTN=1 (NVIDIA/dgxc-benchmarking llama3.1/configure.sh)
+    can_run={"soft_caps": UNFUSED_CAPS},  # nemo/collections/llm/gpt/model/gemma2.py
 )
 
 NEMO_25 = NEMO_24_09.derive(

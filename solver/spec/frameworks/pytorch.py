@@ -5,14 +5,14 @@ Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/c
 
 from __future__ import annotations
 
-from solver.spec.can_run import CanRun
+from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import TpMode
 from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
 
 #: Replicas; weights whole between micro batches; weights layer by layer. Optimizer states alone are never sharded.
 FSDP_STAGES = (0, 2, 3)
 #: FSDP on its own: no tensor, context or pipeline parallelism.
-FSDP_ONLY = CanRun(zero_stages=FSDP_STAGES, tp_modes=(), cp_comms=(), pipeline=False)
+FSDP_ONLY = CanRun(zero_stages=FSDP_STAGES, tp_modes=(), cp_comms=(), pipeline=False, soft_caps=FUSED_CAPS)
 
 #: Plain torch.distributed: DDP in buckets of 25 MB, weights held in fp32 under autocast, fused AdamW, no clipping.
 DDP = Framework(
@@ -22,7 +22,7 @@ DDP = Framework(
     aliases=("torch ddp", "ddp"),
     broad_aliases=("pytorch", "torch"),
     flags={"zero": 0, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
-    can_run=CanRun(zero_stages=(0, 1), tp_modes=(), cp_comms=(), pipeline=False),
+    can_run=CanRun(zero_stages=(0, 1), tp_modes=(), cp_comms=(), pipeline=False, soft_caps=FUSED_CAPS),
     kernels=Kernels(fused_qkv=False, fused_gate_up=False, fused_elementwise=False, torch_loss=True, flash_attention=2),
     tensor_parallel=TensorParallel(  # DTensor's collectives are synchronous
         regathers_input=False, shares_input=True, async_backward=False, vocab_parallel_loss=False
@@ -78,7 +78,7 @@ FMS_FSDP = FSDP.derive(
     "fms-fsdp",
     "2024-03",
     family="fms-fsdp",
-    can_run={"recompute": ("none", "full")},
+    can_run={"recompute": ("none", "full"), "soft_caps": ""},
     data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0},
     recomputation={"selective_is_full": True},
     uncertainty=0.08,  # how many blocks are recomputed is stated by few runs

@@ -6,7 +6,7 @@ parallelisms/parallelize_llama.py (004b314), run_train.sh (0168bd5).
 
 from __future__ import annotations
 
-from solver.spec.can_run import CanRun
+from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import TpMode
 from solver.spec.framework import (
     ASSUMED_LAUNCH,
@@ -121,6 +121,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)
         "zero_with_pipeline": (0, 2), "experts": True, "folds_experts": True, "splits_experts": False,
         "adapters": True,  # components/_peft/lora.py
+        "soft_caps": FUSED_CAPS,  # models of transformers
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)
         "optimizer_states": ("fp32", "bf16"),  # torch.optim.Adam of bf16 parameters
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"), "schedules": ("1f1b", "interleaved", "gpipe"),

@@ -44,9 +44,8 @@ def test_the_checkpoints_cover_the_families() -> None:
 
 def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> None:
     model = read(LLAMA | {"max_position_embeddings": 4096})
-    for approximate in (False, True):
-        with pytest.raises(InputError, match="seq_len 8192 is more than max_position_embeddings 4096 of m"):
-            check_model(model, 8192, approximate)
+    with pytest.raises(InputError, match="seq_len 8192 is more than max_position_embeddings 4096 of m"):
+        check_model(model, 8192)
 
 
 @pytest.mark.parametrize(
@@ -180,12 +179,9 @@ def test_keys_that_are_refused_are_not_merely_unread() -> None:
     assert unread_keys(LLAMA | {"num_local_experts": 8, "some_new_flag": 1}) == ["some_new_flag"]
 
 
-def test_soft_caps_need_to_be_allowed() -> None:
+def test_soft_caps_are_read() -> None:
     gemma = next(read(c["config"]) for c in CHECKPOINTS if c["name"] == "gemma-2-9b")
-    assert gemma.unmodelled == ("soft-capped attention scores", "soft-capped logits")
-    with pytest.raises(InputError, match="m has soft-capped attention scores; soft-capped logits: not modelled"):
-        check_model(gemma, 4096)
-    check_model(gemma, 4096, approximate=True)
+    assert gemma.capped_scores and gemma.capped_logits
 
 
 def windows(config: dict[str, Any]) -> list[int]:
@@ -280,7 +276,7 @@ def test_what_an_approximation_leaves_out_is_printed(tmp_path: Path, capsys: pyt
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA | {"model_type": "gemma3_text", "final_logit_softcapping": 30.0, "some_new_flag": 3}))
     options = ["--config", str(path), "--world_size", "8", "--seq_len", "1024"]
-    assert main(options) == 2 and "soft-capped logits: not modelled" in capsys.readouterr().err
+    assert main(options) == 2 and "has no soft caps, which" in capsys.readouterr().err
     assert main([*options, "--approximate"]) == 0
     printed = capsys.readouterr().out
     assert "left out of the estimate: soft-capped logits" in printed

@@ -158,8 +158,8 @@ def test_gpt_oss_may_name_its_experts_as_its_first_configs_did() -> None:
 
 def test_grok_names_its_soft_cap() -> None:
     grok = SHAPE | {"model_type": "grok-1", "num_experts": 8, "num_experts_per_tok": 2}
-    assert read(grok).unmodelled == ("soft-capped attention scores",) and read(grok).norms_per_layer == 4
-    assert read(grok | {"max_attn_value": 0}).unmodelled == ()
+    assert read(grok).capped_scores and read(grok).norms_per_layer == 4
+    assert not read(grok | {"max_attn_value": 0}).capped_scores
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,6 @@ def test_a_shipped_model_has_its_file_s_name_and_nothing_is_left_unread(name: st
     assert set(run.ignored) <= {"bias"}
 
 
-def test_only_soft_caps_are_not_modelled() -> None:
-    left_out = {name: model for name in (*TENSORS, *ANNOUNCED) if (model := shipped(name).unmodelled)}
-    assert {what for model in left_out.values() for what in model} == {"soft-capped attention scores", "soft-capped logits"}
-    assert set(left_out) == {"gemma2_2b", "gemma2_9b", "gemma2_27b", "grok_1"}
-
-
 @pytest.mark.parametrize(("name", "windows"), [
     ("mistral_7b", {4096: 32}), ("mixtral_8x7b", {0: 32}), ("gemma2_9b", {4096: 21, 0: 21}), ("gemma3_27b", {1024: 52, 0: 10}),
     ("gemma3_1b", {512: 22, 0: 4}), ("gpt_oss_120b", {128: 18, 0: 18}), ("qwen3_8b", {0: 36}),
