@@ -68,8 +68,6 @@ def with_fine_tuning(run: Mapping[str, Any], model: ModelSpec, assumptions: list
         return dict(run)
     family = framework_of(str(run.get("framework", ""))).family
     found: Mapping[str, Any] = next((plain.get("fine_tuning", {}) for plain in _files() if plain["family"] == family), {})
-        (plain["fine_tuning"] for plain in _files() if plain["family"] == family and "fine_tuning" in plain), {}
-    )
     settings = {key: value for key, value in found.get("settings", {}).items() if key not in run}
     assumptions += [f"{key}: {value} ({found['why']})" for key, value in settings.items()]
     return {**run, **settings}

@@ -92,8 +92,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "nemo-24": (*MEGATRON, EVEN),
     "nemo-24.09": (*MEGATRON, EVEN),
-    "nemo-25": MEGATRON,
-    "megatron-bridge-25": MEGATRON[1:],  # Megatron-FSDP shards parameters too
+    "nemo-25": MEGATRON[1:],  # Megatron-FSDP (scripts/performance/helpers.py, set_mcore_fsdp_configs) shards parameters too
+    "megatron-bridge-25": MEGATRON[1:],
     "megatron-bridge-26": MEGATRON[1:],
     "megatron-bridge-26.06": MEGATRON[1:],
     "nemo-automodel": (zero(0, 2, 3), WHOLE_KV),
