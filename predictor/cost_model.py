@@ -37,6 +37,9 @@ FLASH_SPEEDUP = {1: 1.75, 2: 1.6, 3: 1.85}
 #: How much longer a backward pass of attention takes that adds its parts in a fixed order. Published: up to 37.9% fewer FLOPs
 #: per second (arXiv 2601.21824, FlashAttention 3 on H800); assumed: half of that.
 DETERMINISTIC_BACKWARD = 1 / (1 - 0.379 / 2)
+#: Time of attention that multiplies in 8 bits over its time in 16. Published of forward passes: 740 / 1,200 on H100 (arXiv
+#: 2407.08608); on Blackwell the exponentials, as many as before, bound it; of backward passes none. Assumed: half that gain.
+FP8_ATTENTION = Derating(1 / 1.3, 0.2)
 #: Standard deviation of log(time) of what the host does: its bandwidths are stated, not measured.
 HOST_STD = 0.3
 
@@ -130,13 +133,17 @@ class CostModel:
         v_head_dim: Any,
         causal: Any = True,
         backward: Any = False,
+        dtype: str = "",
     ) -> Estimate:
-        """Fused attention, forward or backward: the measured time where there is one, else the fit."""
+        """Fused attention, forward or backward: the measured time where there is one, else the fit. dtype: "fp8" or 16 bits."""
         shape = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
         best = self._derated(self.attention.predict(*shape), of="attention")
         if self.measured is not None:
             best = self.measured.instead_of(best, *shape)
         scale = self.attention_scale * np.where(backward, self.backward_scale, 1.0)
+        if dtype == "fp8":
+            best = best._replace(relative_std=np.hypot(best.relative_std, FP8_ATTENTION.relative_std))
+            scale = scale * FP8_ATTENTION.factor
         return self._learned(best._replace(seconds=best.seconds * scale), "attention")
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:

@@ -83,6 +83,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
         "p2p_overlap": overlap.flag("overlap_p2p_comm", True),
         "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
+        "fp8_attention": _has_fp8_attention(file),
     }  # fmt: skip
     ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), world)))
@@ -138,6 +139,16 @@ def _moe(model: SectionReader) -> Flags:
         freq = "([" + "]+[".join(map(str, freq)) + "])"
     deep = model.flag("moe_enable_deepep", False) and "moe_flex_dispatcher_backend" not in model
     return ({} if freq is None else {"moe-layer-freq": freq}) | ({"moe-flex-dispatcher-backend": "deepep"} if deep else {})
+
+
+def _has_fp8_attention(file: SectionReader) -> bool:
+    """Return whether attention multiplies in 8 bits, which no named recipe of mixed precision says."""
+    if isinstance(file.get("mixed_precision", ""), str):
+        return False
+    mixed = file.section("mixed_precision")
+    if mixed.flag("fp8_multi_head_attention", False):
+        raise mixed.wrong("fp8_multi_head_attention", "false: attention's inputs and outputs in fp8 are not described")
+    return mixed.flag("fp8_dot_product_attention", False)
 
 
 def _precision(file: SectionReader) -> Flags:

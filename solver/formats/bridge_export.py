@@ -27,6 +27,7 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     """Return file name -> text of NAME.yaml. Raises InputError for what Megatron's arguments do not express, by name."""
     megatron = run.replace(
         framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, moe_fused_experts=False,
+        fp8_attention=False,
         zero=min(run.zero, 1), dropout=applies_dropout(model, run),
     )  # fmt: skip
     flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron).items()}
@@ -90,6 +91,8 @@ def _precision(run: Strategy, flags: Values) -> Values:
     found |= {
         "first_last_layers_bf16": start + end > 0, "num_layers_at_start_in_bf16": start, "num_layers_at_end_in_bf16": end,
     }  # fmt: skip
+    if run.fp8_attention:
+        found["fp8_dot_product_attention"] = True
     if run.precision == "nvfp4":
         return found | {"fp4": flags["fp4-format"], "fp4_recipe": "nvfp4"}
     found |= {

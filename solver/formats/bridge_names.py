@@ -118,7 +118,7 @@ KNOWN: Known = keys(
     ),
     mixed_precision=keys(
         "_target_ bf16 fp16 params_dtype pipeline_dtype autocast_enabled grad_reduce_in_fp32 fp8 fp8_recipe fp4 "
-        "fp4_recipe "
+        "fp4_recipe fp8_dot_product_attention fp8_multi_head_attention "
         "first_last_layers_bf16 fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_param fp8_param_gather "
         "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 reuse_grad_buf_for_mxfp8_param_ag loss_scale"
     ),

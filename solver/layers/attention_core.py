@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.layers.casts import CAST
 from solver.layers.context_parallel import context_exchange, kv_gather, kv_regather, ring_ops, whole_kv
 from solver.layers.ops import ATTENTION_CORE, filled, gemm_dtype, memory_bound
 from solver.layers.program import ATTENTION, FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.layers.soft_caps import soft_cap_ops
-from solver.spec.recipes import FP32
+from solver.spec.recipes import FP32, HALF
 
 ATTENTION_SCORES = "attention_scores"  #: what unfused attention keeps of its scores
 
@@ -27,7 +28,24 @@ WIDE_SOFTMAX = (4, 13)
 
 def core_ops(shapes: Shapes) -> list[Op]:
     """Return the ops between the projections: from q, k and v after the rotary embedding to the context."""
-    return [*_repeated(shapes), *(_flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes))]
+    core = _flash_core(shapes) if shapes.run.attention == "flash" else _unfused_core(shapes)
+    return [*_repeated(shapes), *_quantised(shapes), *core]
+
+
+def _in_fp8(shapes: Shapes) -> bool:
+    """Whether attention multiplies in 8 bits here: not in layers that stay 16-bit."""
+    return shapes.run.fp8_attention and shapes.recipe is not None
+
+
+def _quantised(shapes: Shapes) -> list[Op]:
+    """Casts of q, k and v, and of the gradient of the context, for attention in 8 bits; its projections are not part of it."""
+    if not _in_fp8(shapes):
+        return []
+    cast, context = HALF + 1.0, shapes.tokens * shapes.heads * shapes.model.value_head_dim
+    return [
+        *memory_bound("attention.qkv_cast", ATTENTION, CAST, shapes.tokens * _qkv_width(shapes), cast, 0.0, ATTENTION_CORE),
+        *memory_bound("attention.context_cast", ATTENTION, CAST, context, 0.0, cast),
+    ]
 
 
 def _repeated(shapes: Shapes) -> list[Op]:
@@ -55,12 +73,22 @@ def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array,
             "kv_heads": kv_heads, "head_dim": shapes.model.qk_head_dim, "v_head_dim": shapes.model.value_head_dim,
             "causal": causal}  # fmt: skip
 
+    ran = "fp8" if _in_fp8(shapes) else ""
     queries = dims["batch"] * seq_q * heads
     gradients = queries * shapes.model.qk_head_dim + dims["batch"] * seq_kv * kv_heads * shapes.kv_width
     written = {FORWARD: queries * shapes.model.value_head_dim, INPUT_GRAD: gradients}
     return [
-        Op(name, ATTENTION, FLASH_ATTN, FORWARD, {**dims, "backward": False}, count=count, recomputed_by=ATTENTION_CORE),
-        Op(name, ATTENTION, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count),
+        Op(
+            name,
+            ATTENTION,
+            FLASH_ATTN,
+            FORWARD,
+            {**dims, "backward": False},
+            count=count,
+            variant=ran,
+            recomputed_by=ATTENTION_CORE,
+        ),
+        Op(name, ATTENTION, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count, variant=ran),
         *filled(shapes, name, ATTENTION, written, count, ATTENTION_CORE),
     ]
 

@@ -63,6 +63,6 @@ SWITCHES = (
     "compile", "moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion", "moe_shared_expert_overlap",
     "moe_exchange_overlap",
     "delay_wgrad_compute", "defer_embedding_wgrad_compute",
-    "moe_fused_experts", "fp8_param_gather", "launch_blocking", "cuda_graphs", "deterministic",
+    "moe_fused_experts", "fp8_param_gather", "fp8_attention", "launch_blocking", "cuda_graphs", "deterministic",
     "offload_gradients",
 )  # fmt: skip

@@ -307,7 +307,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         *module_rules(model, s),
         *graph_rules(model, s),
         *offload_rules(model, s),
-        *attention_rules(s),
+        *attention_rules(framework_of(s.framework), s),
         (
             not s.offload_layers or (s.pp == 1 and s.recompute == "none" and not s.cuda_graphs),
             "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",

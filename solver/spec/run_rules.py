@@ -12,6 +12,7 @@ from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import check_optimizer
+from solver.spec.precision import QUANTISED
 from solver.spec.strategy import Strategy
 
 
@@ -60,10 +61,15 @@ def graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def attention_rules(s: Strategy) -> tuple[tuple[bool, str], ...]:
+def attention_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of what is stated of attention's kernels."""
     flash = s.attention == "flash"
     return (
+        (framework.can_run.fp8_attention or not s.fp8_attention, f"{framework.name} does not offer fp8_attention"),
+        (
+            not s.fp8_attention or (flash and s.precision in QUANTISED),
+            f"fp8_attention needs attention flash and precision {', '.join(QUANTISED)}, not {s.attention} and {s.precision}",
+        ),
         (flash or not s.flash_generation, f"flash_generation changes nothing with attention {s.attention}; leave it out"),
         (not flash or s.fused_softmax is None, "fused_softmax changes nothing with attention flash; leave it out"),
     )
@@ -128,7 +134,7 @@ def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 
 def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
-    require(attention_rules(run))
+    require(attention_rules(framework, run))
     _check_modules(framework, model, run)
     check_adapters(framework, model, run)
     check_deferral(framework, run)

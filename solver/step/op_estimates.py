@@ -166,7 +166,7 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
     if kind == GROUPED_LINEAR:
         return cost.grouped_linear(**dims, dtype=variant)
     if kind == FLASH_ATTN:
-        return cost.flash_attn(**dims)
+        return cost.flash_attn(**dims, dtype=variant)
     if kind == MEMORY_BOUND:
         return cost.memory_bound(variant, dims["bytes"])
     if kind in (HOST_LINK, HOST_MEMORY):

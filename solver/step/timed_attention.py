@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +102,8 @@ def with_timed_attention(
 
 def _timeable(problem: Problem, target: LocalDevice, made: AttentionCalls) -> list[Call]:
     """Return the calls that can be timed correctly, with their seconds by the fit of the device's best kernel."""
-    expected = problem.cost.flash_attn(**made.columns).seconds / problem.cost.attention_scale
+    columns: dict[str, Any] = dict(made.columns)
+    expected = problem.cost.flash_attn(**columns).seconds / problem.cost.attention_scale
     items = (attention_item(target, shape) for shape in made.shapes())
     found = zip(items, expected.tolist(), made.uses.tolist(), strict=True)
     return [Call(item, seconds, uses) for item, seconds, uses in found if item is not None]

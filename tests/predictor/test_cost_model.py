@@ -104,3 +104,9 @@ def test_the_network_is_the_device_s_own_unless_another_is_given() -> None:
     cost = toy_cost()
     assert cost.with_network(None).collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 * NETWORK, rel=1e-12)
     assert cost.with_network(1e9).collective("p2p", 1e6, 1, 2).seconds == pytest.approx(1e6 / 1e9, rel=1e-12)
+
+
+def test_attention_in_8_bits_takes_less_time_and_is_less_certain(h100_model: CostModel) -> None:
+    wide, narrow = (h100_model.flash_attn(*CALL, dtype=dtype) for dtype in ("", "fp8"))
+    assert wide.seconds == pytest.approx(1.3 * narrow.seconds, rel=1e-12)
+    assert narrow.relative_std**2 == pytest.approx(wide.relative_std**2 + 0.2**2, rel=1e-9)

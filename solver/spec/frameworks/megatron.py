@@ -187,6 +187,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "dispatchers": CHOICES["moe_dispatcher"],
         "overlaps_exchange": True,
         "fuses_experts": True,
+        "fp8_attention": True,
         "recompute_modules": RECOMPUTE_MODULES,
         "recomputes_by_stage": True,
         "cuda_graph_modules": CUDA_GRAPH_MODULES,

@@ -48,6 +48,7 @@ NEMO_25 = NEMO_24_09.derive(
     flags={"cross_entropy_fusion": True, "grad_dtype": "fp32"},
     best_practice={"cross_entropy_fusion": True},
     can_run={
+        "fp8_attention": True,
         "zero_stages": (0, 1, 2, 3),  # Megatron's FSDP (scripts/performance/helpers.py, set_mcore_fsdp_configs)
         "shards": "any",
         "stated_end_stages": True,

@@ -74,7 +74,7 @@ def test_a_run_gets_what_its_release_has() -> None:
     assert any(
         line.startswith("moe_exchange_overlap: True (megatron-bridge's performance recipe") for line in read().assumptions
     )
-    assert any("not modelled: attention in fp8" in line for line in read().assumptions)
+    assert (new.fp8_attention, old.fp8_attention) == (True, False)
 
 
 def test_what_a_run_states_stands() -> None:

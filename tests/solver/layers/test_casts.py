@@ -105,3 +105,17 @@ def test_what_is_kept_and_moved_of_a_quantised_weight() -> None:
     scaled = weight_recipe(mxfp8, 2, primary=True)
     assert (scaled.held, scaled.gathered, scaled.cast) == (2 * 33 / 32 - 2, 0, 2 + 2 * 33 / 32)
     assert recipe_of("bf16", "delayed") is None and recipe_of("mxfp8", "delayed") is mxfp8
+
+
+def test_attention_in_fp8_casts_its_operands_and_takes_less_time() -> None:
+    plain, quantised = (ops_of(precision="fp8", framework="megatron-core", fp8_attention=on) for on in (False, True))
+    assert {label for label in quantised if label not in plain} == {
+        "attention.qkv_cast.forward",
+        "attention.context_cast.input_grad",
+    }
+    # of q, k and v (half as many heads each), and of the gradient of the context: 2 bytes read, 1 written
+    assert moved(quantised["attention.qkv_cast.forward"]) == T * 2 * H * 3
+    assert moved(quantised["attention.context_cast.input_grad"]) == T * H * 3
+    assert (plain["attention.forward"].variant, quantised["attention.forward"].variant) == ("", "fp8")
+    ends = ops_of(kind=replace(PLAIN, quantised=False), precision="fp8", framework="megatron-core", fp8_attention=True)
+    assert ends["attention.forward"].variant == "" and "attention.qkv_cast.forward" not in ends
