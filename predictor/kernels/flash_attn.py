@@ -11,6 +11,7 @@ import numpy as np
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
 from predictor.kernels.linear import other_lab, starts_with
+from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
 from profiler.profile.profile import Device, Table
@@ -42,7 +43,7 @@ class FlashAttnModel:
     machine: AttnMachine
     residual: Residual | None
     backward: Residual | None
-    known: np.ndarray
+    known: MeasuredTimes
 
     @classmethod
     def fit(cls, table: Table, device: Device) -> FlashAttnModel:
@@ -56,7 +57,7 @@ class FlashAttnModel:
         table = table.where(_measured_dtype(table))
         rows = main_rows(table)
         if not len(rows):
-            return cls(AttnPhysics(), machine, None, None, np.zeros(0, dtype=np.uint64))
+            return cls(AttnPhysics(), machine, None, None, MeasuredTimes.none())
         shape, seconds = shape_of(rows), rows["seconds"]
         serving = bool(is_serving(rows["source"]).mean() > 0.5)
         enough = len(rows) >= _ROWS_FOR_PHYSICS
@@ -66,8 +67,9 @@ class FlashAttnModel:
         groups = np.unique(np.stack([shape.seq_q, shape.heads]), axis=1, return_inverse=True)[1].ravel()
         features = _features(physics, machine, shape)
         residual = fit_residual(features, _coordinates(shape), log_bare, np.log(seconds) - log_bare, groups, _TREES)
-        fit = cls(physics, machine, residual, None, np.unique(shape_keys(*shape)))
-        return cls(physics, machine, residual, _fit_backward(table, rows, fit), fit.known)
+        fit = cls(physics, machine, residual, None, MeasuredTimes.none())
+        known = MeasuredTimes.none() if serving else _measured_calls(table, str(rows["kernel"][0]))
+        return cls(physics, machine, residual, _fit_backward(table, rows, fit), known)
 
     def predict(
         self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
@@ -90,13 +92,13 @@ class FlashAttnModel:
             seconds = np.where(is_backward, seconds * ratio, seconds)
             std = np.where(is_backward, np.hypot(std, ratio_std), std)
             basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
-        out = arrays[0].shape
-        return Estimate(seconds.reshape(out), std.reshape(out), basis.reshape(out).astype(np.int8))
+        found = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
+        return Estimate(*(values.reshape(arrays[0].shape) for values in found))
 
     def on(self, device: Device) -> FlashAttnModel:
         """Return the model on another device: the same kernels on its units, peak and memory."""
         machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms)
-        return replace(self, machine=machine, known=np.zeros(0, dtype=np.uint64))
+        return replace(self, machine=machine, known=MeasuredTimes.none())
 
     def bare_seconds(self, *shape: Any) -> np.ndarray:
         """Forward seconds of the physical model, without correction; arguments in the order of AttnShape."""
@@ -112,7 +114,6 @@ class FlashAttnModel:
         features = _features(self.physics, self.machine, shape)
         log_bare = np.log(times.seconds + times.cache)
         correction, std, basis = self.residual.correct(features, _coordinates(shape), log_bare)
-        basis = np.where(find(self.known, shape_keys(*shape))[1], np.int8(Basis.MEASURED), basis)
         if self.physics.cache > 0.01 and not serving:  # a training kernel inferred from serving measurements
             octaves = np.log2(np.maximum(2 * _SHORT_TOKENS / shape.seq_q, 1.0))
             std = np.hypot(std, SHORT_UNCERTAINTY * np.minimum(octaves, 6.0))
@@ -143,7 +144,8 @@ class FlashAttnModel:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
-        out = {"physics": np.array(astuple(self.physics)), "machine": np.array(self.machine), "known": self.known}
+        out = {"physics": np.array(astuple(self.physics)), "machine": np.array(self.machine)}
+        out |= self.known.to_arrays("known/")
         for name, part in (("residual", self.residual), ("backward", self.backward)):
             out.update(part.to_arrays(f"{name}/") if part is not None else {})
         return out
@@ -157,7 +159,7 @@ class FlashAttnModel:
         )
         physics = AttnPhysics(*(float(v) for v in arrays["physics"]))
         machine = AttnMachine._make(float(v) for v in arrays["machine"])
-        return cls(physics, machine, residual, backward, np.asarray(arrays["known"]))
+        return cls(physics, machine, residual, backward, MeasuredTimes.from_arrays(arrays, "known/"))
 
 
 def default_backward_ratio(shape: AttnShape) -> np.ndarray:
@@ -196,6 +198,14 @@ def _measured_dtype(table: Table) -> np.ndarray:
 def is_serving(source: np.ndarray) -> np.ndarray:
     """True for rows of SERVING_SOURCES; shape [rows]."""
     return starts_with(source, SERVING_SOURCES)
+
+
+def _measured_calls(table: Table, kernel: str) -> MeasuredTimes:
+    """Return the forward and backward calls that this laboratory timed with one kernel."""
+    rows = table.where(
+        ~other_lab(table["source"]) & (table["kernel"] == kernel) & np.isin(table["pass"], ("forward", "backward"))
+    )
+    return MeasuredTimes.of(shape_keys(*shape_of(rows), (rows["pass"] == "backward") * 1.0), rows)
 
 
 def _coordinates(shape: AttnShape) -> np.ndarray:

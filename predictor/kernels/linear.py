@@ -13,8 +13,9 @@ from predictor.estimate import Basis, Estimate
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES, UNMEASURED
 from predictor.kernels.gemm_physics import GemmPhysics, Machine, adding_seconds, cast_seconds, fit_gemm_physics, gemm_times
 from predictor.kernels.linear_features import coordinates, features_of
+from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
-from predictor.kernels.shape_keys import find, shape_keys
+from predictor.kernels.shape_keys import shape_keys
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 
@@ -54,12 +55,12 @@ _ROWS_FOR_PHYSICS, _LONG_KERNEL = 30, 1e-4
 
 @dataclass(frozen=True)
 class _Part:
-    """The fit of one arithmetic: physical model, its machine, learnt correction (None: nothing measured), known shapes."""
+    """The fit of one arithmetic: physical model, its machine, learnt correction (None: nothing measured), measured shapes."""
 
     physics: GemmPhysics
     machine: Machine
     residual: Residual | None
-    known: np.ndarray
+    known: MeasuredTimes
     layout_factor: np.ndarray  # [3 layouts, 2 accumulate] relative to forward
     layout_uncertainty: np.ndarray
 
@@ -106,20 +107,19 @@ class LinearModel:
             seconds = np.where(adds, np.maximum(seconds, adding_seconds(part.physics, part.machine, *size)), seconds)
         layout_uncertainty = part.layout_uncertainty[layouts, adds]
         std = np.hypot(std, layout_uncertainty)
-        measured = find(part.known, shape_keys(*size))[1] & (layout_uncertainty == 0) & (basis < Basis.ROOFLINE)
-        basis = np.where(measured, np.int8(Basis.MEASURED), basis)
+        found = part.known.beside(Estimate(seconds, std, basis), shape_keys(*size, layouts, adds))
         if dtype in UNMEASURED:
-            basis = np.maximum(basis, np.int8(Basis.EXTRAPOLATED))
-        return Estimate(seconds.reshape(shape), std.reshape(shape), basis.reshape(shape))
+            found = found._replace(basis=np.maximum(found.basis, np.int8(Basis.EXTRAPOLATED)))
+        return Estimate(*(values.reshape(shape) for values in found))
 
     def on(self, device: Device) -> LinearModel:
         """Return the model on another device: the same kernels on its units, peaks and memory.
 
         An arithmetic that this one lacks gets the physical model of 16 bits.
         """
-        half, empty = replace(self.parts["bf16"], residual=None), np.zeros(0, dtype=np.uint64)
+        half = replace(self.parts["bf16"], residual=None)
         parts = {
-            name: replace(self.parts.get(name, half), machine=machine, known=empty)
+            name: replace(self.parts.get(name, half), machine=machine, known=MeasuredTimes.none())
             for name, machine in _machines(device).items()
         }
         return LinearModel(parts)
@@ -161,7 +161,7 @@ class LinearModel:
         for name, part in self.parts.items():
             out[f"{name}/physics"] = np.array(astuple(part.physics))
             out[f"{name}/machine"] = np.array(part.machine)
-            out[f"{name}/known"] = part.known
+            out.update(part.known.to_arrays(f"{name}/known/"))
             out[f"{name}/layout_factor"], out[f"{name}/layout_uncertainty"] = part.layout_factor, part.layout_uncertainty
             out.update(part.residual.to_arrays(f"{name}/residual/") if part.residual is not None else {})
         return out
@@ -176,7 +176,8 @@ class LinearModel:
                 GemmPhysics(*(float(v) for v in arrays[f"{name}/physics"])),
                 Machine._make(float(v) for v in arrays[f"{name}/machine"]),
                 Residual.from_arrays(arrays, f"{name}/residual/") if fitted else None,
-                *(np.asarray(arrays[f"{name}/{field}"]) for field in ("known", "layout_factor", "layout_uncertainty")),
+                MeasuredTimes.from_arrays(arrays, f"{name}/known/"),
+                *(np.asarray(arrays[f"{name}/{field}"]) for field in ("layout_factor", "layout_uncertainty")),
             )
         return cls(parts)
 
@@ -246,9 +247,8 @@ def _fit_part(
     if gradients:
         prior[1:, :, 0] *= gradients[0]
         prior[1:, :, 1] = np.hypot(prior[1:, :, 1], gradients[1])
-    empty = np.zeros(0, dtype=np.uint64)
     if not len(rows):
-        return _Part(GemmPhysics(), machine, None, empty, prior[..., 0], prior[..., 1])
+        return _Part(GemmPhysics(), machine, None, MeasuredTimes.none(), prior[..., 0], prior[..., 1])
     sizes, seconds = _sizes(rows), rows["seconds"]
     enough = len(rows) >= _ROWS_FOR_PHYSICS
     casts = starts_with(rows["source"], CASTING_SOURCES) & (machine.element < HALF_BYTES)
@@ -259,9 +259,18 @@ def _fit_part(
     features, off_bare = features_of(physics, machine, *sizes), np.log(seconds / (np.exp(log_bare) + cast))
     weights = np.where((sizes[0] >= 1024) & (sizes[1] >= 512) & (sizes[2] >= 512), 2.0, 1.0)  # typical of training
     residual = fit_residual(features, coordinates(*sizes), log_bare, off_bare, groups, _TREES, weights)
-    known = np.unique(shape_keys(*(size[~casts] for size in sizes)))  # of the others only the sum with the cast was measured
-    bare = _Part(physics, machine, residual, known, prior[..., 0], prior[..., 1])
-    return _Part(physics, machine, residual, bare.known, *_layout_factors(table, bare))
+    bare = _Part(physics, machine, residual, MeasuredTimes.none(), prior[..., 0], prior[..., 1])
+    return _Part(physics, machine, residual, _measured_shapes(table, machine), *_layout_factors(table, bare))
+
+
+def _measured_shapes(table: Table, machine: Machine) -> MeasuredTimes:
+    """Return the times of the shapes and layouts that this laboratory measured, without those whose operands it also cast."""
+    casts = starts_with(table["source"], CASTING_SOURCES) & (machine.element < HALF_BYTES)
+    rows = table.where(~other_lab(table["source"]) & ~casts)
+    if not len(rows):
+        return MeasuredTimes.none()
+    layout = np.array([Layout[name].value if name else 0 for name in rows["layout"]], dtype=np.int64)
+    return MeasuredTimes.of(shape_keys(*_sizes(rows), layout, rows["accumulate"].astype(np.int64)), rows)
 
 
 def _layout_factors(table: Table, part: _Part) -> tuple[np.ndarray, np.ndarray]:

@@ -9,32 +9,27 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
+from predictor.kernels.measured_times import LEAST_UNCERTAINTY, MeasuredTimes, uncertainty_of
 from predictor.kernels.shape_keys import find, shape_keys
 
 #: What distinguishes one call from another, in the order of CostModel.flash_attn's arguments.
 SHAPE = ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward")
-#: Standard deviation of log(time) that remains in the best median: clocks and memory layout of another process.
-LEAST_UNCERTAINTY = 0.02
 
 
 @dataclass(frozen=True)
-class MeasuredAttention:
-    """Seconds and standard deviations of log(time) by call; arrays of shape [calls], ``keys`` sorted."""
-
-    keys: np.ndarray
-    seconds: np.ndarray
-    relative_std: np.ndarray
+class MeasuredAttention(MeasuredTimes):
+    """Times of calls, in place of the fit's."""
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> MeasuredAttention:
+    def of_rows(cls, rows: Iterable[Mapping[str, Any]]) -> MeasuredAttention:
         """Build from flash_attn rows of one device, number format and kernel; a row's spread is about twice its deviation."""
         rows = list(rows)
         columns = [[row["pass"] == "backward" if name == "backward" else row[name] for row in rows] for name in SHAPE]
         keys = shape_keys(*(np.array(column, dtype=np.int64) for column in columns))
-        spread = np.nan_to_num(np.array([row["spread"] for row in rows], dtype=np.float64))
+        std = uncertainty_of(np.array([row["spread"] for row in rows], dtype=np.float64), LEAST_UNCERTAINTY)
         order = np.argsort(keys)
         seconds = np.array([row["seconds"] for row in rows], dtype=np.float64)
-        return cls(keys[order], seconds[order], np.maximum(spread / 2, LEAST_UNCERTAINTY)[order])
+        return cls(keys[order], seconds[order], std[order])
 
     def instead_of(self, fit: Estimate, *shape: Any) -> Estimate:
         """``fit`` with the measured time, uncertainty and basis wherever the call was measured.

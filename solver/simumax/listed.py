@@ -13,7 +13,8 @@ from predictor.estimate import Estimate
 from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.grouped_linear import PASSES, GroupedLinearModel
 from predictor.kernels.linear import Layout, LinearModel
-from predictor.kernels.measured_attention import LEAST_UNCERTAINTY, MeasuredAttention
+from predictor.kernels.measured_attention import MeasuredAttention
+from predictor.kernels.measured_times import LEAST_UNCERTAINTY, MeasuredTimes
 from predictor.kernels.shape_keys import shape_keys
 from profiler.profile.profile import Profile, Table
 from solver.simumax.shapes import LISTED
@@ -64,7 +65,7 @@ def with_listed(cost: CostModel, profile: Profile) -> CostModel:
     experts = _by_family(grouped, lambda rows: _calls(rows, ("groups", "tokens_per_group", "n", "k"), _passes(rows)))
     calls = _calls(attention, ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal"),
                    (attention["pass"] == "backward").astype(np.int64))  # fmt: skip
-    unknown = np.zeros(0, dtype=np.uint64)  # shapes that only a fit is made of are not known
+    unknown = MeasuredTimes.none()  # shapes that only a fit is made of are not known
     parts = {name: replace(part, known=unknown) for name, part in cost.linears.parts.items()}
     one = replace(cost, linears=ListedLinears(parts, gemms), attention=replace(cost.attention, known=unknown),
                   measured=calls if len(attention) else None)  # fmt: skip

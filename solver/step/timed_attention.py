@@ -96,7 +96,7 @@ def with_timed_attention(
     used = {call.item: rows[call.item] for call in calls if call.item in rows}
     missing = len(_missing(calls, rows, recorder))
     said = _sentence(len(used), len(used.keys() - before.keys()), missing, len(made) - len(used) - missing)
-    cost = replace(problem.cost, measured=MeasuredAttention.of(used.values()))
+    cost = replace(problem.cost, measured=MeasuredAttention.of_rows(used.values()))
     return replace(problem, cost=cost), "\n".join(filter(None, (said, trouble)))
 
 

@@ -38,8 +38,8 @@ def on(sheet: Datasheet) -> CostModel:
 def estimates(model: CostModel) -> dict[str, Estimate]:
     """Return estimates of every kind of kernel, by its field of DeviceUncertainty."""
     return {
-        "linear": model.linear(SIDES, 4096, 4096),
-        "quantised": model.linear(SIDES, 4096, 4096, dtype="fp8"),
+        "linear": model.linear(SIDES, 4100, 4100),  # no measured shape: what was measured of the one is not of the other
+        "quantised": model.linear(SIDES, 4100, 4100, dtype="fp8"),
         "attention": model.flash_attn(1, SIDES, SIDES, 32, 8, 128, 128),
         "memory_bound": model.memory_bound("norm", SIDES * 2**16),
         "collective": model.collective("all_gather", SIDES * 2**16, 8, 1),

@@ -176,7 +176,7 @@ def test_backward_passes_are_shrunk_towards_the_default(name: str, factor: float
     # ten of them at twice the forward time: half of the way from 2.9, and half of its 10%; none: 2.9. A joint measurement
     # includes the forward pass
     fit = FlashAttnModel.fit(attention_table(10, factor, name), DEVICE)
-    forward, backward = (fit.predict(1, 4224, 4224, 32, 8, 128, 128, True, b) for b in (False, True))
+    forward, backward = (fit.predict(1, 4226, 4226, 32, 8, 128, 128, True, b) for b in (False, True))
     assert backward.seconds / forward.seconds == pytest.approx(math.sqrt(2.9 * 2.0), rel=1e-3)
     assert fit.backward is not None and fit.backward.size_uncertainty[0] == pytest.approx(math.hypot(0.005, 0.05), rel=0.02)
     assert FlashAttnModel.fit(attention_table(0, 1.0, name), DEVICE).backward is None

@@ -174,7 +174,7 @@ def test_serving_copy_is_separated_by_kv_heads() -> None:
     training, serving = fit.predict(*shape), fit.predict(*shape, serving=True)
     assert np.abs(training.seconds / times.seconds - 1).max() < 0.1
     assert np.abs(serving.seconds / (times.seconds + times.cache) - 1).max() < 0.05
-    assert (training.basis > Basis.MEASURED).all() and (serving.basis == Basis.MEASURED).all()
+    assert (training.basis > Basis.MEASURED).all()  # serving calls do more: they are not in place of training ones
 
 
 def test_backward_defaults_and_causal_area(attention: FlashAttnModel) -> None:

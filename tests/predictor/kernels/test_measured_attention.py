@@ -18,7 +18,7 @@ def row(seq: int, seconds: float, spread: float, name: str = "forward") -> dict[
 
 
 def test_measured_calls_replace_the_fit() -> None:
-    measured = MeasuredAttention.of([row(64, 3.0, 0.2), row(32, 2.0, 0.01), row(32, 7.0, float("nan"), "backward")])
+    measured = MeasuredAttention.of_rows([row(64, 3.0, 0.2), row(32, 2.0, 0.01), row(32, 7.0, float("nan"), "backward")])
     cost = toy_cost(measured=measured, derating=1.5, attention_scale=2.0)
     fit = toy_cost(derating=1.5, attention_scale=2.0)
     seq, backward = np.array([32, 64, 128, 32]), np.array([False, False, False, True])
@@ -38,8 +38,8 @@ def test_measured_calls_replace_the_fit() -> None:
 def test_another_call_is_not_this_one(change: dict[str, Any]) -> None:
     call = {"batch": 1, "seq_q": 32, "seq_kv": 32, "heads": 4, "kv_heads": 2, "head_dim": 64, "v_head_dim": 64, "causal": True,
             "backward": False}  # fmt: skip
-    cost = toy_cost(measured=MeasuredAttention.of([row(32, 2.0, 0.0)]))
+    cost = toy_cost(measured=MeasuredAttention.of_rows([row(32, 2.0, 0.0)]))
     asked = {name: np.array([value, {**call, **change}[name]]) for name, value in call.items()}
     same, other = cost.flash_attn(**asked).seconds
     assert same == 2 and other < 1e-3
-    assert (toy_cost(measured=MeasuredAttention.of([])).flash_attn(**asked).seconds < 1e-3).all()
+    assert (toy_cost(measured=MeasuredAttention.of_rows([])).flash_attn(**asked).seconds < 1e-3).all()

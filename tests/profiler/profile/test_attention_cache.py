@@ -222,7 +222,7 @@ def test_lookup_of_many_shapes() -> None:
     sizes = np.unique(sizes, axis=0)
     rows = [{**dict(zip(SHAPE, s.tolist(), strict=True)), "pass": "backward" if s[8] else "forward", "seconds": i + 1.0,
              "spread": np.nan if i % 2 else 0.3} for i, s in enumerate(sizes)]  # fmt: skip
-    measured = MeasuredAttention.of(rows[::2] + rows[1::4])
+    measured = MeasuredAttention.of_rows(rows[::2] + rows[1::4])
     queries = sizes[::-1].T.reshape(len(SHAPE), 5, -1) if len(sizes) % 5 == 0 else sizes[::-1].T[:, None]
     shape = queries.shape[1:]
     fit = Estimate(np.full(shape, 0.5), np.full(shape, 0.7), np.full(shape, Basis.EXTRAPOLATED, dtype=np.int8))
@@ -232,7 +232,7 @@ def test_lookup_of_many_shapes() -> None:
     np.testing.assert_array_equal(found.seconds.ravel(), np.where(known, at + 1.0, 0.5))
     np.testing.assert_array_equal(found.relative_std.ravel(), np.where(known, np.where(at % 2, LEAST_UNCERTAINTY, 0.15), 0.7))
     np.testing.assert_array_equal(found.basis.ravel(), np.where(known, Basis.MEASURED, Basis.EXTRAPOLATED))
-    assert MeasuredAttention.of([]).instead_of(fit, *queries) is fit
+    assert MeasuredAttention.of_rows([]).instead_of(fit, *queries) is fit
 
 
 def test_items_name_every_column() -> None:
