@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from profiler.errors import InputError, shown
 from profiler.profile.devices import DATASHEETS
 from solver.spec.choices import CHOICES, SWITCHES
 from solver.spec.frameworks import framework_of
@@ -19,7 +20,7 @@ _BEFORE_HOPPER = ("volta", "ampere")
 #: they are.
 _WORDS: Mapping[str, Mapping[str, str]] = {
     "schedule": {"1f1binterleaved": "interleaved", "interleaved1f1b": "interleaved", "zbvzerobubble": "zb-v", "afab": "gpipe",
-                 "zerobubble": "zb-h1", "dualpipe": "dualpipev"},
+                 "zerobubble": "zb-h1", "zbh2": "zb-2p", "zerobubbleh2": "zb-2p"},
     "cp_comm": {"p2p": "ring", "alltoall": "a2a", "ulysses": "a2a", "a2ap2p": "a2a+ring"},
     "grad_dtype": {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
     "precision": {"bfloat16": "bf16", "bf16mixed": "bf16", "float16": "fp16", "half": "fp16", "fp16mixed": "fp16",
@@ -67,12 +68,30 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
         ours["zero"] = int(stage[1])
     if "pipeline_layout" in ours and "vpp" not in ours and isinstance(ours.get("pp"), int) and ours["pp"] > 0:
         ours["vpp"] = max(len(chunk_layers(str(ours["pipeline_layout"]))) // ours["pp"], 1)
+    ours = _cut_in_half(ours, assumptions) if _spelling(str(ours.get("schedule", ""))) == "dualpipe" else ours
     stated = framework.name in str(ours.get("framework", "")).lower()  # the run names its release
     release = None if stated else _release(framework.name, ours, hardware)
     if release:
         assumptions.append(f"framework: {release[0]}, {release[1]}")
         ours["framework"] = f"{release[0]}, {ours['framework']}"  # the rest of the name still applies
     return ours
+
+
+def _cut_in_half(run: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """Return a run of DualPipe as the DualPipeV that takes the same time and memory.
+
+    Stage s of pp and stage pp - 1 - s hold the same two parts of the model and run the same passes, one for each direction:
+    they are replicas of one V-shaped stage of pp / 2 (deepseek-ai/DualPipe, README; its dualpipev.py is named DualPipe cut in
+    half for this). Raises InputError for an odd number of stages.
+    """
+    pp = run.get("pp", 1)
+    if not isinstance(pp, int) or isinstance(pp, bool) or pp < 2 or pp % 2:
+        raise InputError(f"schedule dualpipe needs an even number of stages, not pp {shown(pp)}")
+    halved: dict[str, Any] = {"schedule": "dualpipev", "pp": pp // 2, "vpp": 2}
+    halved |= {"dp": run["dp"] * 2} if isinstance(run.get("dp"), int) else {}
+    halved |= {"num_micro_batches": run["num_micro_batches"] // 2} if isinstance(run.get("num_micro_batches"), int) else {}
+    assumptions.append(f"schedule: dualpipev with pp {pp // 2} and twice the replicas, which DualPipe with pp {pp} is")
+    return {**run, **halved}
 
 
 def _word(key: str, value: Any) -> Any:

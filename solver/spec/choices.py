@@ -26,6 +26,11 @@ class Recompute(IntEnum):
 
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipev")
+#: Schedules that are one of these under another name.
+OTHER_SCHEDULES = {
+    "dualpipe": " (DualPipe with pp stages is dualpipev with half as many and twice the replicas)",
+    "zb-h2": " (zb-2p plans ZB-H2's passes by their times)",
+}
 #: Modules of a layer that selective recomputation may be of, in Megatron-Core's names. core_attn: scores, softmax, context;
 #: moe_act: the experts' activation; moe: the whole mixture, exchange included.
 RECOMPUTE_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act", "shared_experts", "moe")

@@ -13,6 +13,7 @@ from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import normalized_run
 from solver.report import validate
 from solver.spec.frameworks import framework_of
+from solver.spec.strategy import Strategy
 
 MODEL = {
     "hidden_size": 4096,
@@ -187,3 +188,23 @@ def test_one_case_that_cannot_be_estimated_does_not_lose_the_others(monkeypatch:
     one, other = validate.predict_cases([good, bad], lambda hardware, network: toy_cost())
     assert one.skipped is None and one.seconds > 0
     assert "its layout cannot be estimated: ValueError('negative dimensions')" in str(other.skipped)
+
+
+def test_dualpipe_is_its_half_with_twice_the_replicas() -> None:
+    said: list[str] = []
+    given = {"schedule": "DualPipe", "pp": 16, "dp": 128, "ep": 64, "num_micro_batches": 120, "micro_batch_size": 1}
+    halved = normalized_run(given, "h800_sxm", said)
+    assert halved == {"schedule": "dualpipev", "pp": 8, "vpp": 2, "dp": 256, "ep": 64, "num_micro_batches": 60,
+                      "micro_batch_size": 1}  # fmt: skip
+    assert halved["pp"] * halved["dp"] == 16 * 128 and halved["dp"] * halved["num_micro_batches"] == 128 * 120
+    assert any("dualpipev with pp 8 and twice the replicas" in line for line in said)
+    with pytest.raises(InputError, match="schedule dualpipe needs an even number of stages, not pp 5"):
+        run(schedule="dualpipe", pp=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("dualpipe", "dualpipev with half as many"), ("zb-h2", "zb-2p plans ZB-H2's passes")]
+)
+def test_other_names_of_schedules_are_explained(name: str, hint: str) -> None:
+    with pytest.raises(InputError, match=hint):
+        Strategy(world_size=16, seq_len=4096, dp=2, pp=8, schedule=name)

@@ -112,3 +112,16 @@ def test_the_command_line_lists_what_it_searched_too(tmp_path: Path, capsys: pyt
     assert content["also"][0]["layout"]["cp_comm"] == content["best"][0]["layout"]["cp_comm"] == content["run"]["cp_comm"]
     assert main(["--model_size", "llama3_8b", "--world_size", "16", "--also", "cp_comm"]) == 2
     assert "--also belongs to a search" in capsys.readouterr().err
+
+
+def test_graphs_moments_and_attention_in_fp8_vary_where_the_framework_has_them(h100_model: CostModel) -> None:
+    problem = problem_of(h100_model)
+    assert [one["cuda_graphs"] for one in variants_of(problem, ("cuda_graphs",))] == [False, True]
+    assert [one["optimizer_states"] for one in variants_of(problem, ("optimizer_states",))] == ["fp32", "bf16", "8bit"]
+    with pytest.raises(InputError, match="--also fp8_attention varies nothing"):  # of a 16-bit run
+        variants_of(problem, ("fp8_attention",))
+    quantised = replace(problem, run=problem.run.replace(precision="fp8"))
+    assert [one["fp8_attention"] for one in variants_of(quantised, ("fp8_attention",))] == [False, True]
+    found, _ = search_variants(problem, 128, ("optimizer_states",), fixed={"tp": 2, "pp": 1, "recompute": "none"})
+    memory = {variant.constants["optimizer_states"]: variant.best.memory for variant in found if variant.best}
+    assert memory["8bit"] <= memory["bf16"] <= memory["fp32"]
