@@ -108,7 +108,7 @@ def test_what_is_kept_and_moved_of_a_quantised_weight() -> None:
 
 
 def test_attention_in_fp8_casts_its_operands_and_takes_less_time() -> None:
-    plain, quantised = (ops_of(precision="fp8", framework="megatron-core", fp8_attention=on) for on in (False, True))
+    plain, quantised = (ops_of(precision="fp8", framework="megatron-bridge-26", fp8_attention=on) for on in (False, True))
     assert {label for label in quantised if label not in plain} == {
         "attention.qkv_cast.forward",
         "attention.context_cast.input_grad",
@@ -117,5 +117,5 @@ def test_attention_in_fp8_casts_its_operands_and_takes_less_time() -> None:
     assert moved(quantised["attention.qkv_cast.forward"]) == T * 2 * H * 3
     assert moved(quantised["attention.context_cast.input_grad"]) == T * H * 3
     assert (plain["attention.forward"].variant, quantised["attention.forward"].variant) == ("", "fp8")
-    ends = ops_of(kind=replace(PLAIN, quantised=False), precision="fp8", framework="megatron-core", fp8_attention=True)
+    ends = ops_of(kind=replace(PLAIN, quantised=False), precision="fp8", framework="megatron-bridge-26", fp8_attention=True)
     assert ends["attention.forward"].variant == "" and "attention.qkv_cast.forward" not in ends
