@@ -27,6 +27,7 @@ from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
 
 CHUNK_SPLITS = 32768  #: splits estimated at once; with about 6 times as many layouts they take about 100 MB
+_EVERY = 61  #: of so many layouts one is in the sample that tells whether many are too large
 _SIZES_KEPT = 10  #: of (tp, cp, pp), whose best layouts are kept
 OUT_OF_MEMORY = "does not fit in memory"
 
@@ -126,9 +127,8 @@ def _search_part(
     for begin in range(0, len(splits), CHUNK_SPLITS):
         layouts = fixed_layouts(cross(problem, splits.take(slice(begin, begin + CHUNK_SPLITS))), fixed)
         found.estimated += len(layouts)
-        if prunes and len(layouts):
-            least = least_memory(problem, table, table.rows_of(layouts.splits), layouts)
-            may_fit = np.flatnonzero(least <= problem.cluster.memory_bytes)
+        if prunes and len(layouts) and _few_may_fit(problem, table, layouts.take(np.arange(0, len(layouts), _EVERY))):
+            may_fit = np.flatnonzero(_may_fit(problem, table, layouts))
             if 2 * len(may_fit) < len(layouts):  # to pick them costs less than to estimate the others
                 layouts = layouts.take(may_fit)
         if len(layouts):
@@ -136,6 +136,16 @@ def _search_part(
         if progress:
             progress(min(begin + CHUNK_SPLITS, len(splits)), len(splits))
     return found
+
+
+def _may_fit(problem: Problem, table: LayerTable, layouts: Layouts) -> np.ndarray:
+    """Return whether a lower bound of each layout's memory fits: bool [layouts]."""
+    return least_memory(problem, table, table.rows_of(layouts.splits), layouts) <= problem.cluster.memory_bytes
+
+
+def _few_may_fit(problem: Problem, table: LayerTable, sample: Layouts) -> bool:
+    """Whether so few layouts of a sample may fit that it is worth while to look for them among all."""
+    return 2 * np.count_nonzero(_may_fit(problem, table, sample)) < len(sample)
 
 
 def _search_parts(

@@ -19,6 +19,8 @@ def distinct(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """
     code, span = np.zeros(len(columns[0]), dtype=np.int64), 1
     for column in columns:
+        if len(column) and column[0] == column[-1] and (column == column[0]).all():  # most axes of a search do not vary
+            continue
         number, count = _numbered(column, _CODE_LIMIT // span)
         if span * count > _CODE_LIMIT:
             values, code = np.unique(code, return_inverse=True)
