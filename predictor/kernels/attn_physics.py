@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: Per clock of a multiprocessor: of every NVIDIA chip from compute capability 7.0 to 10.0 (CUDA C++ Programming Guide, table of
+#: instruction throughput, special functions).
+USUAL_EXPONENTIALS = 16.0
 QUERY_TILE = 128  #: queries per thread block, in every fused attention kernel of these devices
 
 
@@ -15,7 +18,7 @@ class AttnPhysics:
     """Constants of one device; the defaults are the prior where nothing was measured.
 
     launch: seconds before the first block. efficiency: fraction of the peak FLOP/s in the limit of many heads and long
-    sequences. softmax: score work outside the GEMMs, in columns of head dimension. bandwidth: fraction of the HBM bandwidth.
+    sequences. softmax: score work outside the GEMMs, in columns of head dimension, at 16 exponentials per clock. bandwidth: fraction of the HBM bandwidth.
     prologue: cost of starting a block, in keys. sharpness: exponent of the p-norm that combines the limits. balance: fraction
     of the unfilled part of the last wave of blocks that still costs time. throttle, throttle_seconds: as for GEMMs. cache:
     kernels of serving frameworks also copy k and v into a paged cache; the time of that copy relative to the same bytes at
@@ -79,12 +82,13 @@ class AttnShape(NamedTuple):
 
 
 class AttnMachine(NamedTuple):
-    """peak: FLOP/s; bandwidth: bytes/s; sms: number of SMs; element: bytes per number."""
+    """peak: FLOP/s; bandwidth: bytes/s; sms: number of SMs; element: bytes per number; exponentials: per clock of an SM."""
 
     peak: float
     bandwidth: float
     sms: float
     element: float = 2.0
+    exponentials: float = USUAL_EXPONENTIALS
 
 
 class AttnTimes(NamedTuple):
@@ -107,7 +111,8 @@ def attn_times(physics: AttnPhysics, machine: AttnMachine, shape: AttnShape) -> 
     The time never falls when batch, heads, sequence or dims grow (with seq_kv >= seq_q where causal).
     """
     dims = shape.head_dim + shape.v_head_dim
-    per_key = 2.0 * QUERY_TILE * (dims + physics.softmax) / (physics.efficiency * machine.peak / machine.sms)
+    softmax = physics.softmax * USUAL_EXPONENTIALS / machine.exponentials
+    per_key = 2.0 * QUERY_TILE * (dims + softmax) / (physics.efficiency * machine.peak / machine.sms)
     waves = shape.blocks / machine.sms
     paid = waves + physics.balance * (np.ceil(waves) - waves)
     spread = paid * (shape.keys_per_query + physics.prologue) * per_key

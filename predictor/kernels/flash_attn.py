@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
+from predictor.kernels.attn_physics import USUAL_EXPONENTIALS, AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
 from predictor.kernels.linear import other_lab, starts_with
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
@@ -37,6 +37,8 @@ class FlashAttnModel:
     """Time of 16-bit attention on one device; build with ``fit``, query with ``predict``.
 
     backward: learnt correction of the default ratio of backward to forward time; None where it was not measured.
+    fitted_exponentials: of the device that was measured. The backward kernels, which wait for shared memory rather than for
+    exponentials (FlashAttention-4, arXiv 2603.05451, section 2), take the ratio of what the forward would take with these.
     """
 
     physics: AttnPhysics
@@ -44,6 +46,7 @@ class FlashAttnModel:
     residual: Residual | None
     backward: Residual | None
     known: MeasuredTimes
+    fitted_exponentials: float = USUAL_EXPONENTIALS
 
     @classmethod
     def fit(cls, table: Table, device: Device) -> FlashAttnModel:
@@ -53,11 +56,11 @@ class FlashAttnModel:
         """
         wide = not np.isin(table["dtype"], HALF_DTYPES).any() and len(table) > 0
         peak = device.peak_flops.get("fp32" if wide else "bf16") or device.peak_flops.get("fp16", 0.0)
-        machine = AttnMachine(peak, device.memory_bandwidth, device.num_sms)
+        machine = AttnMachine(peak, device.memory_bandwidth, device.num_sms, exponentials=device.exponentials)
         table = table.where(_measured_dtype(table))
         rows = main_rows(table)
         if not len(rows):
-            return cls(AttnPhysics(), machine, None, None, MeasuredTimes.none())
+            return cls(AttnPhysics(), machine, None, None, MeasuredTimes.none(), device.exponentials)
         shape, seconds = shape_of(rows), rows["seconds"]
         serving = bool(is_serving(rows["source"]).mean() > 0.5)
         enough = len(rows) >= _ROWS_FOR_PHYSICS
@@ -67,9 +70,9 @@ class FlashAttnModel:
         groups = np.unique(np.stack([shape.seq_q, shape.heads]), axis=1, return_inverse=True)[1].ravel()
         features = _features(physics, machine, shape)
         residual = fit_residual(features, _coordinates(shape), log_bare, np.log(seconds) - log_bare, groups, _TREES)
-        fit = cls(physics, machine, residual, None, MeasuredTimes.none())
+        fit = cls(physics, machine, residual, None, MeasuredTimes.none(), device.exponentials)
         known = MeasuredTimes.none() if serving else _measured_calls(table, str(rows["kernel"][0]))
-        return cls(physics, machine, residual, _fit_backward(table, rows, fit), known)
+        return cls(physics, machine, residual, _fit_backward(table, rows, fit), known, device.exponentials)
 
     def predict(
         self, batch: Any, seq_q: Any, seq_kv: Any, heads: Any, kv_heads: Any, head_dim: Any, v_head_dim: Any,
@@ -88,8 +91,10 @@ class FlashAttnModel:
         seconds, std, basis = self._forward(shape, serving)
         is_backward = flat[8] > 0
         if is_backward.any():
-            ratio, ratio_std, ratio_basis = self._backward_ratio(shape)
-            seconds = np.where(is_backward, seconds * ratio, seconds)
+            waits_alike = self._at_fitted_exponentials()
+            ratio, ratio_std, ratio_basis = waits_alike._backward_ratio(shape)
+            forward = seconds if waits_alike is self else waits_alike._forward(shape, serving)[0]
+            seconds = np.where(is_backward, forward * ratio, seconds)
             std = np.where(is_backward, np.hypot(std, ratio_std), std)
             basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
         found = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
@@ -97,7 +102,7 @@ class FlashAttnModel:
 
     def on(self, device: Device) -> FlashAttnModel:
         """Return the model on another device: the same kernels on its units, peak and memory."""
-        machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms)
+        machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms, exponentials=device.exponentials)
         return replace(self, machine=machine, known=MeasuredTimes.none())
 
     def bare_seconds(self, *shape: Any) -> np.ndarray:
@@ -105,6 +110,11 @@ class FlashAttnModel:
         arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in shape))
         flat = AttnShape(*(a.ravel() for a in arrays))
         return attn_times(self.physics, self.machine, flat).seconds.reshape(arrays[0].shape)
+
+    def _at_fitted_exponentials(self) -> FlashAttnModel:
+        if self.machine.exponentials == self.fitted_exponentials:
+            return self
+        return replace(self, machine=self.machine._replace(exponentials=self.fitted_exponentials))
 
     def _forward(self, shape: AttnShape, serving: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         times = attn_times(self.physics, self.machine, shape)
@@ -145,6 +155,7 @@ class FlashAttnModel:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
         out = {"physics": np.array(astuple(self.physics)), "machine": np.array(self.machine)}
+        out["fitted_exponentials"] = np.array(self.fitted_exponentials)
         out |= self.known.to_arrays("known/")
         for name, part in (("residual", self.residual), ("backward", self.backward)):
             out.update(part.to_arrays(f"{name}/") if part is not None else {})
@@ -159,7 +170,8 @@ class FlashAttnModel:
         )
         physics = AttnPhysics(*(float(v) for v in arrays["physics"]))
         machine = AttnMachine._make(float(v) for v in arrays["machine"])
-        return cls(physics, machine, residual, backward, MeasuredTimes.from_arrays(arrays, "known/"))
+        known = MeasuredTimes.from_arrays(arrays, "known/")
+        return cls(physics, machine, residual, backward, known, float(arrays["fitted_exponentials"]))
 
 
 def default_backward_ratio(shape: AttnShape) -> np.ndarray:

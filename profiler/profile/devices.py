@@ -20,7 +20,10 @@ _WORDS = ("name", "architecture", "source")
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 #: FlashAttention of a device that states none: newer than any, so that it is that of the kernels that it is derived from.
 KERNELS_FLASH = 1000
-_OPTIONAL = ("nvlink_domain", "link_kind", "flash_version", "derived_from", "links_from", "kernel_scale", "aliases", *_HOST)
+_EXPONENTIALS = "exponentials_per_clock"
+_OPTIONAL = (
+    "nvlink_domain", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale", "aliases", *_HOST,
+)  # fmt: skip
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 #: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
@@ -33,7 +36,7 @@ _BOUNDS = {
     "memory_gib": (1e-3, 8192), "memory_bandwidth_gb_s": (1, 1e6), "link_gb_s": (1e-3, 1e5), "network_gbit": (1e-3, 1e6),
     "power_watts": (1, 1e5), "host_link_gb_s": (1e-3, 1e5), "host_memory_gb_s": (1e-3, 1e5), "peak_tflops": (1e-3, 1e6),
     "kernel_scale": (0.5, 5), "num_sms": (1, 1 << 16), "gpus_per_node": (1, 1 << 12), "nvlink_domain": (1, 1 << 12),
-    "flash_version": (1, 4),
+    "flash_version": (1, 4), _EXPONENTIALS: (1, 1024),
 }  # fmt: skip
 _ALIKE = 0.01  #: two peaks of 16 bits that differ by no more are one figure, rounded twice
 
@@ -112,6 +115,7 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
         *(_number(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST),
+        *([_number(_EXPONENTIALS, values[_EXPONENTIALS])] if _EXPONENTIALS in values else []),
     )  # fmt: skip
     _check(device)
     derived_from, links_from = (_word(key, values[key]) if key in values else "" for key in ("derived_from", "links_from"))

@@ -136,6 +136,7 @@ def gemm_flops(gemms: Table) -> np.ndarray:
 
 _DEVICE_FIGURES = (
     "memory_bytes", "memory_bandwidth", "num_sms", "gpus_per_node", "link_bandwidth", "network_bandwidth", "flash_version",
+    "exponentials",
 )  # fmt: skip
 
 
@@ -160,6 +161,7 @@ class Device:
     nvlink_domain: int = 0  #: GPUs that share its fastest links, where that is more than a node; 0: those of a node
     host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
+    exponentials: float = 16.0  #: of the softmax, per clock of a multiprocessor
 
     @property
     def half_peak(self) -> float:

@@ -161,6 +161,23 @@ def test_no_newer_attention_than_the_kernels_were_measured_with() -> None:
         assert derived_profile("chip", named, h100).device.flash_version == found
 
 
+def test_exponentials_speed_up_forward_attention_alone(h100: CostModel) -> None:
+    sheet = DATASHEETS["h100_sxm"]
+    same, twice = on(sheet), on(replace(sheet, device=replace(sheet.device, exponentials=32.0)))
+    short, long, wide = (
+        (1, 16384, 16384, 32, 8, 64, 64),
+        (1, 16384, 16384, 32, 8, 128, 128),
+        (1, 16384, 16384, 32, 8, 256, 256),
+    )
+    ratios = [float(same.flash_attn(*shape).seconds / twice.flash_attn(*shape).seconds) for shape in (short, long, wide)]
+    # 81 columns of softmax become 41: (2 d + 81) / (2 d + 41), but for what the learnt correction reads in the new regime
+    assert ratios == pytest.approx([209 / 169, 337 / 297, 593 / 553], rel=0.06)
+    for shape in (short, long, wide):
+        backward = [model.flash_attn(*shape, True, True).seconds for model in (same, twice)]
+        assert backward[0] == backward[1]
+    assert all((twice.linear(SIDES, 4100, 4100).seconds == same.linear(SIDES, 4100, 4100).seconds).tolist())
+
+
 def test_better_datasheets_are_never_slower(h100: CostModel) -> None:
     sheet = DATASHEETS["h100_sxm"]
     device = sheet.device

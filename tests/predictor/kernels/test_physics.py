@@ -93,6 +93,9 @@ def test_seconds_of_an_attention_call() -> None:
     assert times.seconds[0] == pytest.approx(1 + spread + longest + memory, rel=1e-12)
     # serving kernels copy k and v (2 heads of 512 rows, 96 dimensions, two bytes, read and written), three times as slowly
     assert times.cache[0] == pytest.approx(3 * 2 * 2 * 2 * 512 * 2 * 96 / 1e6, rel=1e-12)
+    # twice the exponentials per clock: the softmax is as 16 columns and not 32, so a block takes 2 * 128 * (96 + 16) FLOPs
+    faster = attn_times(physics, machine._replace(exponentials=32.0), SHAPE)
+    assert faster.seconds[0] == pytest.approx(1 + (spread + longest) * 112 / 128 + memory, rel=1e-12)
     # sharper: the root of the sum of squares; the power limit: busy / (busy + throttle_seconds) of the throttle
     busy = math.hypot(spread, longest, memory)
     limited = attn_times(replace(physics, sharpness=2.0, throttle=0.1, throttle_seconds=3 * busy), machine, SHAPE)

@@ -29,6 +29,12 @@ def test_every_device_is_measured_or_derived_from_a_measured_one() -> None:
     assert all(sheet.source for sheet in DATASHEETS.values())
 
 
+def test_exponentials_per_clock() -> None:
+    assert datasheet_of({**H100, "exponentials_per_clock": 24}).device.exponentials == 24.0
+    assert {name for name, device in DEVICES.items() if device.exponentials == 32} == {"b300", "gb300"}
+    assert {device.exponentials for device in DEVICES.values()} == {16.0, 32.0}
+
+
 @pytest.mark.parametrize("name", shipped_profiles())
 def test_a_profile_holds_its_datasheet(name: str) -> None:
     assert find_profile(name)[0].device == DEVICES[name]
@@ -76,6 +82,7 @@ def test_a_profile_holds_its_datasheet(name: str) -> None:
         ({"name": ""}, "name is ''; it must be a text that is not empty"),
         ({"name": "  "}, "name is '  '; it must be a text"),
         ({"architecture": 9}, "architecture is 9; it must be a text"),
+        ({"exponentials_per_clock": 0}, "exponentials_per_clock is 0; it must be a positive number between 1 and 1024"),
         ({"flash_version": 99}, "flash_version is 99; it must be a positive whole number, at most 4"),
         ({"network_gbit": 900000}, "network_gbit is more than link_gb_s; it is what one GPU sends to other nodes, in Gbit/s"),
     ],
