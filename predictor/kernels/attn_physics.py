@@ -18,11 +18,12 @@ class AttnPhysics:
     """Constants of one device; the defaults are the prior where nothing was measured.
 
     launch: seconds before the first block. efficiency: fraction of the peak FLOP/s in the limit of many heads and long
-    sequences. softmax: score work outside the GEMMs, in columns of head dimension, at 16 exponentials per clock. bandwidth: fraction of the HBM bandwidth.
-    prologue: cost of starting a block, in keys. sharpness: exponent of the p-norm that combines the limits. balance: fraction
-    of the unfilled part of the last wave of blocks that still costs time. throttle, throttle_seconds: as for GEMMs. cache:
-    kernels of serving frameworks also copy k and v into a paged cache; the time of that copy relative to the same bytes at
-    full bandwidth. Training kernels do not copy, so predictions for training leave it out.
+    sequences. softmax: score work outside the GEMMs, in columns of head dimension, at 16 exponentials per clock. bandwidth:
+    fraction of the HBM bandwidth. prologue: cost of starting a block, in keys. sharpness: exponent of the p-norm that
+    combines the limits. balance: fraction of the unfilled part of the last wave of blocks that still costs time. throttle,
+    throttle_seconds: as for GEMMs. cache: kernels of serving frameworks also copy k and v into a paged cache; the time of
+    that copy relative to the same bytes at full bandwidth. Training kernels do not copy, so predictions for training leave it
+    out.
     """
 
     launch: float = 6e-6

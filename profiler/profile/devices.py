@@ -22,7 +22,8 @@ _HOST = ("host_link_gb_s", "host_memory_gb_s")
 KERNELS_FLASH = 1000
 _EXPONENTIALS = "exponentials_per_clock"
 _OPTIONAL = (
-    "nvlink_domain", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale", "aliases", *_HOST,
+    "nvlink_domain", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale", "aliases",
+    *_HOST,
 )  # fmt: skip
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 #: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
