@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from predictor.kernels.leaf_sets import MOST_LEAVES, LeafSets
 
 _BINS = 255  #: of each feature; the default and most of scikit-learn
 
@@ -28,25 +31,13 @@ class Trees:
     depth: int
     baseline: float
 
-    def predict(self, x: np.ndarray, chunk: int = 512) -> np.ndarray:
-        """Sum of the leaves that each row of ``x`` (float64, shape [rows, features]) reaches; shape [rows].
+    def predict(self, x: np.ndarray) -> np.ndarray:
+        """Sum of the leaves that each row of ``x`` (float64, shape [rows, features]) reaches; shape [rows]."""
+        return self._leaf_sets.sums(x) + self.baseline
 
-        All rows of a chunk go down all trees together; chunks stay in the processor's cache.
-        """
-        trees, nodes = self.feature.shape
-        first = (np.arange(trees) * nodes).astype(np.int32)
-        feature, threshold, value = self.feature.ravel().astype(np.int32), self.threshold.ravel(), self.value.ravel()
-        children = np.stack([(self.right + first[:, None]).ravel(), (self.left + first[:, None]).ravel()], axis=1).ravel()
-        out = np.empty(len(x))
-        for start in range(0, len(x), chunk):
-            part = np.ascontiguousarray(x[start : start + chunk])
-            flat, row = part.ravel(), (np.arange(len(part)) * part.shape[1])[:, None]
-            node = np.broadcast_to(first, (len(part), trees))
-            for _ in range(self.depth):
-                goes_left = flat.take(feature.take(node) + row) <= threshold.take(node)
-                node = children.take(2 * node + goes_left)
-            out[start : start + chunk] = value.take(node).sum(axis=1)
-        return out + self.baseline
+    @cached_property
+    def _leaf_sets(self) -> LeafSets:
+        return LeafSets.of(self.feature, self.threshold, self.left, self.right, self.value, self.depth)
 
     def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
         return {
@@ -80,6 +71,8 @@ class Trees:
     def _of(cls, model: Any, bounds: Sequence[np.ndarray]) -> Trees:
         """The trees of a fitted single-output model of numbers of bins; bounds: largest value of each bin, by feature."""
         tables = [iteration[0].nodes for iteration in model._predictors]
+        if max(int(nodes["is_leaf"].sum()) for nodes in tables) > MOST_LEAVES:
+            raise ValueError(f"max_leaf_nodes is at most {MOST_LEAVES}")
         shape = (len(tables), max(map(len, tables)))
         feature, left, right = (np.zeros(shape, dtype=np.int16) for _ in range(3))
         left[:], right[:] = np.arange(shape[1], dtype=np.int16), np.arange(shape[1], dtype=np.int16)
