@@ -17,6 +17,7 @@ from predictor.fitted import cost_model
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, printable, shown
 from profiler.profile.attention_times import FOLDER
+from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
@@ -105,6 +106,8 @@ def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple
     """
     where = f"cluster {printable(str(described['name']))}" if "name" in described else "cluster"
     place = cluster_of(profile.device, {key: value for key, value in described.items() if key != TOPOLOGY}, where)
+    if TOPOLOGY in described or profile.name not in DATASHEETS:  # a machine's own profile holds its own network
+        place = replace(place, usual_network=False)
     cost = cost_model(profile, place.network_bandwidth, CACHE)
     return (_on_topology(cost, described[TOPOLOGY], place, world) if TOPOLOGY in described else cost), place
 

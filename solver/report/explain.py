@@ -12,7 +12,7 @@ from predictor.cost_model import HOST_STD
 from predictor.estimate import Z90, Basis
 from predictor.learned import Learned
 from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND, Op
-from solver.report.uncertainty import attention_std, system_std
+from solver.report.uncertainty import attention_std, network_std, system_std
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
 from solver.step.offload import TO_HOST
@@ -150,7 +150,8 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     known = sum(line.seconds for line in used if line.basis is not None) or 1.0
     attention = sum(line.seconds for line in used if line.kind == FLASH_ATTN) / known
     unstated = attention_std(solutions.problem, layout, attention)
-    return Explanation(used, seconds, math.hypot(system_std(solutions.problem, layout), unstated), learned)
+    network = network_std(solutions.problem, layout, seconds)
+    return Explanation(used, seconds, math.hypot(system_std(solutions.problem, layout), unstated, network), learned)
 
 
 @dataclass(frozen=True)

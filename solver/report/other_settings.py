@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from solver.report.uncertainty import SLOWER_NETWORKS, waits_for_usual_network
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation
@@ -44,6 +45,9 @@ def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem,
         version, words = (0, f"of generation {device.flash_version}") if second else (2, "2")
         cost = problem.cost.with_flash_version(version, problem.run.deterministic)
         yield f"attention is FlashAttention {words}", replace(problem, cost=cost), layout
+    if waits_for_usual_network(problem):
+        slower = problem.cost.with_network(SLOWER_NETWORKS[0] * problem.cluster.network_bandwidth)
+        yield "the network, which is not stated, has half the usual bandwidth", replace(problem, cost=slower), layout
     if layout.recompute == "none" and "full" in framework.can_run.recompute:
         yield "all layers are recomputed", problem, layout.replace(recompute="full")
     for words, change in _flags(problem, layout):

@@ -122,7 +122,9 @@ def predict_cases(
             continue
         try:
             model = without_soft_caps(model) if approximate else model
-            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster)), cost)
+            described = cluster_of(cost.device, dict(cluster))
+            described = replace(described, usual_network=described.usual_network and hardware in DATASHEETS)
+            problem = problem_of(model, run, described, cost)
         except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue

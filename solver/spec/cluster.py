@@ -26,6 +26,7 @@ class Cluster:
     nvlink_domain: int = 0  #: GPUs that share the fastest links, where that is more than a node
     host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
+    usual_network: bool = False  #: nobody stated the network: it is that of the usual node with these accelerators
 
     @property
     def gpus_per_domain(self) -> int:
@@ -45,10 +46,11 @@ class Cluster:
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            if value is not None and not value > 0 and field.name not in ("nvlink_domain", "host_link", "host_memory"):
+            if value is not None and not value > 0 and field.name not in _MAY_BE_NONE:
                 raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
+_MAY_BE_NONE = ("nvlink_domain", "host_link", "host_memory", "usual_network")
 #: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
@@ -82,6 +84,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
+        usual_network=not stated.keys() & {"inter_node_gbit_per_gpu", "all_reduce_busbw_gb_s"},
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
         **{"host_link": device.host_link, "host_memory": device.host_memory}
         | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from toy import TINY, make_problem, part, tiny, toy_cost
+from toy import TINY, estimated, make_problem, part, run_of, tiny, toy_cost
 
+from profiler.profile.profiles import find_profile
+from solver.api import machine
 from solver.report.explain import explain
-from solver.report.uncertainty import system_std, uncertainties
+from solver.report.other_settings import other_settings
+from solver.report.uncertainty import network_std, on_network, system_std, uncertainties
+from solver.spec.cluster import cluster_of
 from solver.step.stragglers import SPEED_STD, straggler_share
 
 
@@ -50,3 +56,41 @@ def test_every_rank_waits_for_the_slowest() -> None:
     assert alone < found.times.seconds[0]
     lines = {line.name: line.seconds for line in explain(found, 0).lines}
     assert lines["waiting for the slowest rank"] == pytest.approx(part(found, "stragglers")[0])
+
+
+def test_a_network_that_nobody_stated_adds_what_slower_ones_would_cost() -> None:
+    solutions = {}
+    for name, world, usual in (("usual", 64, True), ("stated", 64, False), ("one node", 8, True)):
+        cluster = replace(cluster_of(toy_cost().device), usual_network=usual)
+        solutions[name] = estimated(make_problem(TINY, world, toy_cost(), cluster=cluster), [run_of(world)])
+    problem, layout = solutions["usual"].problem, solutions["usual"].layouts.strategy(0, solutions["usual"].problem.run)
+    seconds = float(solutions["usual"].times.seconds[0])
+    half, quarter = (on_network(problem, share, layout) for share in (0.5, 0.25))
+    assert seconds < half < quarter and on_network(problem, 1.0, layout) == pytest.approx(seconds, rel=1e-12)
+    # times as likely as the usual one: exp(-log(slower) / 0.1); the mean square about the usual one
+    off = np.log(np.array([half, quarter]) / seconds)
+    likely = np.exp(-10 * off)
+    added = math.sqrt((likely * off**2).sum() / (1 + likely.sum()))
+    assert network_std(problem, layout, seconds) == pytest.approx(added, rel=1e-12) and added > 0.002
+    with_it, without = (explain(solutions[name], 0).system_std for name in ("usual", "stated"))
+    assert with_it == pytest.approx(math.hypot(without, added), rel=1e-12)
+    one_node = solutions["one node"]
+    assert network_std(one_node.problem, one_node.problem.run, 1.0) == 0.0
+    words = "the network, which is not stated, has half the usual bandwidth"
+    said = {name: {each.text: each.seconds for each in other_settings(solutions[name], 0)} for name in ("usual", "stated")}
+    assert said["usual"][words] == pytest.approx(half) and words not in said["stated"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "usual"),
+    [
+        ({}, True),
+        ({"gpus_per_node": 8}, True),
+        ({"inter_node_gbit_per_gpu": 400}, False),
+        ({"all_reduce_busbw_gb_s": 60}, False),
+    ],
+)
+def test_which_networks_are_stated(keys: dict[str, float], usual: bool) -> None:
+    assert machine(find_profile("h100_sxm")[0], keys, 64)[1].usual_network == usual
+    own = replace(find_profile("h100_sxm")[0], name="data")  # a machine's own profile holds its own network
+    assert not machine(own, keys, 64)[1].usual_network
