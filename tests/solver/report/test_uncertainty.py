@@ -61,8 +61,9 @@ def test_every_rank_waits_for_the_slowest() -> None:
 def test_a_network_that_nobody_stated_adds_what_slower_ones_would_cost() -> None:
     solutions = {}
     for name, world, usual in (("usual", 64, True), ("stated", 64, False), ("one node", 8, True)):
-        cluster = replace(cluster_of(toy_cost().device), usual_network=usual)
-        solutions[name] = estimated(make_problem(TINY, world, toy_cost(), cluster=cluster), [run_of(world)])
+        cluster = replace(cluster_of(toy_cost().device), usual_network=usual, network_bandwidth=2e9)
+        cost = toy_cost().with_network(cluster.network_bandwidth)
+        solutions[name] = estimated(make_problem(TINY, world, cost, cluster=cluster), [run_of(world)])
     problem, layout = solutions["usual"].problem, solutions["usual"].layouts.strategy(0, solutions["usual"].problem.run)
     seconds = float(solutions["usual"].times.seconds[0])
     half, quarter = (on_network(problem, share, layout) for share in (0.5, 0.25))
