@@ -150,7 +150,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     known = sum(line.seconds for line in used if line.basis is not None) or 1.0
     attention = sum(line.seconds for line in used if line.kind == FLASH_ATTN) / known
     unstated = attention_std(solutions.problem, layout, attention)
-    network = network_std(solutions.problem, layout, seconds)
+    network = network_std(solutions, index)
     return Explanation(used, seconds, math.hypot(system_std(solutions.problem, layout), unstated, network), learned)
 
 

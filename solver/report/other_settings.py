@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from solver.report.uncertainty import SLOWER_NETWORKS, waits_for_usual_network
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem, attention_generation
-from solver.step.solutions import Solutions, estimate_layouts
+from solver.step.solutions import SLOWER_NETWORKS, Solutions, estimate_layouts
 
 #: A setting that changes the step by less does not matter.
 LEAST = 0.02
@@ -33,6 +32,10 @@ def other_settings(solutions: Solutions, index: int) -> tuple[OtherSetting, ...]
         OtherSetting(text, float(estimate_layouts(changed, Layouts.of([other])).times.seconds[0]))
         for text, changed, other in _changes(problem, layout)
     ]
+    found += [
+        OtherSetting(f"the network, which is not stated, has {share:g} of the usual bandwidth", float(seconds[index]))
+        for share, seconds in zip(SLOWER_NETWORKS, solutions.on_slower_networks, strict=False)
+    ]
     matter = [setting for setting in found if abs(setting.seconds / now - 1) >= LEAST]
     return tuple(sorted(matter, key=lambda setting: -abs(math.log(setting.seconds / now))))
 
@@ -45,9 +48,6 @@ def _changes(problem: Problem, layout: Strategy) -> Iterator[tuple[str, Problem,
         version, words = (0, f"of generation {device.flash_version}") if second else (2, "2")
         cost = problem.cost.with_flash_version(version, problem.run.deterministic)
         yield f"attention is FlashAttention {words}", replace(problem, cost=cost), layout
-    if waits_for_usual_network(problem):
-        slower = problem.cost.with_network(SLOWER_NETWORKS[0] * problem.cluster.network_bandwidth)
-        yield "the network, which is not stated, has half the usual bandwidth", replace(problem, cost=slower), layout
     if layout.recompute == "none" and "full" in framework.can_run.recompute:
         yield "all layers are recomputed", problem, layout.replace(recompute="full")
     for words, change in _flags(problem, layout):

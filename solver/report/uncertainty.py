@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from predictor.cost_model import FLASH_SPEEDUP
 from solver.spec.strategy import Strategy
-from solver.step.layouts import Layouts
 from solver.step.problem import Problem
-from solver.step.solutions import estimate_layouts
+from solver.step.solutions import Solutions
 
 #: How much slower than the best a run is set up: log(slowdown) by which a setting is e times less likely.
 SLOWER = 0.1
@@ -26,8 +24,6 @@ LONG_SEQUENCE = 0.15  #: which attention kernel ran counts most, and kernels are
 LONG_FROM = 16_384  #: tokens
 SPREAD_TENSOR_GROUP = 0.35  #: tensor-parallel collectives between nodes, whose latency is not understood
 BLOCKING = 0.10  #: launches that wait for each other
-#: Bandwidths, over that of a GPU's usual network, that clouds offer with the same GPU (A100: 200, 100 and 50 Gbit/s each).
-SLOWER_NETWORKS = (0.5, 0.25)
 DETERMINISTIC = 0.10  #: attention's backward pass loses between nothing and 38%, other kernels are not priced
 
 
@@ -57,24 +53,9 @@ def attention_std(problem: Problem, layout: Strategy, share: float) -> float:
     return unstated_std(np.array([math.log1p(share * (slower - 1))]))
 
 
-def network_std(problem: Problem, layout: Strategy, seconds: float) -> float:
-    """Return the standard deviation of log(step time) of not knowing the network between nodes, where nobody stated it.
-
-    seconds: of the step on the usual one.
-    """
-    others = [on_network(problem, share, layout) for share in SLOWER_NETWORKS] if waits_for_usual_network(problem) else []
-    return unstated_std(np.log(np.array(others) / seconds)) if others else 0.0
-
-
-def waits_for_usual_network(problem: Problem) -> bool:
-    """Whether the job spans nodes on a network that nobody stated."""
-    return problem.cluster.usual_network and problem.run.world_size > problem.cluster.gpus_per_domain
-
-
-def on_network(problem: Problem, share: float, layout: Strategy) -> float:
-    """Return the seconds of a step on a network of ``share`` of the bandwidth."""
-    slower = replace(problem, cost=problem.cost.with_network(share * problem.cluster.network_bandwidth))
-    return float(estimate_layouts(slower, Layouts.of([layout])).times.seconds[0])
+def network_std(solutions: Solutions, index: int) -> float:
+    """Return the standard deviation of log(step time) of not knowing the network between nodes, where nobody stated it."""
+    return unstated_std(np.log(solutions.on_slower_networks[:, index] / solutions.times.seconds[index]))
 
 
 def unstated_std(off: np.ndarray) -> float:

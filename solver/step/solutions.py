@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from solver.step.memory import Memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.terms import SplitTerms, split_terms
 from solver.step.time import StepTimes, step_times
+
+#: Bandwidths, over that of a GPU's usual network, that clouds offer with the same GPU (A100: 200, 100 and 50 Gbit/s each).
+SLOWER_NETWORKS = (0.5, 0.25)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,17 @@ class Solutions:
     def mfu_whole_square(self) -> np.ndarray:
         """The same with the whole square of attention counted, as some frameworks print it."""
         return self.tgs * self._model_flops(whole_square=True) / self._peak
+
+    @cached_property
+    def on_slower_networks(self) -> np.ndarray:
+        """Seconds of each step on SLOWER_NETWORKS; shape [networks, layouts], without any where the network is stated or no job
+        leaves a node."""
+        problem, cluster = self.problem, self.problem.cluster
+        if not cluster.usual_network or problem.run.world_size <= cluster.gpus_per_domain:
+            return np.empty((0, len(self)))
+        costs = [problem.cost.with_network(share * cluster.network_bandwidth) for share in SLOWER_NETWORKS]
+        found = [estimate_layouts(replace(problem, cost=cost), self.layouts, memory=self.memory) for cost in costs]
+        return np.stack([solutions.times.seconds for solutions in found])
 
     def _model_flops(self, whole_square: bool) -> float:
         """FLOPs per token of the sequences, or of their packed documents, and of what is trained."""

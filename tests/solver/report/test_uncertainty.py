@@ -13,7 +13,7 @@ from profiler.profile.profiles import find_profile
 from solver.api import machine
 from solver.report.explain import explain
 from solver.report.other_settings import other_settings
-from solver.report.uncertainty import network_std, on_network, system_std, uncertainties
+from solver.report.uncertainty import network_std, system_std, uncertainties
 from solver.spec.cluster import cluster_of
 from solver.step.stragglers import SPEED_STD, straggler_share
 
@@ -64,20 +64,22 @@ def test_a_network_that_nobody_stated_adds_what_slower_ones_would_cost() -> None
         cluster = replace(cluster_of(toy_cost().device), usual_network=usual, network_bandwidth=2e9)
         cost = toy_cost().with_network(cluster.network_bandwidth)
         solutions[name] = estimated(make_problem(TINY, world, cost, cluster=cluster), [run_of(world)])
-    problem, layout = solutions["usual"].problem, solutions["usual"].layouts.strategy(0, solutions["usual"].problem.run)
-    seconds = float(solutions["usual"].times.seconds[0])
-    half, quarter = (on_network(problem, share, layout) for share in (0.5, 0.25))
-    assert seconds < half < quarter and on_network(problem, 1.0, layout) == pytest.approx(seconds, rel=1e-12)
+    usual = solutions["usual"]
+    seconds, (half, quarter) = float(usual.times.seconds[0]), usual.on_slower_networks[:, 0]
+    for share, slower in ((1.0, seconds), (0.5, half), (0.25, quarter)):
+        cost = usual.problem.cost.with_network(2e9 * share)
+        again = estimated(replace(usual.problem, cost=cost), [run_of(64)])
+        assert again.times.seconds[0] == pytest.approx(slower, rel=1e-12)
+    assert seconds < half < quarter
     # times as likely as the usual one: exp(-log(slower) / 0.1); the mean square about the usual one
     off = np.log(np.array([half, quarter]) / seconds)
     likely = np.exp(-10 * off)
     added = math.sqrt((likely * off**2).sum() / (1 + likely.sum()))
-    assert network_std(problem, layout, seconds) == pytest.approx(added, rel=1e-12) and added > 0.002
+    assert network_std(usual, 0) == pytest.approx(added, rel=1e-12) and added > 0.002
     with_it, without = (explain(solutions[name], 0).system_std for name in ("usual", "stated"))
     assert with_it == pytest.approx(math.hypot(without, added), rel=1e-12)
-    one_node = solutions["one node"]
-    assert network_std(one_node.problem, one_node.problem.run, 1.0) == 0.0
-    words = "the network, which is not stated, has half the usual bandwidth"
+    assert all(network_std(solutions[name], 0) == 0.0 for name in ("stated", "one node"))
+    words = "the network, which is not stated, has 0.5 of the usual bandwidth"
     said = {name: {each.text: each.seconds for each in other_settings(solutions[name], 0)} for name in ("usual", "stated")}
     assert said["usual"][words] == pytest.approx(half) and words not in said["stated"]
 
