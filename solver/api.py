@@ -17,7 +17,6 @@ from predictor.fitted import cost_model
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, printable, shown
 from profiler.profile.attention_times import FOLDER
-from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device, Profile
 from profiler.profile.profiles import PROF_DATA, find_profile
 from solver.formats.config_file import RunConfig, load_cluster, load_run_config
@@ -105,11 +104,12 @@ def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple
     Where the description holds a topology, collectives between servers are simulated on it.
     """
     where = f"cluster {printable(str(described['name']))}" if "name" in described else "cluster"
-    place = cluster_of(profile.device, {key: value for key, value in described.items() if key != TOPOLOGY}, where)
-    if TOPOLOGY in described or profile.name not in DATASHEETS:  # a machine's own profile holds its own network
-        place = replace(place, usual_network=False)
+    keys = {key: value for key, value in described.items() if key != TOPOLOGY}
+    place = cluster_of(profile.device, keys, where, profile.name)
     cost = cost_model(profile, place.network_bandwidth, CACHE)
-    return (_on_topology(cost, described[TOPOLOGY], place, world) if TOPOLOGY in described else cost), place
+    if TOPOLOGY not in described:
+        return cost, place
+    return _on_topology(cost, described[TOPOLOGY], place, world), replace(place, usual_network=False)
 
 
 def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int) -> CostModel:

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Per clock of a multiprocessor: of every NVIDIA chip from compute capability 7.0 to 10.0 (CUDA C++ Programming Guide, table of
-#: instruction throughput, special functions).
-USUAL_EXPONENTIALS = 16.0
+from profiler.profile.profile import USUAL_EXPONENTIALS
+
 QUERY_TILE = 128  #: queries per thread block, in every fused attention kernel of these devices
 
 

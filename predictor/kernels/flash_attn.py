@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
-from predictor.kernels.attn_physics import USUAL_EXPONENTIALS, AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
+from predictor.kernels.attn_physics import AttnMachine, AttnPhysics, AttnShape, attn_times, fit_attn_physics
 from predictor.kernels.linear import other_lab, starts_with
 from predictor.kernels.measured_times import MeasuredTimes
 from predictor.kernels.residual import Residual, fit_residual
 from predictor.kernels.shape_keys import find, shape_keys
-from profiler.profile.profile import Device, Table
+from profiler.profile.profile import USUAL_EXPONENTIALS, Device, Table
 
 HALF_DTYPES = ("bf16", "bfloat16", "fp16", "float16")
 #: Sources that timed serving kernels (a paged cache is written in the same call).

@@ -1,8 +1,8 @@
 """Boosted trees evaluated by bit masks of leaves: by far faster in numpy than to walk down each tree.
 
-The leaves of a tree are bits of a word. Each test of a feature leaves over those on one side of it; the tests of one feature
-together leave over a set that depends only on which of the thresholds a value lies between. The sets of all features have one
-leaf in common: the one that the row reaches. Source: QuickScorer (Lucchese et al., SIGIR 2015), with sets for both outcomes of
+The leaves of a tree are bits of a word. Each test of a feature keeps those on one side of it; the tests of one feature together
+keep a set that depends only on which of the thresholds a value lies between. The sets of all features have one leaf in common:
+the one that the row reaches. Source: QuickScorer (Lucchese et al., SIGIR 2015), with sets for both outcomes of
 a test, so that leaves may be numbered in any order.
 """
 
@@ -21,7 +21,7 @@ _CHUNK = 128  #: rows whose masks stay in the processor's cache
 
 @dataclass(frozen=True)
 class FeatureSets:
-    """The leaves that the tests of one feature leave over.
+    """The leaves that the tests of one feature keep.
 
     feature: its column. thresholds: increasing, [t]. sets: [t + 1, trees], for values between them.
     """
@@ -67,14 +67,14 @@ class LeafSets:
         out = np.empty(len(x))
         for start in range(0, len(x), _CHUNK):
             rows = slice(start, start + _CHUNK)
-            left_over = np.tile(self.leaves, (len(out[rows]), 1))
-            chosen = np.empty_like(left_over)
+            remaining = np.tile(self.leaves, (len(out[rows]), 1))
+            chosen = np.empty_like(remaining)
             for part, at in zip(self.features, between, strict=True):
                 part.sets.take(at[rows], axis=0, out=chosen, mode="clip")
-                left_over &= chosen
-            left_over *= _SEQUENCE
-            left_over >>= _SHIFT
-            out[rows] = self.values.take(left_over + first).sum(axis=1)
+                remaining &= chosen
+            remaining *= _SEQUENCE
+            remaining >>= _SHIFT
+            out[rows] = self.values.take(remaining + first).sum(axis=1)
         return out
 
 

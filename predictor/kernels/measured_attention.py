@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from predictor.estimate import Basis, Estimate
-from predictor.kernels.measured_times import LEAST_UNCERTAINTY, MeasuredTimes, uncertainty_of
+from predictor.estimate import Estimate
+from predictor.kernels.measured_times import LEAST_UNCERTAINTY, MeasuredTimes, uncertainty_of, where_known
 from predictor.kernels.shape_keys import find, shape_keys
 
 #: What distinguishes one call from another, in the order of CostModel.flash_attn's arguments.
@@ -40,8 +40,4 @@ class MeasuredAttention(MeasuredTimes):
         if not len(self.keys):
             return fit
         at, known = find(self.keys, shape_keys(*arrays))
-        return Estimate(
-            np.where(known, self.seconds[at], fit.seconds),
-            np.where(known, self.relative_std[at], fit.relative_std),
-            np.where(known, np.int8(Basis.MEASURED), fit.basis).astype(np.int8),
-        )
+        return where_known(known, self.seconds[at], self.relative_std[at], fit)

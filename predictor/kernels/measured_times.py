@@ -53,11 +53,7 @@ class MeasuredTimes:
         at, known = find(self.keys, keys)
         ours, theirs = self.relative_std[at] ** -2.0, np.maximum(fit.relative_std, 1e-9) ** -2.0
         mean = np.exp((ours * np.log(self.seconds[at]) + theirs * np.log(fit.seconds)) / (ours + theirs))
-        return Estimate(
-            np.where(known, mean, fit.seconds),
-            np.where(known, (ours + theirs) ** -0.5, fit.relative_std),
-            np.where(known, np.int8(Basis.MEASURED), fit.basis).astype(np.int8),
-        )
+        return where_known(known, mean, (ours + theirs) ** -0.5, fit)
 
     def to_arrays(self, prefix: str) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
@@ -74,3 +70,12 @@ def uncertainty_of(spread: np.ndarray, unstated: float = UNSTATED_UNCERTAINTY) -
     A row's spread, its half range, is about twice the deviation.
     """
     return np.where(np.isnan(spread), unstated, np.maximum(np.nan_to_num(spread) / 2, LEAST_UNCERTAINTY))
+
+
+def where_known(known: np.ndarray, seconds: np.ndarray, relative_std: np.ndarray, fit: Estimate) -> Estimate:
+    """Return measured times where a shape is ``known``, else those of ``fit``."""
+    return Estimate(
+        np.where(known, seconds, fit.seconds),
+        np.where(known, relative_std, fit.relative_std),
+        np.where(known, np.int8(Basis.MEASURED), fit.basis).astype(np.int8),
+    )

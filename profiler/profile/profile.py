@@ -139,6 +139,10 @@ _DEVICE_FIGURES = (
     "exponentials",
 )  # fmt: skip
 
+#: Exponentials per clock of a multiprocessor of every NVIDIA chip from compute capability 7.0 to 10.0 (CUDA C++ Programming
+#: Guide, table of instruction throughput, special functions).
+USUAL_EXPONENTIALS = 16.0
+
 
 @dataclass(frozen=True)
 class Device:
@@ -161,7 +165,7 @@ class Device:
     nvlink_domain: int = 0  #: GPUs that share its fastest links, where that is more than a node; 0: those of a node
     host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
-    exponentials: float = 16.0  #: of the softmax, per clock of a multiprocessor
+    exponentials: float = USUAL_EXPONENTIALS  #: of the softmax, per clock of a multiprocessor
 
     @property
     def half_peak(self) -> float:

@@ -77,18 +77,10 @@ def _flash(shapes: Shapes, name: str, count: Array, seq_q: Array, seq_kv: Array,
     queries = dims["batch"] * seq_q * heads
     gradients = queries * shapes.model.qk_head_dim + dims["batch"] * seq_kv * kv_heads * shapes.kv_width
     written = {FORWARD: queries * shapes.model.value_head_dim, INPUT_GRAD: gradients}
+    forward, backward = ({**dims, "backward": which} for which in (False, True))
     return [
-        Op(
-            name,
-            ATTENTION,
-            FLASH_ATTN,
-            FORWARD,
-            {**dims, "backward": False},
-            count=count,
-            variant=ran,
-            recomputed_by=ATTENTION_CORE,
-        ),
-        Op(name, ATTENTION, FLASH_ATTN, INPUT_GRAD, {**dims, "backward": True}, count=count, variant=ran),
+        Op(name, ATTENTION, FLASH_ATTN, FORWARD, forward, count=count, variant=ran, recomputed_by=ATTENTION_CORE),
+        Op(name, ATTENTION, FLASH_ATTN, INPUT_GRAD, backward, count=count, variant=ran),
         *filled(shapes, name, ATTENTION, written, count, ATTENTION_CORE),
     ]
 

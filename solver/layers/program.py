@@ -54,7 +54,7 @@ class Op:
     overlaps_with: tuple[str, ...] = ()
     exposed_share: Array = 0.0
     recomputed_by: tuple[Recompute, ...] = ()
-    variant: str = ""  #: memory_bound: norm, rope, gated_act, residual, ...; dispatch and combine: the dispatcher
+    variant: str = ""  #: memory_bound: norm, rope, gated_act, ...; flash_attn: fp8; dispatch and combine: the dispatcher
     launches: Array = 1.0  #: kernels that the host launches for each run of it
     after_wait: Array = False  #: the host launches it when the device has run all that was launched before
     dtype: str = "bf16"

@@ -289,21 +289,12 @@ def show_validation(
 def _scores(title: str, scores: Mapping[str, Score], coverage: bool) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("group")
-    names = [
-        "n",
-        "median |error|",
-        "90th percentile",
-        "mean (signed)",
-        *(["in 90% interval", "its half width"] if coverage else []),
-    ]
+    of_interval = ["in 90% interval", "its half width"] if coverage else []
+    names = ["n", "median |error|", "90th percentile", "mean (signed)", *of_interval]
     for name in names:
         table.add_column(name, justify="right")
     for group, s in scores.items():
         row = [f"{s.n}", f"{s.median:.1%}", f"{s.p90:.1%}", f"{s.bias:+.1%}"]
-        table.add_row(
-            group,
-            *row,
-            *([f"{s.coverage:.0%}", f"{s.half_width:.0%}"] if coverage else []),
-            end_section=group == list(scores)[-2:][0],
-        )
+        row += [f"{s.coverage:.0%}", f"{s.half_width:.0%}"] if coverage else []
+        table.add_row(group, *row, end_section=group == list(scores)[-2:][0])
     return table

@@ -44,7 +44,6 @@ def uncertainties(problem: Problem, layout: Strategy) -> Mapping[str, float]:
 def attention_std(problem: Problem, layout: Strategy, share: float) -> float:
     """Return the standard deviation of log(step time) of not knowing which generation of FlashAttention ran, where runs that
     state none may have had an older one (Kernels.flash_unstated). share: of the step that attention's kernels take.
-
     """
     kernels, device = problem.framework.kernels, problem.cost.device
     if not kernels.flash_unstated or layout.flash_generation or layout.attention != "flash":

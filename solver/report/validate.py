@@ -122,9 +122,7 @@ def predict_cases(
             continue
         try:
             model = without_soft_caps(model) if approximate else model
-            described = cluster_of(cost.device, dict(cluster))
-            described = replace(described, usual_network=described.usual_network and hardware in DATASHEETS)
-            problem = problem_of(model, run, described, cost)
+            problem = problem_of(model, run, cluster_of(cost.device, dict(cluster), hardware=hardware), cost)
         except InputError as error:  # what this device cannot run, for example fp8 on an A100
             out.update({place: Prediction(case, str(error)) for place, case in members})
             continue

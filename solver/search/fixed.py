@@ -12,7 +12,7 @@ import numpy as np
 from profiler.errors import InputError, printable, shown
 from solver.search.divisions import DIVIDING, Division
 from solver.spec.bounds import WHOLE_NUMBERS, whole_number
-from solver.spec.choices import CHOICES, SCHEDULES, Recompute, TpMode
+from solver.spec.choices import SCHEDULES, Recompute, TpMode, check_choice
 from solver.spec.strategy import Strategy
 from solver.step.layouts import LAYOUT_FLAGS, Layouts, Splits
 
@@ -80,8 +80,8 @@ def check_fixed(fixed: Mapping[str, Any]) -> None:
         elif name in LAYOUT_FLAGS:
             if not isinstance(value, bool):
                 raise InputError(f"{name} is {shown(value)}; it must be true or false")
-        elif value not in CHOICES[name]:
-            raise InputError(f"{name} is {shown(value)}; it must be one of {', '.join(map(str, CHOICES[name]))}")
+        else:
+            check_choice(name, value)
 
 
 def parse_varied(text: str) -> tuple[str, ...]:

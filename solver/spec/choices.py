@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from profiler.errors import InputError, shown
 from solver.spec.recipes import FP8_RECIPES
 
 
@@ -27,7 +28,7 @@ class Recompute(IntEnum):
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipev")
 #: Schedules that are one of these under another name.
-OTHER_SCHEDULES = {
+_OTHER_SCHEDULES = {
     "dualpipe": " (DualPipe with pp stages is dualpipev with half as many and twice the replicas)",
     "zb-h2": " (zb-2p plans ZB-H2's passes by their times)",
 }
@@ -71,3 +72,10 @@ SWITCHES = (
     "moe_fused_experts", "fp8_param_gather", "fp8_attention", "launch_blocking", "cuda_graphs", "deterministic",
     "offload_gradients",
 )  # fmt: skip
+
+
+def check_choice(key: str, value: Any) -> None:
+    """Raise InputError for a value of a field of CHOICES that it does not have."""
+    if not isinstance(value, str | int) or value not in CHOICES[key]:
+        hint = _OTHER_SCHEDULES.get(value, "") if key == "schedule" and isinstance(value, str) else ""
+        raise InputError(f"{key} is {shown(value)}; it must be one of {', '.join(map(str, CHOICES[key]))}{hint}")

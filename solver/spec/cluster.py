@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from profiler.errors import InputError, printable
+from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device
 from solver.spec.bounds import number, whole_number
 
@@ -61,9 +62,10 @@ FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_
 _KEYS = ("name", "hardware", *FIGURES, "notes")
 
 
-def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: str = "cluster") -> Cluster:
+def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: str = "cluster", hardware: str = "") -> Cluster:
     """Return the device's usual cluster; ``config`` may replace what FIGURES names.
 
+    hardware: the profile; one of a machine's own, unlike those of datasheets, holds its own network.
     Raises InputError for an unknown key or a value that is not a positive number; ``where`` names ``config`` in the message.
     """
     config = config or {}
@@ -84,7 +86,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
-        usual_network=not stated.keys() & {"inter_node_gbit_per_gpu", "all_reduce_busbw_gb_s"},
+        usual_network=hardware in DATASHEETS and not stated.keys() & {"inter_node_gbit_per_gpu", "all_reduce_busbw_gb_s"},
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
         **{"host_link": device.host_link, "host_memory": device.host_memory}
         | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},

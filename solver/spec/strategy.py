@@ -11,15 +11,7 @@ import numpy as np
 
 from profiler.errors import InputError, shown
 from solver.spec.bounds import NUMBERS, WHOLE_NUMBERS, number, whole_number
-from solver.spec.choices import (
-    CHOICES,
-    CUDA_GRAPH_MODULES,
-    OFFLOAD_MODULES,
-    OTHER_SCHEDULES,
-    RECOMPUTE_MODULES,
-    SWITCHES,
-    WAVES,
-)
+from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, OFFLOAD_MODULES, RECOMPUTE_MODULES, SWITCHES, WAVES, check_choice
 from solver.spec.documents import effective_document
 from solver.spec.pipeline_layout import predicts_apart
 
@@ -127,11 +119,8 @@ class Strategy:
             whole_number(key, getattr(self, key))
         for key in (key for key in NUMBERS if key in vars(self)):
             object.__setattr__(self, key, number(key, getattr(self, key)))
-        for key, allowed in CHOICES.items():
-            if not isinstance(getattr(self, key), str | int) or getattr(self, key) not in allowed:
-                hint = OTHER_SCHEDULES.get(str(getattr(self, key)), "")
-                allowed_words = ", ".join(map(str, allowed))
-                raise InputError(f"{key} is {shown(getattr(self, key))}; it must be one of {allowed_words}{hint}")
+        for key in CHOICES:
+            check_choice(key, getattr(self, key))
         for key in SWITCHES:
             if not isinstance(getattr(self, key), bool):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")

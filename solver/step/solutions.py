@@ -66,8 +66,8 @@ class Solutions:
 
     @cached_property
     def on_slower_networks(self) -> np.ndarray:
-        """Seconds of each step on SLOWER_NETWORKS; shape [networks, layouts], without any where the network is stated or no job
-        leaves a node."""
+        """Seconds of each step on SLOWER_NETWORKS, [networks, layouts]; no rows where the network is stated or the job stays
+        inside a node."""
         problem, cluster = self.problem, self.problem.cluster
         if not cluster.usual_network or problem.run.world_size <= cluster.gpus_per_domain:
             return np.empty((0, len(self)))

@@ -58,6 +58,7 @@ def test_the_text_of_the_option() -> None:
     [("tpp=8", "tpp is no axis of a search; axes are tp_mode"), ("tp", "give each axis once, as in tp=8"),
      ("tp=8,tp=4", "give each axis once"),
      ("tp=0", "tp is 0; it must be a whole number of at least 1"), ("tp=two", "tp is 'two'; it must be a whole number"),
+     ("schedule=dualpipe", "dualpipev (DualPipe with pp stages is dualpipev with half as many and twice the replicas"),
      ("zero=4", "zero is 4; it must be one of 0, 1, 2, 3"), ("recompute=some", "recompute is 'some'; it must be one of none")],
 )  # fmt: skip
 def test_texts_that_fix_nothing(text: str, message: str) -> None:
