@@ -50,7 +50,7 @@ class Inputs:
         found = [
             f"left out of the estimate: {'; '.join(left_out)}" if left_out else "",
             self.network,
-            *of.cost.as_found(),
+            *of.as_found,
             *lines,
         ]
         if stated is not None and not stated:

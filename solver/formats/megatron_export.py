@@ -117,6 +117,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (run.recompute_layers <= 0 or run.recompute_layers % run.vpp == 0,
          f"recompute_layers {run.recompute_layers}, which {run.vpp} chunks do not share evenly,"),
         (not run.launch_blocking, "launch_blocking"),
+        (not run.collective_checks, "collective_checks"),
     )  # fmt: skip
     require((holds, f"{what}: not among the arguments of Megatron-LM that are written here") for holds, what in rules)
 

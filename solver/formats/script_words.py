@@ -103,9 +103,11 @@ def environment(source: Source) -> dict[str, str]:
 def of_environment(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the layout fields that the variables of a script state, and a line on those that change times unmodelled."""
     variables = environment(source)
-    blocking = {"launch_blocking": True} if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0" else {}
+    debugging = {"launch_blocking": True} if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0" else {}
+    if variables.get("TORCH_DISTRIBUTED_DEBUG", "") == "DETAIL":
+        debugging["collective_checks"] = True
     set_here = ", ".join(f"{name}={variables[name]}" for name in _UNMODELLED if name in variables)
-    return blocking, (f"left out, although it may change times: {set_here}",) if set_here else ()
+    return debugging, (f"left out, although it may change times: {set_here}",) if set_here else ()
 
 
 def program_at(words: Sequence[str], program: str) -> int | None:

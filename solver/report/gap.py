@@ -35,6 +35,7 @@ _SWITCHES: tuple[tuple[str, Any, str], ...] = (
     ("delay_wgrad_compute", True, "gradients of inputs are sent after weight gradients: delay_wgrad_compute is off"),
     ("recompute", "none", "activations are recomputed"),
     ("launch_blocking", False, "every launch waits for the last: CUDA_LAUNCH_BLOCKING is set"),
+    ("collective_checks", False, "torch checks each collective: TORCH_DISTRIBUTED_DEBUG=DETAIL is set"),
 )  # fmt: skip
 #: A switch that saves less of the step is not named.
 _LEAST = 0.003
@@ -95,7 +96,7 @@ def _offered(problem: Problem, field: str, value: Any) -> bool:
         "zero": value in can.zero_stages, "tp_mode": TpMode.MSP in can.tp_modes, "tp_comm_overlap": can.tp_comm_overlap,
         "gradient_accumulation_fusion": framework.data_parallel.fused_gradient_accumulation,
         "moe_exchange_overlap": can.overlaps_exchange, "delay_wgrad_compute": problem.run.moe_exchange_overlap,
-        "attention": True, "recompute": True, "launch_blocking": True,
+        "attention": True, "recompute": True, "launch_blocking": True, "collective_checks": problem.checks_collectives,
     }  # fmt: skip
     if field in special:
         return special[field]

@@ -68,3 +68,5 @@ def _flags(problem: Problem, layout: Strategy) -> Iterator[tuple[str, dict[str, 
         yield f"tensor-parallel communication is {words}", {"tp_comm_overlap": not layout.tp_comm_overlap}
     if not layout.launch_blocking:
         yield "every launch waits for the last (CUDA_LAUNCH_BLOCKING)", {"launch_blocking": True}
+    if not problem.checks_collectives:
+        yield "torch checks every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)", {"collective_checks": True}

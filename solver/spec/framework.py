@@ -93,6 +93,8 @@ class TensorParallel:
     #: All-gathered logits arrive in torch's list of tensors: copied out of one buffer, and joined again; of their gradient each
     #: rank copies its share.
     joins_logits: bool = False
+    #: Seconds that each step of a ring takes more where the group spans nodes (one step fewer than ranks), and nothing hides.
+    ring_step_delay: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +107,12 @@ class DataParallel:
     #: bucket of a backward pass cannot overlap with anything.
     bucket_elements: float = 40e6
     bucket_elements_per_rank: float = 0.0
+    #: Sharded gradients are reduce-scattered, and parameters gathered, in one collective, after the last backward pass.
+    shards_at_once: bool = False
+    #: Seconds of the host for the part of a tensor that each rank owns, where both collectives are of lists: ZeRO 1 and 2.
+    seconds_per_part: float = 0.0
+    #: The gradients' norm is summed over tensor and pipeline ranks alone, and the loss over the others; else one sum over all.
+    norm_of_model: bool = False
     bucket_copy_bytes: float = 0.0  #: per parameter: copies of gradients into buckets and back, casts and averaging included
     reduced_gradient_bytes: int = 0  #: of a gradient in the collective; 0: as it is accumulated
     #: FSDP: copies of all-gathered weights, and of whole gradients, between parameters and buffers (each a read and a write).
@@ -143,9 +151,6 @@ class Pipeline:
     #: How layers are assigned to stages: ``even``; ``items``: embedding, final norm and head count as layers; ``cost``: stages
     #: of equal multiplications in linears, of which the head's are as many as some layers'.
     assignment: str = "even"
-    #: Seconds by which each collective of a tensor group is late for each of its ranks, where a pipeline spans nodes: time of
-    #: the host, which runs beside the device's.
-    crossing_delay: float = 0.0
     #: What the framework calls ZeRO-3 keeps gathered weights and whole gradients between the micro batches of a pipeline.
     keeps_weights: bool = False
     #: No stage updates its weights before the norm of all gradients is known; otherwise it does, and corrects that afterwards
@@ -242,6 +247,7 @@ class Framework:
     tensor_parallel: TensorParallel = TensorParallel()
     data_parallel: DataParallel = DataParallel()
     pipeline: Pipeline = Pipeline()
+    scripts_check_collectives: bool = False  #: some versions of its own launch scripts set TORCH_DISTRIBUTED_DEBUG=DETAIL
     recomputation: Recomputation = Recomputation()
     memory: MemoryUse = MemoryUse()
     #: Standard deviation of log(step time) of what the description leaves open: 0.05 where the release's code was read and runs

@@ -105,6 +105,9 @@ class Strategy:
     #: Attention, memory of new tensors and cuBLAS's workspaces are as torch's deterministic mode has them.
     deterministic: bool = False
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
+    #: torch checks each collective before it starts (TORCH_DISTRIBUTED_DEBUG=DETAIL). None: not stated, which means no, unless
+    #: the framework's scripts may turn it on and the stated all-reduces are late (solver.step.collective_checks).
+    collective_checks: bool | None = None
     lora_rank: int = 0  #: rank of the adapters of the layers' linears, which alone are trained (LoRA); 0: all weights are
     optimizer: str = "adam"  #: muon: of the matrices of the layers; adam of all other parameters
     optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
@@ -138,7 +141,7 @@ class Strategy:
             away = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
             object.__setattr__(self, "offload_modules", away)
         stage_layers(self.recompute_stage_layers)
-        for key in ("dropout", "fused_softmax", "gradient_accumulation_fusion"):
+        for key in ("dropout", "fused_softmax", "gradient_accumulation_fusion", "collective_checks"):
             if getattr(self, key) not in (None, True, False):
                 raise InputError(f"{key} is {shown(getattr(self, key))}; it must be true or false")
         if self.tp * self.cp * self.dp * self.pp != self.world_size:

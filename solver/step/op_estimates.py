@@ -43,7 +43,8 @@ _MESSAGE = ("bytes", "intra", "inter", "strided")
 class OpEstimates:
     """Ops with their times: float64 arrays of shape [ops, keys] for one run of each op (counts not applied).
 
-    contention: seconds by which each second of a collective delays the compute that it overlaps with.
+    contention: seconds by which each second of a collective delays the compute that it overlaps with. checks: seconds in which
+    the host checks all runs of it, and launches nothing.
     """
 
     ops: tuple[Op, ...]
@@ -51,13 +52,15 @@ class OpEstimates:
     relative_std: np.ndarray
     basis: np.ndarray
     contention: np.ndarray
+    checks: np.ndarray
 
     def split(self, sizes: Sequence[int]) -> list[OpEstimates]:
         """Return the first ``sizes[0]`` ops, the next ``sizes[1]``, and so on."""
         ends = np.cumsum(sizes)
         rows = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return [
-            OpEstimates(self.ops[r], self.seconds[r], self.relative_std[r], self.basis[r], self.contention[r]) for r in rows
+            OpEstimates(self.ops[r], self.seconds[r], self.relative_std[r], self.basis[r], self.contention[r], self.checks[r])
+            for r in rows
         ]
 
     def counts(self) -> np.ndarray:
@@ -68,11 +71,11 @@ class OpEstimates:
         return found
 
     def row(self, name: str) -> np.ndarray:
-        """Return the seconds of all runs of the ops called ``name``, shape [keys]."""
+        """Return the seconds of all runs of the ops called ``name``, with their checks; shape [keys]."""
         chosen = [i for i, op in enumerate(self.ops) if op.name == name]
         if not chosen:
             raise KeyError(name)
-        return (self.seconds * self.counts())[chosen].sum(axis=0)
+        return (self.seconds * self.counts() + self.checks)[chosen].sum(axis=0)
 
     def exposed(self, blocking: bool = False) -> np.ndarray:
         """Return the seconds that each op adds to its pass, counts applied; shape [ops, keys]. blocking: nothing overlaps.
@@ -117,7 +120,7 @@ def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
         columns = _dims([ops[i] for i in rows], names, keys)
         for target, values in zip(targets, _distinct_answers(cost, signature, names, columns), strict=False):
             target[rows] = values.reshape(len(rows), keys)
-    return OpEstimates(tuple(ops), seconds, std, basis, contention)
+    return OpEstimates(tuple(ops), seconds, std, basis, contention, np.zeros(shape))
 
 
 def _dims(ops: Sequence[Op], names: Sequence[str], keys: int) -> list[np.ndarray]:
@@ -187,7 +190,6 @@ class LayerTimes:
     recompute: shape [levels, streams, keys], what each recompute level adds to the backward pass. weight_grad: shape [keys],
     the part of backward that zero-bubble schedules may postpone. host: shape [2, keys], seconds in which the host launches
     forward and backward. waits: shape [keys], in which neither works at all, since the host waits for a result first.
-    tp_collectives: shape [2, keys], their number.
     """
 
     forward: np.ndarray
@@ -196,7 +198,6 @@ class LayerTimes:
     weight_grad: np.ndarray
     host: np.ndarray
     waits: np.ndarray
-    tp_collectives: np.ndarray
 
 
 def _launches(op: Op) -> np.ndarray:
@@ -209,13 +210,27 @@ def _waits(op: Op, keys: int) -> np.ndarray:
     return np.broadcast_to(np.asarray(op.after_wait, dtype=bool) & (np.asarray(op.count) > 0), keys)
 
 
+def ring_delays(estimates: OpEstimates, delay: float) -> np.ndarray:
+    """Return ``delay`` seconds for each ring step of each tensor-parallel collective between nodes; shape [ops, keys]."""
+    delays = np.zeros(estimates.seconds.shape)
+    if delay:
+        for row, op in zip(delays, estimates.ops, strict=True):
+            if op.stream == "tp":
+                row[:] = delay * (op.dims["inter"] > 1) * (op.dims["intra"] * op.dims["inter"] - 1) * op.count
+    return delays
+
+
 def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: float, blocking: bool = False) -> LayerTimes:
     """Sum ``exposed`` seconds (from OpEstimates.exposed) by pass and stream.
 
-    Where the host, which takes host_op_seconds for each launch, keeps the device waiting (solver.step.launching), the rest of
-    its time is added to compute. blocking: the host waits for each kernel, so that all of its time is added.
+    Where the host, which takes host_op_seconds for each launch beside its checks, keeps the device waiting
+    (solver.step.launching), the rest of its time is added to compute. blocking: the host waits for each kernel, so that all of
+    its time is added.
     """
     ops, keys = estimates.ops, exposed.shape[1]
+    launches = np.array([np.broadcast_to(_launches(op), keys) for op in ops]).reshape(-1, keys)
+    host = host_op_seconds * launches + estimates.checks
+    works = bool(host.any())
 
     def total(chosen: list[int]) -> np.ndarray:
         sums = np.array([sum((exposed[i] for i in chosen if ops[i].stream == s), np.zeros(keys)) for s in STREAMS])
@@ -224,26 +239,19 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
 
     def late(chosen: list[int]) -> np.ndarray:
         """Return the seconds by which the host delays a pass of the ops ``chosen``."""
-        host = host_op_seconds * np.array([np.broadcast_to(_launches(ops[i]), keys) for i in chosen]).reshape(-1, keys)
-        if blocking or not host_op_seconds:
-            return added(host)
+        if blocking or not works:
+            return added(host[chosen])
         device = exposed[chosen]
-        return pass_seconds(device, host, np.array([_waits(ops[i], keys) for i in chosen])) - added(device)
+        return pass_seconds(device, host[chosen], np.array([_waits(ops[i], keys) for i in chosen])) - added(device)
 
     forward = [i for i, op in enumerate(ops) if op.phase == FORWARD]
     backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
     recompute = [total([i for i in forward if level in ops[i].recomputed_by]) for level in Recompute]
     later = [i for i in backward if ops[i].phase == WEIGHT_GRAD]
     weight_grad = sum((exposed[i] for i in later), np.zeros(keys))
-    passes = (forward, backward)
-    launches = [sum((_launches(ops[i]) for i in chosen), np.zeros(keys)) for chosen in passes]
-    collectives = [sum((_launches(ops[i]) for i in chosen if ops[i].stream == "tp"), np.zeros(keys)) for chosen in passes]
-    bound = host_op_seconds * launches[1] > sum((exposed[i] for i in backward), np.zeros(keys))
-    host_later = host_op_seconds * sum((_launches(ops[i]) for i in later), np.zeros(keys))
-    weight_grad = np.where(bound, host_later, weight_grad)
-    busy = np.maximum(sum((exposed[i] for i in forward), np.zeros(keys)), host_op_seconds * launches[0])
+    hosts = np.array([added(host[chosen]) for chosen in (forward, backward)])
+    bound = hosts[1] > sum((exposed[i] for i in backward), np.zeros(keys))
+    weight_grad = np.where(bound, added(host[later]), weight_grad)
+    busy = np.maximum(sum((exposed[i] for i in forward), np.zeros(keys)), hosts[0])
     waits = np.maximum(added(exposed[forward]) + late(forward) - busy, 0.0)
-    return LayerTimes(
-        total(forward), total(backward), np.array(recompute), weight_grad, host_op_seconds * np.array(launches), waits,
-        np.array(collectives),
-    )  # fmt: skip
+    return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad, hosts, waits)

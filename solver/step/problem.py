@@ -26,10 +26,11 @@ from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.run_rules import check_host
 from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
 from solver.spec.strategy import Strategy
+from solver.step.collective_checks import CHECKS_INFERRED, are_collectives_checked, with_checks
 from solver.step.distinct import distinct
 from solver.step.host import launch_seconds
 from solver.step.layouts import Splits
-from solver.step.op_estimates import LayerTimes, OpEstimates, estimate_ops, layer_times
+from solver.step.op_estimates import LayerTimes, OpEstimates, estimate_ops, layer_times, ring_delays
 from solver.step.paired_exchange import paired_seconds
 
 
@@ -67,6 +68,17 @@ class Problem:
     def fused_accumulation(self) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as the run states it, or as its framework does."""
         return self.framework.fuses_accumulation(self.run.gradient_accumulation_fusion)
+
+    @cached_property
+    def checks_collectives(self) -> bool:
+        """Whether torch checks every collective before it starts."""
+        return are_collectives_checked(self.run, self.cluster, self.cost)
+
+    @property
+    def as_found(self) -> tuple[str, ...]:
+        """What stated all-reduces make of the network, the links and the run, a sentence each."""
+        inferred = self.checks_collectives and self.run.collective_checks is None
+        return (CHECKS_INFERRED,) if inferred else self.cost.as_found()
 
     def is_frozen(self, group: str) -> bool:
         """Whether the parameters of a group (PARAMETER_GROUPS) are not trained."""
@@ -110,7 +122,8 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     _check_format(run, cost.device)
     cluster = cluster.for_world(run.world_size)
     node = cluster.gpus_per_domain
-    cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
+    if not are_collectives_checked(run, cluster, cost):  # else what the stated all-reduces took is no matter of the links
+        cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
     cost = replace(cost, host_rates={name: rate for name, rate in rates.items() if rate})
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
@@ -191,11 +204,14 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         last_program(*given, found.kinds[found.of_layer[-1]]),
     )  # fmt: skip
     parts, together = [], estimate_ops([op for program in programs for op in program.ops], len(keys), problem.cost)
+    if problem.checks_collectives:
+        together = with_checks(together)
     for program, estimates in zip(programs, together.split([len(program.ops) for program in programs]), strict=True):
         run = problem.run
         whole = run.cuda_graphs and not run.cuda_graph_modules
         host = 0.0 if run.compile or whole else launch_seconds(problem.framework, problem.cost)
-        exposed = estimates.exposed(run.launch_blocking)
+        late = ring_delays(estimates, problem.framework.tensor_parallel.ring_step_delay)
+        exposed = estimates.exposed(run.launch_blocking) + late
         times = layer_times(estimates, exposed, host, run.launch_blocking)
         pairs = run.moe_exchange_overlap and not run.launch_blocking
         parts.append(

@@ -60,7 +60,7 @@ def sharded_weight_ops(
     for name, elements, trained, group in held:
         shard, count = shard_ranks(group.size, splits.zero_shard_size), float(_messages(problem, name))
         ops += gather_ops(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, count, problem)
-        reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, count, whole=False)
+        reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, 0.0, count)
         ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
         ops += copy_ops(f"{name}.all_gather", elements * sizes.activation * sync.all_gather_copies, group)
         ops += copy_ops(f"{name}.reduce_scatter", trained * sizes.gradient * sync.reduce_scatter_copies, group)

@@ -15,7 +15,8 @@ class SideStreamWork:
     """Seconds, float64 arrays of one shape.
 
     communication: of the collectives, without overlap. contention: seconds by which they delay compute if all of it overlaps.
-    kernels: of copies between parameters and buffers, which fill the multiprocessors: compute waits for them on any stream.
+    kernels: of copies between parameters and buffers, which fill the multiprocessors, and of the host: compute waits for them
+    on any stream.
     """
 
     communication: np.ndarray
@@ -51,12 +52,19 @@ class SideStreamWork:
         return SideStreamWork(*(np.where(first, a, b) for a, b in pairs))
 
 
+def host_work(seconds: np.ndarray) -> SideStreamWork:
+    """Return the work of a host that launches nothing else for ``seconds``."""
+    return SideStreamWork(np.zeros_like(seconds), np.zeros_like(seconds), seconds)
+
+
 def side_stream_work(estimates: OpEstimates, name: str) -> SideStreamWork:
     """Return the sum of all ops of ``estimates`` called ``name``; arrays of shape [keys]."""
     total = estimates.seconds * estimates.counts()
     nothing = np.zeros(total.shape[1])
     parts = [nothing, nothing, nothing]
     for i, op in enumerate(estimates.ops):
+        if op.name == name:
+            parts[2] = parts[2] + estimates.checks[i]
         if op.name == name and op.kind == MEMORY_BOUND:
             parts[2] = parts[2] + total[i]
         elif op.name == name:

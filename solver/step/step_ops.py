@@ -46,13 +46,16 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         if problem.is_frozen(name):
             continue
         shard, count = shard_ranks(group.size, splits.zero_shard_size), buckets(framework, group.elements, group.size)
-        ops += group_ops(problem, "gradients", group.elements * (sync.reduced_gradient_bytes or grad), group, shard, count)
+        at_once = 1.0 if sync.shards_at_once else count
+        reduced = group.elements * (sync.reduced_gradient_bytes or grad)
+        ops += group_ops(problem, "gradients", reduced, group, shard, count, at_once)
         ops += copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
         scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
         ops += copy_ops("gradients.reduce_scatter", group.elements * scattered, group)
         width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
-        ops += gather_ops("parameters.all_gather", sync.param_collective, group.elements * width, group, shard, count, problem)
-        ops += copy_ops("parameters.all_gather", group.elements * width * sync.all_gather_copies, group)
+        gathered = group.elements * width
+        ops += gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, at_once, problem)
+        ops += copy_ops("parameters.all_gather", gathered * sync.all_gather_copies, group)
         if kept is not None and name != OTHERS:
             ops.append(Op("weight_casts", "optimizer", MEMORY_BOUND, "step", {"bytes": group.elements * kept.cast},
                           variant="quantize"))  # fmt: skip
@@ -70,9 +73,9 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
             for kind, owned in (("whole", group.elements), ("shard", shares[name]))
             for op in _update_ops(problem, name, kind, owned)
         ]
-    everyone = placement(splits.tp * splits.cp * splits.dp * splits.pp, 1, problem.cluster.gpus_per_domain)
-    ops.append(_message("gradient_norm", "all_reduce", np.full(len(splits), 4.0), everyone))
-    return ops
+    node, copies, number = problem.cluster.gpus_per_domain, splits.cp * splits.dp, np.full(len(splits), 4.0)
+    sums = [(splits.tp * splits.pp, 1), (copies, splits.tp)] if sync.norm_of_model else [(splits.tp * copies * splits.pp, 1)]
+    return ops + [_message("gradient_norm", "all_reduce", number, placement(*group, node)) for group in sums]
 
 
 def _update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> list[Op]:
@@ -121,6 +124,14 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     ]
 
 
+def list_seconds(problem: Problem, splits: Splits) -> np.ndarray:
+    """Return the seconds of the host for the lists of parts that ZeRO's collectives take, [splits]."""
+    sync, ranks = problem.framework.data_parallel, shard_ranks(splits.dp * splits.cp, splits.zero_shard_size)
+    tensors = sync.tensors_per_layer * problem.model.num_hidden_layers / splits.pp
+    seconds: np.ndarray = sync.seconds_per_part * tensors * np.where(ranks > 1, ranks, 0)
+    return seconds
+
+
 def tied_embedding_op(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> Op:
     """Return the sum of the embedding's gradients over the first and the last stage, where these are two and both hold it:
     tied embeddings, or multi-token prediction.
@@ -142,23 +153,24 @@ def _message(name: str, op: str, size: np.ndarray, place: Placement, count: np.n
 
 
 def group_ops(
-    problem: Problem, name: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float,
-    whole: bool = True,
+    problem: Problem, name: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, whole: np.ndarray | float,
+    sharded: np.ndarray | float,
 ) -> list[Op]:  # fmt: skip
     """Gradients of ``size`` bytes over a group.
 
-    They are all-reduced whole, or reduce-scattered inside shard groups and all-reduced across them.
+    They are all-reduced in ``whole`` messages (0: never), or in ``sharded`` ones reduce-scattered inside shard groups and
+    all-reduced across them.
     """
     node = problem.cluster.gpus_per_domain
     inside = placement(shard, group.stride, node)
     across = placement(np.maximum(group.size // shard, 1), group.stride * shard, node)
     ops = [
-        _message(f"{name}.reduce_scatter", "reduce_scatter", size, inside, count),
-        _message(f"{name}.reduce_scatter", "all_reduce", size / shard, across, count),
+        _message(f"{name}.reduce_scatter", "reduce_scatter", size, inside, sharded),
+        _message(f"{name}.reduce_scatter", "all_reduce", size / shard, across, sharded),
     ]
-    if whole:
+    if np.any(whole):
         everyone = placement(group.size, group.stride, node)
-        ops.append(_message(f"{name}.all_reduce", "all_reduce", size, everyone, count))
+        ops.append(_message(f"{name}.all_reduce", "all_reduce", size, everyone, whole))
     return ops
 
 

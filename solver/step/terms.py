@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solver.step.collective_checks import with_checks
 from solver.step.deferred_head import projection_seconds
 from solver.step.distinct import distinct
 from solver.step.layouts import Splits
@@ -15,10 +16,10 @@ from solver.step.offload import TO_HOST
 from solver.step.op_estimates import OpEstimates, estimate_ops
 from solver.step.parameter_groups import ParameterGroup, parameter_groups, stages_of
 from solver.step.problem import LayerTable, Problem
-from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights
-from solver.step.side_stream import SideStreamWork, side_stream_work
+from solver.step.sharded_weights import ShardedWeights, sharded_weight_ops, sharded_weights, tensors_of_layer
+from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.stage_kinds import StageKinds
-from solver.step.step_ops import send_recv_ops, synchronisation_ops, tied_embedding_op
+from solver.step.step_ops import list_seconds, send_recv_ops, synchronisation_ops, tied_embedding_op
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,14 @@ def estimate_synchronisation(
         tied_embedding_op(problem, table, key, splits),
         *muon_ops(problem, table, key, groups, splits),
     ]
-    return estimate_ops(ops, len(splits), problem.cost)
+    estimates = estimate_ops(ops, len(splits), problem.cost)
+    if not problem.checks_collectives:
+        return estimates
+    return with_checks(estimates, tensors_of_layer(problem) * problem.model.num_hidden_layers / splits.pp + 1)
 
 
 def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:
     return estimate_ops(send_recv_ops(problem, splits), len(splits), problem.cost)
-
-
-def _crossing_delays(problem: Problem, splits: Splits) -> np.ndarray:
-    """Return the seconds by which each tensor-parallel collective is late where the pipeline spans nodes, shape [splits]."""
-    ranks = splits.tp * splits.cp * splits.dp * splits.pp
-    spans = (splits.pp > 1) & (ranks > problem.cluster.gpus_per_domain)
-    delays: np.ndarray = spans * splits.tp * problem.framework.pipeline.crossing_delay
-    return delays
 
 
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
@@ -111,12 +107,6 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
 
     forward = np.array([layer.forward[:, key] for layer in layers])
     backward = np.array([layer.backward[:, key] for layer in layers])
-    if problem.framework.pipeline.crossing_delay:
-        late = _crossing_delays(problem, splits)
-        for kind, layer in enumerate(layers):
-            for way, seconds in enumerate((forward[kind], backward[kind])):
-                host = layer.host[way][key] + late * layer.tp_collectives[way][key]
-                seconds[0] += np.maximum(host - seconds.sum(axis=0), 0.0)
     return SplitTerms(
         splits=splits, key=key, stages=stages_of(problem, splits), forward=forward, backward=backward,
         recompute=np.array([layer.recompute.sum(axis=1)[:, key] for layer in layers]),
@@ -132,7 +122,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         head_recompute=head.recompute.sum(axis=1)[:, key],
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
-        all_gather=side("parameters.all_gather"),
+        all_gather=side("parameters.all_gather") + host_work(list_seconds(problem, splits)),
         sharded=sharded_weights(problem, sync, group, splits),
         accumulation=once("accumulation"), to_host=once(*([TO_HOST] if problem.run.offload_gradients else [])),
         optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),

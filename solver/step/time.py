@@ -113,6 +113,8 @@ def _synchronisation(
     group = run.micro_batch_group or pp
     under = np.where(interleaved, group * backward * (vpp - 1) / vpp, backward * times)
     alone = np.where((zero == 2) & (pp > 1), 1.0, np.where(interleaved, 1.0 / vpp, last_bucket / times))
+    if framework.data_parallel.shards_at_once:
+        alone = np.where(whole, alone, 1.0)
     sync = reduce.overlapped_with(under, alone) if run.overlap_grad_reduce else reduce.exposed
     gathered = (
         gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather and not muon else gather.exposed

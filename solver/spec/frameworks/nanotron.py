@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline
+from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline, TensorParallel
 
 NANOTRON = Framework(
     name="nanotron",
@@ -41,9 +41,22 @@ NANOTRON = Framework(
         # the model and tp are; the program of a layer has 39 ops
         launch_seconds=115e-6,
     ),
+    tensor_parallel=TensorParallel(
+        # From the same runs with one sequence a micro batch: 8.0 ms a layer with tp 16, 18 (1.3B) and 15 (3.6B) with tp 32,
+        # where tp 8 takes 4.5; more sequences add what they add in a node. The code does not tell why
+        ring_step_delay=40e-6,
+    ),
+    scripts_check_collectives=True,  # run_multinode.sh
     data_parallel=DataParallel(
         grad_collective="reduce_scatter",
         bucket_elements=12.5e6,  # 25 MB of 16-bit gradients
+        # trainer.py makes no DDP of models whose gradients ZeRO shards in fp32: sync_gradients_across_dp follows
+        shards_at_once=True,
+        # distributed.py views, checks and joins the parts of all tensors for each rank, twice, and copies each gathered one
+        # back: a few views and a launch. Runs of equal layouts with and without ZeRO-1 show 5 to 9 us
+        seconds_per_part=7e-6,
+        tensors_per_layer=6,
+        norm_of_model=True,  # optim/clip_grads.py: mp_pg; trainer.py: dp_pg
         fused_gradient_accumulation=False,  # every backward pass ends with fp32_grad.add_(grad)
         accumulating_gemms=False,
         optimizer_bytes_per_parameter=34.0,  # fused AdamW on fp32 parameters, and their 16-bit copies
@@ -58,13 +71,10 @@ NANOTRON = Framework(
     # DDP's buckets of 16-bit gradients; ZeRO-1 keeps as much again (from what is allocated between steps: 20.1 bytes a
     # parameter without ZeRO, 10.5 with ZeRO-1 over 32 ranks)
     memory=MemoryUse(synchronisation_bytes=(2.0, 4.0), collective_gaps=2.0),  # inputs of a layer's two column linears
-    uncertainty=0.08,  # one cluster, whose collectives were late for a reason that is not known
+    uncertainty=0.08,  # one cluster, between whose nodes collectives are late for a reason that is not known
     pipeline=Pipeline(
         assignment="cost",
         blocking_sends=4.0,  # shapes are sent before tensors
-        # From the same runs with pipelines on two nodes and more: 7.7, 12.4 and 21 ms a layer with tp 2, 4 and 8, whatever
-        # model, micro batch and pp are; within a node as without a pipeline. The code does not tell why
-        crossing_delay=0.2e-3,
     ),
 )
 

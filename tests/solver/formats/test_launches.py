@@ -56,9 +56,11 @@ def test_accelerate_s_machines(tmp_path: Path) -> None:
 
 def test_variables_of_a_script(tmp_path: Path) -> None:
     config = megatron(tmp_path, before="export CUDA_LAUNCH_BLOCKING=1\nexport NCCL_P2P_DISABLE=1 NCCL_DEBUG=WARN")
-    assert config.layout["launch_blocking"] is True
+    assert config.layout["launch_blocking"] is True and config.layout["collective_checks"] is None
     assert config.notes[-1] == "left out, although it may change times: NCCL_P2P_DISABLE=1"
     assert megatron(tmp_path, before="export CUDA_LAUNCH_BLOCKING=0").layout["launch_blocking"] is False
+    for word, checks in (("DETAIL", True), ("INFO", None)):
+        assert megatron(tmp_path, before=f"export TORCH_DISTRIBUTED_DEBUG={word}").layout["collective_checks"] is checks
 
 
 def test_deepspeed_s_script_says_them_too(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import FRAMEWORKS, first_with_experts, framework_of, known_framework, release_for_search
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
+from solver.step.op_estimates import STREAMS
 
 PARAMETERS = 2 * (36_864 + 2 * 64) + 2 * 256 * 64 + 64  #: of TINY: two layers, embedding and head, the final norm
 
@@ -198,15 +199,27 @@ def test_only_gemms_of_frameworks_that_fuse_it_add_to_fp32_gradients() -> None:
     }  # fmt: skip
 
 
-def test_collectives_of_a_tensor_group_are_late_where_a_nanotron_pipeline_spans_nodes() -> None:
-    # a host that launches in no time; with tp 2 each collective is late by 0.4 ms: four in forward, six in backward
-    def layer(world: int, **layout: int) -> tuple[float, float]:
-        found = tiny("nanotron", world, run={"cuda_graphs": True}, tp=2, tp_mode="msp", zero=0, **layout)
-        return float(found.terms.forward[0].sum()), float(found.terms.backward[0].sum())
+def test_rings_of_nanotron_between_nodes_are_late() -> None:
+    # tp 16 on two nodes of 8: each of the four and six collectives of a layer takes 15 steps of 40 us more; tp 8 none
+    model = TINY.replace(num_attention_heads=16, num_key_value_heads=16)
 
-    alone = layer(16, dp=8)
-    assert layer(8, pp=2, dp=2) == alone  # within a node, or without a pipeline, as before
-    assert layer(16, pp=2, dp=4) == pytest.approx((4 * 0.4e-3, 6 * 0.4e-3), rel=1e-9)
+    def sent(tp: int) -> list[float]:
+        found = tiny("nanotron", 16, model, tp=tp, tp_mode="msp", zero=0, dp=16 // tp)
+        return [float(way[0, STREAMS.index("tp"), 0]) for way in (found.terms.forward, found.terms.backward)]
+
+    assert sent(16) == pytest.approx([4 * 15 * 40e-6, 6 * 15 * 40e-6], rel=1e-3)
+    assert max(sent(8)) < 1e-6
+
+
+def test_zero_1_of_nanotron_is_one_collective_and_a_copy_of_each_part() -> None:
+    # 16 ranks; 12 tensors in the layers, 7 us for each and rank. Elsewhere buckets of gradients are sent during the last pass
+    found = tiny("nanotron", 16, zero=1, zero_shard_size=16)
+    assert part(found, "parameter_gather")[0] == pytest.approx(16 * 12 * 7e-6, rel=1e-2)
+    counts = {
+        op.name: np.max(op.count) for op in found.terms.synchronisation.ops if op.kind in ("reduce_scatter", "all_gather")
+    }
+    assert counts["gradients.reduce_scatter"] == counts["parameters.all_gather"] == 1
+    assert part(tiny("nanotron", 16, zero=0), "parameter_gather")[0] == 0
 
 
 def test_what_nanotron_keeps_to_synchronise() -> None:
