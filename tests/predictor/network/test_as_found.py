@@ -47,9 +47,10 @@ def test_links_never_carry_more_than_nominal(h100_model: CostModel) -> None:
     assert found.found.text().startswith("the stated all-reduce of 480 GB/s is faster than the 31")
 
 
-def test_groups_of_fewer_nodes_find_more() -> None:
+def test_pairs_of_nodes_find_all_and_other_groups_what_the_job_found() -> None:
     found = FoundNetwork(nodes=16, share=0.16)
-    assert [found.over(n, 100.0) for n in (1, 4, 16)] == pytest.approx([100, 40, 16])
+    assert [found.over(n, 100.0) for n in (1, 2, 3, 4, 16)] == pytest.approx([100, 100, 16, 16, 16])
+    assert FoundNetwork(nodes=2, share=0.9).over(2, 100.0) == pytest.approx(90)
 
 
 def test_collectives_between_nodes_are_as_found_and_those_inside_scaled() -> None:
