@@ -15,6 +15,7 @@ from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK
 from solver.report.uncertainty import attention_std, network_std, system_std
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
+from solver.step.collective_checks import CHECK_STD
 from solver.step.offload import TO_HOST
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Part
@@ -138,7 +139,8 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     for name in ("compute", "recompute"):
         rest = parts[name] - sum(line.seconds for line in lines if line.part == name)
         if rest > 1e-9 * parts[name]:
-            lines.append(Line("waiting for the host's launches", "host", name, "host", rest, 0.5, Basis.ROOFLINE))
+            why, std = ("checks", CHECK_STD) if solutions.problem.checks_collectives else ("launches", 0.5)
+            lines.append(Line(f"waiting for the host's {why}", "host", name, "host", rest, std, Basis.ROOFLINE))
     lines.append(Line("pipeline bubble", "pipeline", "bubble", "bubble", parts["bubble"], 0.0, None))
     late = parts["offload_exposed"]
     lines.append(Line("activations to and from the host", "host", "offload_exposed", "host", late, HOST_STD, Basis.ROOFLINE))

@@ -12,6 +12,7 @@ import numpy as np
 from solver.schedule.automatic import automatic_limit
 from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.schedule.stages import layers_in_flight, stated_layers_in_flight
+from solver.spec.choices import TpMode
 from solver.step.activations import Activations
 from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts
@@ -101,7 +102,9 @@ class PeakMemory:
         groups = rank_groups(problem, splits)
         self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
         self._activations = Activations(problem, table, key, self._pipelines, stages)
-        self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
+        gathers = problem.framework.memory.gather_buffers * (splits.mode == TpMode.MSP) * self._gathered
+        buffers = np.max([part.buffer[key] for part in table.layers], axis=0)
+        self._workspaces = workspace_bytes(problem) + buffers + gathers
         self._deferred_operands = projection_operands(table.head, problem.element_bytes.activation)
         self._held: dict[int, _StageBytes] = {}
 
@@ -192,12 +195,10 @@ class PeakMemory:
 
     @cached_property
     def _gathered(self) -> np.ndarray:
-        """Bytes of an activation that a tensor group gathers, without the rank's own share; shape [splits]."""
-        run, splits = self._problem.run, self._layouts.splits
-        tokens = splits.micro_batch_size * run.seq_len // splits.cp
-        gathered: np.ndarray = (
-            tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation * (1 - 1 / splits.tp)
-        )
+        """Bytes of an activation of one micro batch that a tensor group gathers; shape [splits]."""
+        splits, run = self._layouts.splits, self._problem.run
+        tokens = splits.micro_batch_size * run.seq_len // splits.cp * (splits.tp > 1)
+        gathered: np.ndarray = tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation
         return gathered
 
 

@@ -81,7 +81,8 @@ def _trained_bytes(
     gradients = gradients + ((reduced or sizes.gradient) + kept_halves(problem)) * whole * here
     if zero and memory.fp32_gradient_copy and sizes.gradient == HALF:
         gradients = gradients + FP32 * partitioned * here
-    state = (sizes.sharded if zero == 3 else sizes.states) - states_on_host(problem) - momentum_saved(problem, name)
+    beside = memory.partition_bytes if zero in (1, 2) else 0.0
+    state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
     owned = elements if zero == 0 else partitioned
     step: np.ndarray = sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
     return np.array([weights, gradients, state * owned]), step

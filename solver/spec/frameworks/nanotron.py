@@ -68,9 +68,16 @@ NANOTRON = Framework(
         reduce_scatter_copies=4.0,
         all_gather_copies=6.0,
     ),
-    # DDP's buckets of 16-bit gradients; ZeRO-1 keeps as much again (from what is allocated between steps: 20.1 bytes a
-    # parameter without ZeRO, 10.5 with ZeRO-1 over 32 ranks)
-    memory=MemoryUse(synchronisation_bytes=(2.0, 4.0), collective_gaps=2.0),  # inputs of a layer's two column linears
+    # DDP's buckets of 16-bit gradients; ZeRO-1 keeps as much again, and two bytes of what a rank owns (from what is allocated
+    # between steps: 20.0 bytes a parameter without ZeRO, 10.0 + 14 / ranks with ZeRO-1). MemoryBuffer: the gathered inputs
+    # (parallel/tensor_parallel/functional.py), of which that shows two
+    memory=MemoryUse(
+        synchronisation_bytes=(2.0, 4.0),
+        partition_bytes=2.0,
+        gather_buffers=2,
+        cublas_threads=2,
+        collective_gaps=2.0,  # inputs of a layer's two column linears
+    ),
     uncertainty=0.08,  # one cluster, between whose nodes collectives are late for a reason that is not known
     pipeline=Pipeline(
         assignment="cost",
