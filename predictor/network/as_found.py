@@ -39,8 +39,8 @@ class FoundNetwork:
         if self.stated <= self.reached * (1 + _TOLERANCE):
             pairs = ", pairs of them all of it" if self.nodes > PAIR else ""
             return (
-                f"the stated all-reduce of {self.stated / 1e9:,.3g} GB/s over all ranks: groups of nodes get {self.share:.0%} of "
-                f"the network's nominal bandwidth{pairs}"
+                f"the stated all-reduce of {self.stated / 1e9:,.3g} GB/s over all ranks: groups of nodes get {self.share:.0%} "
+                f"of the network's nominal bandwidth{pairs}"
             )
         return (
             f"the stated all-reduce of {self.stated / 1e9:,.0f} GB/s is faster than the {self.reached / 1e9:,.0f} GB/s "
@@ -50,8 +50,8 @@ class FoundNetwork:
     def over(self, nodes: int, nominal: float) -> float:
         """Return the bandwidth [bytes/s per accelerator] of groups that span ``nodes`` nodes, of a ``nominal`` one.
 
-        Two of more nodes keep the nominal bandwidth. So it fell where it was measured: on 16 to 512 H100 of one cluster, jobs of
-        2, 4, 8, 16, 32 and 64 nodes found 0.96, 0.53, 0.48, 0.45, 0.49 and 0.47 (medians).
+        Pairs keep the nominal bandwidth in larger jobs. So it fell where it was measured: on 16 to 512 H100 of one cluster,
+        jobs of 2, 4, 8, 16, 32 and 64 nodes found 0.96, 0.53, 0.48, 0.45, 0.49 and 0.47 (medians).
         """
         return nominal if nodes <= PAIR < self.nodes else nominal * self.share
 

@@ -23,9 +23,7 @@ from solver.step.op_estimates import OpEstimates
 #: checked runs take 7.7, 12.4 and 21 ms with tp 2, 4 and 8, those of others 4.5, and have ten collectives; with tp 16 and 32 a
 #: check takes 4 and 9 ms. Their large all-reduces are late by 0.15 ms a rank in a node, and by 0.3 to 1.1 beyond.
 SECONDS_PER_RANK, SECONDS_PER_FAR_RANK = 0.2e-3, 0.3e-3
-CHECK_STD = (
-    0.2  #: relative uncertainty of what they take: tp 8 and 16 of checked runs come out within 17 to 19% for nine of ten
-)
+CHECK_STD = 0.2  #: relative uncertainty of what they take (judged: nine of ten checked runs come out within 17 to 22%)
 #: What a report says where nobody stated it.
 CHECKS_INFERRED = (
     "the stated all-reduces are as late as where torch checks every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL), which launch "
