@@ -18,6 +18,7 @@ from solver.report.explain import Explanation, explain
 from solver.report.other_settings import other_settings
 from solver.report.words import PART_NAMES, seconds
 from solver.spec.cluster import check_bus_bandwidths, placement
+from solver.step.collective_checks import as_late_as_checks
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
 from solver.step.solutions import Solutions, estimate_layouts
@@ -50,8 +51,17 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
         found += [*_step(solutions, index, why, float(np.median(observed.steps))), *_evenness(observed.steps)]
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
-    found += _as_found(solutions, index, observed)
+    found += [*_checks(solutions.problem, observed), *_as_found(solutions, index, observed)]
     return found
+
+
+def _checks(problem: Problem, observed: Observation) -> Iterator[Finding]:
+    """Yield that all-reduces are late both in a node and over all ranks, as checked ones are."""
+    inside, everywhere = observed.busbw_in_node, observed.busbw
+    if problem.checks_collectives or not (inside and everywhere):
+        return
+    if as_late_as_checks(problem.cost, problem.run.world_size, problem.cluster.gpus_per_domain, inside, everywhere):
+        yield Finding(NOTE, "all-reduces are late in a node too, as with TORCH_DISTRIBUTED_DEBUG=DETAIL: see whether it is set")
 
 
 def as_measured(problem: Problem, observed: Observation) -> Problem:

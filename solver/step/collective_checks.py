@@ -70,8 +70,13 @@ def are_collectives_checked(run: Strategy, cluster: Cluster, cost: CostModel) ->
     inside, everywhere = cluster.all_reduce_busbw_in_node, cluster.all_reduce_busbw
     if not (framework_of(run.framework).scripts_check_collectives and inside and everywhere):
         return False
-    node, world = cluster.gpus_per_domain, run.world_size
-    tests = ((min(node, world), 1, inside), (min(node, world), -(-world // node), everywhere))
+    return as_late_as_checks(cost, run.world_size, cluster.gpus_per_domain, inside, everywhere)
+
+
+def as_late_as_checks(cost: CostModel, world: int, node: int, inside: float, everywhere: float) -> bool:
+    """Whether both all-reduces, which reached these bus bandwidths [bytes/s], were late by at least half a check."""
+    ranks = min(node, world)
+    tests = ((ranks, 1, inside), (ranks, -(-world // node), everywhere))
     return all(_late(cost, intra, inter, busbw) for intra, inter, busbw in tests if intra * inter > 1)
 
 

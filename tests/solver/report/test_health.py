@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toy import LINK, NETWORK, estimated, make_problem, toy_cost
 
+from predictor.network.as_found import PROBE_BYTES
 from profiler.errors import InputError
 from solver.formats.step_log import Collectives, Observation
 from solver.report.explain import explain
@@ -85,6 +86,16 @@ def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
     assert f"{note}more than the measured one: the links were slower when they were measured than while the job ran" in found
     for factor, agrees in ((1.0, "as the measured step does"), (2.0, "less than the measured one: something else is slow too")):
         assert note + agrees in texts(solutions, Observation(np.array([slower * factor]), busbw_in_node=busbw))
+
+
+def test_all_reduces_that_are_late_in_a_node_too(solutions: Solutions) -> None:
+    # a check of 8 ranks takes 1.6 ms, of 16 on two nodes 4.0: late by that in both, or only between nodes
+    taken = PROBE_BYTES * np.array([LINK, NETWORK])
+    bus = 2 * np.array([7 / 8, 15 / 16]) * PROBE_BYTES
+    for late, hinted in (((1.6e-3, 4.0e-3), True), ((0.0, 1.0), False), ((1.6e-3, 0.0), False)):
+        inside, everywhere = bus / (taken + late)
+        found = texts(solutions, Observation(np.empty(0), busbw=float(everywhere), busbw_in_node=float(inside)))
+        assert any("TORCH_DISTRIBUTED_DEBUG" in text for text in found) is hinted
 
 
 def test_an_all_reduce_that_no_link_carries_is_refused(solutions: Solutions) -> None:
