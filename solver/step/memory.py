@@ -102,9 +102,9 @@ class PeakMemory:
         groups = rank_groups(problem, splits)
         self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
         self._activations = Activations(problem, table, key, self._pipelines, stages)
-        gathers = problem.framework.memory.gather_buffers * (splits.mode == TpMode.MSP) * self._gathered
-        buffers = np.max([part.buffer[key] for part in table.layers], axis=0)
-        self._workspaces = workspace_bytes(problem) + buffers + gathers
+        self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
+        if stay := problem.framework.memory.gather_buffers:
+            self._workspaces = self._workspaces + stay * (splits.mode == TpMode.MSP) * self._gathered
         self._deferred_operands = projection_operands(table.head, problem.element_bytes.activation)
         self._held: dict[int, _StageBytes] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class OpEstimates:
     """Ops with their times: float64 arrays of shape [ops, keys] for one run of each op (counts not applied).
 
     contention: seconds by which each second of a collective delays the compute that it overlaps with. checks: seconds in which
-    the host checks all runs of it, and launches nothing.
+    the host checks all runs of it, and launches nothing; None where nothing is checked.
     """
 
     ops: tuple[Op, ...]
@@ -52,14 +52,22 @@ class OpEstimates:
     relative_std: np.ndarray
     basis: np.ndarray
     contention: np.ndarray
-    checks: np.ndarray
+    checks: np.ndarray | None = None
 
     def split(self, sizes: Sequence[int]) -> list[OpEstimates]:
         """Return the first ``sizes[0]`` ops, the next ``sizes[1]``, and so on."""
         ends = np.cumsum(sizes)
         rows = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         return [
-            OpEstimates(self.ops[r], self.seconds[r], self.relative_std[r], self.basis[r], self.contention[r], self.checks[r])
+            replace(
+                self,
+                ops=self.ops[r],
+                seconds=self.seconds[r],
+                relative_std=self.relative_std[r],
+                basis=self.basis[r],
+                contention=self.contention[r],
+                checks=None if self.checks is None else self.checks[r],
+            )
             for r in rows
         ]
 
@@ -75,7 +83,8 @@ class OpEstimates:
         chosen = [i for i, op in enumerate(self.ops) if op.name == name]
         if not chosen:
             raise KeyError(name)
-        return (self.seconds * self.counts() + self.checks)[chosen].sum(axis=0)
+        seconds = (self.seconds * self.counts())[chosen].sum(axis=0)
+        return seconds if self.checks is None else seconds + self.checks[chosen].sum(axis=0)
 
     def exposed(self, blocking: bool = False) -> np.ndarray:
         """Return the seconds that each op adds to its pass, counts applied; shape [ops, keys]. blocking: nothing overlaps.
@@ -120,7 +129,7 @@ def estimate_ops(ops: Sequence[Op], keys: int, cost: CostModel) -> OpEstimates:
         columns = _dims([ops[i] for i in rows], names, keys)
         for target, values in zip(targets, _distinct_answers(cost, signature, names, columns), strict=False):
             target[rows] = values.reshape(len(rows), keys)
-    return OpEstimates(tuple(ops), seconds, std, basis, contention, np.zeros(shape))
+    return OpEstimates(tuple(ops), seconds, std, basis, contention)
 
 
 def _dims(ops: Sequence[Op], names: Sequence[str], keys: int) -> list[np.ndarray]:
@@ -229,7 +238,7 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     """
     ops, keys = estimates.ops, exposed.shape[1]
     launches = np.array([np.broadcast_to(_launches(op), keys) for op in ops]).reshape(-1, keys)
-    host = host_op_seconds * launches + estimates.checks
+    host = host_op_seconds * launches + (0.0 if estimates.checks is None else estimates.checks)
     works = bool(host.any())
 
     def total(chosen: list[int]) -> np.ndarray:

@@ -63,7 +63,7 @@ def side_stream_work(estimates: OpEstimates, name: str) -> SideStreamWork:
     nothing = np.zeros(total.shape[1])
     parts = [nothing, nothing, nothing]
     for i, op in enumerate(estimates.ops):
-        if op.name == name:
+        if op.name == name and estimates.checks is not None:
             parts[2] = parts[2] + estimates.checks[i]
         if op.name == name and op.kind == MEMORY_BOUND:
             parts[2] = parts[2] + total[i]

@@ -105,6 +105,9 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
     def side(name: str) -> SideStreamWork:
         return side_stream_work(sync, name).take(group)
 
+    gathered = side("parameters.all_gather")
+    if problem.framework.data_parallel.seconds_per_part:
+        gathered += host_work(list_seconds(problem, splits))
     forward = np.array([layer.forward[:, key] for layer in layers])
     backward = np.array([layer.backward[:, key] for layer in layers])
     return SplitTerms(
@@ -122,7 +125,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         head_recompute=head.recompute.sum(axis=1)[:, key],
         send_recv=np.where(splits.pp > 1, send_recv, 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
-        all_gather=side("parameters.all_gather") + host_work(list_seconds(problem, splits)),
+        all_gather=gathered,
         sharded=sharded_weights(problem, sync, group, splits),
         accumulation=once("accumulation"), to_host=once(*([TO_HOST] if problem.run.offload_gradients else [])),
         optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),

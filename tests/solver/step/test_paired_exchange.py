@@ -39,7 +39,7 @@ def paired(contention: float = 0.0, host: float = 0.0, **seconds: float) -> np.n
         times.append(seconds.get(name, 0.0))
     rows = np.array(times)[:, None]
     slowed = np.array([[contention * (op.stream == "ep")] for op in ops])
-    estimates = OpEstimates(tuple(ops), rows, 0 * rows, np.zeros(rows.shape, dtype=np.int8), slowed, 0 * rows)
+    estimates = OpEstimates(tuple(ops), rows, 0 * rows, np.zeros(rows.shape, dtype=np.int8), slowed)
     return paired_seconds(estimates, rows, layer_times(estimates, rows, host))[:, 0]
 
 
