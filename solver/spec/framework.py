@@ -187,6 +187,7 @@ class MemoryUse:
     #: ZeRO-1 and 2.
     synchronisation_bytes: tuple[float, float] = (0.0, 0.0)
     partition_bytes: float = 0.0  #: per parameter that ZeRO-1 or 2 gives a rank, beside its states
+    list_bytes: float = 0.0  #: per parameter of the lists that ZeRO-1 or 2 reduces and gathers after the last backward pass
     #: Buffers of an activation that a tensor group gathers, which stay once they were made.
     gather_buffers: int = 0
     #: Threads that call cuBLAS through torch (forward and backward), each with a workspace that torch's counter counts; 0: not

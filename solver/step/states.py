@@ -85,6 +85,8 @@ def _trained_bytes(
     state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
     owned = elements if zero == 0 else partitioned
     step: np.ndarray = sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
+    if zero in (1, 2):
+        step = step + memory.list_bytes * elements * several
     return np.array([weights, gradients, state * owned]), step
 
 

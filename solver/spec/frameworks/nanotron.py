@@ -68,12 +68,15 @@ NANOTRON = Framework(
         reduce_scatter_copies=4.0,
         all_gather_copies=6.0,
     ),
-    # DDP's buckets of 16-bit gradients; ZeRO-1 keeps as much again, and two bytes of what a rank owns (from what is allocated
-    # between steps: 20.0 bytes a parameter without ZeRO, 10.0 + 14 / ranks with ZeRO-1). MemoryBuffer: the gathered inputs
-    # (parallel/tensor_parallel/functional.py), of which that shows two
+    # DDP's buckets of 16-bit gradients, and with ZeRO-1 two bytes of what a rank owns (from what is allocated between steps:
+    # 20.0 bytes a parameter without ZeRO, with ZeRO-1 6.0 + 14 / ranks and 4.0 that are left of the last step's fp32 lists, in
+    # whose place the activations come). Such lists take 4.0, those of 16-bit parameters 2.0 (distributed.py). MemoryBuffer
+    # holds the gathered inputs (parallel/tensor_parallel/functional.py), of which there are two
     memory=MemoryUse(
-        synchronisation_bytes=(2.0, 4.0),
+        synchronisation_bytes=(2.0, 0.0),
         partition_bytes=2.0,
+        list_bytes=6.0,
+        allocator_gaps=(0.35, 0.35),  # as elsewhere with several stages; reserved peaks show it with one too
         gather_buffers=2,
         cublas_threads=2,
         collective_gaps=2.0,  # inputs of a layer's two column linears

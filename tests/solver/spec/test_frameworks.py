@@ -223,12 +223,13 @@ def test_zero_1_of_nanotron_is_one_collective_and_a_copy_of_each_part() -> None:
 
 
 def test_what_nanotron_keeps_to_synchronise() -> None:
-    # 16-bit buckets of all gradients, and as much again with ZeRO-1; nothing on one rank
-    def gradients(world: int, zero: int) -> float:
+    # 16-bit buckets of all gradients; with ZeRO-1 none, two bytes of a rank's share, and lists of six bytes in the step, which
+    # here outlast the activations of 32 tokens
+    def states(world: int, zero: int) -> list[float]:
         found = tiny("nanotron", world, run={"grad_dtype": "fp32"}, zero=zero, zero_shard_size=world if zero else 1)
-        return float(found.memory.parts[1, 0]) / PARAMETERS
+        return [float(part) / PARAMETERS for part in found.memory.parts[1:3, 0]]
 
-    assert [gradients(1, 0), gradients(8, 0), gradients(8, 1)] == [4, 6, 8]
+    assert [states(1, 0), states(8, 0), states(8, 1)] == [[4, 12], [6, 12], [4, 6 + 14 / 8]]
 
 
 def test_a_run_of_experts_means_the_first_release_that_has_them() -> None:

@@ -304,7 +304,7 @@ def test_nanotron_reserves_what_its_collectives_still_read() -> None:
     # two blocks a layer, each 32 tokens of 64 two-byte values
     problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32")
     memory = estimated(problem, [problem.run.replace(dp=1, tp=2, tp_mode="msp", zero=0)]).memory
-    gaps = 0.1 * memory.parts[STATIC_PARTS:].sum()
+    gaps = 0.35 * memory.parts[STATIC_PARTS:].sum()
     assert memory.reserved[0] - memory.allocated[0] - gaps == pytest.approx(2 * 2 * 32 * 64 * 2)
 
 
