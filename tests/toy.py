@@ -71,6 +71,9 @@ class _Kernel:
 
 
 class _Collective:
+    def for_world(self, world: int, per_domain: int) -> _Collective:
+        return self
+
     def predict(self, op: str, size: Any, intra: Any, inter: Any, network_bandwidth: float = 1 / NETWORK) -> Estimate:
         rate = np.where(np.asarray(inter) > 1, 1 / network_bandwidth, LINK)
         alone = np.asarray(intra) * np.asarray(inter) <= 1

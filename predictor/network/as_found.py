@@ -37,10 +37,10 @@ class FoundNetwork:
     def text(self) -> str:
         """Return in words what the stated all-reduce makes of the network."""
         if self.stated <= self.reached * (1 + _TOLERANCE):
-            pairs = ", pairs of them all of it" if self.nodes > PAIR else ""
+            groups, pairs = ("more than two nodes", ", pairs all of it") if self.nodes > PAIR else ("nodes", "")
             return (
-                f"the stated all-reduce of {self.stated / 1e9:,.3g} GB/s over all ranks: groups of nodes get {self.share:.0%} "
-                f"of the network's nominal bandwidth{pairs}"
+                f"the stated all-reduce of {self.stated / 1e9:,.3g} GB/s over all ranks: groups of {groups} get "
+                f"{self.share:.0%} of the network's nominal bandwidth{pairs}"
             )
         return (
             f"the stated all-reduce of {self.stated / 1e9:,.0f} GB/s is faster than the {self.reached / 1e9:,.0f} GB/s "

@@ -65,12 +65,15 @@ def _checks(problem: Problem, observed: Observation) -> Iterator[Finding]:
 
 
 def as_measured(problem: Problem, observed: Observation) -> Problem:
-    """Return the problem on links that reach the measured all-reduces; as it is where none was measured.
+    """Return the problem on links that reach the measured all-reduces; as it is where none was measured, or where torch checks
+    them, which makes them late on any links.
 
     Raises InputError for rates that the device's links do not carry.
     """
     measured = {"all_reduce_busbw_gb_s": observed.busbw, "all_reduce_busbw_in_node_gb_s": observed.busbw_in_node}
     check_bus_bandwidths({key: rate / 1e9 for key, rate in measured.items() if rate}, problem.cost.device)
+    if problem.checks_collectives:
+        return problem
     ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
     return replace(problem, cost=problem.cost.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node))
 
@@ -80,6 +83,8 @@ def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterat
     if not (observed.busbw or observed.busbw_in_node):
         return
     problem = as_measured(solutions.problem, observed)
+    if problem.checks_collectives:
+        return
     layouts = Layouts.of([solutions.layouts.strategy(index, problem.run)])
     there = explain(estimate_layouts(problem, layouts), 0)
     text = f"on links as fast as measured a step is predicted to take {seconds(there.seconds)}"

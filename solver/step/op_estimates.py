@@ -58,18 +58,8 @@ class OpEstimates:
         """Return the first ``sizes[0]`` ops, the next ``sizes[1]``, and so on."""
         ends = np.cumsum(sizes)
         rows = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-        return [
-            replace(
-                self,
-                ops=self.ops[r],
-                seconds=self.seconds[r],
-                relative_std=self.relative_std[r],
-                basis=self.basis[r],
-                contention=self.contention[r],
-                checks=None if self.checks is None else self.checks[r],
-            )
-            for r in rows
-        ]
+        columns = {name: column for name, column in vars(self).items() if column is not None}
+        return [replace(self, **{name: column[r] for name, column in columns.items()}) for r in rows]
 
     def counts(self) -> np.ndarray:
         """Return the number of times each op runs, shape [ops, keys]."""
@@ -222,10 +212,9 @@ def _waits(op: Op, keys: int) -> np.ndarray:
 def ring_delays(estimates: OpEstimates, delay: float) -> np.ndarray:
     """Return ``delay`` seconds for each ring step of each tensor-parallel collective between nodes; shape [ops, keys]."""
     delays = np.zeros(estimates.seconds.shape)
-    if delay:
-        for row, op in zip(delays, estimates.ops, strict=True):
-            if op.stream == "tp":
-                row[:] = delay * (op.dims["inter"] > 1) * (op.dims["intra"] * op.dims["inter"] - 1) * op.count
+    for row, op in zip(delays, estimates.ops, strict=True):
+        if op.stream == "tp":
+            row[:] = delay * (op.dims["inter"] > 1) * (op.dims["intra"] * op.dims["inter"] - 1) * op.count
     return delays
 
 

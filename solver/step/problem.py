@@ -107,7 +107,8 @@ class Problem:
         """
         whole = self.cluster if domain is None else replace(self.cluster, nvlink_domain=domain)
         cluster = whole.for_world(world)
-        run = self.run.replace(world_size=world, dp=world)
+        checked = self.checks_collectives or self.run.collective_checks  # what all-reduces over this world told
+        run = self.run.replace(world_size=world, dp=world, collective_checks=checked)
         return replace(self, run=run, cluster=cluster, cost=self.cost.for_world(world, cluster.gpus_per_domain))
 
 
@@ -210,8 +211,9 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         run = problem.run
         whole = run.cuda_graphs and not run.cuda_graph_modules
         host = 0.0 if run.compile or whole else launch_seconds(problem.framework, problem.cost)
-        late = ring_delays(estimates, problem.framework.tensor_parallel.ring_step_delay)
-        exposed = estimates.exposed(run.launch_blocking) + late
+        exposed = estimates.exposed(run.launch_blocking)
+        if delay := problem.framework.tensor_parallel.ring_step_delay:
+            exposed = exposed + ring_delays(estimates, delay)
         times = layer_times(estimates, exposed, host, run.launch_blocking)
         pairs = run.moe_exchange_overlap and not run.launch_blocking
         parts.append(

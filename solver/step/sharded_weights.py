@@ -14,7 +14,7 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
 from solver.step.parameter_groups import ParameterGroup, joined_ends, shard_ranks, trained_elements
 from solver.step.problem import LayerTable, Problem
-from solver.step.side_stream import SideStreamWork, side_stream_work
+from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.step_ops import copy_ops, gather_ops, group_ops
 
 
@@ -75,7 +75,7 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     def work(name: str, way: str) -> SideStreamWork:
         found = side_stream_work(estimates, f"{name}.{way}").take(group)
         lists = _messages(problem, name) * sync.list_seconds_per_rank * np.where(ranks > 1, ranks, 0)
-        return SideStreamWork(found.communication, found.contention, found.kernels + lists)
+        return found + host_work(lists)
 
     ways = ("all_gather", "reduce_scatter")
     gather, scatter = (tuple(work(f"layer{kind}", way) for kind in range(len(problem.kinds.kinds))) for way in ways)

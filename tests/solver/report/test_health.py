@@ -10,7 +10,7 @@ from predictor.network.as_found import PROBE_BYTES
 from profiler.errors import InputError
 from solver.formats.step_log import Collectives, Observation
 from solver.report.explain import explain
-from solver.report.health import health
+from solver.report.health import as_measured, health
 from solver.report.other_settings import LEAST, other_settings
 from solver.report.words import seconds
 from solver.spec.model import ModelSpec
@@ -96,6 +96,14 @@ def test_all_reduces_that_are_late_in_a_node_too(solutions: Solutions) -> None:
         inside, everywhere = bus / (taken + late)
         found = texts(solutions, Observation(np.empty(0), busbw=float(everywhere), busbw_in_node=float(inside)))
         assert any("TORCH_DISTRIBUTED_DEBUG" in text for text in found) is hinted
+
+
+def test_checked_all_reduces_say_nothing_of_the_links() -> None:
+    problem = make_problem(MODEL, 16, toy_cost(), framework="megatron-core", grad_dtype="fp32", collective_checks=True)
+    checked = estimated(problem, [problem.run.replace(dp=8, tp=2, tp_mode="msp", num_micro_batches=4)])
+    observed = Observation(np.empty(0), busbw=0.1 * 2 * 15 / 16 / NETWORK, busbw_in_node=0.5 * 2 * 7 / 8 / LINK)
+    assert as_measured(problem, observed) is problem
+    assert not any("links as fast as measured" in text for text in texts(checked, observed))
 
 
 def test_an_all_reduce_that_no_link_carries_is_refused(solutions: Solutions) -> None:

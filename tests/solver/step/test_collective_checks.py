@@ -98,6 +98,13 @@ def test_late_all_reduces_tell_that_they_are_checked(framework: str, late_inside
     assert (CHECKS_INFERRED in found.as_found) is checked
 
 
+def test_a_job_on_more_gpus_keeps_what_its_all_reduces_told() -> None:
+    # 2.1 ms is more than half a check of 16 ranks on two nodes (2 ms), and less than half of one of 64 on eight (9.2 ms)
+    assert stated("nanotron", 16, 1.6e-3, 2.1e-3).for_world(64).checks_collectives
+    assert not stated("nanotron", 16, 0.0, 1.0).for_world(64).checks_collectives
+    assert not stated("nanotron", 16, 1.6e-3, 4e-3, collective_checks=False).for_world(64).checks_collectives
+
+
 def test_what_a_run_states_comes_first() -> None:
     assert not stated("nanotron", 16, 1.6e-3, 4e-3, collective_checks=False).checks_collectives
     found = stated("megatron-core", 16, 0.0, 0.0, collective_checks=True)
