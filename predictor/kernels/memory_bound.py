@@ -16,13 +16,19 @@ from profiler.profile.profile import Device, Table
 DEFAULT = (3e-6, 0.75, 0.30)
 #: Uncertainty of constants stated as a published efficiency instead of measurements.
 GIVEN_UNCERTAINTY = 0.25
-#: Fractions of HBM bandwidth measured on A100 and H100 (vLLM's kernels), for devices where the kind was not measured.
+#: Fractions of HBM bandwidth for devices where the kind was not measured: medians of A100 and Hopper in the shipped profiles.
+#: norm_grad: Apex's and Transformer Engine's backward kernels, whose inputs stay in registers: 1,163 GB/s on A100 (NVIDIA/apex
+#: pull request 1037), 1.8 TB/s at 7,168 columns on H800 (the same kernel in DeepSeek-V3's trace), Liger's 1.8 on H100 NVL
+#: (linkedin/Liger-Kernel, benchmark/data/h100_all_benchmark_data.csv). norm_grad_torch: torch's own and compiled ones, which
+#: read their inputs again: 0.24 measured on A100, 0.18 (compiled RMSNorm in 16 bits) to 0.36 (LayerNorm in fp32) of H100 NVL in
+#: the same file. norm_grad_apex: Apex's kernel for any width, 572 GB/s (the same pull request; A100 of 40 or 80 GB).
 #: hadamard_quantize: largest value and both copies of NVFP4 operands, rotated along one axis (pytorch/ao 36027d8,
 #: benchmarks/prototype/nvfp4_training/README.md, its CuTe kernels on B200: at 2,048 x 28,672 3.1 TB/s for the first and 2.7 for
 #: the second; the slopes between its shapes are 3.4 and 2.8 TB/s of 8).
 KIND_SHARE = {
-    "norm": 0.40, "gated_act": 0.55, "rope": 0.48, "residual": 0.90, "embedding": 0.17, "quantize": 0.85,
-    "hadamard_quantize": 0.38,
+    "norm": 0.54, "norm_grad": 0.52, "norm_grad_torch": 0.25, "norm_grad_apex": 0.33, "row": 0.40, "gated_act": 0.55,
+    "act": 0.67, "act_grad": 0.75, "softmax": 0.78, "softmax_grad": 0.75, "rope": 0.48, "residual": 0.90, "embedding": 0.17,
+    "quantize": 0.85, "hadamard_quantize": 0.38,
 }  # fmt: skip
 #: For kernel chains of an eager framework that were not measured: kind -> {kind whose constants the chain's kernels use: bytes
 #: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
@@ -31,7 +37,8 @@ KIND_SHARE = {
 #: gated_act: activation 4, product 6 = 10, fused 6; backward 16, fused 10.
 #: norm: to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, multiply by weight 4 = 36, fused 4; backward: weight 12, casts 12,
 #: scale 8 and 16, mean 8, square 20, the sum of both paths 12 = 88, fused 6. Kernels that reduce a row or broadcast along it
-#: (16 of the 36, 44 of the 88) run at the rate of norms.
+#: (16 of the 36, 44 of the 88) run at the rate of ``row``, that of vLLM's RMSNorm. Liger's benchmark of Hugging Face's chain at
+#: 2,048 x 32,768 on H100 says 0.067 and 0.039 of the bandwidth for the fused bytes; this gives 0.059 and 0.036.
 #: cross_entropy: fp32 copy, max, subtract, exp, sum, divide = 38 per logit, backward 16; fused 4 each.
 #: expert_bias: product with the probabilities in fp32 4, sum 10, join 8, to 16 bits 6 = 28 per value, fused 4; backward: to
 #: fp32 6, to 16 bits 6, split 4, and for bias and probabilities a product 8 and its sum 4 each = 40, fused 2.
@@ -42,16 +49,21 @@ KIND_SHARE = {
 EAGER_BYTES = {
     "rope_eager": {"residual": 20 / 4}, "rope_eager_grad": {"residual": 24 / 4},
     "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 16 / 10},
-    "norm_eager": {"residual": 20 / 4, "norm": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "norm": 44 / 6},
-    "expert_bias_eager": {"residual": 24 / 4, "norm": 4 / 4}, "expert_bias_eager_grad": {"residual": 16 / 2, "norm": 24 / 2},
-    "expert_bias_half_eager": {"residual": 12 / 4}, "expert_bias_half_eager_grad": {"residual": 4 / 2, "norm": 12 / 2},
+    "norm_eager": {"residual": 20 / 4, "row": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "row": 44 / 6},
+    "expert_bias_eager": {"residual": 24 / 4, "row": 4 / 4}, "expert_bias_eager_grad": {"residual": 16 / 2, "row": 24 / 2},
+    "expert_bias_half_eager": {"residual": 12 / 4}, "expert_bias_half_eager_grad": {"residual": 4 / 2, "row": 12 / 2},
     "cross_entropy_eager": {"residual": 38 / 4}, "cross_entropy_eager_grad": {"residual": 16 / 4},
     "softmax_eager": {"softmax": 24 / 4}, "softmax_eager_grad": {"softmax": 28 / 6},
 }  # fmt: skip
+#: Kinds that take a measured one's constants where they were not measured: reductions and broadcasts those of norms.
+_MEASURED_LIKE = {"row": "norm"}
+_GRADIENT = "_grad"  #: ends the name of a backward kernel; one that was not measured is as fast as the forward one
 #: Plain streams: kinds whose median fraction replaces that of a kind never measured on this device.
 COPY_LIKE = ("residual", "gated_act", "quantize", "copy")
 _LEAST_UNCERTAINTY, _ROWS_FOR_FIT, _UNCERTAINTY_PER_OCTAVE = 0.03, 8, 0.05
 #: A launch shorter than 0.5 us or longer than 50 us is an error in the table; no stream from HBM exceeds 0.93 of the peak.
+#: Times of more bytes than this do not show how long a launch takes: it is at most the assumed one.
+_LAUNCH_SEEN = 1e8
 _LOW, _HIGH = np.log([5e-7, 0.02]), np.log([5e-5, 0.93])
 
 
@@ -114,12 +126,17 @@ class MemoryBoundModel:
         if kind in self.kinds:
             i = self.kinds.index(kind)
             return tuple(float(c[i]) for c in (self.launch, self.fraction, self.uncertainty, self.smallest, self.largest))
+        like = _MEASURED_LIKE.get(kind, "")
+        if like in self.kinds:
+            return self._constants(like)
         if kind in KIND_SHARE:
             return DEFAULT[0], KIND_SHARE[kind], DEFAULT[2], 0.0, 0.0
-        like = [i for i, name in enumerate(self.kinds) if name in COPY_LIKE]
-        if not like:
+        if kind.endswith(_GRADIENT):
+            return self._constants(kind.removesuffix(_GRADIENT))
+        streams = [i for i, name in enumerate(self.kinds) if name in COPY_LIKE]
+        if not streams:
             return (*DEFAULT, 0.0, 0.0)
-        return float(np.median(self.launch[like])), float(np.median(self.fraction[like])), DEFAULT[2], 0.0, 0.0
+        return float(np.median(self.launch[streams])), float(np.median(self.fraction[streams])), DEFAULT[2], 0.0, 0.0
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
@@ -147,6 +164,7 @@ def _fit_kind(size: np.ndarray, seconds: np.ndarray, bandwidth: float) -> tuple[
         return found
 
     start = np.clip(np.log([DEFAULT[0], DEFAULT[1]]), _LOW, _HIGH)
-    x = least_squares(error, start, bounds=(_LOW, _HIGH), loss="soft_l1", f_scale=0.1).x
+    high = _HIGH if size.min() < _LAUNCH_SEEN else np.array([np.log(DEFAULT[0]), _HIGH[1]])
+    x = least_squares(error, np.minimum(start, high - 1e-6), bounds=(_LOW, high), loss="soft_l1", f_scale=0.1).x
     uncertainty = max(std_of_errors(error(x)), _LEAST_UNCERTAINTY)
     return float(np.exp(x[0])), float(np.exp(x[1])), uncertainty, float(size.min()), float(size.max())

@@ -34,6 +34,7 @@ LICENCES = {
     "xxrjun/nccl-tests-cluster": "Apache-2.0",
     "Dao-AILab/flash-attention": "BSD-3-Clause",
     "deepseek-ai/DeepEP": "MIT",
+    "DebarghaG/estimate-train-time": "MIT",
 }
 
 _DTYPES = {"half": "fp16", "float": "fp32", "double": "fp64", "bfloat16": "bf16"}
@@ -178,7 +179,7 @@ _COUNTED: dict[str, tuple[str, int, str]] = {
     "ce_fusion": ("cross_entropy", 1, "per logit of 2 bytes: 4 forward, 4 backward"),
     "ce": ("cross_entropy_unfused", 1, "per logit of 2 bytes: 38 forward, 14 backward"),
     "permute_fwd": ("permute", 4, "permute and unpermute together: 4 * hidden_size * (tokens + 3 * permuted tokens)"),
-    "permute_bwd": ("permute_backward", 4, "permute and unpermute together, as forward"),
+    "permute_bwd": ("permute_grad", 4, "permute and unpermute together, as forward"),
 }
 
 

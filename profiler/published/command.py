@@ -28,7 +28,7 @@ from profiler.published.comm import LICENCES, collectives, intra_node_constants,
 from profiler.published.expert_exchange import expert_exchange
 from profiler.published.notes import PROFILE_NOTES, SAME_CHIP_SCALE, SUSTAINED, sources_page
 from profiler.published.rows import Collection, Columns, Ledger, count
-from profiler.published.tables import Kernels, flash_attn, grouped_linear, linear, memory_bound
+from profiler.published.tables import Kernels, flash_attn, grouped_linear, linear, memory_bound, on_other_memory
 
 NETWORK_FITS = "network_fits.json"
 
@@ -38,13 +38,14 @@ class Recipe:
     """Files that make up one profile.
 
     collection: prefix of <prefix>_gemm.parquet and similar files. simumax: prefix of simumax_<prefix>_*.csv. kernels: (backend,
-    version, kernel) of the attention that training can use. measured_on: profile of the part on which the rows were measured
-    ("" = this one).
+    version, kernel) of the attention that training can use. training: prefix of the memory-bound kernels of training steps.
+    measured_on: profile of the part on which the rows were measured ("" = this one).
     """
 
     collection: str = ""
     simumax: str = ""
     kernels: Kernels = ()
+    training: str = ""
     measured_on: str = ""
 
 
@@ -52,11 +53,11 @@ _FA2 = (("sglang", "0.5.10", "flash_attention"),)
 _FA3 = (("sglang", "0.5.14", "fa3"),)
 
 RECIPES: dict[str, Recipe] = {
-    "h100_sxm": Recipe("h100_sxm", "", _FA3),
-    "h200_sxm": Recipe("h200_sxm", "", _FA3),
+    "h100_sxm": Recipe("h100_sxm", "", _FA3, "gh200"),
+    "h200_sxm": Recipe("h200_sxm", "", _FA3, "gh200"),
     "b200_sxm": Recipe("b200_sxm", "b200", (("sglang", "0.5.9", "trtllm_mha"),)),
-    "a100_sxm_80gb": Recipe("a100_sxm", "", _FA2),
-    "a100_sxm_40gb": Recipe("a100_sxm", "", _FA2, measured_on="a100_sxm_80gb"),
+    "a100_sxm_80gb": Recipe("a100_sxm", "", _FA2, "a100_sxm"),
+    "a100_sxm_40gb": Recipe("a100_sxm", "", _FA2, "a100_sxm", measured_on="a100_sxm_80gb"),
     "a100_pcie_80gb": Recipe("", "a100_pcie"),
 }
 
@@ -68,7 +69,7 @@ def build(name: str, files: Collection, ledger: Ledger, network_fits: dict[str, 
     tables = {
         "linear": linear(files, recipe.collection, recipe.simumax, measured_on, ledger),
         "flash_attn": flash_attn(files, recipe.collection, recipe.simumax, recipe.kernels, measured_on, ledger),
-        "memory_bound": memory_bound(files, recipe.collection, measured_on, ledger),
+        "memory_bound": memory_bound(files, recipe.collection, recipe.training, measured_on, ledger),
     }
     if recipe.simumax:
         tables["grouped_linear"] = grouped_linear(files, recipe.simumax, part, ledger)
@@ -95,10 +96,7 @@ def _with_other_memory(tables: dict[str, Columns], source: Device, part: Device,
         computes = 2.0 * m * n * k / peak >= moved / part.memory_bandwidth
         tables["linear"] = ledger.keep("linear", "the memory limits it: other on this part", rows, computes)
     if tables["memory_bound"]:
-        ratio = source.memory_bandwidth / part.memory_bandwidth
-        rows = tables["memory_bound"]
-        note = np.char.add(rows["source"], f" (time of the {source.name} x {ratio:.3f}, the ratio of their memories)")
-        tables["memory_bound"] = rows | {"seconds": rows["seconds"] * ratio, "source": note}
+        tables["memory_bound"] = on_other_memory(tables["memory_bound"], source, part)
     return tables
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,13 +27,13 @@ class Collection:
         if not self.folder.is_dir():
             raise InputError(f"{self.folder}: no such folder; give the one with the collected parquet and csv files")
 
-    def rows(self, name: str, words: Sequence[str], numbers: Sequence[str]) -> Columns:
-        """Return the named columns of file ``name``; no rows if the file is missing."""
+    def rows(self, name: str, words: Sequence[str], numbers: Sequence[str], member: str = "") -> Columns:
+        """Return the named columns of file ``name``, or of a csv ``member`` of that archive; no rows if the file is missing."""
         path = self.folder / name
         if not path.exists():
             self.missing.add(name)
             return {w: np.empty(0, np.str_) for w in words} | {n: np.empty(0) for n in numbers}
-        frame = _read_frame(path)
+        frame = _read_frame(path, member)
         absent = [c for c in (*words, *numbers) if c not in frame.columns]
         if absent:
             raise InputError(f"{path}: has no column {absent[0]!r}")
@@ -47,12 +48,17 @@ class Collection:
         return text | values
 
 
-def _read_frame(path: Path) -> Any:
+def _read_frame(path: Path, member: str) -> Any:
     import pandas as pd  # only this importer needs it
 
     try:
+        if member:
+            with tarfile.open(path) as archive:
+                return pd.read_csv(archive.extractfile(member))
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
-    except (ValueError, OSError) as error:  # pandas and pyarrow derive their parsing errors from these
+    except KeyError:
+        raise InputError(f"{path}: holds no file {member}") from None
+    except (ValueError, OSError, tarfile.TarError) as error:  # pandas and pyarrow derive their parsing errors from these
         raise InputError(f"{path}: cannot be read ({error})") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from profiler.profile.devices import device as named_device
 from profiler.profile.profile import Device
 from profiler.published.rows import (
     Collection,
@@ -18,6 +19,7 @@ from profiler.published.rows import (
     thinned,
     where,
 )
+from profiler.published.training_kernels import MEASURED_ON, training_kernels
 
 #: Largest share of the datasheet's peak or memory bandwidth that a kernel reaches; measurements above it are errors.
 PEAK_LIMIT = 0.97
@@ -199,18 +201,33 @@ def _simumax_attention(files: Collection, prefix: str) -> Columns:
     return _attention_columns(constant(raw, source=simumax_source(prefix)), "seq_len", "qk_head_dim", "time_us")
 
 
-def memory_bound(files: Collection, prefix: str, device: Device, ledger: Ledger) -> Columns:
+def memory_bound(files: Collection, prefix: str, training: str, device: Device, ledger: Ledger) -> Columns:
     """Return memory-bound kernels by the bytes that an ideal fused kernel reads and writes.
 
-    A measurement faster than the memory (its data came from the cache) says nothing about a training step and is left out.
+    training: prefix of training_kernels, which ran on this device or one with the same chip, whose times are scaled by the ratio
+    of the memories' bandwidths. A measurement faster than the memory (its data came from the cache) says nothing about a training
+    step and is left out.
     """
     parts = [_layer_kernels(files, prefix), _quantize(files, prefix)] if prefix else []
+    parts += [_of_memory(training_kernels(files, training), training, device)] if training else []
     rows = join(parts)
     if not count(rows):
         return {}
     possible = (rows["seconds"] > 0) & (rows["bytes"] <= PEAK_LIMIT * device.memory_bandwidth * rows["seconds"])
     rows = ledger.keep("memory_bound", "faster than the memory: from the cache", rows, possible)
-    return ledger.keep("memory_bound", THINNED, rows, spaced(rows, ("kind",), "bytes", 240))
+    return ledger.keep("memory_bound", THINNED, rows, spaced(rows, ("kind", "source"), "bytes", 240))
+
+
+def _of_memory(rows: Columns, prefix: str, part: Device) -> Columns:
+    source = named_device(MEASURED_ON[prefix])
+    return on_other_memory(rows, source, part) if count(rows) and source.memory_bandwidth != part.memory_bandwidth else rows
+
+
+def on_other_memory(rows: Columns, source: Device, part: Device) -> Columns:
+    """Return memory-bound measurements as a part with the same chip but other memory would make them."""
+    ratio = source.memory_bandwidth / part.memory_bandwidth
+    note = np.char.add(rows["source"], f" (time of the {source.name} x {ratio:.3f}, the ratio of their memories)")
+    return rows | {"seconds": rows["seconds"] * ratio, "source": note}
 
 
 def _layer_kernels(files: Collection, prefix: str) -> Columns:
@@ -222,8 +239,8 @@ def _layer_kernels(files: Collection, prefix: str) -> Columns:
         return {}
     head_dim = raw["hidden"] / np.maximum(raw["heads"], 1)
     rotated = (raw["heads"] + np.maximum(raw["kv_heads"], raw["tp"])) / raw["tp"] * head_dim
-    values = {  # values read and written per token
-        "norm": 2 * raw["hidden"], "rope": 2 * rotated, "gated_act": 3 * raw["ffn"] / raw["tp"],
+    values = {  # values read and written per token; the norm is a serving engine's: training has others
+        "row": 2 * raw["hidden"], "rope": 2 * rotated, "gated_act": 3 * raw["ffn"] / raw["tp"],
         "residual": 3 * raw["hidden"], "embedding": 2 * raw["hidden"],
     }  # fmt: skip
     kind = renamed(raw["op"], _KINDS)
@@ -235,7 +252,7 @@ def _layer_kernels(files: Collection, prefix: str) -> Columns:
 
 
 _KINDS = {
-    "input_layernorm": "norm", "post_attention_layernorm": "norm", "attn_rope": "rope", "mlp_act": "gated_act",
+    "input_layernorm": "row", "post_attention_layernorm": "row", "attn_rope": "rope", "mlp_act": "gated_act",
     "add": "residual", "emb": "embedding",
 }  # fmt: skip
 

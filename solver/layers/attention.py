@@ -6,6 +6,7 @@ import numpy as np
 
 from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.context_parallel import exchange
+from solver.layers.norm import norm_passes
 from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, gradient_sums, memory_bound, row_linear
 from solver.layers.program import ATTENTION, LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
@@ -54,8 +55,7 @@ def _qk_norm(shapes: Shapes) -> list[Op]:
     """Return the norms of queries and keys: one kernel, or a chain of eager ones."""
     if shapes.model.qk_norm == "none":
         return []
-    fused = shapes.run.fused_norm or shapes.run.compile
-    return memory_bound("qk_norm", ATTENTION, "norm", _qk_elements(shapes), 2 * shapes.element, 3 * shapes.element, fused=fused)
+    return norm_passes(shapes, "qk_norm", ATTENTION, _qk_elements(shapes))
 
 
 def _qk_elements(shapes: Shapes) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 
 from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.casts import gradient_casts, input_casts, weight_casts
+from solver.layers.norm import norm_passes
 from solver.layers.ops import column_linears, gradient_sums, linear, memory_bound, row_linear, tp_collective
 from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
@@ -61,11 +62,9 @@ def _down(shapes: Shapes, name: str, width: int) -> list[Op]:
 def _up(shapes: Shapes, name: str, rank: int, width: Array) -> list[Op]:
     """A norm of the low rank, its all-gather under a sequence split, and the expansion to heads."""
     whole, operand = shapes.tokens * rank * shapes.element, shapes.tokens * rank * shapes.gathered_element
-    elements, fused = shapes.norm_tokens * rank, shapes.run.fused_norm or shapes.run.compile
-    norm = memory_bound(f"{name}.norm", ATTENTION, "norm", elements, 2 * shapes.element, 3 * shapes.element, fused=fused)
     split, everywhere = shapes.sequence_split, ~shapes.sequence_split & (shapes.split > 1)
     return [
-        *norm,
+        *norm_passes(shapes, f"{name}.norm", ATTENTION, shapes.norm_tokens * rank),
         *input_casts(shapes, name, ATTENTION, shapes.linear_tokens, rank, split, normed=True),
         tp_collective(shapes, f"{name}.all_gather", ATTENTION, "all_gather", FORWARD, split, size=operand),
         *linear(shapes, name, ATTENTION, width, rank),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from solver.layers.ops import memory_bound
-from solver.layers.program import Op, Saved
+from solver.layers.program import Array, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.spec.recipes import FP32, HALF
 
@@ -14,16 +14,21 @@ def norm_ops(shapes: Shapes, name: str) -> list[Op]:
     Fused: read and write once; backward reads input and gradient and writes one. Eager: about ten fp32 kernels.
     """
     elements = shapes.norm_tokens * shapes.model.hidden_size
-    fused = shapes.run.fused_norm or shapes.run.compile
-    if fused and shapes.framework.kernels.norm_kernels:
+    if shapes.fused_norm and shapes.framework.kernels.norm_kernels:
         per_half = elements * shapes.element / HALF
         return [op for kind, forward, backward in shapes.framework.kernels.norm_kernels
                 for op in memory_bound(name, "norm", kind, per_half, forward, backward)]  # fmt: skip
-    return memory_bound(name, "norm", "norm", elements, 2 * shapes.element, 3 * shapes.element, fused=fused)
+    return norm_passes(shapes, name, "norm", elements)
+
+
+def norm_passes(shapes: Shapes, name: str, module: str, elements: Array) -> list[Op]:
+    """Return both passes of a norm of ``elements`` values in all, with the framework's backward kernel."""
+    fused, e = shapes.fused_norm, shapes.element
+    return memory_bound(name, module, "norm", elements, 2 * e, 3 * e, fused=fused, gradient=shapes.norm_gradient)
 
 
 def unfused_norm_saved(shapes: Shapes) -> list[Saved]:
     """Return what eager norms save: an fp32 copy of their input, where fused norms keep their 16-bit input."""
-    if shapes.run.fused_norm or shapes.run.compile:
+    if shapes.fused_norm:
         return []
     return [Saved("norms_fp32", 2 * shapes.norm_tokens * shapes.model.hidden_size * FP32)]

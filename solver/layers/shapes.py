@@ -91,6 +91,16 @@ class Shapes:
         return self.framework.kernels.fused_elementwise or self.run.compile
 
     @property
+    def fused_norm(self) -> bool:
+        """Whether a norm is one kernel, by hand or by a compiler."""
+        return self.run.fused_norm or self.run.compile
+
+    @property
+    def norm_gradient(self) -> str:
+        """The kind of a fused norm's backward kernel; torch.compile writes one that reads its inputs as torch's own does."""
+        return "norm_grad_torch" if self.run.compile else self.framework.kernels.norm_gradient
+
+    @property
     def fused_softmax(self) -> bool:
         """Whether scale, mask and softmax of unfused attention are one kernel: as the run states, or as the framework does."""
         stated = self.run.fused_softmax

@@ -24,7 +24,7 @@ OPS = {
 }  # fmt: skip
 BANDWIDTHS = ("default", "permute_fwd", "permute_bwd", "ce", "ce_fusion")
 #: Class of the file -> (kind of kernel, launches that its latency counts for).
-_OF_CLASS = {"ce_fusion": ("cross_entropy", 1), "permute_fwd": ("permute", 4), "permute_bwd": ("permute_backward", 4)}
+_OF_CLASS = {"ce_fusion": ("cross_entropy", 1), "permute_fwd": ("permute", 4), "permute_bwd": ("permute_grad", 4)}
 #: Kernels that SimuMax prices by its default class, and those that it prices at nothing.
 _PRICED = ("norm", "gated_act")
 _UNPRICED = ("residual", "rope", "embedding", "copy", "quantize", "softmax", "adam", "transpose")

@@ -33,6 +33,9 @@ class Kernels:
     fused_softmax: bool = True  #: unfused attention: scale, mask and softmax are one kernel
     #: Kernels of a fused norm: (memory-bound kind, bytes per 16-bit element forward, backward); empty: one kernel.
     norm_kernels: tuple[tuple[str, float, float], ...] = ()
+    #: Backward kernel of a fused norm: norm_grad (Apex's FastLayerNorm, Transformer Engine's, Triton's), norm_grad_apex (Apex's
+    #: FusedLayerNorm) or norm_grad_torch (torch's own, or compiled).
+    norm_gradient: str = "norm_grad"
     flash_attention: int = 0  #: generation of FlashAttention; 0: the best one for the device
     flash_unstated: int = 0  #: an older generation that runs which state none may have had; 0: none
     #: How often q, k and v, and how often the context, are copied between the framework's order of dimensions (sequence first)

@@ -34,7 +34,8 @@ MEGATRON_DEEPSPEED = Framework(
         offloads=("optimizer", "gradients"),  # zero_optimization.offload_optimizer
     ),
     linear_bias=True,  # GPT-2's and BLOOM's, as in Megatron-LM
-    kernels=Kernels(dropout=True, bias_apart=True, launch_seconds=OWN_LAYERS_LAUNCH),
+    # its MixedFusedLayerNorm is Apex's FusedLayerNorm
+    kernels=Kernels(dropout=True, bias_apart=True, norm_gradient="norm_grad_apex", launch_seconds=OWN_LAYERS_LAUNCH),
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(
         grad_collective="all_reduce",

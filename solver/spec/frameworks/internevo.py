@@ -52,7 +52,7 @@ INTERNEVO_2023 = INTERNEVO_2024.derive(
     flags={"overlap_param_gather": False},  # parameters are broadcast after the step
     kernels={
         "flash_attention": 1,
-        "norm_kernels": (("residual", 6, 15), ("norm", 6, 22)),  # apex norms on fp32 copies, computed again in backward
+        "norm_kernels": (("residual", 6, 15), ("row", 6, 22)),  # apex norms on fp32 copies, computed again in backward
     },
     data_parallel={
         # eager AdamW after a finite check, a norm, a cast and an unscaling of every gradient

@@ -20,6 +20,7 @@ LLM_FOUNDRY_2023 = Framework(
     can_run=replace(FSDP_ONLY, soft_caps=""),
     kernels=Kernels(
         fused_gate_up=False,
+        norm_gradient="norm_grad_torch",  # LPLayerNorm: torch.nn.functional.layer_norm
         torch_loss=False,  # its code fuses the loss by default; its published small models are slower than that
         flash_attention=1,  # attn_impl "triton": a kernel of the first generation
     ),

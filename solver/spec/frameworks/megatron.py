@@ -53,6 +53,7 @@ MEGATRON_LM_2021 = MEGATRON_LM_2023.derive(
     best_practice={"overlap_grad_reduce": False},  # one all-reduce of one buffer after the backward pass
     can_run={"zero_stages": (0,), "tp_modes": (TpMode.MTP,), "recompute": ("none", "full")},
     tensor_parallel={"async_backward": False},  # since early 2022 the reduction of input gradients is asynchronous
+    kernels={"norm_gradient": "norm_grad_apex"},  # persistent kernels came in late 2021
     data_parallel={
         "grad_collective": "all_reduce",
         "bucket_elements": float("inf"),

@@ -23,7 +23,14 @@ DDP = Framework(
     broad_aliases=("pytorch", "torch"),
     flags={"zero": 0, "grad_dtype": "fp32", "fused_norm": False},  # nn.RMSNorm: a chain of kernels before torch 2.9
     can_run=CanRun(zero_stages=(0, 1), tp_modes=(), cp_comms=(), pipeline=False, soft_caps=FUSED_CAPS),
-    kernels=Kernels(fused_qkv=False, fused_gate_up=False, fused_elementwise=False, torch_loss=True, flash_attention=2),
+    kernels=Kernels(
+        fused_qkv=False,
+        fused_gate_up=False,
+        fused_elementwise=False,
+        norm_gradient="norm_grad_torch",
+        torch_loss=True,
+        flash_attention=2,
+    ),
     tensor_parallel=TensorParallel(  # DTensor's collectives are synchronous
         regathers_input=False, shares_input=True, async_backward=False, vocab_parallel_loss=False
     ),
@@ -65,7 +72,12 @@ FSDP = Framework(
     broad_aliases=("hugging face", "huggingface", "transformers", "accelerate"),
     flags={"zero": 3, "grad_dtype": "bf16", "fused_norm": False},  # nn.RMSNorm or the like, uncompiled
     can_run=FSDP_ONLY,
-    kernels=Kernels(fused_gate_up=False, torch_loss=True, flash_attention=2),  # what scaled_dot_product_attention runs
+    kernels=Kernels(
+        fused_gate_up=False,
+        norm_gradient="norm_grad_torch",
+        torch_loss=True,
+        flash_attention=2,  # what scaled_dot_product_attention runs
+    ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, frees_gathered_weights=True),
     recomputation=Recomputation(stops_early=True),
