@@ -17,7 +17,7 @@ from predictor.kernels.flash_attn import is_serving, main_rows, shape_of
 from predictor.network.collective_points import group_points
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS
-from profiler.profile.profile import COLLECTIVES, Profile, Table
+from profiler.profile.profile import COLLECTIVES, SCALED, Profile, Table
 
 #: One profile of each chip; those that share a chip with one of them would test nothing.
 CHIPS = ("a100_sxm_80gb", "h100_sxm", "h200_sxm", "b200_sxm")
@@ -92,7 +92,8 @@ def _gemms(rows: Table, dtype: str, base: CostModel, found: CostModel, peaks: fl
 
 
 def _memory_bound(table: Table, base: CostModel, found: CostModel) -> Iterator[tuple[str, np.ndarray, Estimate, np.ndarray]]:
-    rows = table.where((table["bytes"] >= LEAST_BYTES) & np.isin(table["kind"], base.kernels.kinds))
+    own = np.char.find(table["source"], SCALED) < 0  # what another device measured tells nothing about this one
+    rows = table.where(own & (table["bytes"] >= LEAST_BYTES) & np.isin(table["kind"], base.kernels.kinds))
     if len(rows) <= 2 * OWN_POINTS:
         return
     ratio = base.device.memory_bandwidth / found.device.memory_bandwidth

@@ -17,13 +17,13 @@ DEFAULT = (3e-6, 0.75, 0.30)
 #: Uncertainty of constants stated as a published efficiency instead of measurements.
 GIVEN_UNCERTAINTY = 0.25
 #: Fractions of HBM bandwidth for devices where the kind was not measured: medians of A100 and Hopper in the shipped profiles.
-#: norm_grad: Apex's and Transformer Engine's backward kernels, whose inputs stay in registers: 1,163 GB/s on A100 (NVIDIA/apex
-#: pull request 1037), 1.8 TB/s at 7,168 columns on H800 (the same kernel in DeepSeek-V3's trace), Liger's 1.8 on H100 NVL
-#: (linkedin/Liger-Kernel, benchmark/data/h100_all_benchmark_data.csv). norm_grad_torch: torch's own and compiled ones, which
-#: read their inputs again: 0.24 measured on A100, 0.18 (compiled RMSNorm in 16 bits) to 0.36 (LayerNorm in fp32) of H100 NVL in
-#: the same file. norm_grad_apex: Apex's kernel for any width, 572 GB/s (the same pull request; A100 of 40 or 80 GB).
-#: cross_entropy: one Triton kernel, gradients in place: 0.30 of B200's bandwidth (SimuMax, Transformer Engine's), 0.38 of H100's
-#: (Liger's under Megatron-Core, the CSV of solver.layers.head).
+#: norm_grad: Apex's and Transformer Engine's backward kernels, whose inputs stay in registers: 1,163 GB/s on A100
+#: (NVIDIA/apex pull request 1037), 1.8 TB/s at 7,168 columns on H800 (the same kernel in DeepSeek-V3's trace), Liger's 1.8 on
+#: H100 NVL (linkedin/Liger-Kernel, benchmark/data/h100_all_benchmark_data.csv). norm_grad_torch: torch's own and compiled ones,
+#: which read their inputs again: 0.24 measured on A100, 0.18 (compiled RMSNorm in 16 bits) to 0.36 (LayerNorm in fp32) of H100
+#: NVL in the same file. norm_grad_apex: Apex's kernel for any width, 572 GB/s (the same pull request; A100 of 40 or 80 GB).
+#: cross_entropy: one Triton kernel, gradients in place: 0.30 of B200's bandwidth (SimuMax, Transformer Engine's), 0.38 of
+#: H100's (Liger's under Megatron-Core, the CSV of solver.layers.head).
 #: hadamard_quantize: largest value and both copies of NVFP4 operands, rotated along one axis (pytorch/ao 36027d8,
 #: benchmarks/prototype/nvfp4_training/README.md, its CuTe kernels on B200: at 2,048 x 28,672 3.1 TB/s for the first and 2.7 for
 #: the second; the slopes between its shapes are 3.4 and 2.8 TB/s of 8).

@@ -1,10 +1,12 @@
 """Kernels to measure: each is a small function that makes operands and returns the work to time.
 
 Bytes of the memory-bound kinds are those of one ideal fused kernel, read plus written (ACCESSES per element): norm, rope, act,
-softmax, copy, permute and embedding read one and write one; gated_act and residual read two and write one; cross_entropy reads
-and writes a logit in forward and again in backward; adam reads weight, gradient and two moments in fp32 and writes all but the
-gradient. These run as one kernel, compiled where necessary. Kinds with ``_eager`` in their name are the same work in plain
-PyTorch, a chain of kernels, with the bytes of the fused kernel; ``_grad`` is their backward pass.
+softmax, copy, permute and embedding read one and write one; gated_act and residual read two and write one, as do the backward
+passes norm_grad_torch, act_grad and softmax_grad; gated_act_grad reads three and writes two; cross_entropy reads and writes a
+logit in forward and again in backward; adam reads weight, gradient and two moments in fp32 and writes all but the gradient.
+These run as one kernel, compiled where necessary. Kinds with ``_eager`` in their name are the same work in plain PyTorch, a
+chain of kernels, with the bytes of the fused kernel; ``_grad`` is a backward pass. The backward kernels of norms of Apex and
+Transformer Engine (norm_grad) need these packages and are not measured.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 WIDTH = 4096  #: columns of the tensors of memory-bound kernels
 #: Reads and writes per element by one fused kernel of a kind; 2 for kinds not named.
 ACCESSES = {
-    "gated_act": 3, "residual": 3, "cross_entropy": 4, "adam": 7, "norm_eager_grad": 3, "gated_act_eager": 3,
-    "gated_act_eager_grad": 5,
+    "gated_act": 3, "residual": 3, "cross_entropy": 4, "adam": 7, "norm_grad_torch": 3, "act_grad": 3, "softmax_grad": 3,
+    "gated_act_grad": 5, "norm_eager_grad": 3, "gated_act_eager": 3, "gated_act_eager_grad": 5,
 }  # fmt: skip
 _VOCABULARY, _HEAD_DIM, _MOST_SETS, _MOST_GRAPHS = 32768, 128, 256, 8
 _BLOCK = 2**20  # random numbers, repeated to fill an arena: toggling bits costs power, as in training
@@ -158,12 +160,16 @@ def _plain(function: Callable[..., torch.Tensor], operands: int, chain: bool = F
     return make
 
 
-def _eager(function: Callable[..., torch.Tensor], operands: int, gradient: bool) -> Stream:
-    """Return a stream: a chain's forward as autograd records it, or its backward pass; the inputs are [rows, WIDTH]."""
+def _recorded(function: Callable[..., torch.Tensor], operands: int, gradient: bool, chain: bool = False) -> Stream:
+    """Return a stream: a function's forward pass as autograd records it, or its backward pass; the inputs are [rows, WIDTH].
+
+    chain: compiled, so that each pass is one kernel.
+    """
 
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
+        run = _compiled(function) if chain else function
         sets = arena.sets(dtype, *operands * [_rows(elements)])
-        return recorded(function, [[t.detach().requires_grad_() for t in chosen] for chosen in sets], gradient)
+        return recorded(run, [[t.detach().requires_grad_() for t in chosen] for chosen in sets], gradient)
 
     return make
 
@@ -192,14 +198,21 @@ def _rms_norm(x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tens
     return F.rms_norm(x, (x.shape[-1],), weight)
 
 
-def _norm_eager(gradient: bool) -> Stream:
+def _norm(gradient: bool, chain: bool = False) -> Stream:
+    """Return a norm with a weight, as autograd records it, or its backward pass; chain: compiled."""
+
     def make(elements: int, dtype: torch.dtype, arena: Arena) -> Work:
+        run = _compiled(_rms_norm) if chain else _rms_norm
         shape = _rows(elements)
         weight = torch.ones(shape[1], dtype=dtype, device=arena.device, requires_grad=True)
         inputs = [[x.detach().requires_grad_(), weight] for (x,) in arena.sets(dtype, shape)]
-        return recorded(_rms_norm, inputs, gradient)
+        return recorded(run, inputs, gradient)
 
     return make
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
 
 
 def _gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -279,14 +292,18 @@ def _gather(rows_of_table: int) -> Stream:
 
 STREAMS: dict[str, Stream] = {
     "norm": _plain(_rms_norm, 1, chain=True),
-    "norm_eager": _norm_eager(gradient=False),
-    "norm_eager_grad": _norm_eager(gradient=True),
+    "norm_grad_torch": _norm(gradient=True, chain=True),
+    "norm_eager": _norm(gradient=False),
+    "norm_eager_grad": _norm(gradient=True),
     "gated_act": _plain(_gated, 2, chain=True),
-    "gated_act_eager": _eager(_gated, 2, gradient=False),
-    "gated_act_eager_grad": _eager(_gated, 2, gradient=True),
+    "gated_act_grad": _recorded(_gated, 2, gradient=True, chain=True),
+    "gated_act_eager": _recorded(_gated, 2, gradient=False),
+    "gated_act_eager_grad": _recorded(_gated, 2, gradient=True),
     "act": _plain(F.gelu, 1),
+    "act_grad": _recorded(F.gelu, 1, gradient=True),
     "residual": _plain(torch.add, 2),
-    "softmax": _plain(lambda x: torch.softmax(x, -1), 1),
+    "softmax": _plain(_softmax, 1),
+    "softmax_grad": _recorded(_softmax, 1, gradient=True),
     "copy": _plain(torch.clone, 1),
     "rope": _rope,
     "rope_eager": _rope_eager(gradient=False),
@@ -299,4 +316,4 @@ STREAMS: dict[str, Stream] = {
     "permute": _gather(0),
 }
 #: Kinds that are one kernel only when compiled; on a CPU only their eager forms are measured.
-COMPILED_KINDS = ("norm", "gated_act", "rope", "cross_entropy")
+COMPILED_KINDS = ("norm", "norm_grad_torch", "gated_act", "gated_act_grad", "rope", "cross_entropy")

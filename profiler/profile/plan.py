@@ -17,6 +17,7 @@ ACCUMULATING = "NT, added to fp32"  #: a weight gradient as mixed-precision trai
 GRID_ROWS = 600  #: number of shapes of each low-discrepancy grid
 KINDS = (
     "norm", "gated_act", "residual", "rope", "adam", "cross_entropy", "copy", "embedding", "act", "softmax", "permute",
+    "norm_grad_torch", "gated_act_grad", "act_grad", "softmax_grad",
     "norm_eager", "norm_eager_grad", "gated_act_eager", "gated_act_eager_grad", "rope_eager", "rope_eager_grad",
     "cross_entropy_eager", "cross_entropy_eager_grad",
 )  # fmt: skip

@@ -32,6 +32,8 @@ MIB = 2.0**20
 
 #: So many measurements between nodes, of two kinds of group or more, determine a network's constants; fewer only scale them.
 NETWORK_ROWS = 20
+#: In the source of a measurement: taken on a device with the same chip, and its time scaled by the ratio of their memories.
+SCALED = " (time of the "
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 
 _COMMON = ("seconds", "spread", "repeats", "dtype", "source")

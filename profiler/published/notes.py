@@ -21,15 +21,17 @@ SAME_CHIP_SCALE = {"h200_sxm": 1.12, "a100_sxm_40gb": 1.06}
 
 _GEMM = "GEMMs: forward layout only (TN); no input or weight gradients are published for this GPU"
 _PAGED = "attention: the forward kernel of a serving engine over a paged cache; slow under about 2,000 tokens"
+_TRAINING = "norm, softmax, activation and eager kernels: those of GH200, whose chip is the same, scaled to this memory"
 _HOT = "Transformer Engine kernels timed back to back on the same buffers: too fast where they are small"
 
 PROFILE_NOTES: Mapping[str, Sequence[str]] = {
     "h100_sxm": (
         _GEMM, _PAGED, "attention backward: only forward plus backward of FlashAttention 2 in fp16, read from a figure",
-        "collectives between nodes: one cluster of 10 nodes, messages of 32 MiB and more",
+        "collectives between nodes: one cluster of 10 nodes, messages of 32 MiB and more", _TRAINING,
     ),
     "h200_sxm": (
-        _GEMM, _PAGED, "no attention backward, no norm, rope or activation kernels, no collectives between nodes",
+        _GEMM, _PAGED, "no attention backward, no collectives between nodes",
+        _TRAINING,
     ),
     "b200_sxm": (
         "two laboratories: a grid of forward GEMMs; GEMMs of layers in all passes, a quarter slower",
@@ -70,6 +72,9 @@ warm-ups, about 75 calls on the same buffers | Apache-2.0, Moore Threads |
 equal runs on several nodes | Apache-2.0 |
 | deepseek-ai/DeepEP (commit 41cad94), docs/README_Hybrid-EP.md | Hybrid-EP's dispatch and combine on H100, B200 and GB200 | \
 rates of whole calls ("Torch API"), 4,096 tokens, random routing; turned into times | MIT, DeepSeek and NVIDIA |
+| DebarghaG/estimate-train-time (commit 1ac4d5e4) | memory-bound kernels of GPT-NeoX's blocks, forward and \
+backward, on A100 and GH200 (96 GB of HBM3) | CUDA events, fp16; chains of eager kernels include their launches where they \
+are small | MIT |
 | Dao-AILab/flash-attention, assets | FlashAttention 2 and 3, cuDNN | bar labels of its figures, read by eye | \
 BSD-3-Clause |
 
@@ -86,6 +91,10 @@ differ by a factor of two; they are not grouped GEMMs.
 * DeepEP on 8 nodes: 17 GB/s per GPU of 50, with 4 as with 24 multiprocessors, although a token goes to at most 4 \
 nodes; others publish 28 to 44, and this collection reaches 44 on 4 nodes. On H200: measurements that equal those of \
 H100 in every digit.
+* Of estimate-train-time: GEMMs (their gradients reach 95% of the tensor cores' peak, as random operands do not) and \
+attention, whose backward passes on GH200 are faster than the chip; backward passes of norms on GH200, equal to the forward \
+ones; chains of eager kernels on less than 50 MB (softmax) and 250 MB (rotary embedding), which the host launches too slowly, \
+and of softmax on more than 4 GB, where times on GH200 no longer grow.
 * Measurements without a stated licence (supercomputer logs of ALCF, texts of issues and pull requests, a log of an unnamed \
 Hopper) and share-alike ones (ml-engineering book). Constants fitted to them may be in `laws.inter_node`; they \
 themselves are not.
@@ -102,9 +111,10 @@ memory-bound kernels 240 log-spaced sizes per kind.
 than two ranks are rings in which all ranks send at once.
 * GEMMs: out[m, n], summed over k. TN forward, NN input gradient, NT weight gradient, as Transformer Engine calls \
 them. fp8 times of GEMMs include the quantisation of the activation.
-* `memory_bound` bytes are what an ideal fused kernel reads and writes: norm and embedding 2, residual 3, gated_act 3 \
-values per element of their output, rope 2 per element of q and k; quantize 2 bytes in, 1 out. norm, residual and \
-embedding are not sharded by tensor parallelism in this source.
+* `memory_bound` bytes are what an ideal fused kernel reads and writes: norm, row, act, softmax and embedding 2, residual 3, \
+gated_act 3 values per element of their output, rope 2 per element of q and k; quantize 2 bytes in, 1 out; backward passes \
+(`_grad`) 3 of norm, act and softmax. `row` is vLLM's RMSNorm, `norm_grad_torch` torch's own backward kernel, `_eager` a \
+chain of kernels with the bytes of the fused one. row, norm, residual and embedding are not sharded by tensor parallelism here.
 * `pass` of attention: forward, backward, or forward_backward where only their sum was published.
 * The 40 GB A100 takes the measurements of the 80 GB part: without GEMMs that the memory limits, with memory-bound times \
 multiplied by the ratio of the bandwidths (their source says so).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from profiler.profile.devices import device as named_device
-from profiler.profile.profile import Device
+from profiler.profile.profile import SCALED, Device
 from profiler.published.rows import (
     Collection,
     Columns,
@@ -204,9 +204,9 @@ def _simumax_attention(files: Collection, prefix: str) -> Columns:
 def memory_bound(files: Collection, prefix: str, training: str, device: Device, ledger: Ledger) -> Columns:
     """Return memory-bound kernels by the bytes that an ideal fused kernel reads and writes.
 
-    training: prefix of training_kernels, which ran on this device or one with the same chip, whose times are scaled by the ratio
-    of the memories' bandwidths. A measurement faster than the memory (its data came from the cache) says nothing about a training
-    step and is left out.
+    training: prefix of training_kernels, which ran on this device or one with the same chip, whose times are scaled by the
+    ratio of the memories' bandwidths. A measurement faster than the memory (its data came from the cache) says nothing about a
+    training step and is left out.
     """
     parts = [_layer_kernels(files, prefix), _quantize(files, prefix)] if prefix else []
     parts += [_of_memory(training_kernels(files, training), training, device)] if training else []
@@ -226,7 +226,7 @@ def _of_memory(rows: Columns, prefix: str, part: Device) -> Columns:
 def on_other_memory(rows: Columns, source: Device, part: Device) -> Columns:
     """Return memory-bound measurements as a part with the same chip but other memory would make them."""
     ratio = source.memory_bandwidth / part.memory_bandwidth
-    note = np.char.add(rows["source"], f" (time of the {source.name} x {ratio:.3f}, the ratio of their memories)")
+    note = np.char.add(rows["source"], f"{SCALED}{source.name} x {ratio:.3f}, the ratio of their memories)")
     return rows | {"seconds": rows["seconds"] * ratio, "source": note}
 
 

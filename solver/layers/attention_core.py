@@ -172,7 +172,9 @@ def _unfused_core(shapes: Shapes) -> list[Op]:
     probabilities, wide = batch * seq_q * seq_kv, shapes.element == FP32
     forward, backward = (passes * shapes.element for passes in (WIDE_SOFTMAX if wide else (2, 3)))
     fused = wide or shapes.fused_softmax
-    softmax = memory_bound("softmax", ATTENTION, "softmax", probabilities, forward, backward, ATTENTION_CORE, fused)
+    softmax = memory_bound(
+        "softmax", ATTENTION, "softmax", probabilities, forward, backward, ATTENTION_CORE, fused, gradient="softmax_grad"
+    )  # fmt: skip
     # dropout reads and writes the probabilities and a one-byte mask
     scores = probabilities * float(shapes.dropout)
     masked = 2 * shapes.element + 1

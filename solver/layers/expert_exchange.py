@@ -48,7 +48,7 @@ def _permutation(shapes: Shapes, name: str) -> list[Op]:
     rows = sent_rows(shapes) if run.moe_dispatcher == "alltoall" else expert_rows(shapes)
     size = (arriving_rows(shapes) + rows) * _row(shapes)
     chain = 1.0 if run.moe_permute_fusion or run.moe_dispatcher == "hybridep" else 2.0
-    return memory_bound(name, MODULE, "permute", size, chain, chain)
+    return memory_bound(name, MODULE, "permute", size, chain, chain, gradient="permute_grad")
 
 
 def _sorts(shapes: Shapes, name: str) -> list[Op]:
@@ -56,7 +56,7 @@ def _sorts(shapes: Shapes, name: str) -> list[Op]:
     if shapes.run.moe_dispatcher != "alltoall":
         return []
     several = np.where((shapes.keys.ep * shapes.keys.etp > 1) & (shapes.model.num_experts // shapes.keys.ep > 1), 1.0, 0.0)
-    copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), 2.0, 2.0)
+    copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), 2.0, 2.0, gradient="permute_grad")
     return [replace(op, count=several) for op in copies]
 
 

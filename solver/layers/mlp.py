@@ -40,7 +40,9 @@ def activation_ops(shapes: Shapes, name: str, module: str, elements: Array) -> l
     gated, element = shapes.model.gated_mlp, shapes.element
     kind, forward, backward = ("gated_act", 3, 5) if gated else ("act", 2, 3)
     fused = shapes.fused_elementwise or not gated
-    return memory_bound(name, module, kind, elements, forward * element, backward * element, fused=fused)
+    return memory_bound(
+        name, module, kind, elements, forward * element, backward * element, fused=fused, gradient=f"{kind}_grad"
+    )
 
 
 def mlp_saved(shapes: Shapes, intermediate: int) -> list[Saved]:

@@ -121,9 +121,9 @@ def memory_bound(
     """Return the ops of an element-wise kernel; ``forward``, ``backward``: bytes read and written per element of ``elements``.
 
     fused: False where the framework runs a chain of eager kernels instead (see predictor.kernels.memory_bound). gradient: the
-    kind of the fused backward kernel, where it is not that of this name.
+    kind of the fused backward kernel, where it is another one.
     """
-    kinds = (kind, gradient or f"{kind}_grad") if fused else (f"{kind}_eager", f"{kind}_eager_grad")
+    kinds = (kind, gradient or kind) if fused else (f"{kind}_eager", f"{kind}_eager_grad")
     passes = [(FORWARD, forward, recomputed_by, kinds[0]), (INPUT_GRAD, backward, (), kinds[1])]
     return [
         Op(name, module, MEMORY_BOUND, phase, {"bytes": elements * per_element}, variant=ran, recomputed_by=by)
@@ -136,8 +136,8 @@ def bias_ops(shapes: Shapes, name: str, module: str, elements: Array, has_bias: 
     """Return the kernels of a linear's bias for ``elements`` outputs of one rank.
 
     Forward, where apart: each output is read and written once more. Backward: the gradient of the bias, a sum over the tokens
-    that reads each output's gradient once, at the rate of kernels that reduce rows. The host launches them inside the linear's function,
-    whose time includes it.
+    that reads each output's gradient once, at the rate of kernels that reduce rows. The host launches them inside the linear's
+    function, whose time includes it.
     """
     kernels, ops = shapes.framework.kernels, []
     if has_bias and apart:

@@ -147,7 +147,8 @@ def test_memory_bound_panels_state_launch_and_rate(
 
 def test_a_kind_with_too_few_measurements_is_marked() -> None:
     fit = MemoryBoundModel.fit(streams(), DEVICE)
-    assert pictures_memory.panel_title(fit, "norm", 5) == "norm: 5 measurements, too few to fit\nassumed 3 µs + bytes / 12 GB/s"
+    title = "norm: 5 measurements, too few to fit\nassumed 3 µs + bytes / 16.2 GB/s"
+    assert pictures_memory.panel_title(fit, "norm", 5) == title
 
 
 def test_collectives_beyond_the_measured_sizes_are_dashed(profile: Profile, fits: dict[str, Any]) -> None:

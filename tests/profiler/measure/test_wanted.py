@@ -151,4 +151,6 @@ def test_the_plan_of_an_explanation_is_read_whole(tmp_path: Path) -> None:
     wanted = read_wanted(plan)
     assert len(rows) > 15
     assert len(wanted.items) + len(wanted.left_out) == len(rows)
-    assert wanted.left_out == ()
+    # Transformer Engine's backward kernel of norms is not torch's
+    assert wanted.left_out
+    assert all(reason.endswith("norm_grad is not measured") for reason in wanted.left_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from profiler.profile.profile import Profile
 from profiler.profile.store import read_profile
 from profiler.published.comm import LICENCES, repository
 from profiler.published.command import RECIPES, import_all, main
-from profiler.published.rows import groups, merge_repeats, spaced, thinned
-from profiler.published.tables import attention_flops
+from profiler.published.rows import Collection, Ledger, groups, merge_repeats, spaced, thinned
+from profiler.published.tables import attention_flops, memory_bound
+from profiler.published.training_kernels import training_kernels
 
 SHIPPED = Path(__file__).resolve().parents[3] / "prof_data"
 
@@ -129,12 +131,71 @@ def test_memory_bound_bytes_are_those_of_an_ideal_kernel(imported: dict[str, Pro
     moved = dict(zip(table["kind"].tolist(), table["bytes"].tolist(), strict=True))
     tokens, hidden, half = 4096, 4096, 2
     assert moved == {
-        "norm": half * tokens * 2 * hidden,
+        "row": half * tokens * 2 * hidden,  # a serving engine's norm
         "rope": half * tokens * 2 * (16 + 16) * 128,
         "gated_act": half * tokens * 3 * 11008 // 2,
     }
-    norm = table.where(table["kind"] == "norm")
+    norm = table.where(table["kind"] == "row")
     assert norm["seconds"] == pytest.approx(105e-6) and norm["repeats"].tolist() == [2]
+
+
+def _archive(pd, folder: Path, prefix: str) -> None:
+    """An archive of kernels of training steps: each operator at a size that its host launches in time, and at a small one."""
+    shapes = {"mp": 4.0, "b": 8.0, "h": 16.0, "l": 4096.0, "dim": 4096.0}
+    times = {"layernorm": (100, 300), "ScaledUpperTriangMaskedSoftmax": (2000, 3000), "fillmask": (4000, 9000),
+             "softmax": (5000, 8000), "gelu": (700, 900), "res_add": (500, 500), "RoPE": (3000, 7000)}  # fmt: skip
+    (folder / "more").mkdir(exist_ok=True)
+    with tarfile.open(folder / "more" / "estimate_train_time.tar.gz", "w:gz") as archive:
+        for name, (forward, backward) in times.items():
+            row = {"F_dur(us)": float(forward), "B_dur(us)": float(backward)}
+            text = pd.DataFrame([shapes | row, shapes | {"l": 16.0} | row]).to_csv(index=False).encode()
+            entry = tarfile.TarInfo(f"estimate_train_time/{prefix}_{name}_fp16.csv")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+
+
+def test_kernels_of_training_steps_by_hand(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    _archive(pd, tmp_path, "Perlmutter__operator__NVIDIAA100-SXM4-80GB")
+    rows = training_kernels(Collection(tmp_path), "a100_sxm")
+    found = {
+        (kind, bytes_): seconds
+        for kind, bytes_, seconds in zip(rows["kind"].tolist(), rows["bytes"].tolist(), rows["seconds"].tolist(), strict=True)
+    }
+    tokens, scores = 8 * 4096 * 4096, 8 * 16 * 4096 * 4096 // 4  # values of 16 bits; scores on one of four tensor ranks
+    large = {
+        ("norm", 2 * 2 * tokens): 100e-6, ("norm_grad_torch", 2 * 3 * tokens): 300e-6,
+        ("softmax", 2 * 2 * scores): 2e-3, ("softmax_grad", 2 * 3 * scores): 3e-3,
+        ("softmax_eager", 2 * 2 * scores): 9e-3, ("softmax_eager_grad", 2 * 3 * scores): 17e-3,  # mask and softmax
+        ("act", 2 * 2 * 4 * tokens // 4): 700e-6, ("act_grad", 2 * 3 * 4 * tokens // 4): 900e-6,
+        ("residual", 2 * 3 * tokens): 500e-6,
+        ("rope_eager", 2 * 4 * tokens // 4): 3e-3, ("rope_eager_grad", 2 * 4 * tokens // 4): 7e-3,  # queries and keys
+    }  # fmt: skip
+    assert {key: found[key] for key in large} == {key: pytest.approx(seconds) for key, seconds in large.items()}
+    small = {kind for kind, bytes_ in found if (kind, bytes_) not in large}
+    assert small == {"norm", "norm_grad_torch", "softmax", "softmax_grad", "act", "act_grad", "residual"}, "no eager chains"
+    assert set(rows["source"][rows["kind"] == "softmax_eager"].tolist()) == {
+        "DebarghaG/estimate-train-time:Perlmutter__operator__NVIDIAA100-SXM4-80GB_fillmask+softmax"
+    }
+
+
+def test_kernels_of_a_part_with_other_memory_are_scaled(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    _archive(pd, tmp_path, "Vista__operator__NVIDIAGH200120GB")
+    rows = memory_bound(Collection(tmp_path), "", "gh200", device("h100_sxm"), Ledger())
+    norm = rows["seconds"][(rows["kind"] == "norm") & (rows["bytes"] > 1e8)]
+    assert norm == pytest.approx(100e-6 * 4000 / 3350, rel=1e-3)
+    assert "norm_grad_torch" not in rows["kind"], "its times are those of the forward pass"
+    assert all("GH200" in source and "1.194" in source for source in rows["source"].tolist())
+
+
+def test_an_archive_without_an_expected_file_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / "more").mkdir()
+    with tarfile.open(tmp_path / "more" / "estimate_train_time.tar.gz", "w:gz"):
+        pass
+    with pytest.raises(InputError, match="holds no file estimate_train_time/Perlmutter"):
+        training_kernels(Collection(tmp_path), "a100_sxm")
 
 
 def test_smaller_a100_is_slower_by_its_memory(imported: dict[str, Profile]) -> None:

@@ -38,7 +38,7 @@ def test_scores_that_go_through_memory() -> None:
     # Dropout (GPT-2's, which Megatron-LM kept): probabilities read and written, and a mask of one byte
     found = moved(program(framework="megatron-lm", attention="unfused", dropout=True))
     assert found["softmax.forward"] == ("softmax", SCORES * 2 * 2)
-    assert found["softmax.input_grad"] == ("softmax", SCORES * 3 * 2)
+    assert found["softmax.input_grad"] == ("softmax_grad", SCORES * 3 * 2)
     assert found["dropout.forward"] == found["dropout.input_grad"] == ("residual", SCORES * (2 * 2 + 1))
     # so have both residual additions: three accesses, a mask; backward: three accesses, and the branch's gradient and mask
     assert [found[f"residual{i}.{phase}"][1] for i in (1, 2) for phase in ("forward", "input_grad")] == [
@@ -51,7 +51,7 @@ def test_scores_that_go_through_memory() -> None:
     assert found["dropout.forward"][1] == 0
     # a run may state that its softmax is one kernel: 32 * 32 scores of 4 heads and 2 sequences, 16 bits read and written
     found = moved(program(framework="aleph alpha", attention="unfused", fused_softmax=True))
-    assert found["softmax.forward"] == ("softmax", SCORES * 4) and found["softmax.input_grad"] == ("softmax", SCORES * 6)
+    assert found["softmax.forward"] == ("softmax", SCORES * 4) and found["softmax.input_grad"] == ("softmax_grad", SCORES * 6)
 
 
 def test_kernels_of_biases() -> None:
@@ -66,7 +66,7 @@ def test_kernels_of_biases() -> None:
         return {label: what for label, what in moved(layer).items() if ".bias" in label}
 
     gradients = {
-        f"{name}.bias.input_grad": ("norm", 64 * width * 2.0)
+        f"{name}.bias.input_grad": ("row", 64 * width * 2.0)
         for name, width in (("wqkv", 128), ("wo", 64), ("w1", 256), ("w2", 64))
     }
     assert biases("megatron-lm-2023") == {"wqkv.bias.forward": ("residual", 64 * 128 * 4.0), **gradients}
@@ -80,7 +80,7 @@ def test_scores_in_fp32_go_through_eager_kernels_and_tf32_gemms() -> None:
     layer = program(framework="sailor", attention="unfused", precision="fp32", grad_dtype="fp32")
     found = moved(layer)
     assert found["softmax.forward"] == ("softmax", SCORES * (2 + 2) * 4)
-    assert found["softmax.input_grad"] == ("softmax", SCORES * (3 + 2 + 2 + 4 + 2) * 4)
+    assert found["softmax.input_grad"] == ("softmax_grad", SCORES * (3 + 2 + 2 + 4 + 2) * 4)
     assert saved(layer)["attention_scores"] == SCORES * 4
     gemms = [op for op in layer.ops if op.kind == "linear"]
     assert {op.dtype for op in gemms} == {"tf32"} and not any(op.dims["accumulate"] for op in gemms)

@@ -38,13 +38,16 @@ def moved(layer: LayerProgram) -> dict[str, tuple[str, float]]:
 def test_bytes_of_activations() -> None:
     # gated: gate and up read, their product written; backward reads those and its gradient and writes two. Two bytes each
     elements = 32 * 128
-    for framework, kinds in (("generic", ("gated_act",) * 2), ("pytorch-ddp", ("gated_act_eager", "gated_act_eager_grad"))):
+    for framework, kinds in (
+        ("generic", ("gated_act", "gated_act_grad")),
+        ("pytorch-ddp", ("gated_act_eager", "gated_act_eager_grad")),
+    ):
         found = moved(program(TINY, framework=framework))
         assert found["activation.forward"] == (kinds[0], elements * 6)
         assert found["activation.input_grad"] == (kinds[1], elements * 10)
     # not gated: one read and one write; backward reads one more
     found = moved(program(TINY.replace(gated_mlp=False)))
-    assert (found["activation.forward"], found["activation.input_grad"]) == (("act", elements * 4), ("act", elements * 6))
+    assert (found["activation.forward"], found["activation.input_grad"]) == (("act", elements * 4), ("act_grad", elements * 6))
 
 
 def test_eager_gates_keep_the_activated_half() -> None:
@@ -67,6 +70,19 @@ def test_eager_norms_keep_their_input_in_fp32() -> None:
     found = moved(program(TINY, fused_norm=False))
     assert found["norm1.forward"] == ("norm_eager", 32 * 64 * 4)
     assert found["norm2.input_grad"] == ("norm_eager_grad", 32 * 64 * 6)
+
+
+def test_the_backward_kernel_of_a_fused_norm_is_the_frameworks() -> None:
+    # Transformer Engine's and Apex's FastLayerNorm; Apex's FusedLayerNorm; torch's own, which torch.compile's is like
+    def backward(framework: str, **how: object) -> str:
+        found = moved(program(TINY, framework=framework, fused_norm=True, **how))
+        assert found["norm1.forward"][0] == "norm"
+        return found["norm1.input_grad"][0]
+
+    assert backward("megatron-core-0.12") == backward("megatron-lm-2023") == backward("nanotron") == "norm_grad"
+    assert backward("megatron-deepspeed") == backward("megatron-lm-2021") == "norm_grad_apex"
+    assert backward("fsdp") == backward("llm-foundry") == "norm_grad_torch"
+    assert backward("megatron-core-0.12", compile=True) == "norm_grad_torch"
 
 
 def test_the_fused_loss_holds_the_logits_and_nothing_else() -> None:
