@@ -92,6 +92,16 @@ def what_ifs() -> list[list[str]]:
     return rows + [best_row(title.format(n), "deepseek_v3", gb200, sheet, "bf16", nvlink_domain=n) for n in (4, 72, 576)]
 
 
+def origins() -> list[list[str]]:
+    """Return a row for each source other than its maker's datasheet, of every device: its figures and where they are from."""
+    return [
+        [name, ", ".join(key for key, source in sheet.sources.items() if source == text), text]
+        for name, sheet in DATASHEETS.items()
+        for text in dict.fromkeys(sheet.sources.values())
+        if "datasheet" not in text
+    ]
+
+
 def page(tables: Mapping[str, Sequence[Sequence[str]]], changed: Sequence[Sequence[str]]) -> str:
     """Return the page as Markdown."""
     parts = [
@@ -108,6 +118,9 @@ def page(tables: Mapping[str, Sequence[Sequence[str]]], changed: Sequence[Sequen
         "An H100 with twice the bandwidth of its memory; a GB200 whose fastest links reach a host, a rack, or the whole job.\n",
         table(HEAD, changed, text=TEXT),
         *_COSTS,
+        "## Figures that are not from a maker's datasheet\n",
+        "All others are (`source` in `configs/devices`); rates count one direction, peaks no sparsity.\n",
+        table(("device", "figures", "from"), origins(), text=(0, 1, 2)),
     ]
     return "\n".join(parts) + "\n"
 

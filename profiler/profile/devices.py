@@ -16,7 +16,8 @@ from profiler.profile.profile import GIB, Device
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
 _COUNTS = ("num_sms", "gpus_per_node")
-_WORDS = ("name", "architecture", "source")
+_WORDS = ("name", "architecture")
+_SOURCE = "source"
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 #: FlashAttention of a device that states none: newer than any, so that it is that of the kernels that it is derived from.
 KERNELS_FLASH = 1000
@@ -48,8 +49,9 @@ class Datasheet:
 
     architecture: generation of the chip; kernels of one generation scale with clocks, units and bandwidths. power: watts at
     most. derived_from: the profile whose measurements are rescaled, "" where it has its own. links_from: the profile whose
-    collectives are, where that is another one. source: of the figures. kernel_scale: time of GEMMs that were measured on it
-    over the rescaled one, by number format (bf16, fp8). aliases: other names that people write, in any spelling.
+    collectives are, where that is another one. sources: where each figure is from, by its key. kernel_scale: time of GEMMs that
+    were measured on it over the rescaled one, by number format (bf16, fp8). aliases: other names that people write, in any
+    spelling.
     """
 
     device: Device
@@ -57,7 +59,7 @@ class Datasheet:
     power: float
     derived_from: str = ""
     links_from: str = ""
-    source: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
     kernel_scale: Mapping[str, float] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
 
@@ -79,7 +81,7 @@ def _read(path: Path) -> Datasheet:
         values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(
-            f"{path}: no such device file; it is JSON with {', '.join((*_WORDS, 'peak_tflops', *_FIGURES))}"
+            f"{path}: no such device file; it is JSON with {', '.join((*_WORDS, 'peak_tflops', *_FIGURES, _SOURCE))}"
         ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no JSON of a device: {printable(str(error))}") from None
@@ -93,7 +95,7 @@ def _read(path: Path) -> Datasheet:
 
 def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
     """Return the datasheet that ``values`` (the content of a device file) states."""
-    needed = (*_WORDS, "peak_tflops", *_FIGURES)
+    needed = (*_WORDS, "peak_tflops", *_FIGURES, _SOURCE)
     missing, unknown = [key for key in needed if key not in values], sorted(set(values) - {*needed, *_OPTIONAL})
     if missing or unknown:
         what = (
@@ -128,8 +130,28 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and _spelling(alias) for alias in aliases):
         raise InputError(f"aliases is {shown(aliases)}; it must be a list of names")
     return Datasheet(
-        device, words["architecture"], figures["power_watts"], derived_from, links_from, words["source"], scale, tuple(aliases)
+        device, words["architecture"], figures["power_watts"], derived_from, links_from, _sources(values), scale, tuple(aliases)
     )
+
+
+def _sources(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return where each stated figure is from, by its key: one text for all of them, or {text: keys}, each key once."""
+    figures = [key for key in _BOUNDS if key in values]
+    stated = values[_SOURCE]
+    if not isinstance(stated, Mapping):
+        return dict.fromkeys(figures, _word(_SOURCE, stated))
+    found: dict[str, str] = {}
+    for text, keys in stated.items():
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+            raise InputError(f"source {shown(text)} is {shown(keys)}; it must be a list of the keys of what is from there")
+        for key in keys:
+            if key not in figures or key in found:
+                why = "has two" if key in found else f"is no figure of this file{closest(key, figures)}"
+                raise InputError(f"source names {shown(key)}, which {why}; each figure has one source: {', '.join(figures)}")
+            found[key] = text
+    if missing := [key for key in figures if key not in found]:
+        raise InputError(f"source says nothing of {missing[0]}; each figure has one source")
+    return found
 
 
 def _check(device: Device) -> None:

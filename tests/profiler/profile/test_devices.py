@@ -17,7 +17,7 @@ from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, datasheet_of, 
 from profiler.profile.profiles import as_device, derived_profiles, find_profile, shipped_profiles
 from solver.spec.bounds import NUMBERS
 
-H100: dict[str, Any] = json.loads((FOLDER / "h100_sxm.json").read_text())
+H100: dict[str, Any] = {**json.loads((FOLDER / "h100_sxm.json").read_text()), "source": "a datasheet"}
 
 
 def test_every_device_is_measured_or_derived_from_a_measured_one() -> None:
@@ -26,7 +26,16 @@ def test_every_device_is_measured_or_derived_from_a_measured_one() -> None:
     assert set(derived_profiles()) == set(DATASHEETS) - measured and len(derived_profiles()) == 16
     assert {sheet.derived_from for sheet in DATASHEETS.values()} - {""} <= measured
     assert {sheet.links_from for sheet in DATASHEETS.values()} - {""} <= measured
-    assert all(sheet.source for sheet in DATASHEETS.values())
+
+
+def test_every_figure_has_a_source() -> None:
+    for name, sheet in DATASHEETS.items():
+        stated = json.loads((FOLDER / f"{name}.json").read_text())
+        words = {"name", "architecture", "source", "aliases", "link_kind", "derived_from", "links_from"}
+        assert set(sheet.sources) == set(stated) - words and all(sheet.sources.values())
+    # one text stands for all figures
+    plain = datasheet_of({**H100, "source": "my datasheet"})
+    assert set(plain.sources.values()) == {"my datasheet"} and plain.sources.keys() == DATASHEETS["h100_sxm"].sources.keys()
 
 
 def test_exponentials_per_clock() -> None:
@@ -44,6 +53,14 @@ def test_a_profile_holds_its_datasheet(name: str) -> None:
     ("changes", "message"),
     [
         ({"num_sms": None}, "num_sms is missing"),
+        ({"source": ""}, "source is ''; it must be a text that is not empty"),
+        ({"source": {"a datasheet": "num_sms"}}, "source 'a datasheet' is 'num_sms'; it must be a list of the keys"),
+        (
+            {"source": {"a datasheet": ["num_sm"]}},
+            r"source names 'num_sm', which is no figure of this file \(did you mean 'num_sms'",
+        ),
+        ({"source": {"a": ["num_sms"], "b": ["num_sms"]}}, "source names 'num_sms', which has two; each figure has one source"),
+        ({"source": {"a": ["num_sms"]}}, "source says nothing of memory_gib; each figure has one source"),
         ({"sms": 132}, "unknown key 'sms'"),
         ({"peak_tflops": {"bf16": 989, "fp8": 500}}, "peak_tflops of fp8 is below that of bf16"),
         ({"peak_tflops": {"fp8": 500}}, "neither bf16 nor fp16"),
