@@ -22,6 +22,7 @@ from predictor.learned import Learned
 from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
+from predictor.network.leaf_switches import LeafSwitches
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES
 from profiler.profile.profile import Device
 
@@ -57,7 +58,8 @@ class CostModel:
     measured: attention calls timed on the device itself, under the load of a training run; these times already include the
     derating. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link to the host and of the
     host's memory, by name. plain_layer_launch: seconds in which the host launches both passes of one layer of plain PyTorch (0:
-    not measured). link_slowdown, found: see with_found_network. uncertainty: set where nothing was measured on this device.
+    not measured). link_slowdown, found: see with_found_network. leaf_switches: where the
+    uplinks of these are a bottleneck. uncertainty: set where nothing was measured on this device.
     learned: from own training runs.
     """
 
@@ -74,6 +76,7 @@ class CostModel:
     quantised_derating: Derating = Derating(1.0, 0.0)
     link_slowdown: float = 1.0
     found: FoundNetwork | None = None
+    leaf_switches: LeafSwitches | None = None
     attention_scale: float = 1.0
     backward_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
@@ -161,10 +164,11 @@ class CostModel:
     def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:
         """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes.
 
-        strided: 1 where the ranks are not neighbours, so that several such groups share the node's links at once. Behind an
-        NVSwitch this costs nothing; across a PCIe tree it does, where the profile states how much.
+        strided: 0 where the ranks are neighbours, else nodes from one of the group's nodes to the next, at least 1; several
+        such groups share the node's links at once. Behind an NVSwitch this costs nothing; across a PCIe tree it does, where the
+        profile states how much.
         """
-        alone = self._alone(op, size, intra, inter)
+        alone = self._alone(op, size, intra, inter, strided)
         seconds, far = alone.seconds, np.asarray(inter) > 1
         if self.link_slowdown != 1.0:
             seconds = np.where(far, seconds, seconds * self.link_slowdown)
@@ -179,20 +183,29 @@ class CostModel:
                 seconds = np.where(together, np.maximum(seconds, np.asarray(size) / rate), seconds)
         return self._less_certain(alone._replace(seconds=seconds * self._between(inter)), "collective")
 
-    def _alone(self, op: str, size: Any, intra: Any, inter: Any) -> Estimate:
-        """A collective that waits for nobody, on the network as it was found."""
-        if self.found is None:
+    def _alone(self, op: str, size: Any, intra: Any, inter: Any, strided: Any) -> Estimate:
+        """A collective that waits for nobody, on the network as it was found, or as its leaf switches leave it."""
+        if self.found is None and self.leaf_switches is None:
             return self.collectives.predict(op, size, intra, inter, self.network_bandwidth)
-        arrays = np.broadcast_arrays(size, intra, inter)
-        shape = arrays[0].shape
-        out: list[np.ndarray] = [np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int8)]
-        for nodes in np.unique(arrays[2]):
-            at = arrays[2] == nodes
-            bandwidth = self.found.over(int(nodes), self.network_bandwidth)
-            part = self.collectives.predict(op, arrays[0][at], arrays[1][at], arrays[2][at], bandwidth)
+        size, intra, inter, strided = np.broadcast_arrays(size, intra, inter, strided)
+        bandwidths = self._bandwidths(op, inter, strided)
+        out: list[np.ndarray] = [np.zeros(size.shape), np.zeros(size.shape), np.zeros(size.shape, dtype=np.int8)]
+        for bandwidth in np.unique(bandwidths):
+            at = bandwidths == bandwidth
+            part = self.collectives.predict(op, size[at], intra[at], inter[at], float(bandwidth))
             for whole, values in zip(out, part, strict=True):
                 whole[at] = values
         return Estimate(*out)
+
+    def _bandwidths(self, op: str, inter: np.ndarray, strided: np.ndarray) -> np.ndarray:
+        """Return bytes/s between nodes of each group."""
+        found = np.full(inter.shape, self.network_bandwidth)
+        if self.found is not None:
+            for nodes in np.unique(inter):
+                found[inter == nodes] = self.found.over(int(nodes), self.network_bandwidth)
+        if self.leaf_switches is not None:
+            found *= self.leaf_switches.share(op, inter, strided)
+        return found
 
     def expert_exchange(
         self,
@@ -208,7 +221,10 @@ class CostModel:
     ) -> Estimate:
         """Dispatch or combine (``op``) of ``tokens`` per rank; arguments as in predictor.network.expert_exchange."""
         shape = (tokens, row_bytes, top_k, experts, intra, inter)
-        alone = self.exchanges.predict(op, *shape, self.network_bandwidth, dispatcher, node_limit)
+        bandwidth: Any = self.network_bandwidth
+        if self.leaf_switches is not None:  # ranks of experts are neighbours
+            bandwidth = bandwidth * self.leaf_switches.share("all2all", inter)
+        alone = self.exchanges.predict(op, *shape, bandwidth, dispatcher, node_limit)
         return self._less_certain(alone._replace(seconds=alone.seconds * self._between(inter)), "collective")
 
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
@@ -256,8 +272,8 @@ class CostModel:
         return found
 
     def as_found(self) -> tuple[str, ...]:
-        """Return in words what stated all-reduces make of the network and of the links, a sentence each."""
-        said = [self.found.text()] if self.found is not None else []
+        """Return in words what stated all-reduces and leaf switches make of the network and of the links, a sentence each."""
+        said = [each.text() for each in (self.found, self.leaf_switches) if each is not None]
         if self.link_slowdown != 1.0:
             times = f"{self.link_slowdown:.2f} times the profile's time"
             said.append(f"collectives inside a node or NVLink domain take {times}, as the stated all-reduce does")

@@ -75,7 +75,9 @@ def as_measured(problem: Problem, observed: Observation) -> Problem:
     if problem.checks_collectives:
         return problem
     ranks, node = problem.run.world_size, problem.cluster.gpus_per_domain
-    return replace(problem, cost=problem.cost.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node))
+    # an all-reduce over all ranks passed the leaf switches
+    cost = replace(problem.cost, leaf_switches=None) if observed.busbw else problem.cost
+    return replace(problem, cost=cost.with_found_network(ranks, node, observed.busbw, observed.busbw_in_node))
 
 
 def _as_found(solutions: Solutions, index: int, observed: Observation) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,7 @@ def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, s
         said = f"{said}; {simulated.text()}"
     cluster = cluster.for_world(gpus)
     stated_busbw = (cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
+    cost = replace(cost, leaf_switches=cluster.leaf_switches(gpus))
     return cost.with_found_network(gpus, cluster.gpus_per_domain, *stated_busbw), cluster, said
 
 

@@ -33,6 +33,7 @@ WHOLE_NUMBERS = {
     "cp_a2a_size": (0, 1 << 20),
     "gpus_per_node": (1, 1 << 12),
     "nvlink_domain": (0, 1 << 12),  # 0: those of a node
+    "gpus_per_leaf": (1, 1 << 24),
     "global_batch_size": (1, 1 << 40),  # tokens, the option of the command line
     "global_batch_tokens": (1, 1 << 40),
     "global_batch_sequences": (1, 1 << 40),
@@ -42,6 +43,7 @@ WHOLE_NUMBERS = {
 NUMBERS = {
     "inter_node_gbit_per_gpu": (1e-3, 1e6),
     "memory_gib": (1e-3, 8192),
+    "oversubscription": (1, 1000),
     "host_link_gb_s": (1e-3, 1e5),
     "host_memory_gb_s": (1e-3, 1e5),
     "optimizer_offload_fraction": (0, 1),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from predictor.network.leaf_switches import LeafSwitches
 from profiler.errors import InputError, printable
 from profiler.profile.devices import DATASHEETS
 from profiler.profile.profile import GIB, Device
@@ -27,12 +28,20 @@ class Cluster:
     nvlink_domain: int = 0  #: GPUs that share the fastest links, where that is more than a node
     host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
+    gpus_per_leaf: int = 0  #: GPUs below one leaf switch; 0: the network has no bottleneck
+    oversubscription: float = 1.0  #: what they send over what the switch's uplinks carry
     usual_network: bool = False  #: nobody stated the network: it is that of the usual node with these accelerators
 
     @property
     def gpus_per_domain(self) -> int:
         """GPUs whose messages do not leave the fastest links: an NVLink domain, else a node."""
         return max(self.nvlink_domain, self.gpus_per_node)
+
+    def leaf_switches(self, world: int) -> LeafSwitches | None:
+        """The leaf switches above a job of ``world`` GPUs, where they are several and their uplinks carry too little."""
+        if self.oversubscription == 1 or not 0 < self.gpus_per_leaf < world:
+            return None
+        return LeafSwitches(self.gpus_per_leaf / self.gpus_per_domain, self.oversubscription)
 
     def for_world(self, world: int) -> Cluster:
         """Return the cluster as a job of ``world`` GPUs uses it: the largest part of each domain that its nodes fill evenly.
@@ -51,14 +60,15 @@ class Cluster:
                 raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
 
 
-_MAY_BE_NONE = ("nvlink_domain", "host_link", "host_memory", "usual_network")
+_MAY_BE_NONE = ("nvlink_domain", "host_link", "host_memory", "usual_network", "gpus_per_leaf")
 #: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 PCIE_5 = 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes of PCIe 5
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
+_LEAF = ("gpus_per_leaf", "oversubscription")
 #: Keys of a cluster that change a prediction, and all keys.
-FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST)
+FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST, *_LEAF)
 _KEYS = ("name", "hardware", *FIGURES, "notes")
 
 
@@ -75,7 +85,8 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
     try:
         per_node = whole_number("gpus_per_node", config.get("gpus_per_node", device.gpus_per_node))
         domain = whole_number("nvlink_domain", config.get("nvlink_domain", device.nvlink_domain))
-        stated = {key: number(key, config[key]) for key in FIGURES[2:] if key in config}
+        leaf = whole_number("gpus_per_leaf", config["gpus_per_leaf"]) if "gpus_per_leaf" in config else 0
+        stated = {key: number(key, config[key]) for key in FIGURES[2:] if key in config and key != "gpus_per_leaf"}
         _check_figures(config, device, per_node)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
@@ -87,6 +98,8 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
         usual_network=hardware in DATASHEETS and not stated.keys() & {"inter_node_gbit_per_gpu", "all_reduce_busbw_gb_s"},
+        gpus_per_leaf=leaf,
+        oversubscription=stated.get("oversubscription", 1.0),
         memory_bytes=stated["memory_gib"] * GIB if "memory_gib" in stated else device.memory_bytes,
         **{"host_link": device.host_link, "host_memory": device.host_memory}
         | {key.removesuffix("_gb_s"): stated[key] * 1e9 for key in (*_BUS_BANDWIDTHS, *_HOST) if key in stated},
@@ -102,6 +115,8 @@ def cluster_keys(cluster: Cluster) -> dict[str, float]:
     for key in (*_BUS_BANDWIDTHS, *_HOST):
         rate = getattr(cluster, key.removesuffix("_gb_s"))
         figures[key] = rate / 1e9 if rate else None
+    if cluster.gpus_per_leaf:
+        figures |= {"gpus_per_leaf": cluster.gpus_per_leaf, "oversubscription": cluster.oversubscription}
     return {key: value for key, value in figures.items() if value is not None}
 
 
@@ -110,6 +125,17 @@ def _check_figures(config: Mapping[str, Any], device: Device, per_node: int) -> 
     domain = config.get("nvlink_domain", 0)
     if domain > per_node and domain % per_node or 0 < domain < per_node:
         raise InputError(f"nvlink_domain {domain} is no multiple of gpus_per_node {per_node}")
+    stated = [key for key in _LEAF if key in config]
+    if len(stated) == 1:
+        other = next(key for key in _LEAF if key not in config)
+        raise InputError(f"{stated[0]} says nothing without {other}: state both, or neither")
+    inside = max(domain, per_node)
+    if stated and (config["gpus_per_leaf"] % inside or config["gpus_per_leaf"] < inside):
+        raise InputError(
+            f"gpus_per_leaf {config['gpus_per_leaf']} is no multiple of the {inside} GPUs of a node or NVLink domain"
+        )
+    if stated and "all_reduce_busbw_gb_s" in config:
+        raise InputError("all_reduce_busbw_gb_s was reached through the leaf switches: state it, or oversubscription")
     check_bus_bandwidths(config, device)
 
 
@@ -124,8 +150,9 @@ def check_bus_bandwidths(config: Mapping[str, Any], device: Device) -> None:
 class Placement(NamedTuple):
     """Where the ranks of a group are; int64 arrays.
 
-    intra: ranks of the group in one node (or NVLink domain). inter: nodes that the group touches. strided: 1 where its ranks
-    are not adjacent, so that other groups communicate between them (this matters where the links of a node are shared).
+    intra: ranks of the group in one node (or NVLink domain). inter: nodes that the group touches. strided: 0 where its ranks
+    are adjacent; else other groups communicate between them, and it is how many nodes lie from one of its nodes to the next
+    (1: neighbours). This matters where the links of a node, or the uplinks of a switch, are shared.
     """
 
     intra: np.ndarray
@@ -141,4 +168,5 @@ def placement(size: Any, stride: Any, gpus_per_node: int) -> Placement:
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
     intra = np.clip(gpus_per_node // np.maximum(stride, 1), 1, size)
-    return Placement(intra, -(-size // intra), np.broadcast_to((stride > 1).astype(np.int64), intra.shape))
+    strided = np.where(stride > 1, -(-stride // gpus_per_node), 0)
+    return Placement(intra, -(-size // intra), np.broadcast_to(strided, intra.shape))

@@ -76,7 +76,7 @@ class Problem:
 
     @property
     def as_found(self) -> tuple[str, ...]:
-        """What stated all-reduces make of the network, the links and the run, a sentence each."""
+        """What stated all-reduces and leaf switches make of network, links and run, a sentence each."""
         inferred = self.checks_collectives and self.run.collective_checks is None
         return (CHECKS_INFERRED,) if inferred else self.cost.as_found()
 
@@ -126,7 +126,8 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     if not are_collectives_checked(run, cluster, cost):  # else what the stated all-reduces took is no matter of the links
         cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}
-    cost = replace(cost, host_rates={name: rate for name, rate in rates.items() if rate})
+    rates = {name: rate for name, rate in rates.items() if rate}
+    cost = replace(cost, host_rates=rates, leaf_switches=cluster.leaf_switches(run.world_size))
     return Problem(model, run, cluster, cost.with_flash_version(attention_generation(run, cost), run.deterministic))
 
 

@@ -114,7 +114,8 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     ranks_per_stage = splits.tp * splits.cp * splits.dp
     node = problem.cluster.gpus_per_domain
     spans = ranks_per_stage * splits.pp > node  # then some neighbours are in two nodes, and the slowest hop sets the pace
-    place = placement(np.where(splits.pp > 1, 2, 1), np.where(spans, node, ranks_per_stage), node)
+    stride = np.where(spans, np.maximum(node, ranks_per_stage), ranks_per_stage)
+    place = placement(np.where(splits.pp > 1, 2, 1), stride, node)
     tensor = placement(splits.tp, 1, node)
     apart = problem.framework.pipeline.scatter_gather or splits.mode != TpMode.MTP
     gathers = np.where((splits.mode == TpMode.MTP) & (splits.tp > 1) & apart, 1.0, 0.0)

@@ -21,12 +21,19 @@ def test_a_row_of_the_page() -> None:
     assert stated[:3] == row[:3] and stated[-1] == row[-1]  # the device, where its kernels are from, the layout
     # other processors fit trees that differ in the last digits
     assert abs(int(stated[3].replace(",", "")) / int(row[3].replace(",", "")) - 1) < 0.005
-    assert len(rows) == 14 + 14 + 7 + 3 * 2
+    assert len(rows) == 14 + 14 + 7 + len(devices.origins()) + 4 * 2
 
 
 def test_a_page_has_every_part() -> None:
     row = ["x"] * len(devices.HEAD)
     text = devices.page({"llama3_70b": [row], "deepseek_v3": [row]}, [row])
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
-        "## Llama 3 70B", "## DeepSeek-V3", "## What if", "## What a better figure changes"
+        "## Llama 3 70B", "## DeepSeek-V3", "## What if", "## What a better figure changes",
+        "## Figures that are not from a maker's datasheet",
     ]  # fmt: skip
+
+
+def test_figures_that_no_datasheet_states() -> None:
+    rows = {(row[0], figure): row[2] for row in devices.origins() for figure in row[1].split(", ")}
+    assert rows["gh200_96gb", "power_watts"] == "assumed: the GPU's share of the module's power"
+    assert ("h100_sxm", "memory_bandwidth_gb_s") not in rows and rows["b300", "num_sms"].endswith("assumed")
