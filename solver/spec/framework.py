@@ -148,6 +148,8 @@ class Pipeline:
     #: Each tensor-parallel rank sends its share of the activation, and the receiving ranks all-gather the shares.
     scatter_gather: bool = True
     blocking_sends: float = 2.0  #: what a stage between two others waits for in a micro batch, one after the other
+    #: The host waits for the device after each message that a pass waits for, and only then launches the next pass.
+    synchronises: bool = False
     #: Buffers of what a stage receives of all micro batches are there all the while, and the outputs that it sent until their
     #: backward pass (torch/distributed/pipelining/stage.py).
     keeps_messages: bool = False

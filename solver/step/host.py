@@ -7,6 +7,14 @@ from solver.spec.framework import ASSUMED_LAUNCH, Framework
 
 #: Ops, forward and backward, of the program of one layer of plain PyTorch modules with SwiGLU: the one that the profiler times.
 PLAIN_LAUNCHES = 14 + 24
+#: Launches' worth of Python between a message that the host has waited for and the first kernel of the next pass: the schedule,
+#: the batch, the model's wrappers, autograd's start (assumed).
+RESTART_LAUNCHES = 5
+
+
+def restart_seconds(framework: Framework, cost: CostModel) -> float:
+    """Return the seconds for which the device idles after a message, because its host waited for it before it went on."""
+    return RESTART_LAUNCHES * launch_seconds(framework, cost) if framework.pipeline.synchronises else 0.0
 
 
 def launch_seconds(framework: Framework, cost: CostModel) -> float:

@@ -18,7 +18,7 @@ from solver.step.op_estimates import STREAMS
 from solver.step.problem import Problem
 from solver.step.sharded_weights import exposed_by_sharding
 from solver.step.stage_kinds import over_kinds
-from solver.step.terms import SplitTerms
+from solver.step.terms import SplitTerms, overlapping_sends
 
 #: Messages between two neighbours while the pipeline fills and drains: one forward, one backward.
 FILLING_SENDS = 2.0
@@ -153,8 +153,7 @@ def sends_of(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Sends:
 
 def overlaps_sends(problem: Problem, terms: SplitTerms, layouts: Layouts) -> np.ndarray:
     """Return whether each layout's sends run beside the next chunk's compute: bool [layouts]."""
-    found: np.ndarray = (terms.splits.vpp[layouts.row] > 1) & problem.run.p2p_overlap & ~terms.splits.waves[layouts.row]
-    return found
+    return overlapping_sends(problem, terms.splits)[layouts.row]
 
 
 @dataclass(frozen=True)

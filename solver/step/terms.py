@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from solver.schedule.kinds import is_schedule
+from solver.spec.choices import SPLIT_BACKWARD
 from solver.step.collective_checks import with_checks
 from solver.step.deferred_head import projection_seconds
 from solver.step.distinct import distinct
+from solver.step.host import restart_seconds
 from solver.step.layouts import Splits
 from solver.step.muon import muon_ops
 from solver.step.offload import TO_HOST
@@ -90,6 +93,22 @@ def estimate_send_recv(problem: Problem, splits: Splits) -> OpEstimates:
     return estimate_ops(send_recv_ops(problem, splits), len(splits), problem.cost)
 
 
+def _restart(problem: Problem, splits: Splits) -> np.ndarray:
+    """Return the seconds that each message costs beyond its transfer.
+
+    None where sends overlap with the next chunk's compute, and in the schedules of the zero-bubble authors, whose runtime waits
+    for handles only (zb_schedules.py).
+    """
+    asynchronous = overlapping_sends(problem, splits) | is_schedule(splits.schedule, *SPLIT_BACKWARD)
+    return np.where(asynchronous, 0.0, restart_seconds(problem.framework, problem.cost))
+
+
+def overlapping_sends(problem: Problem, splits: Splits) -> np.ndarray:
+    """Return whether each split's sends run beside the next chunk's compute."""
+    found: np.ndarray = (splits.vpp > 1) & problem.run.p2p_overlap & ~splits.waves
+    return found
+
+
 def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> SplitTerms:
     """Look up the estimated layers for ``splits`` (``key``: each split's row in ``table``) and estimate their messages."""
     first, group = synchronisation_groups(splits)
@@ -123,7 +142,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         head_weight_grad=head.weight_grad[key],
         projection_weight_grad=projection_seconds(table.head)[key],
         head_recompute=head.recompute.sum(axis=1)[:, key],
-        send_recv=np.where(splits.pp > 1, send_recv, 0.0),
+        send_recv=np.where(splits.pp > 1, send_recv + _restart(problem, splits), 0.0),
         all_reduce=side("gradients.all_reduce"), reduce_scatter=side("gradients.reduce_scatter"),
         all_gather=gathered,
         sharded=sharded_weights(problem, sync, group, splits),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, RECOMPUTE_MODULES, SCHEDULES, TpMode
-from solver.spec.framework import ASSUMED_LAUNCH, DataParallel, Framework, Kernels, MemoryUse, TensorParallel
+from solver.spec.framework import ASSUMED_LAUNCH, DataParallel, Framework, Kernels, MemoryUse, Pipeline, TensorParallel
 
 #: Host time of an op of Megatron's own layers: Sailor's authors profiled Megatron-DeepSpeed's (sources in deepspeed.py), where
 #: at one sequence over four tensor ranks the host needs 1.5 ms for the 14 ops of a forward pass.
@@ -43,6 +43,8 @@ MEGATRON_LM_2023 = Framework(
         bucket_elements_per_rank=1e6,  # max(40 M, 1 M x dp) parameters
         buffer_passes=3.0,  # zeroed, and divided by the number of ranks
     ),
+    # p2p_communication.py: torch.cuda.synchronize() after batch_isend_irecv, which no argument turns off (batch_p2p_sync)
+    pipeline=Pipeline(synchronises=True),
     memory=MemoryUse(vocab_dummy_gradient=True),  # tensor_parallel/layers.py
 )
 
@@ -199,6 +201,7 @@ GENERIC = MEGATRON_LM_2023.derive(
     },
     kernels={"dropout": False},
     memory={"vocab_dummy_gradient": False},
+    pipeline={"synchronises": False},
     uncertainty=0.12,
 )
 

@@ -26,6 +26,12 @@ from solver.step.solutions import Solutions, estimate_layouts
 WIDE = TINY.replace(vocab_size=4096, num_hidden_layers=4)  # the head takes as long as many layers
 
 
+@pytest.fixture(autouse=True)
+def prompt_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages cost nothing beyond their transfer: the toy's passes are far shorter than what a host takes to go on."""
+    monkeypatch.setattr("solver.step.host.RESTART_LAUNCHES", 0)
+
+
 def problem(**constants: Any) -> Problem:
     return make_problem(WIDE, 4, toy_cost(), 512, framework="megatron-core", p2p_overlap=False, cuda_graphs=True, **constants)
 
