@@ -25,7 +25,7 @@ from solver.step.time import PARTS, reduces_whole
 
 #: Standard deviation of log(predicted / measured) among runs that differ in their layout only: the median over the families of
 #: three or more such runs in the published cases (tests/benchmarks/test_published_runs.py derives it again).
-LAYOUT_STD = 0.021
+LAYOUT_STD = 0.028
 
 
 @dataclass(frozen=True)
