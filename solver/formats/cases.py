@@ -135,7 +135,7 @@ def case_of(plain: Mapping[str, Any]) -> Case:
         _check_figures(sections["cluster"], sections["measured"])
     except InputError as error:
         skipped = str(error)
-    unread = sorted(sections["cluster"].keys() - {*FIGURES, "gpus_per_node"})
+    unread = sorted(sections["cluster"].keys() - set(FIGURES))
     assumptions += [f"not read: cluster.{key}={sections['cluster'][key]}" for key in unread]
     if "inter_node_gbit_per_gpu" not in sections["cluster"]:
         assumptions.append("inter_node_gbit_per_gpu: the hardware's usual network")

@@ -67,8 +67,10 @@ _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 PCIE_5 = 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes of PCIe 5
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 _LEAF = ("gpus_per_leaf", "oversubscription")
+_COUNTS = ("gpus_per_node", "nvlink_domain", "gpus_per_leaf")
+_RATES = ("inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST, "oversubscription")
 #: Keys of a cluster that change a prediction, and all keys.
-FIGURES = ("gpus_per_node", "nvlink_domain", "inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST, *_LEAF)
+FIGURES = (*_COUNTS, *_RATES)
 _KEYS = ("name", "hardware", *FIGURES, "notes")
 
 
@@ -86,8 +88,9 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         per_node = whole_number("gpus_per_node", config.get("gpus_per_node", device.gpus_per_node))
         domain = whole_number("nvlink_domain", config.get("nvlink_domain", device.nvlink_domain))
         leaf = whole_number("gpus_per_leaf", config["gpus_per_leaf"]) if "gpus_per_leaf" in config else 0
-        stated = {key: number(key, config[key]) for key in FIGURES[2:] if key in config and key != "gpus_per_leaf"}
+        stated = {key: number(key, config[key]) for key in _RATES if key in config}
         _check_figures(config, device, per_node)
+        _check_leaf(config, max(domain, per_node))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     return Cluster(
@@ -125,18 +128,22 @@ def _check_figures(config: Mapping[str, Any], device: Device, per_node: int) -> 
     domain = config.get("nvlink_domain", 0)
     if domain > per_node and domain % per_node or 0 < domain < per_node:
         raise InputError(f"nvlink_domain {domain} is no multiple of gpus_per_node {per_node}")
+    check_bus_bandwidths(config, device)
+
+
+def _check_leaf(config: Mapping[str, Any], inside: int) -> None:
+    """Raise InputError where leaf switches are not described in whole; inside: GPUs of a node or NVLink domain."""
     stated = [key for key in _LEAF if key in config]
+    if not stated:
+        return
     if len(stated) == 1:
         other = next(key for key in _LEAF if key not in config)
         raise InputError(f"{stated[0]} says nothing without {other}: state both, or neither")
-    inside = max(domain, per_node)
-    if stated and (config["gpus_per_leaf"] % inside or config["gpus_per_leaf"] < inside):
-        raise InputError(
-            f"gpus_per_leaf {config['gpus_per_leaf']} is no multiple of the {inside} GPUs of a node or NVLink domain"
-        )
-    if stated and "all_reduce_busbw_gb_s" in config:
+    leaf = config["gpus_per_leaf"]
+    if leaf % inside:
+        raise InputError(f"gpus_per_leaf {leaf} is no multiple of the {inside} GPUs of a node or NVLink domain")
+    if "all_reduce_busbw_gb_s" in config:
         raise InputError("all_reduce_busbw_gb_s was reached through the leaf switches: state it, or oversubscription")
-    check_bus_bandwidths(config, device)
 
 
 def check_bus_bandwidths(config: Mapping[str, Any], device: Device) -> None:

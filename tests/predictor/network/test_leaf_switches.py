@@ -74,6 +74,13 @@ def test_keys_of_a_cluster() -> None:
     assert cluster_of(DEVICE, keys | {"nvlink_domain": 16}).leaf_switches(64) == LeafSwitches(2.0, 2.0)
 
 
+def test_a_leaf_holds_whole_nvlink_domains_of_the_device() -> None:
+    rack = replace(DEVICE, nvlink_domain=72)
+    assert cluster_of(rack, {"gpus_per_leaf": 144, "oversubscription": 2}).leaf_switches(288) == LeafSwitches(2.0, 2.0)
+    with pytest.raises(InputError, match="gpus_per_leaf 32 is no multiple of the 72 GPUs of a node or NVLink domain"):
+        cluster_of(rack, {"gpus_per_leaf": 32, "oversubscription": 2})
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -83,6 +90,7 @@ def test_keys_of_a_cluster() -> None:
             {"gpus_per_leaf": 12, "oversubscription": 2},
             "gpus_per_leaf 12 is no multiple of the 8 GPUs of a node or NVLink domain",
         ),
+        ({"gpus_per_leaf": 4, "oversubscription": 2}, "gpus_per_leaf 4 is no multiple of the 8 GPUs"),
         ({"gpus_per_leaf": 32, "oversubscription": 0.5}, "oversubscription"),
         ({"gpus_per_leaf": 0, "oversubscription": 2}, "gpus_per_leaf"),
         (
