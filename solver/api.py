@@ -104,12 +104,15 @@ def machine(profile: Profile, described: Mapping[str, Any], world: int) -> tuple
     Where the description holds a topology, collectives between servers are simulated on it.
     """
     where = f"cluster {printable(str(described['name']))}" if "name" in described else "cluster"
+    topology = described.get(TOPOLOGY)
+    if TOPOLOGY in described and not isinstance(topology, Topology):
+        raise InputError(f"{where}: a cluster holds no {TOPOLOGY}; give the .topo file or the template itself as the cluster")
     keys = {key: value for key, value in described.items() if key != TOPOLOGY}
     place = cluster_of(profile.device, keys, where, profile.name)
     cost = cost_model(profile, place.network_bandwidth, CACHE)
-    if TOPOLOGY not in described:
+    if topology is None:
         return cost, place
-    return _on_topology(cost, described[TOPOLOGY], place, world), replace(place, usual_network=False)
+    return _on_topology(cost, topology, place, world), replace(place, usual_network=False)
 
 
 def _on_topology(cost: CostModel, topology: Topology, place: Cluster, world: int) -> CostModel:

@@ -386,6 +386,8 @@ def test_an_option_that_is_given_twice_is_refused() -> None:
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [({"inter_node_gbit_per_gpu": float("nan")}, "inter_node_gbit_per_gpu is nan"),
+     ({"topology": "rail"}, "a cluster holds no topology; give the .topo file or the template itself as the cluster"),
+     ({"topology": None}, "a cluster holds no topology"),
      ({"memory_gib": float("inf")}, "memory_gib is inf"), ({"gpus_per_node": 2**63}, "gpus_per_node is"),
      ({"gpus_per_node": 2.5}, "gpus_per_node is 2.5; it must be a whole number"),
      ({"memory_gib": 1e308}, "memory_gib is 1e+308")],
