@@ -63,9 +63,9 @@ _GRADIENT = "_grad"  #: ends the name of a backward kernel; one that was not mea
 #: Plain streams: kinds whose median fraction replaces that of a kind never measured on this device.
 COPY_LIKE = ("residual", "gated_act", "quantize", "copy")
 _LEAST_UNCERTAINTY, _ROWS_FOR_FIT, _UNCERTAINTY_PER_OCTAVE = 0.03, 8, 0.05
-#: A launch shorter than 0.5 us or longer than 50 us is an error in the table; no stream from HBM exceeds 0.93 of the peak.
 #: Times of more bytes than this do not show how long a launch takes: it is at most the assumed one.
 _LAUNCH_SEEN = 1e8
+#: A launch shorter than 0.5 us or longer than 50 us is an error in the table; no stream from HBM exceeds 0.93 of the peak.
 _LOW, _HIGH = np.log([5e-7, 0.02]), np.log([5e-5, 0.93])
 
 
