@@ -8,7 +8,7 @@ from solver.spec.framework import ASSUMED_LAUNCH, Framework
 #: Ops, forward and backward, of the program of one layer of plain PyTorch modules with SwiGLU: the one that the profiler times.
 PLAIN_LAUNCHES = 14 + 24
 #: Launches' worth of Python between a message that the host has waited for and the first kernel of the next pass: the schedule,
-#: the batch, the model's wrappers, autograd's start (assumed).
+#: the batch, the model's wrappers, autograd's start. Assumed; chosen with published runs in sight (docs/accuracy.md: ZB).
 RESTART_LAUNCHES = 5
 
 
