@@ -8,6 +8,7 @@ a test, so that leaves may be numbered in any order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,16 +34,21 @@ class FeatureSets:
 
 @dataclass(frozen=True)
 class LeafSets:
-    """Trees by their leaves. leaves: all of each tree, [trees]. values: [trees * 32], of each leaf, by the upper 5 bits."""
+    """A sum of trees by their leaves.
+
+    leaves: all of each tree, [trees]. values: [trees * 32], of each leaf, by the upper 5 bits. baseline: added to the sum.
+    """
 
     features: tuple[FeatureSets, ...]
     leaves: np.ndarray
     values: np.ndarray
+    baseline: float
 
     @classmethod
     def of(
-        cls, feature: np.ndarray, threshold: np.ndarray, left: np.ndarray, right: np.ndarray, value: np.ndarray, depth: int
-    ) -> LeafSets:
+        cls, feature: np.ndarray, threshold: np.ndarray, left: np.ndarray, right: np.ndarray, value: np.ndarray, depth: int,
+        baseline: float,
+    ) -> LeafSets:  # fmt: skip
         """Build from trees as predictor.kernels.trees.Trees describes them: arrays [trees, nodes]."""
         inner, leaf = _reached(left, right, depth)
         number = np.cumsum(leaf, axis=1) - 1
@@ -58,9 +64,9 @@ class LeafSets:
         for column in np.unique(tests[0]).tolist():
             at, limit, on_left, on_right = (part[tests[0] == column] for part in (tree, *tests[1:]))
             sets.append(_feature_sets(column, len(left), at, limit, on_left, on_right))
-        return cls(tuple(sets), below[:, 0].copy(), values.ravel())
+        return cls(tuple(sets), below[:, 0].copy(), values.ravel(), baseline)
 
-    def sums(self, x: np.ndarray) -> np.ndarray:
+    def predict(self, x: np.ndarray) -> np.ndarray:
         """Sum of the leaves that each row of ``x`` (float64, shape [rows, features]) reaches; shape [rows]."""
         first = np.arange(len(self.leaves)) * MOST_LEAVES
         between = [part.thresholds.searchsorted(x[:, part.feature]) for part in self.features]
@@ -75,7 +81,26 @@ class LeafSets:
             remaining *= _SEQUENCE
             remaining >>= _SHIFT
             out[rows] = self.values.take(remaining + first).sum(axis=1)
-        return out
+        return out + self.baseline
+
+    def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
+        """Return arrays that ``from_arrays`` reads; those of all features lie one after the other."""
+        sizes = [(part.feature, len(part.thresholds)) for part in self.features]
+        return {
+            f"{prefix}features": np.array(sizes, dtype=np.int64).reshape(-1, 2),
+            f"{prefix}thresholds": np.concatenate([np.zeros(0), *(part.thresholds for part in self.features)]),
+            f"{prefix}sets": np.concatenate([self.leaves[None], *(part.sets for part in self.features)]),
+            f"{prefix}values": self.values, f"{prefix}baseline": np.array(self.baseline),
+        }  # fmt: skip
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], prefix: str = "") -> LeafSets:
+        thresholds, sets = arrays[f"{prefix}thresholds"], arrays[f"{prefix}sets"]
+        features, at, row = [], 0, 1
+        for feature, size in arrays[f"{prefix}features"].tolist():
+            features.append(FeatureSets(feature, thresholds[at : at + size], sets[row : row + size + 1]))
+            at, row = at + size, row + size + 1
+        return cls(tuple(features), sets[0], arrays[f"{prefix}values"], float(arrays[f"{prefix}baseline"]))
 
 
 def _reached(left: np.ndarray, right: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:

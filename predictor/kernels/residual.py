@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, std_of_errors
+from predictor.kernels.leaf_sets import LeafSets
 from predictor.kernels.trees import Trees
 
 #: With fewer rows trees would learn noise (measured: with 100 rows they gain nothing over the physical model, with 300 rows a
@@ -38,7 +39,7 @@ class Residual:
     size_uncertainty: [b] held-out uncertainty at them, interpolated between.
     """
 
-    trees: Trees | None
+    trees: LeafSets | None
     shift: float
     centres: np.ndarray
     radius: float
@@ -78,7 +79,7 @@ class Residual:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], prefix: str) -> Residual:
-        trees = Trees.from_arrays(arrays, f"{prefix}trees/") if f"{prefix}trees/scalars" in arrays else None
+        trees = LeafSets.from_arrays(arrays, f"{prefix}trees/") if f"{prefix}trees/values" in arrays else None
         shift, radius = (float(v) for v in arrays[f"{prefix}scalars"])
         rest = (np.asarray(arrays[f"{prefix}{name}"]) for name in ("low", "high", "size_edges", "size_uncertainty"))
         return cls(trees, shift, np.asarray(arrays[f"{prefix}centres"]), radius, *rest)
@@ -121,13 +122,13 @@ def _fit(
         test = groups % _FOLDS == fold
         if enough and test.any() and not test.all():
             fold_weights = None if weights is None else weights[~test]
-            fitted = Trees.fit(features[~test], log_residual[~test], trees, fold_weights)
+            fitted = Trees.fit(features[~test], log_residual[~test], trees, fold_weights).leaf_sets()
             held_out[test] = log_residual[test] - fitted.predict(features[test])
         else:
             held_out[test] = log_residual[test] - shift
     centres, radius = _cover(coordinates)
     edges, uncertainty = _uncertainty_by_size(log_bare, held_out)
-    learnt = Trees.fit(features, log_residual, trees, weights) if enough else None
+    learnt = Trees.fit(features, log_residual, trees, weights).leaf_sets() if enough else None
     return Residual(learnt, shift, centres, radius, coordinates.min(axis=0), coordinates.max(axis=0), edges, uncertainty)
 
 

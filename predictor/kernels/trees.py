@@ -1,10 +1,9 @@
-"""Boosted trees as plain arrays: fitted by scikit-learn, stored without pickles, evaluated by numpy only."""
+"""Boosted trees as plain arrays, fitted by scikit-learn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,27 +30,9 @@ class Trees:
     depth: int
     baseline: float
 
-    def predict(self, x: np.ndarray) -> np.ndarray:
-        """Sum of the leaves that each row of ``x`` (float64, shape [rows, features]) reaches; shape [rows]."""
-        return self._leaf_sets.sums(x) + self.baseline
-
-    @cached_property
-    def _leaf_sets(self) -> LeafSets:
-        return LeafSets.of(self.feature, self.threshold, self.left, self.right, self.value, self.depth)
-
-    def to_arrays(self, prefix: str = "") -> dict[str, np.ndarray]:
-        return {
-            f"{prefix}feature": self.feature, f"{prefix}threshold": self.threshold, f"{prefix}left": self.left,
-            f"{prefix}right": self.right, f"{prefix}value": self.value,
-            f"{prefix}scalars": np.array([self.depth, self.baseline]),
-        }  # fmt: skip
-
-    @classmethod
-    def from_arrays(cls, arrays: Any, prefix: str = "") -> Trees:
-        names = ("feature", "threshold", "left", "right", "value")
-        tables = {name: np.asarray(arrays[f"{prefix}{name}"]) for name in names}
-        depth, baseline = arrays[f"{prefix}scalars"]
-        return cls(**tables, depth=int(depth), baseline=float(baseline))
+    def leaf_sets(self) -> LeafSets:
+        """Return the same trees in the form in which they are evaluated and stored."""
+        return LeafSets.of(self.feature, self.threshold, self.left, self.right, self.value, self.depth, self.baseline)
 
     @classmethod
     def fit(cls, x: np.ndarray, target: np.ndarray, settings: Mapping[str, Any], weights: np.ndarray | None = None) -> Trees:

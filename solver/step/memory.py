@@ -98,7 +98,9 @@ class PeakMemory:
         first, self._pipeline = layouts.pipelines
         self._pipelines = layouts.at(first)
         splits = layouts.splits
-        self._buffers = gather_buffers(problem, table, key, splits)
+        self._cell = layouts.zero * len(splits) + layouts.row  # of arrays [4 ZeRO stages, splits] that are flattened
+        self._stages_of_zero = np.flatnonzero(np.bincount(layouts.zero, minlength=4))
+        self._buffers = gather_buffers(problem, table, key, splits).reshape(2, -1).take(self._cell, axis=1)
         groups = rank_groups(problem, splits)
         self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
         self._activations = Activations(problem, table, key, self._pipelines, stages)
@@ -110,39 +112,41 @@ class PeakMemory:
 
     def parts(self, stage: int) -> np.ndarray:
         """Return the bytes of stage ``stage`` of the StageKinds: [parts, layouts]."""
-        zero, row, pipeline = self._layouts.zero, self._layouts.row, self._pipeline
+        row, pipeline = self._layouts.row, self._pipeline
         held = self._stage_bytes(stage)
-        at_loss, loss, backward = self._moments(held)
-        state = held.state[:, zero, row]
-        state[1] -= np.where(at_loss, held.absent[zero, row], 0.0)
+        at_loss, _, _ = self._moments(held)
+        state, absent, update = held.state[:, self._layouts.zero, row], self._of_zero(held.absent), self._of_zero(held.update)
+        state[1] -= np.where(at_loss, absent, 0.0)
         there = np.where(at_loss, held.loss[pipeline], 0.0), np.where(at_loss, 0.0, held.backward[pipeline])
-        buffers = np.where(at_loss, *self._buffers[:, zero, row])
+        buffers = np.where(at_loss, *self._buffers)
         passing = np.array([held.activations[pipeline], there[1], held.kept[pipeline] + there[0], buffers])
-        update = held.update[zero, row]
-        at_step = update > passing.sum(axis=0) - np.where(at_loss, held.absent[zero, row], 0.0)
-        state[1] += np.where(at_step & at_loss, held.absent[zero, row], 0.0)
+        at_step = update > passing.sum(axis=0) - np.where(at_loss, absent, 0.0)
+        state[1] += np.where(at_step & at_loss, absent, 0.0)
         state[2] += np.where(at_step, update, 0.0)
         return np.stack([*state, self._workspaces[row], *np.where(at_step, 0.0, passing)])
 
     def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
-        zero, row = self._layouts.zero, self._layouts.row
         held = self._stage_bytes(stage)
         at_loss, loss, backward = self._moments(held)
         dynamic = (held.activations + held.kept)[self._pipeline] + np.where(at_loss, loss, backward)
-        state = (held.state.sum(axis=0) + self._workspaces)[zero, row]
-        absent = np.where(at_loss, held.absent[zero, row], 0.0) if held.absent.any() else 0.0
+        state = self._of_zero(held.state.sum(axis=0) + self._workspaces)
+        absent = np.where(at_loss, self._of_zero(held.absent), 0.0) if held.absent.any() else 0.0
         if not held.update.any():
             return state - absent + dynamic, dynamic
-        update = held.update[zero, row]
+        update = self._of_zero(held.update)
         return state + np.maximum(dynamic - absent, update), np.where(update > dynamic - absent, update, dynamic)
 
     def _moments(self, held: _StageBytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return whether the loss needs more than a layer's backward pass, and what comes and goes at each: [layouts] each."""
-        zero, row = self._layouts.zero, self._layouts.row
-        loss = held.loss[self._pipeline] + self._buffers[0, zero, row]
-        backward = held.backward[self._pipeline] + self._buffers[1, zero, row]
-        return loss - held.absent[zero, row] > backward, loss, backward
+        loss = held.loss[self._pipeline] + self._buffers[0]
+        backward = held.backward[self._pipeline] + self._buffers[1]
+        absent = self._of_zero(held.absent) if held.absent.any() else 0.0
+        return loss - absent > backward, loss, backward
+
+    def _of_zero(self, table: np.ndarray) -> np.ndarray:
+        """Return the entries of ``table``, [4 ZeRO stages, splits], that belong to the layouts: [layouts]."""
+        return table.ravel().take(self._cell)
 
     def _stage_bytes(self, stage: int) -> _StageBytes:
         if stage not in self._held:
@@ -177,7 +181,8 @@ class PeakMemory:
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
         several = splits.dp * splits.cp > 1
-        *state, update = stage_state(problem, self._table, self._key, self._shares, several, stages, stage)
+        zeros = self._stages_of_zero
+        *state, update = stage_state(problem, self._table, self._key, self._shares, several, stages, stage, zeros)
         absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
         return _StageBytes(np.array(state), absent, update, activations, kept_logits, loss, backward)
 
@@ -210,7 +215,8 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     splits = layouts.splits
     stages = stages_of(problem, splits)
     shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in rank_groups(problem, splits).items()}
-    state = stage_state(problem, table, key, shares, splits.dp * splits.cp > 1, stages, 0)[:3].sum(axis=0)
+    zeros = np.flatnonzero(np.bincount(layouts.zero, minlength=4))
+    state = stage_state(problem, table, key, shares, splits.dp * splits.cp > 1, stages, 0, zeros)[:3].sum(axis=0)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]

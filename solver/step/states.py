@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -19,16 +19,18 @@ from solver.step.stage_kinds import StageKinds, over_kinds
 
 def stage_state(
     problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], several: np.ndarray,
-    stages: StageKinds, stage: int,
+    stages: StageKinds, stage: int, zeros: Iterable[int] = range(4),
 ) -> np.ndarray:  # fmt: skip
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds:
     [4, 4 ZeRO stages, splits].
 
     shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. several: whether ranks hold copies,
-    bool [splits]. 16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision
-    has the other combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards
-    the 12 bytes, ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its
-    sharded master weights are the only ones (Rajbhandari et al. 2020).
+    bool [splits]. zeros: ZeRO stages that are asked for; the rows of others are not filled in.
+
+    16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
+    combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
+    ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
+    weights are the only ones (Rajbhandari et al. 2020).
     """
     has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
     out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
@@ -49,7 +51,7 @@ def stage_state(
             out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
         if kept is not None and name != OTHERS:
             out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
-        for zero in range(4):
+        for zero in zeros:
             held, step = _trained_bytes(problem, name, zero, elements, partitioned, several, piped)
             out[:3, zero] += held
             update[int(name == EXPERTS), zero] += step

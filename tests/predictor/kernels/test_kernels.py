@@ -236,7 +236,7 @@ def test_trees_equal_scikit_learn(weighted: bool) -> None:
     x, unseen = (np.column_stack([random.integers(0, 40, rows), random.normal(size=(rows, 5))]) for rows in (2000, 999))
     target, settings = np.sin(x[:, 0]) + x[:, 1] * x[:, 2], {"max_iter": 60, "max_depth": 8}
     weights = random.choice([1.0, 2.0], 2000) if weighted else None
-    trees = Trees.fit(x, target, settings, weights)
+    trees = Trees.fit(x, target, settings, weights).leaf_sets()
     model = HistGradientBoostingRegressor(early_stopping=False, random_state=0, **settings)
     model.fit(x, target, sample_weight=weights)
     assert np.abs(trees.predict(x) - model.predict(x)).max() < 1e-9

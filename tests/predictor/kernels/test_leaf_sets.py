@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from predictor.kernels.leaf_sets import LeafSets
 from predictor.kernels.trees import Trees
 
 LIMIT = 2.0
@@ -26,7 +27,7 @@ def test_two_trees_by_hand() -> None:
     feature, left = np.array([[0, 0, 1, 0, 0], [0] * 5]), np.array([[1, 1, 3, 3, 4], [0, 1, 2, 3, 4]])
     right, value = np.array([[2, 1, 4, 3, 4], [0, 1, 2, 3, 4]]), np.array([[7, 1, 7, 10, 100], [1000, 7, 7, 7, 7.0]])
     threshold = np.array([[LIMIT, 0, 0, 0, 0], [0.0] * 5])
-    trees = Trees(feature, threshold, left, right, value, depth=2, baseline=0.5)
+    trees = Trees(feature, threshold, left, right, value, depth=2, baseline=0.5).leaf_sets()
     above = np.nextafter(LIMIT, 3)  # at the threshold a row goes left, and the next number above it right; as no number does
     x = np.array([[LIMIT, 5], [above, 0], [above, 1e-300], [np.inf, -np.inf], [-np.inf, 9], [np.nan, np.nan]])
     assert trees.predict(x).tolist() == [1001.5, 1010.5, 1100.5, 1010.5, 1001.5, 1100.5]
@@ -41,8 +42,10 @@ def test_sets_of_leaves_and_walks_agree_to_the_bit(seed: int, leaves: int, depth
     shape = {"max_iter": 12, "max_leaf_nodes": leaves, "max_depth": depth, "min_samples_leaf": 2}
     trees = Trees.fit(x, target, shape)
     unseen = np.concatenate([x, 3 * random.normal(size=(300, 4)), trees.threshold[:, :1].repeat(4, axis=1)])
-    assert np.array_equal(trees.predict(unseen), walked(trees, unseen))
-    assert np.array_equal(trees.predict(unseen[:1]), walked(trees, unseen)[:1]) and len(trees.predict(x[:0])) == 0
+    sets, expected = trees.leaf_sets(), walked(trees, unseen)
+    assert np.array_equal(sets.predict(unseen), expected)
+    assert np.array_equal(sets.predict(unseen[:1]), expected[:1]) and len(sets.predict(x[:0])) == 0
+    assert np.array_equal(LeafSets.from_arrays(sets.to_arrays("a/"), "a/").predict(unseen), expected)
 
 
 def test_no_more_leaves_than_bits_of_a_word() -> None:
