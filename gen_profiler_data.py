@@ -10,6 +10,7 @@ import argparse
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from profiler.errors import InputError, printable, require_torch
 from profiler.profile.merge import merged
 from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
 from profiler.profile.profiles import OWN_PROFILE, PROF_DATA, find_profile
+from profiler.profile.recorder import NOT_RUN
 from profiler.profile.store import read_profile, write_profile
 from profiler.published.nccl_rows import OPS
 from profiler.published.nccl_tests import import_into
@@ -138,6 +140,13 @@ def draw(output: Path) -> None:
     console.print(f"{len(pictures)} pictures in {output / 'pics'}", soft_wrap=True)
 
 
+def say_what_failed(output: Path) -> None:
+    """Print how many shapes of each table no kernel of this machine ran, by reason."""
+    refused = read_profile(output / OWN_PROFILE).meta.get(NOT_RUN, {})
+    for (op, why), count in Counter((label.partition(" ")[0], why) for label, why in refused.items()).items():
+        print(f"{op}: {count} of its shapes not measured: {why}", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status."""
     args = parser().parse_args(arguments)
@@ -157,6 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = read_wanted(args.measurements) if args.measurements else Wanted()
         options = Options(args.output, args.budget * 60, models, args.resume, args.append, args.quick, command, wanted)
         status = run(options)
+        if leads:
+            say_what_failed(args.output)
         if leads and not args.no_pictures:
             draw(args.output)
         if leads and status == 0:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch._functorch import config as functorch
 
 from profiler.measure.attention import fused_attention
 from profiler.measure.timing import Work
@@ -191,6 +192,8 @@ def recorded(function: Callable[..., torch.Tensor], inputs: list[list[torch.Tens
 
 @cache
 def _compiled(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    if hasattr(functorch, "donated_buffer"):
+        functorch.donated_buffer = False  # a backward pass is timed again and again on what one forward pass kept
     return torch.compile(function, dynamic=True)
 
 

@@ -27,7 +27,7 @@ from profiler.measure.hardware import cache_bytes
 from profiler.measure.kernels import Arena, workload
 from profiler.measure.session import Session
 from profiler.measure.sweeps import Bench, measure_groups
-from profiler.measure.timing import Work
+from profiler.measure.timing import Work, hold_device
 from profiler.profile.plan import KIB, Item, Limits
 from profiler.profile.recorder import NOT_RUN
 
@@ -37,7 +37,7 @@ _PARTS_OF_LARGEST = (16, 32, 8)  # GEMMs are cubes; their sizes are the device's
 _LEAST_SECONDS = {"cuda": 1e-3, "cpu": 20e-3}  # of either side, without overlap
 _MOST_CALLS, _FEWEST_ROUNDS, _MOST_ROUNDS = 2000, 3, 15
 _LEAST_SHARE = 0.3  # share of a side's work and time that must lie where both ran, to distinguish its slowdown from noise
-_QUEUE_LEAD_CYCLES = 4_000_000  # about 2 ms: the GPU waits while the host queues both streams
+_START_SECONDS, _LAUNCH_SECONDS = 1e-3, 40e-6  # more than the host takes before the first call, and for each
 _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS = 0.2, 3.0
 
 Span = tuple[float, float]  #: start and end, seconds on one clock
@@ -195,7 +195,7 @@ def _run_on_streams(session: Session, pair: Pair, gemms: int, messages: int) -> 
     flag = torch.zeros(1, device=session.device)
     began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
-    torch.cuda._sleep(_QUEUE_LEAD_CYCLES)  # type: ignore[no-untyped-call]
+    hold_device(_START_SECONDS + (gemms + messages) * _LAUNCH_SECONDS)
     dist.all_reduce(flag)  # the GPUs leave it at the same time, whenever their hosts arrived
     began.record(compute)
     side.wait_event(began)

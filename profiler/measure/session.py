@@ -23,10 +23,10 @@ from profiler.errors import InputError
 from profiler.train.allocator import keep_freed_memory
 
 RANKS_PER_NODE = "FORETRAIN_RANKS_PER_NODE"  #: environment variable: this many ranks count as one node (to fake nodes on one)
-STALL_SECONDS = 60.0  #: a rank without a heartbeat for this long is lost; no measurement takes as long
+STALL_SECONDS = 180.0  #: a rank without a heartbeat for this long is lost; no measurement takes as long, compiled or connected
 _POLL_SECONDS = 2.0
 _BEAT_SECONDS = 1.0
-_WAIT = timedelta(seconds=100)  # of PyTorch's own waits: longer than ours, so that ours reports first
+_WAIT = timedelta(seconds=240)  # of PyTorch's own waits: longer than ours, so that ours reports first
 
 
 @dataclass(frozen=True)

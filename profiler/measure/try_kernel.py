@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from profiler.errors import printable
 from profiler.measure.kernels import Arena
 from profiler.measure.timing import Measurement, Work, measure
 
 #: Messages of PyTorch and the flash_attn packages when no kernel takes a shape.
 _NO_KERNEL = ("No available kernel", "FlashAttention only supports", "only supports head dimension")
+_MOST_SAID = 200  # characters of an error that a profile keeps
 
 
 def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float, by_host: bool = False) -> Measurement | str | None:
@@ -18,17 +20,34 @@ def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float, by_host: 
 
     by_host: until the host has launched it, by the host's clock, instead of until the device has done it.
 
-    None if it does not fit in memory; the reason if no kernel takes the shape. Other errors are raised.
+    None if it does not fit in memory; the reason if no kernel takes the shape, or if one fails on a GPU that still works (its
+    compiler is missing, say): a run of half an hour goes on without it. Other errors are raised.
     """
     try:
         return measure(make(), torch.device("cpu") if by_host else arena.device, seconds)
     except (torch.OutOfMemoryError, MemoryError):
         arena.release()
         return None
-    except RuntimeError as error:
-        if "allocate" in str(error):  # PyTorch's OOM message on a CPU
+    except Exception as error:
+        said = str(error).strip() or type(error).__name__
+        if "allocate" in said and isinstance(error, RuntimeError):  # PyTorch's OOM message on a CPU
             arena.release()
             return None
-        if isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_KERNEL):
-            return str(error).splitlines()[0]
-        raise
+        if not (_no_kernel(error) or _still_works(arena.device)):
+            raise
+        return printable(said.splitlines()[0], _MOST_SAID)
+
+
+def _no_kernel(error: Exception) -> bool:
+    return isinstance(error, NotImplementedError) or any(words in str(error) for words in _NO_KERNEL)
+
+
+def _still_works(device: torch.device) -> bool:
+    """Whether a GPU does more work after an error: one that met an illegal address reports it again with every call."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
