@@ -13,6 +13,7 @@ import torch
 
 ENOUGH_REPEATS = 5  #: the fewest times that say anything about a spread
 MOST_REPEATS = 400
+_TICK = 1e-9  # seconds: a rank that has nothing to do may see no time pass
 CONFIDENT = 0.02  #: relative half width of the median's 95% interval at which timing stops
 _BLOCK_SECONDS = 0.02  # duration of a block of calls between two checks of the uncertainty
 _LEAST_LEAD, _MOST_LEAD = 1e-3, 50e-3  # seconds that a GPU waits while the host queues a block, so that launches are not timed
@@ -35,7 +36,7 @@ class Measurement:
     @property
     def spread(self) -> float:
         """Half of the range over the median."""
-        return (max(self.times) - min(self.times)) / 2 / self.median
+        return (max(self.times) - min(self.times)) / 2 / max(self.median, _TICK)
 
     @property
     def count(self) -> int:
@@ -54,7 +55,7 @@ class Measurement:
         ordered = np.sort(self.times)
         low = max(math.floor(n / 2 - 0.98 * math.sqrt(n)), 0)
         high = min(math.ceil(n / 2 + 0.98 * math.sqrt(n)), n - 1)
-        return float(ordered[high] - ordered[low]) / 2 / self.median
+        return float(ordered[high] - ordered[low]) / 2 / max(self.median, _TICK)
 
     def __add__(self, other: Measurement) -> Measurement:
         return Measurement(self.times + other.times)

@@ -103,6 +103,12 @@ def test_the_first_calls_of_a_gpu_do_not_count(simulated: Callable[[float], Simu
     assert found.count >= 50 and found.median == pytest.approx(KERNEL)
 
 
+def test_a_rank_without_work_sees_no_time_pass(simulated: Callable[[float], Simulated]) -> None:
+    simulated(0.0)
+    idle = measure(lambda _: None, torch.device("cuda"), 0.05)
+    assert idle.median == idle.spread == idle.uncertainty == 0
+
+
 def outcome(error: Exception, device: torch.device = CPU) -> Measurement | str | None:
     def make() -> timing.Work:
         raise error
