@@ -21,7 +21,7 @@ from profiler.measure.work_queue import WorkQueue
 from profiler.profile.plan import Item, Limits, collective_items, group_shapes
 from profiler.profile.recorder import NOT_RUN, Recorder
 
-_LEAST_ROW_SECONDS, _MOST_ROW_SECONDS = 0.05, 1.0
+ROW_SECONDS = 0.05, 1.0  #: least and most per measurement
 
 #: called after every measurement: the sweep, items done and all items of the sweep
 Report = Callable[[str, int, int], None]
@@ -74,7 +74,7 @@ def measure_kernels(bench: Bench, sweep: str, planned: Sequence[Item], seconds: 
     items = [item for item in planned if item.label not in bench.done]
     session = bench.session
     end = time.monotonic() + seconds
-    each = float(np.clip(seconds * session.world / max(len(items), 1), _LEAST_ROW_SECONDS, _MOST_ROW_SECONDS))
+    each = float(np.clip(seconds * session.world / max(len(items), 1), *ROW_SECONDS))
     arena = Arena(session.device, cache_bytes)
     try:
         while time.monotonic() < end and (number := bench.exchange.claim(sweep)) < len(items):
@@ -164,5 +164,4 @@ def measure_collectives(bench: Bench, limits: Limits, dtype: str, seconds: float
         return list(dict.fromkeys([*first, *collective_items(intra, inter, limits, dtype)]))
 
     shapes = group_shapes(session.ranks_per_node, session.nodes)
-    bounds = (_LEAST_ROW_SECONDS, _MOST_ROW_SECONDS)
-    measure_groups(bench, "collectives", shapes, items_of, row, seconds, bounds, keep_open=False)
+    measure_groups(bench, "collectives", shapes, items_of, row, seconds, ROW_SECONDS, keep_open=False)
