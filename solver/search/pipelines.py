@@ -33,8 +33,9 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
     ]  # fmt: skip
     schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
     batches = _batches(divided, schedules, (pp, group), sequences, rejected)
-    if can_run.fills_pipeline:
-        batches = [batch for batch in batches if batch[1] >= pp - 1 or SCHEDULES[batch[2]] != "1f1b"]
+    if can_run.unfilled_stages is not None:
+        least = pp - can_run.unfilled_stages
+        batches = [batch for batch in batches if batch[1] >= least or SCHEDULES[batch[2]] != "1f1b"]
     if not batches:
         rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
     return batches

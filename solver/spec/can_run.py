@@ -29,7 +29,7 @@ class CanRun:
     context_modes: tuple[TpMode, ...] = tuple(TpMode)  #: tensor-parallel modes with which cp may be above 1
     pipeline: bool = True
     pipelines_qk_norm: bool = True  #: also of models with norms of q and k
-    fills_pipeline: bool = False  #: 1F1B has at least as many micro batches as stages, but for one
+    unfilled_stages: int | None = None  #: 1F1B has at least as many micro batches as stages, but for so many; None: any number
     overlaps_interleaving: bool = False  #: interleaved stages need p2p_overlap
     schedules: tuple[str, ...] = ("1f1b", "interleaved")  #: orders of the passes of a pipeline
     micro_batch_groups: bool = False  #: interleaving with other groups of micro batches than pp

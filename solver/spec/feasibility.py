@@ -186,14 +186,15 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
 def _schedule_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the order of a pipeline's passes and of what overlaps with them."""
     can, name = framework.can_run, framework.name
+    least = s.pp - can.unfilled_stages if can.unfilled_stages is not None and s.vpp == 1 and s.schedule == "1f1b" else 0
     return (
         (
             s.vpp == 1 or s.schedule in WAVES or s.p2p_overlap or not can.overlaps_interleaving,
             f"{name} interleaves stages only with p2p_overlap",
         ),
         (
-            not can.fills_pipeline or s.schedule != "1f1b" or s.num_micro_batches >= s.pp - 1,
-            f"{name} needs {s.pp - 1} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
+            s.num_micro_batches >= least,
+            f"{name} needs {least} micro batches or more with pp {s.pp}, not {s.num_micro_batches}",
         ),
         (tensor_overlap_runs(framework, s, s.tp_mode, s.tp), f"{name} overlaps tensor parallelism only with tp_mode msp"),
         *overlap_rules(framework, s, s.tp > 1, s.zero > 0),

@@ -21,7 +21,8 @@ def _replicas(a: Arguments) -> int:
 
 
 def _stages(a: Arguments) -> int:
-    return len(a.get("parallelism.pipeline_parallel_split_points", [])) + 1
+    named = a.get("parallelism.module_fqns_per_model_part", [])
+    return len(named) or len(a.get("parallelism.pipeline_parallel_split_points", [])) + 1
 
 
 def _piped(a: Arguments) -> bool:
@@ -47,12 +48,14 @@ RULES = (
     Rule("pipeline_parallel_microbatch_size divides local_batch_size", _PIPELINE,
          lambda a: not _piped(a) or a.size("training.local_batch_size", 8)
          % a.size("parallelism.pipeline_parallel_microbatch_size") == 0),
-    Rule("pipeline_parallel_degree divides the stages that pipeline_parallel_split_points makes", _PIPELINE,
+    Rule("pipeline_parallel_degree divides the stages that the model is cut into", _PIPELINE,
          lambda a: not _piped(a) or _stages(a) == 1 or _stages(a) % _degree(a, "pipeline_parallel") == 0),
     Rule("1F1B and GPipe have one stage a rank, ZBVZeroBubble two", _PIPELINE,
          lambda a: not _piped(a) or _stages(a) == 1
          or implies(_schedule(a) in _ONE_STAGE, _stages(a) == _degree(a, "pipeline_parallel"))
          and implies(_schedule(a) == "zbvzerobubble", _stages(a) == 2 * _degree(a, "pipeline_parallel"))),
+    Rule("1F1B needs as many micro batches as stages", "pipelining/schedules.py",
+         lambda a: implies(_piped(a) and _schedule(a) == "1f1b", _micro_batches(a) >= _degree(a, "pipeline_parallel"))),
     Rule("Interleaved1F1B needs micro batches in whole rounds of the stages", "pipelining/schedules.py",
          lambda a: implies(_piped(a) and _schedule(a) == "interleaved1f1b",
                            _micro_batches(a) % max(1, _micro_batches(a) // _degree(a, "pipeline_parallel")) == 0)),

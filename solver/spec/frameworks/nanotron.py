@@ -30,7 +30,7 @@ NANOTRON = Framework(
         shards="all",
         recompute=("none", "full"),
         recompute_shares=(),
-        fills_pipeline=True,  # parallel/pipeline_parallel/engine.py
+        unfilled_stages=1,  # parallel/pipeline_parallel/engine.py
     ),
     kernels=Kernels(
         fused_elementwise=False,

@@ -44,6 +44,7 @@ TORCHTITAN_2025 = Framework(
         compiles_tp_overlap=True,  # asynchronous tensor parallelism is a pass of torch.compile
         replicated_kv_heads=False,  # DTensor shards whole heads
         schedules=("1f1b", "interleaved", "gpipe", "zb-v"),  # of torch.distributed.pipelining 2.6
+        unfilled_stages=0,  # its schedules.py: Schedule1F1B
         compiles_split_backward=False,  # its schedules.py
     ),
     kernels=Kernels(

@@ -64,7 +64,7 @@ def test_a_file_that_means_another_layout_is_not_written(tmp_path: Path, monkeyp
 
 
 def test_what_the_framework_does_not_run_is_not_written() -> None:
-    run = RUN.replace(pp=2, dp=8, zero_shard_size=8)
+    run = RUN.replace(pp=2, dp=8, zero_shard_size=8, num_micro_batches=2)
     with pytest.raises(InputError, match="torchtitan-2025-06 does not offer ZeRO-3 with a pipeline of 2 stages"):
         exported(Path("x.toml"), model_of("llama3_8b"), run, 8)
 

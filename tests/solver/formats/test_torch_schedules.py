@@ -1,0 +1,62 @@
+"""The rules of torchtitan's pipelines beside PyTorch itself: its schedules start, or do not, as the rules say."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from solver.formats.argument_rules.rule import Arguments, broken
+from solver.formats.argument_rules.torchtitan import RULES
+from solver.spec.frameworks import known_framework
+
+#: Schedule -> stages that a rank holds.
+CHUNKS = {"1F1B": (1,), "GPipe": (1,), "Interleaved1F1B": (2, 3), "ZBVZeroBubble": (2,)}
+
+
+def stage(index: int, stages: int, ranks: int, rank: int) -> Any:
+    """Return what a schedule looks at of a stage before it runs."""
+    return SimpleNamespace(
+        stage_index=index, num_stages=stages, group_size=ranks, group_rank=rank, has_backward=True, submod=None, group=None,
+        is_first=index == 0, is_last=index == stages - 1, device="cpu",
+    )  # fmt: skip
+
+
+def starts(schedule: str, ranks: int, chunks: int, micro_batches: int) -> bool:
+    """Whether PyTorch makes the schedule on every rank."""
+    made = get_schedule_class(schedule)
+    for rank in range(ranks):
+        v_shaped = schedule.startswith("ZBV")
+        held = [rank, 2 * ranks - 1 - rank] if v_shaped else [rank + ranks * chunk for chunk in range(chunks)]
+        stages = [stage(index, ranks * chunks, ranks, rank) for index in held]
+        try:
+            made(stages[0] if chunks == 1 else stages, micro_batches, loss_fn=lambda *_: None)  # type: ignore[arg-type]
+        except ValueError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("schedule", CHUNKS)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_schedule_starts_where_the_rules_allow_it(schedule: str, ranks: int) -> None:
+    found = []
+    for chunks in CHUNKS[schedule]:
+        for micro_batches in range(1, 3 * ranks + 2):
+            arguments = Arguments({
+                "parallelism.pipeline_parallel_degree": ranks, "parallelism.pipeline_parallel_schedule": schedule,
+                "parallelism.module_fqns_per_model_part": [["layers.0"]] * (ranks * chunks),
+                "training.local_batch_size": micro_batches,
+            })  # fmt: skip
+            found.append(starts(schedule, ranks, chunks, micro_batches))
+            refused = broken(RULES, arguments)
+            assert bool(refused) is not found[-1], (chunks, micro_batches, refused)
+    assert any(found)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_search_offers_what_starts(ranks: int) -> None:
+    unfilled = known_framework("torchtitan").can_run.unfilled_stages
+    least = next(n for n in range(1, 2 * ranks) if starts("1F1B", ranks, 1, n))
+    assert unfilled is not None and least == ranks - unfilled
