@@ -1,4 +1,4 @@
-"""The rules of torchtitan's pipelines beside PyTorch itself: its schedules start, or do not, as the rules say."""
+"""Pipelines beside PyTorch's own: its schedules start where torchtitan's rules say so, and run in the orders given here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 
 from solver.formats.argument_rules.rule import Arguments, broken
 from solver.formats.argument_rules.torchtitan import RULES
+from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE
+from solver.schedule.op_orders import stage_order
 from solver.spec.frameworks import known_framework
 
 #: Schedule -> stages that a rank holds.
@@ -32,7 +34,7 @@ def starts(schedule: str, ranks: int, chunks: int, micro_batches: int) -> bool:
         held = [rank, 2 * ranks - 1 - rank] if v_shaped else [rank + ranks * chunk for chunk in range(chunks)]
         stages = [stage(index, ranks * chunks, ranks, rank) for index in held]
         try:
-            made(stages[0] if chunks == 1 else stages, micro_batches, loss_fn=lambda *_: None)  # type: ignore[arg-type]
+            made(stages[0] if chunks == 1 else stages, micro_batches, loss_fn=lambda *_: None)
         except ValueError:
             return False
     return True
@@ -60,3 +62,17 @@ def test_a_search_offers_what_starts(ranks: int) -> None:
     unfilled = known_framework("torchtitan").can_run.unfilled_stages
     least = next(n for n in range(1, 2 * ranks) if starts("1F1B", ranks, 1, n))
     assert unfilled is not None and least == ranks - unfilled
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("ZBVZeroBubble", "zb-v"), ("DualPipeV", "dualpipev")])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_v_shaped_orders_are_those_of_pytorch(theirs: str, ours: str, ranks: int) -> None:
+    kinds = {"FORWARD": FORWARD, "BACKWARD_INPUT": BACKWARD, "BACKWARD_WEIGHT": WEIGHT, "FULL_BACKWARD": WHOLE}
+    ends = [stage(index, 2 * ranks, ranks, 0) for index in (0, 2 * ranks - 1)]
+    for micro_batches in range(2 * ranks, 5 * ranks):
+        made = get_schedule_class(theirs)(ends, micro_batches, loss_fn=lambda *_: None)
+        for rank in range(ranks):
+            actions = [action for action in made.pipeline_order[rank] if action is not None]
+            passes = [one for action in actions for one in action.sub_actions or (action,)]
+            order = [(kinds[one.computation_type.name], one.stage_index != rank, one.microbatch_index) for one in passes]
+            assert stage_order(ours, rank, ranks, micro_batches, 2).tolist() == [[*map(int, one)] for one in order]
