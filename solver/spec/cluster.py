@@ -170,10 +170,18 @@ class Placement(NamedTuple):
 def placement(size: Any, stride: Any, gpus_per_node: int) -> Placement:
     """Return the placement of a group of ``size`` ranks that are ``stride`` apart; arrays of the broadcast shape.
 
-    Ranks fill nodes in order, so ``intra = min(size, gpus_per_node // stride)`` of them share a node (at least 1), and the
-    group touches ``ceil(size / intra)`` nodes.
+    Ranks fill nodes in order. Groups that neither fill nodes nor divide one begin anywhere in a node: the placement is that of
+    the group that touches most nodes, as all others wait for it.
     """
     size, stride = np.asarray(size, dtype=np.int64), np.asarray(stride, dtype=np.int64)
-    intra = np.clip(gpus_per_node // np.maximum(stride, 1), 1, size)
-    strided = np.where(stride > 1, -(-stride // gpus_per_node), 0)
-    return Placement(intra, -(-size // intra), np.broadcast_to(strided, intra.shape))
+    span, strided = size * stride, np.where(stride > 1, -(-stride // gpus_per_node), 0)
+    if not gpus_per_node & (gpus_per_node - 1) and not np.any(span & (span - 1)):  # powers of two divide each other
+        intra = np.clip(gpus_per_node // np.maximum(stride, 1), 1, size)
+        inter = size // intra
+    else:  # groups of one span begin at neighbouring ranks, spans at multiples of the divisor that they share with the node
+        shared = np.gcd(span, gpus_per_node)
+        last_place = gpus_per_node - shared + np.minimum(stride, shared) - 1
+        touched = (last_place + (size - 1) * stride) // gpus_per_node + 1
+        inter = np.minimum(np.where(stride > gpus_per_node, size, touched), size)
+        intra = -(-size // np.maximum(inter, 1))
+    return Placement(intra, inter, np.broadcast_to(strided, intra.shape))

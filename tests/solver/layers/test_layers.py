@@ -15,7 +15,7 @@ from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
 from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
 from solver.spec.choices import Recompute
-from solver.spec.cluster import cluster_of
+from solver.spec.cluster import cluster_of, placement
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import flops_per_token, parameters
 
@@ -474,3 +474,14 @@ def test_context_parallelism_of_torch_by_hand(compiled: bool) -> None:
         "kv.send.forward": 2 * values * 2, "kv.send.input_grad": 2 * values * 2, "kv.gradients.input_grad": 2 * values * 4
     }  # fmt: skip
     assert next(op.count for op in passed.ops if op.name == "kv.send") == 3
+
+
+@given(st.sampled_from([2, 3, 4, 6, 8, 9, 72]), st.integers(1, 12), st.integers(1, 12), st.integers(1, 6))
+def test_placement_is_that_of_the_group_that_touches_most_nodes(node: int, size: int, stride: int, blocks: int) -> None:
+    # all groups of a job, rank by rank: blocks of size * stride ranks follow each other, until they fill nodes
+    span = size * stride
+    world = blocks * int(np.lcm(span, node))
+    groups = [range(block + first, block + span, stride) for block in range(0, world, span) for first in range(stride)]
+    touched = max(len({rank // node for rank in group}) for group in groups)
+    found = placement(size, stride, node)
+    assert touched == found.inter and found.intra == -(-size // touched)
