@@ -13,6 +13,9 @@ from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS, UN
 from solver.formats.untimed import untimed_of
 from solver.spec.model import ModelSpec, model_from_keys
 
+#: Parts of a multimodal model beside its text model.
+_TOWER = re.compile(r"(vision|image|visual|audio|speech|video|vq)_config")
+
 MARKS = {"model_type", "architectures", "transformers_version"}
 
 
@@ -116,7 +119,11 @@ def _refuse_unknown(given: Mapping[str, Any], read: set[str], called: str, where
 
 
 def unread_keys(config: Mapping[str, Any]) -> list[str]:
-    """Return the keys of a ``config.json`` that are neither read nor refused nor known to be harmless, in order."""
+    """Return the keys of a ``config.json`` that are neither read nor refused nor known to be harmless, in order.
+
+    Parts for pictures or sound, which are left out, come first.
+    """
+    towers = [f"{key} (the text model alone is estimated)" for key in sorted(config) if _TOWER.fullmatch(key) and config[key]]
     config, nested = _text_part(config)
     family = FAMILIES.get(str(config.get("model_type")))
     given = _given(config, family if nested else None)
@@ -126,4 +133,4 @@ def unread_keys(config: Mapping[str, Any]) -> list[str]:
         return []  # no model can be read, which says why
     called = str(config.get("model_type"))
     unread = (k for k, v in given.items() if k not in read and not is_harmless(k, called) and not is_other_work(k, v, called))
-    return sorted(unread)
+    return towers + sorted(unread)

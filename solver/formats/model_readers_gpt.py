@@ -18,8 +18,8 @@ def read_gpt2(config: Mapping[str, Any], values: Values, read: set[str]) -> None
 
 def read_bigcode(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     read_gpt2(config, values, read)
-    if config.get("multi_query", True):
-        values["num_key_value_heads"] = 1
+    # modeling_gpt_bigcode.py looks at this flag alone, whatever num_key_value_heads says
+    values["num_key_value_heads"] = 1 if config.get("multi_query", True) else values["num_attention_heads"]
     read |= {"multi_query"}
 
 

@@ -244,6 +244,21 @@ def test_layers_without_rotary_embedding_are_read() -> None:
     assert read(small | {"model_type": "cohere2"}).no_rope_layers == (1, 1, 1, 0) * 2
 
 
+def test_towers_beside_the_text_model_are_named() -> None:
+    text = {"model_type": "gemma3_text", "hidden_size": 2304, "num_hidden_layers": 26, "intermediate_size": 9216}
+    config = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}, "audio_config": None}
+    assert unread_keys(config)[0] == "vision_config (the text model alone is estimated)"
+    assert not any("audio" in key for key in unread_keys(config))
+
+
+def test_bigcode_shares_keys_and_values_by_its_own_flag() -> None:
+    # built without weights by transformers 4.57: GPTBigCodeConfig(multi_query=False), which keeps num_key_value_heads 1
+    config = {"model_type": "gpt_bigcode", "multi_query": False, "num_key_value_heads": 1, "vocab_size": 50257, "n_embd": 768,
+              "n_layer": 12, "n_head": 12, "n_positions": 1024}  # fmt: skip
+    assert parameters(model_of_config(config, "x")) == 124_439_808
+    assert parameters(model_of_config({**config, "multi_query": True}, "x")) < 112e6
+
+
 def test_the_text_model_of_a_multimodal_config_has_its_class_defaults() -> None:
     text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
             "sliding_window": 1024}  # fmt: skip
