@@ -15,6 +15,7 @@ from solver.layers.expert_rows import arriving_rows, expert_rows, sent_rows
 from solver.layers.ops import WHOLE_LAYER, memory_bound
 from solver.layers.program import COMBINE, DISPATCH, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Array, Op, message
 from solver.layers.shapes import Shapes
+from solver.spec.cluster import Placement
 
 MODULE = "expert_exchange"
 #: Dispatchers that hand the routers' probabilities on in fp32; else they have the type of activations, unless the router's is
@@ -71,17 +72,28 @@ def waits_to_send(shapes: Shapes) -> np.ndarray:
 
 
 def _side_messages(shapes: Shapes, phase: str) -> tuple[list[Op], list[Op]]:
-    """Return what is sent before and after the rows all to all: the number of each expert's rows, gathered, and the rows'
-    probabilities, in the other direction their gradients (token_dispatcher.py: preprocess, token_dispatch)."""
-    keys, groups = shapes.keys, shapes.groups
+    """Return what is sent before and after the rows: in forward the number of each expert's rows, gathered, and the rows'
+    probabilities; in the other direction their gradients (token_dispatcher.py: preprocess, token_dispatch).
+
+    An all-gather brings every token's probabilities of all experts, and one byte each that says whether it was chosen.
+    """
+    keys, groups, experts = shapes.keys, shapes.groups, shapes.model.num_experts
     again = WHOLE_LAYER if phase == FORWARD else ()
-    several = np.where(keys.ep * keys.etp > 1, 1.0, 0.0)
-    numbers = message(4.0 * keys.ep * keys.etp * shapes.model.num_experts, groups.experts)
-    scores = message(expert_rows(shapes) / keys.etp * shapes.element, groups.ep)
-    counts = Op(f"{DISPATCH}.counts", MODULE, "all_gather", phase, numbers, "ep", several, recomputed_by=again)
-    scored = Op(f"{DISPATCH}.probabilities", MODULE, "all2all", phase, scores, "ep", np.where(keys.ep > 1, 1.0, 0.0),
-                recomputed_by=again)  # fmt: skip
-    return ([counts] if phase == FORWARD and not shapes.run.moe_capacity_factor else []), [scored]
+    several, gathering = keys.ep * keys.etp > 1, "all_gather" if phase == FORWARD else "reduce_scatter"
+
+    def op(suffix: str, kind: str, size: Array, place: Placement, where: Array) -> Op:
+        count = np.where(where, 1.0, 0.0)
+        return Op(f"{DISPATCH}.{suffix}", MODULE, kind, phase, message(size, place), "ep", count, recomputed_by=again)
+
+    if shapes.run.moe_dispatcher == "allgather":
+        scores = shapes.norm_tokens * keys.ep * keys.etp * experts
+        chosen = op("choices", "all_gather", 1.0 * scores, groups.experts, several)
+        return [chosen] * (phase == FORWARD), [op("probabilities", gathering, scores * shapes.element, groups.experts, several)]
+    counts = op("counts", "all_gather", 8.0 * keys.ep * keys.etp * experts, groups.experts, several)
+    size = expert_rows(shapes) * shapes.element
+    scored = [op("probabilities", "all2all", size / keys.etp, groups.ep, keys.ep > 1),
+              op("etp.probabilities", gathering, size, groups.etp, keys.etp > 1)]  # fmt: skip
+    return [counts] * (phase == FORWARD and not shapes.run.moe_capacity_factor), scored
 
 
 def _sends(shapes: Shapes, what: str) -> list[Op]:
@@ -100,20 +112,21 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
         return Op(f"{name}{suffix}", MODULE, kind, phase, dims, "ep", count, under, recomputed_by=again, variant=variant)
 
     gathering = "all_gather" if direction == DISPATCH else "reduce_scatter"
+    before, after = _side_messages(shapes, phase) if name == DISPATCH else ([], [])
     if run.moe_dispatcher == "alltoall":
         hottest = expert_rows(shapes) * _row(shapes)  # the exchange ends when the rank that gets most has it
         within = op(".etp", gathering, message(hottest, groups.etp), keys.etp > 1)
         rows = op("", "all2all", message(hottest / keys.etp, groups.ep), keys.ep > 1)
         if name != DISPATCH:
             return [rows, within]
-        before, after = _side_messages(shapes, phase)
         waits = waits_to_send(shapes) & (phase == FORWARD)
         return [
             *before, replace(rows, after_wait=waits & (keys.ep > 1)), replace(within, after_wait=waits & (keys.ep == 1)), *after
         ]  # fmt: skip
     if run.moe_dispatcher == "allgather":
         whole = shapes.norm_tokens * keys.ep * keys.etp * _row(shapes)
-        return [op("", gathering, message(whole, shapes.groups.experts), keys.ep * keys.etp > 1)]
+        rows = op("", gathering, message(whole, groups.experts), keys.ep * keys.etp > 1)
+        return [*before, rows, *after]
     place = groups.experts  # DeepEP's group is that of experts and their parts together
     tokens = shapes.norm_tokens * np.where(keys.ep > 1, run.moe_imbalance, 1.0)  # what the rank that gets most receives
     dims = {"tokens": tokens, "row_bytes": _row(shapes), "top_k": shapes.model.num_experts_per_tok * keys.etp,

@@ -12,7 +12,7 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.config_file import find_model, load_run_config
 from solver.layers.decoder import layer_program
-from solver.layers.program import GROUPED_LINEAR, LINEAR, LayerProgram
+from solver.layers.program import FORWARD, GROUPED_LINEAR, LINEAR, LayerProgram
 from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework
@@ -224,14 +224,50 @@ def test_a_framework_that_compiles_adds_biases_in_one_kernel() -> None:
 
 
 def test_what_is_sent_beside_the_rows_by_hand() -> None:
-    """Over 4 ranks: the numbers of rows of 8 experts from each, 4 bytes; a probability of 2 bytes of every row."""
+    """Over 4 ranks: the numbers of rows of 8 experts from each, 8 bytes; a probability of 2 bytes of every row."""
     layer = program(ep=4, framework="megatron-core")
-    assert op(layer, "dispatch.counts.forward")["bytes"] == 4 * 8 * 4
+    assert op(layer, "dispatch.counts.forward")["bytes"] == 4 * 8 * 8
     rows = SEQ * TOP
     found = [op(layer, f"dispatch.probabilities.{phase}")["bytes"] for phase in ("forward", "input_grad")]
     assert found == [rows * 2, rows * 2] and not [o for o in layer.ops if o.label == "dispatch.counts.input_grad"]
     assert not [o for o in program(ep=4, moe_capacity_factor=1.0).ops if o.name == "dispatch.counts"]  # all have as many
     assert not [o for o in program(ep=4, moe_dispatcher="deepep").ops if o.name.startswith("dispatch.")]
+
+
+#: Bytes of the collectives of one layer by op and pass, without those of attention, as Megatron-Core 0.16.1 itself sends them
+#: (its GPTModel on a fake process group of 8 ranks): 2,048 tokens of width 1,024, 8 experts, 2 of each token, in 16 bits.
+SENT = {
+    ("alltoall", 1, 4, 1): {
+        ("all2all", True): [8192, 8388608, 8388608], ("all_gather", True): [256], ("all2all", False): [8192, 8388608, 8388608],
+    },
+    ("alltoall", 2, 2, 2): {
+        ("all2all", True): [4096, 4194304, 4194304], ("all_gather", True): [256, 8192, 8388608],
+        ("reduce_scatter", True): [8388608], ("all2all", False): [4096, 4194304, 4194304], ("all_gather", False): [8388608],
+        ("reduce_scatter", False): [8192, 8388608],
+    },
+    ("allgather", 1, 4, 1): {
+        ("all_gather", True): [65536, 131072, 16777216], ("reduce_scatter", True): [16777216], ("all_gather", False): [16777216],
+        ("reduce_scatter", False): [131072, 16777216],
+    },
+    ("allgather", 2, 4, 1): {
+        ("all_gather", True): [32768, 65536, 8388608], ("reduce_scatter", True): [8388608], ("all_gather", False): [8388608],
+        ("reduce_scatter", False): [65536, 8388608],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_experts_send_what_megatron_core_sends(case: tuple[str, int, int, int]) -> None:
+    dispatcher, tp, ep, etp = case
+    model = MOE.replace(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=64, moe_intermediate_size=512,
+                        num_experts=8, num_experts_per_tok=2)  # fmt: skip
+    run = run_of(64, 2048, moe_dispatcher=dispatcher, framework="megatron-core")
+    layer = layer_program(layer_keys("msp", tp=tp, ep=ep, etp=etp), model, run, cluster_of(DEVICE), KIND)
+    found: dict[tuple[str, bool], list[int]] = {}
+    for one in layer.ops:
+        if one.module == "expert_exchange" and one.stream == "ep" and np.all(np.asarray(one.count) > 0):
+            found.setdefault((one.kind, one.phase == FORWARD), []).append(int(np.ravel(one.dims["bytes"])[0]))
+    assert {kind: sorted(sizes) for kind, sizes in found.items()} == SENT[case]
 
 
 def waiting(layer: LayerProgram) -> set[str]:

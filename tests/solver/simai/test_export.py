@@ -134,7 +134,7 @@ def test_experts_are_exchanged_in_both_directions_and_their_copies_have_their_ow
     rows, probabilities = 4096 * 2 * 4096 * 2, 4096 * 2 * 2  # tokens of a rank, to two experts each, 16 bits
     for part in ("forward", "input_grad"):
         assert sent(text, part, Collective.ALL_TO_ALL, Group.EP) == (3 * 2 * 32, 2 * 32 * (2 * rows + probabilities))
-    assert sent(text, "forward", Collective.ALL_GATHER, Group.EP) == (2 * 32, 2 * 32 * 4 * 8 * 8)  # rows of each expert
+    assert sent(text, "forward", Collective.ALL_GATHER, Group.EP) == (2 * 32, 2 * 32 * 8 * 8 * 8)  # rows of each expert
     expert = 3 * 4096 * 14336 * 32  # of each layer the one that the rank holds, with its gate
     number, size = sent(text, "weight_grad", Collective.ALL_GATHER, Group.DP_EP)
     assert size == pytest.approx(2 * expert, rel=1e-9) and number == round(expert / 40e6)
