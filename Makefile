@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup setup-measure predict test check bench validate-here accuracy scaling devices switches learning fits fuzz mutants coverage clean
+.PHONY: setup setup-measure predict test check bench validate-here accuracy scaling devices switches learning fits fuzz mutants coverage framework-checks clean
 
 setup: $(VENV)/.predict
 
@@ -79,6 +79,15 @@ fuzz: $(VENV)/.predict
 
 mutants: $(VENV)/.mutants
 	$(BIN)/python benchmarks/mutants.py --mutants 250
+
+# The frameworks' own packages, in an environment of their own that sees this one's torch.
+FRAMEWORKS := .frameworks
+
+framework-checks: $(VENV)/.dev
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > "$$($(FRAMEWORKS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/foretrain.pth"
+	$(FRAMEWORKS)/bin/pip install --quiet --disable-pip-version-check --no-deps megatron-core==0.16.1 torchtitan==0.2.2 tyro==1.0.17 docstring-parser==0.18.0 typeguard==4.6.1 shtab==1.13.0 tokenizers==0.22.1 huggingface-hub==0.36.0
+	PYTHONPATH=. $(FRAMEWORKS)/bin/python -W ignore benchmarks/framework_checks.py
 
 coverage: $(VENV)/.dev
 	$(BIN)/coverage erase

@@ -246,8 +246,8 @@ SENT = {
         ("reduce_scatter", False): [8192, 8388608],
     },
     ("allgather", 1, 4, 1): {
-        ("all_gather", True): [65536, 131072, 16777216], ("reduce_scatter", True): [16777216], ("all_gather", False): [16777216],
-        ("reduce_scatter", False): [131072, 16777216],
+        ("all_gather", True): [65536, 131072, 16777216], ("reduce_scatter", True): [16777216],
+        ("all_gather", False): [16777216], ("reduce_scatter", False): [131072, 16777216],
     },
     ("allgather", 2, 4, 1): {
         ("all_gather", True): [32768, 65536, 8388608], ("reduce_scatter", True): [8388608], ("all_gather", False): [8388608],
