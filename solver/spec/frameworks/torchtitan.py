@@ -103,6 +103,7 @@ TORCHTITAN_2026 = TORCHTITAN_2025.derive(
     },
     kernels={
         "flash_attention": 0,  # scaled_dot_product_attention tries cuDNN's first
+        "repeats_kv": False,  # models/llama3/model/model.py: enable_gqa
         "experts_gate_apart": True,
         "probabilities_in_activation": False,  # score_before_experts is off
     },

@@ -16,6 +16,7 @@ from solver.layers.head import head_program
 from solver.layers.program import COMPUTE, FLASH_ATTN, FORWARD, LINEAR, LayerProgram
 from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of, placement
+from solver.spec.frameworks import known_framework
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import flops_per_token, parameters
 
@@ -439,6 +440,32 @@ def test_the_norm_of_embeddings() -> None:
         "embedding_norm.forward": SEQ * GQA.hidden_size * 4,
         "embedding_norm.input_grad": SEQ * GQA.hidden_size * 6,
     }
+
+
+@pytest.mark.parametrize(
+    ("framework", "recorded"),
+    [
+        # torchtitan 0.2.2's own Llama: 100,810,752, where a CPU's norms keep four tensors in fp32 and a GPU's their two inputs
+        ("torchtitan-2026-02", 100_810_752 - 4 * 2048 * 1024 * 4 + 2 * 2048 * 1024 * 2),
+        # transformers 4.57's Llama: 105,005,056, with a mask and copies of keys and values that a GPU's attention does without
+        ("fsdp", 105_005_056 - 2048 * 2048 * 2 - 2 * 2048 * 512 * 2),
+    ],
+)
+def test_a_layer_keeps_what_autograd_was_seen_to_keep(framework: str, recorded: int) -> None:
+    """Storages of saved tensors of one more layer: 2,048 tokens of width 1,024, 16 heads and 8 of keys and values, gates of
+    2,816, in 16 bits. What norms keep for each token, 4 bytes twice, is left out."""
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    }
+    run = known_framework(framework).flags
+    run = run_of(1, 2048, **{**run, "framework": framework, "zero": 0, "recompute": "none"})
+    layer = layer_program(layer_keys("mtp"), GQA.replace(**sizes), run, cluster_of(DEVICE))
+    kept = [tensor for tensor in layer.saved if Recompute.NONE not in tensor.dropped_by]
+    assert sum(float(np.ravel(tensor.bytes)[0]) for tensor in kept) == recorded - 2 * 2048 * 4
 
 
 def test_torchtitan_copies_keys_and_values_to_every_query_head() -> None:
