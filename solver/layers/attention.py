@@ -11,6 +11,7 @@ from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, gradient_su
 from solver.layers.program import ATTENTION, LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.choices import TpMode
+from solver.spec.recipes import FP32
 
 
 def attention_ops(shapes: Shapes) -> list[Op]:
@@ -100,7 +101,10 @@ def _head_exchange(shapes: Shapes) -> list[Op]:
 def attention_saved(shapes: Shapes) -> list[Saved]:
     """Return the saved tensors: those of the core, and q and k before their norm."""
     before = _qk_elements(shapes) * shapes.element
-    return [*core_saved(shapes), *([Saved("qk_norm_input", before)] if shapes.model.qk_norm != "none" else [])]
+    if shapes.model.qk_norm == "none":
+        return core_saved(shapes)
+    wide = [] if shapes.fused_norm else [Saved("qk_norms_fp32", _qk_elements(shapes) * FP32)]
+    return [*core_saved(shapes), Saved("qk_norm_input", before), *wide]
 
 
 def attention_weights(shapes: Shapes) -> list[Weight]:

@@ -93,7 +93,8 @@ class Shapes:
     @property
     def fused_norm(self) -> bool:
         """Whether a norm is one kernel, by hand or by a compiler."""
-        return self.run.fused_norm or self.run.compile
+        one = self.framework.kernels.one_layernorm and self.model.norm == "layernorm"
+        return self.run.fused_norm or self.run.compile or one
 
     @property
     def norm_gradient(self) -> str:

@@ -27,6 +27,7 @@ class Kernels:
     fused_qkv: bool = True  #: the q, k and v projections are one GEMM
     splits_interleaved: bool = False  #: their product holds them group by group, and is copied apart and joined again
     fused_gate_up: bool = True  #: gate and up projection are one GEMM
+    one_layernorm: bool = False  #: LayerNorm is one kernel even where norms are not fused, as torch.nn.functional.layer_norm
     fused_elementwise: bool = True  #: rotary embedding and gated activation are one kernel each, not a chain of eager ones
     fused_latent_rope: bool = False  #: rotary embedding of latent attention, and what puts keys together, are two kernels
     fused_rope: bool = False  #: rotary embedding is one kernel even where other chains are not

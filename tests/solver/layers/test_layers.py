@@ -454,18 +454,29 @@ def test_the_norm_of_embeddings() -> None:
 def test_a_layer_keeps_what_autograd_was_seen_to_keep(framework: str, recorded: int) -> None:
     """Storages of saved tensors of one more layer: 2,048 tokens of width 1,024, 16 heads and 8 of keys and values, gates of
     2,816, in 16 bits. What norms keep for each token, 4 bytes twice, is left out."""
-    sizes = {
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-    }
-    run = known_framework(framework).flags
-    run = run_of(1, 2048, **{**run, "framework": framework, "zero": 0, "recompute": "none"})
-    layer = layer_program(layer_keys("mtp"), GQA.replace(**sizes), run, cluster_of(DEVICE))
+    assert kept_by_a_layer(framework, intermediate_size=2816) == recorded - 2 * 2048 * 4
+
+
+def test_a_layernorm_of_torch_keeps_its_input() -> None:
+    # transformers 4.57's StarCoder2 with an MLP of 4,096: 75,644,928, with a mask and copies of keys and values, and mean and
+    # deviation of each token of two norms
+    found = kept_by_a_layer("fsdp", intermediate_size=4096, gated_mlp=False, norm="layernorm")
+    assert found == 75_644_928 - 2048 * 2048 * 2 - 2 * 2048 * 512 * 2 - 4 * 4096
+
+
+def test_eager_norms_of_queries_and_keys_keep_wide_copies() -> None:
+    # transformers 4.57's Qwen3: 124,076,032, with a mask and copies of keys and values; each token's norms keep 4 bytes
+    found = kept_by_a_layer("fsdp", intermediate_size=2816, qk_norm="head")
+    assert found == 124_076_032 - 2048 * 2048 * 2 - 2 * 2048 * 512 * 2 - (16 + 8 + 2) * 2048 * 4
+
+
+def kept_by_a_layer(framework: str, **changes: Any) -> float:
+    """Return the bytes that a layer of GQA saves for its backward pass."""
+    model = GQA.replace(hidden_size=1024, num_attention_heads=16, num_key_value_heads=8, head_dim=64, **changes)
+    flags = {**known_framework(framework).flags, "framework": framework, "zero": 0, "recompute": "none"}
+    layer = layer_program(layer_keys("mtp"), model, run_of(1, 2048, **flags), cluster_of(DEVICE))
     kept = [tensor for tensor in layer.saved if Recompute.NONE not in tensor.dropped_by]
-    assert sum(float(np.ravel(tensor.bytes)[0]) for tensor in kept) == recorded - 2 * 2048 * 4
+    return sum(float(np.ravel(tensor.bytes)[0]) for tensor in kept)
 
 
 def test_torchtitan_copies_keys_and_values_to_every_query_head() -> None:
