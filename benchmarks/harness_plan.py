@@ -15,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
 from profiler.measure.grouped import PASSES, grouped_items
+from profiler.measure.hardware import limits
 from profiler.measure.run import WEIGHTS
+from profiler.measure.session import Session
 from profiler.measure.sweeps import ROW_SECONDS
 from profiler.profile.plan import (
-    GIB,
     KINDS,
     LAYOUTS,
     Item,
@@ -56,14 +58,14 @@ JOBS = (
 TOKENS = 4_194_304
 
 
-def plans(limits: Limits) -> dict[str, list[list[Item]]]:
+def plans(size: Limits) -> dict[str, list[list[Item]]]:
     """Return what each sweep measures: lists that share its time."""
     return {
-        "linear": [linear_items(limits, [], ["bf16"])],
-        "flash_attn": [attention_items(limits, [], "bf16", ("torch_cudnn",))],
-        "memory_bound": [memory_bound_items(limits, 64 * 1024, KINDS, "bf16")],
-        "grouped_linear": [grouped_items(limits, [], "bf16")],
-        "collectives": [collective_items(*shape, limits, "bf16") for shape in group_shapes(GPUS, NODES)],
+        "linear": [linear_items(size, [], ["bf16"])],
+        "flash_attn": [attention_items(size, [], "bf16", ("torch_cudnn",))],
+        "memory_bound": [memory_bound_items(size, 64 * 1024, KINDS, "bf16")],
+        "grouped_linear": [grouped_items(size, [], "bf16")],
+        "collectives": [collective_items(*shape, size, "bf16") for shape in group_shapes(GPUS, NODES)],
     }
 
 
@@ -89,9 +91,9 @@ def seconds_of(item: Item, cost: CostModel) -> float:
 def measured(cost: CostModel, minutes: float) -> Profile:
     """Return the profile that the harness makes of a machine in some minutes."""
     device, random = cost.device, np.random.default_rng(0)
-    limits = Limits(256, 65536, 65536, GIB, GIB, device.memory_bytes / 8, 0.1, device.peak_flops["bf16"])
+    size = limits(Session(0, 1, 1, torch.device("cuda"), "", None), device, quick=False)
     rows: dict[str, list[Row]] = {}
-    for item in _in_time(plans(limits), minutes * 60):
+    for item in _in_time(plans(size), minutes * 60):
         noisy = seconds_of(item, cost) * float(np.exp(random.normal(0, NOISE)))
         rows.setdefault(item.op, []).append(
             {**item.columns, "seconds": noisy, "spread": NOISE, "repeats": 20, "source": "known"}

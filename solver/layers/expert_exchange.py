@@ -112,7 +112,8 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
         return Op(f"{name}{suffix}", MODULE, kind, phase, dims, "ep", count, under, recomputed_by=again, variant=variant)
 
     gathering = "all_gather" if direction == DISPATCH else "reduce_scatter"
-    before, after = _side_messages(shapes, phase) if name == DISPATCH else ([], [])
+    collective = run.moe_dispatcher in ("alltoall", "allgather")
+    before, after = _side_messages(shapes, phase) if collective and name == DISPATCH else ([], [])
     if run.moe_dispatcher == "alltoall":
         hottest = expert_rows(shapes) * _row(shapes)  # the exchange ends when the rank that gets most has it
         within = op(".etp", gathering, message(hottest, groups.etp), keys.etp > 1)

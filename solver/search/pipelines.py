@@ -33,12 +33,15 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
     ]  # fmt: skip
     schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
     batches = _batches(divided, schedules, (pp, group), sequences, rejected)
-    if can_run.unfilled_stages is not None:
-        least = pp - can_run.unfilled_stages
-        batches = [batch for batch in batches if batch[1] >= least or SCHEDULES[batch[2]] != "1f1b"]
     if not batches:
         rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
-    return batches
+    if can_run.unfilled_stages is None:
+        return batches
+    least = pp - can_run.unfilled_stages
+    filled = [batch for batch in batches if batch[1] >= least or SCHEDULES[batch[2]] != "1f1b"]
+    if few := len(batches) - len(filled):
+        rejected[f"fewer micro batches than 1F1B takes under {framework.name}"] += few
+    return filled
 
 
 def _batches(

@@ -125,6 +125,11 @@ class Layouts:
         return Layouts(self.splits, self.row[index], self.zero[index], self.recompute[index], self.recompute_layers[index])
 
     @cached_property
+    def zero_stages(self) -> np.ndarray:
+        """The ZeRO stages that occur, in order."""
+        return np.flatnonzero(np.bincount(self.zero, minlength=1))
+
+    @cached_property
     def pipelines(self) -> tuple[np.ndarray, np.ndarray]:
         """(first, same): one layout of each distinct pipeline, and the pipeline of every layout.
 

@@ -99,7 +99,6 @@ class PeakMemory:
         self._pipelines = layouts.at(first)
         splits = layouts.splits
         self._cell = layouts.zero * len(splits) + layouts.row  # of arrays [4 ZeRO stages, splits] that are flattened
-        self._stages_of_zero = np.flatnonzero(np.bincount(layouts.zero, minlength=4))
         self._buffers = gather_buffers(problem, table, key, splits).reshape(2, -1).take(self._cell, axis=1)
         groups = rank_groups(problem, splits)
         self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
@@ -181,7 +180,7 @@ class PeakMemory:
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
         several = splits.dp * splits.cp > 1
-        zeros = self._stages_of_zero
+        zeros = self._layouts.zero_stages
         *state, update = stage_state(problem, self._table, self._key, self._shares, several, stages, stage, zeros)
         absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
         return _StageBytes(np.array(state), absent, update, activations, kept_logits, loss, backward)
@@ -215,8 +214,8 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     splits = layouts.splits
     stages = stages_of(problem, splits)
     shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in rank_groups(problem, splits).items()}
-    zeros = np.flatnonzero(np.bincount(layouts.zero, minlength=4))
-    state = stage_state(problem, table, key, shares, splits.dp * splits.cp > 1, stages, 0, zeros)[:3].sum(axis=0)
+    several, zeros = splits.dp * splits.cp > 1, layouts.zero_stages
+    state = stage_state(problem, table, key, shares, several, stages, 0, zeros)[:3].sum(axis=0)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.distributed.pipelining.schedules import get_schedule_class
+from toy import TINY, make_problem, toy_cost
 
 from solver.formats.argument_rules.rule import Arguments, broken
 from solver.formats.argument_rules.torchtitan import RULES
 from solver.schedule.kinds import BACKWARD, FORWARD, WEIGHT, WHOLE
 from solver.schedule.op_orders import stage_order
+from solver.search.space import enumerate_splits
+from solver.spec.choices import SCHEDULES
 from solver.spec.frameworks import known_framework
 
 #: Schedule -> stages that a rank holds.
 CHUNKS = {"1F1B": (1,), "GPipe": (1,), "Interleaved1F1B": (2, 3), "ZBVZeroBubble": (2,)}
+
+#: Enough layers for a stage on every rank.
+DEEP = replace(TINY, num_hidden_layers=8)
 
 
 def stage(index: int, stages: int, ranks: int, rank: int) -> Any:
@@ -62,6 +69,11 @@ def test_a_search_offers_what_starts(ranks: int) -> None:
     unfilled = known_framework("torchtitan").can_run.unfilled_stages
     least = next(n for n in range(1, 2 * ranks) if starts("1F1B", ranks, 1, n))
     assert unfilled is not None and least == ranks - unfilled
+    for sequences in (least - 1, least):  # of which a replica over all ranks has as many micro batches at most
+        space = enumerate_splits(make_problem(DEEP, ranks, toy_cost(), framework="torchtitan-2026-02"), sequences)
+        plain = (space.splits.pp == ranks) & (space.splits.schedule == SCHEDULES.index("1f1b"))
+        assert plain.any() == (sequences == least)
+        assert space.rejected["fewer micro batches than 1F1B takes under torchtitan-2026-02"] > 0
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("ZBVZeroBubble", "zb-v"), ("DualPipeV", "dualpipev")])
