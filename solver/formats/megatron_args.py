@@ -16,7 +16,7 @@ from profiler.errors import InputError, shown
 from solver.formats.megatron_flags import OF_THE_RUN, OPTIMIZERS, RENAMED, SHARDING
 from solver.formats.megatron_given import left_open, left_out, refuse, without_ignored
 from solver.formats.megatron_model import model_of
-from solver.formats.megatron_precision import gradients_of, precision_of, recipe_of
+from solver.formats.megatron_precision import gradients_of, precision_of, recipe_of, remains_only
 from solver.formats.megatron_values import choice, share, whole
 from solver.spec.choices import CUDA_GRAPH_MODULES, OFFLOAD_LEAST_ELEMENTS, OFFLOAD_MODULES
 from solver.spec.pipeline_layout import chunk_layers
@@ -184,8 +184,8 @@ def _optimizer(flags: Mapping[str, Any]) -> dict[str, Any]:
     if "fine-grained-activation-offloading" in flags:
         found["offload_modules"] = _offloaded_modules(flags)
     widths = {str(flags.get(flag, "fp32")) for flag in ("exp-avg-dtype", "exp-avg-sq-dtype")}
-    known = {"fp32": "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "8bit"}
-    if "use-precision-aware-optimizer" in flags and widths != {"fp32"}:
+    known = {"fp32": "remainder" if remains_only(flags) else "fp32", "bf16": "bf16", "fp16": "bf16", "fp8": "8bit"}
+    if "use-precision-aware-optimizer" in flags:
         if len(widths) > 1 or not widths <= known.keys():
             got, can = ", ".join(sorted(widths)), ", ".join(known)
             raise InputError(f"Megatron's --exp-avg-dtype and --exp-avg-sq-dtype {got}: give one of {can} for both")

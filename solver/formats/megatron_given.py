@@ -33,9 +33,8 @@ def left_out(flags: Mapping[str, Any]) -> list[str]:
     """Return a line for each flag whose small effect is left out of the estimate."""
     found = sorted(flag for flag in flags.keys() & LEFT_OUT.keys() if not _is_idle(flag, flags[flag]))
     said = [f"left out of the estimate: {LEFT_OUT[flag]} (--{flag})" for flag in found]
-    wide = all(str(flags.get(flag, "fp32")) == "fp32" for flag in ("exp-avg-dtype", "exp-avg-sq-dtype"))
-    if "use-precision-aware-optimizer" in flags and wide and "optimizer-cpu-offload" not in flags:
-        what = "that its optimizer keeps of the fp32 weights only the 16 bits that the others lack"
+    if {"use-precision-aware-optimizer", "use-megatron-fsdp"} <= flags.keys():
+        what = "what its optimizer saves of the weights that Megatron-FSDP shards"
         said.append(f"left out of the estimate: {what} (--use-precision-aware-optimizer)")
     return said
 

@@ -67,3 +67,11 @@ def gradient_flags(precision: str, gradients: str) -> dict[str, bool]:
         "grad-reduce-in-bf16": not half and gradients == "bf16",
         "accumulate-allreduce-grads-in-fp32": half and gradients == "fp32",
     }
+
+
+def remains_only(flags: Mapping[str, Any]) -> bool:
+    """Whether the precision-aware optimizer keeps of the fp32 weights only what bf16 weights lack: on the device, and not
+    beside weights that Megatron-FSDP shards. Source: megatron/core/optimizer/__init__.py and optimizer_config.py."""
+    quantised = "fp8-format" in flags and flags.get("fp8-recipe", "delayed") != "delayed"
+    elsewhere = {"optimizer-cpu-offload", "use-megatron-fsdp", "fp4-format"} & flags.keys()
+    return "use-precision-aware-optimizer" in flags and "bf16" in flags and not quantised and not elsewhere

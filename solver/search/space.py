@@ -30,7 +30,7 @@ from solver.spec.feasibility import (
     tensor_overlap_runs,
     tensor_parallel_runs,
 )
-from solver.spec.optimizer_rules import MUON_ZERO
+from solver.spec.optimizer_rules import zero_stages
 from solver.spec.run_rules import check_run
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
 from solver.spec.strategy import replicas
@@ -238,7 +238,7 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
         sharded &= alike | (splits.ep * splits.etp == 1)
     second = sharded & (one_stage | (2 in can_run.zero_with_pipeline))
     zeros = [(0, copied), (1, sharded), (2, second), (3, sharded & one_stage & (splits.mode != TpMode.ISP))]
-    offered = set(problem.framework.can_run.zero_stages) & (set(MUON_ZERO) if problem.run.optimizer == "muon" else {0, 1, 2, 3})
+    offered = set(problem.framework.can_run.zero_stages) & set(zero_stages(problem.run))
     offered -= {0, 1} if problem.run.offload_gradients else set()
     zeros = [(zero, valid) for zero, valid in zeros if zero in offered]
     stage = -(-problem.model.num_hidden_layers // splits.pp)

@@ -11,7 +11,7 @@ from profiler.errors import InputError
 from solver.search.fixed import parse_names
 from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
-from solver.spec.precision import QUANTISED
+from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.run_rules import modules_of, offload_broken
 from solver.spec.strategy import Strategy
 from solver.step.problem import Problem
@@ -55,7 +55,9 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
         p.framework.can_run.defers_head and p.framework.fuses_accumulation(p.run.gradient_accumulation_fusion)
     ),
     "optimizer": lambda p: p.framework.can_run.optimizers,
-    "optimizer_states": lambda p: p.framework.can_run.optimizer_states,
+    "optimizer_states": lambda p: [
+        states for states in p.framework.can_run.optimizer_states if states != "remainder" or keeps_remainders(p.run)
+    ],
     "cuda_graphs": lambda p: _flag(bool(p.framework.can_run.cuda_graph_modules)),
     "fp8_attention": lambda p: _flag(p.framework.can_run.fp8_attention and p.run.precision in QUANTISED),
     "overlap_grad_reduce": lambda p: [True, False],

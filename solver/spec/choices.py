@@ -58,7 +58,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "attention": ("flash", "unfused"),
     "flash_generation": (0, 1, 2, 3, 4),
     "optimizer": ("adam", "muon"),
-    "optimizer_states": ("fp32", "bf16", "8bit"),
+    "optimizer_states": ("fp32", "remainder", "bf16", "8bit"),
     "cross_entropy_fusion_impl": ("te", "native", "linear"),
     "moe_dispatcher": ("alltoall", "allgather", "deepep", "hybridep"),
 }

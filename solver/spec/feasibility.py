@@ -26,7 +26,7 @@ from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.model import ModelSpec
-from solver.spec.optimizer_rules import MUON_ZERO, optimizer_rules
+from solver.spec.optimizer_rules import optimizer_rules, zero_broken
 from solver.spec.precision import QUANTISED
 from solver.spec.run_rules import (
     attention_rules,
@@ -222,7 +222,7 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
             s.optimizer != "muon" or not s.zero or s.zero_shard_size == s.dp * s.cp,
             f"optimizer muon deals matrices to all {s.dp * s.cp} replicas, not to {s.zero_shard_size} (zero_shard_size)",
         ),
-        (s.optimizer != "muon" or s.zero in MUON_ZERO, f"optimizer muon runs with ZeRO-0 or 1, not ZeRO-{s.zero}"),
+        (not zero_broken(s), zero_broken(s)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),
         (can.recomputes_by_stage or not s.recompute_stage_layers, f"{name} recomputes as many layers on every stage"),
         *(

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from profiler.errors import require
 from solver.spec.framework import Framework
+from solver.spec.precision import keeps_remainders
 from solver.spec.strategy import Strategy
 
-#: ZeRO stages of Muon: whole matrices are dealt to ranks, and gradients are never cut (Megatron-Core, layer_wise_optimizer.py).
-MUON_ZERO = (0, 1)
+
+def zero_stages(run: Strategy) -> tuple[int, ...]:
+    """Return the ZeRO stages that an optimizer runs with: Muon deals whole matrices to ranks, and gradients are never cut
+    (Megatron-Core, layer_wise_optimizer.py); the shards of ZeRO-3 are the fp32 weights themselves, of which nothing is saved."""
+    return (0, 1) if run.optimizer == "muon" else (0, 1, 2) if run.optimizer_states == "remainder" else (0, 1, 2, 3)
+
+
+def zero_broken(run: Strategy) -> str:
+    """Return why an optimizer does not run with a run's ZeRO stage, or ""."""
+    which = "optimizer muon" if run.optimizer == "muon" else f"optimizer_states {run.optimizer_states}"
+    stages = zero_stages(run)
+    return "" if run.zero in stages else f"{which} runs with ZeRO-{stages[0]} to {stages[-1]}, not ZeRO-{run.zero}"
 
 
 def offloads(s: Strategy) -> tuple[tuple[str, bool], ...]:
@@ -26,6 +37,14 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
     return (
         (s.optimizer in can.optimizers, f"{name} does not offer optimizer {s.optimizer}"),
         (s.optimizer_states in can.optimizer_states, f"{name} does not offer optimizer_states {s.optimizer_states}"),
+        (
+            s.optimizer_states != "remainder" or keeps_remainders(s),
+            "optimizer_states remainder is of weights in bf16 (precision bf16, or fp8 with fp8_recipe delayed)",
+        ),
+        (
+            s.optimizer_states != "remainder" or not s.optimizer_offload_fraction,
+            "optimizer_states remainder is kept on the device: leave optimizer_offload_fraction out",
+        ),
         *((not used or what in can.offloads, f"{name} does not offer to offload {what}") for what, used in offloads(s)),
         (s.optimizer_offload_fraction > 0 or not s.offload_gradients, "offload_gradients needs optimizer_offload_fraction"),
         (

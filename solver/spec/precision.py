@@ -11,7 +11,8 @@ from solver.spec.strategy import Strategy
 QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
 PRIMARY = ("fp8", "mxfp8")  #: of these, those in which weights may be stored (fp8_param_gather)
 BLOCK_SCALED = ("mxfp8", "nvfp4")  #: of these, those that only units made for them multiply
-MOMENTS = {"fp32": 4.0, "bf16": 2.0, "8bit": 1.0}  #: bytes of a moment; scales of 8-bit blocks are below a percent
+#: Bytes of a moment; scales of 8-bit blocks are below a percent.
+MOMENTS = {"fp32": 4.0, "remainder": 4.0, "bf16": 2.0, "8bit": 1.0}
 GRAD_BYTES = {"fp32": FP32, "bf16": HALF, "fp16": HALF}
 
 
@@ -36,21 +37,27 @@ def activation_bytes(run: Strategy) -> int:
     return FP32 if run.precision == "fp32" else HALF
 
 
+def keeps_remainders(run: Strategy) -> bool:
+    """Whether Transformer Engine's Adam can keep of the fp32 weights only the 16 bits that bf16 weights lack: not beside
+    quantised weights, but for those of the delayed recipe (megatron/core/optimizer/optimizer_config.py)."""
+    return run.precision == "bf16" or (run.precision == "fp8" and run.fp8_recipe == "delayed")
+
+
 def element_bytes(run: Strategy, framework: Framework) -> ElementBytes:
     """Return the bytes per element of a run.
 
     In fp32 and under autocast the weights are the fp32 master copy; otherwise 16-bit weights are held in addition to it. Adam
-    of torch has moments as wide as its parameters: narrow ones mean that these are the 16-bit weights. Adam of Transformer
-    Engine with narrow moments makes fp32 copies of all of them for its step, and keeps of the master copy only the 16 bits that
-    the weights lack (transformer_engine/pytorch/optimizers/fused_adam.py, store_param_remainders), except beside quantised
-    weights, but for those of the delayed recipe (megatron/core/optimizer/__init__.py), as read.
+    of torch has moments as wide as its parameters: narrow ones mean that these are the 16-bit weights. The precision-aware Adam
+    of Transformer Engine keeps of the master copy only the 16 bits that the weights lack, where it can, whatever its moments
+    are, and makes fp32 copies of all narrow ones for its step (transformer_engine/pytorch/optimizers/fused_adam.py,
+    store_param_remainders), as read.
     """
     activation, memory = activation_bytes(run), framework.memory
-    narrow, moments = run.optimizer_states != "fp32", 2 * MOMENTS[run.optimizer_states]
+    moments = 2 * MOMENTS[run.optimizer_states]
+    narrow = moments < 2 * FP32
     halves = memory.weights_as_moments and narrow and activation == HALF
     wide = (activation == FP32 or memory.fp32_weights) and not halves
-    remainders = run.precision == "bf16" or (run.precision == "fp8" and run.fp8_recipe == "delayed")
-    rest = HALF if memory.fused_adam_copies and narrow and remainders else FP32
+    rest = HALF if memory.fused_adam_copies and run.optimizer_states != "fp32" and keeps_remainders(run) else FP32
     return ElementBytes(
         activation,
         weight=FP32 if wide else HALF,

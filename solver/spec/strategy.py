@@ -110,7 +110,9 @@ class Strategy:
     collective_checks: bool | None = None
     lora_rank: int = 0  #: rank of the adapters of the layers' linears, which alone are trained (LoRA); 0: all weights are
     optimizer: str = "adam"  #: muon: of the matrices of the layers; adam of all other parameters
-    optimizer_states: str = "fp32"  #: Adam's two moments: fp32, bf16, or 8-bit with their scales
+    #: Adam's two moments: fp32, bf16, or 8-bit with their scales. remainder: in fp32, but of the fp32 weights only the 16 bits
+    #: that bf16 weights lack are kept (Megatron's precision-aware optimizer, which keeps no more with narrow moments either).
+    optimizer_states: str = "fp32"
     optimizer_offload_fraction: float = 0.0  #: share of the moments that is on the host, where Adam updates it
     offload_gradients: bool = False  #: that share of a rank's part of the gradients goes to the host in each micro batch
     offload_layers: int = 0  #: layers whose saved activations wait on the host for the backward pass

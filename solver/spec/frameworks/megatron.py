@@ -95,7 +95,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "gathers_after_reducing": True,  # arguments.py
         "changed_states_need_zero": True,  # optimizer_config.py: the precision-aware optimizer is the distributed one's
         "overlaps_muon": False,  # arguments.py asserts that --overlap-grad-reduce is off
-        "optimizer_states": ("fp32", "bf16", "8bit"),  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
+        "optimizer_states": CHOICES["optimizer_states"],  # --use-precision-aware-optimizer --exp-avg-dtype, since 0.11
         # --optimizer-cpu-offload, since 0.12; --cpu-offloading-num-layers; --fine-grained-activation-offloading, since 2026
         "offloads": ("optimizer", "activations", "modules"),
     },
@@ -196,7 +196,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "cuda_graph_modules": CUDA_GRAPH_MODULES,
         "micro_batch_groups": True,
         "optimizers": ("adam", "muon"),
-        "optimizer_states": ("fp32", "bf16", "8bit"),
+        "optimizer_states": CHOICES["optimizer_states"],
         "offloads": ("optimizer", "activations", "modules"),
     },
     kernels={"dropout": False},

@@ -6,7 +6,7 @@ Sources: NVIDIA/NeMo nemo/collections/llm/recipes and scripts/performance; NVIDI
 from __future__ import annotations
 
 from solver.spec.can_run import UNFUSED_CAPS
-from solver.spec.choices import CUDA_GRAPH_MODULES, RECOMPUTE_MODULES
+from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, RECOMPUTE_MODULES
 from solver.spec.frameworks.megatron import BEFORE_0_9, MEGATRON_CORE_0_12
 
 NEMO_24 = MEGATRON_CORE_0_12.derive(
@@ -59,7 +59,7 @@ NEMO_25 = NEMO_24_09.derive(
         "overlaps_exchange": True,
         "recompute_modules": RECOMPUTE_MODULES,
         "cuda_graph_modules": CUDA_GRAPH_MODULES,
-        "optimizer_states": ("fp32", "bf16", "8bit"),
+        "optimizer_states": CHOICES["optimizer_states"],
         "offloads": ("optimizer", "activations"),
     },
     kernels={"probabilities_in_activation": True},
