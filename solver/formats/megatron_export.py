@@ -78,6 +78,7 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
         "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's), and",
         "# --train-iters and --lr by your own.",
         f"export CUDA_DEVICE_MAX_CONNECTIONS={_connections(run)}",
+        *(["export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"] if run.expandable_segments else []),
         *(f"export {name}={value}" for name, value in (DETERMINISTIC if run.deterministic else {}).items()),
         f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
         "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",

@@ -96,7 +96,7 @@ def _shell(source: Source) -> Shell:
 def environment(source: Source) -> dict[str, str]:
     """Return the variables in capitals that a script sets to plain values."""
     text = re.sub(r"(?m)(^|\s)#.*$", "", source.text)
-    found = re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]*)=([\"']?)([\w^.:+-]+)\2(?=\s|;|$)", text)
+    found = re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]*)=([\"']?)([\w^.:+,-]+)\2(?=\s|;|$)", text)
     return {name: value for name, _, value in found}
 
 
@@ -106,6 +106,8 @@ def of_environment(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
     debugging = {"launch_blocking": True} if variables.get("CUDA_LAUNCH_BLOCKING", "0") != "0" else {}
     if variables.get("TORCH_DISTRIBUTED_DEBUG", "") == "DETAIL":
         debugging["collective_checks"] = True
+    if any("expandable_segments:True" in variables.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
+        debugging["expandable_segments"] = True
     set_here = ", ".join(f"{name}={variables[name]}" for name in _UNMODELLED if name in variables)
     return debugging, (f"left out, although it may change times: {set_here}",) if set_here else ()
 

@@ -58,6 +58,7 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     "optimizer_states": lambda p: [
         states for states in p.framework.can_run.optimizer_states if states != "remainder" or keeps_remainders(p.run)
     ],
+    "expandable_segments": lambda p: _flag(p.framework.memory.gaps(True) != p.framework.memory.gaps(False)),
     "cuda_graphs": lambda p: _flag(bool(p.framework.can_run.cuda_graph_modules)),
     "fp8_attention": lambda p: _flag(p.framework.can_run.fp8_attention and p.run.precision in QUANTISED),
     "overlap_grad_reduce": lambda p: [True, False],

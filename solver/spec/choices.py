@@ -70,7 +70,7 @@ SWITCHES = (
     "moe_exchange_overlap",
     "delay_wgrad_compute", "defer_embedding_wgrad_compute",
     "moe_fused_experts", "fp8_param_gather", "fp8_attention", "launch_blocking", "cuda_graphs", "deterministic",
-    "offload_gradients",
+    "offload_gradients", "expandable_segments",
 )  # fmt: skip
 
 

@@ -106,7 +106,10 @@ def graphs_offered(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 
 
 def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shards: bool) -> tuple[tuple[bool, str], ...]:
-    """Return (holds, what is broken) of overlaps, where a layout splits tensors (tp above 1) or shards states, or may do so."""
+    """Return (holds, what is broken) of overlaps and the allocator.
+
+    splits_tensors: a layout splits tensors (tp above 1), or may do so; shards: it shards states, or may do so.
+    """
     can, name = framework.can_run, framework.name
     gathers_alone = s.overlap_param_gather and s.optimizer != "muon" and not s.overlap_grad_reduce
     return (
@@ -117,6 +120,10 @@ def overlap_rules(framework: Framework, s: Strategy, splits_tensors: bool, shard
         (
             not (shards and gathers_alone and can.gathers_after_reducing),
             f"{name}: overlap_param_gather needs overlap_grad_reduce: turn both on or both off",
+        ),
+        (
+            not s.expandable_segments or framework.memory.gaps(True) != framework.memory.gaps(False),
+            f"expandable_segments changes nothing under {name}",
         ),
         (can.micro_batch_groups or not s.micro_batch_group, f"{name} does not offer micro_batch_group"),
     )

@@ -104,6 +104,8 @@ class Strategy:
     cuda_graph_modules: str = ""  #: the graphs are of these only: CUDA_GRAPH_MODULES joined by "+"; empty: of whole layers
     #: Attention, memory of new tensors and cuBLAS's workspaces are as torch's deterministic mode has them.
     deterministic: bool = False
+    #: torch's allocator grows its segments, which leaves few gaps (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).
+    expandable_segments: bool = False
     launch_blocking: bool = False  #: the host waits for every kernel before it launches the next (CUDA_LAUNCH_BLOCKING)
     #: torch checks each collective before it starts (TORCH_DISTRIBUTED_DEBUG=DETAIL). None: not stated, which means no, unless
     #: the framework's scripts may turn it on and the stated all-reduces are late (solver.step.collective_checks).

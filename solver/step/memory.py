@@ -188,7 +188,7 @@ class PeakMemory:
     def totals(self, allocated: np.ndarray, dynamic: np.ndarray, stage: int) -> _Sizes:
         """Return the bytes of a stage, as in Memory, from its sums. stage: its index."""
         memory, splits = self._problem.framework.memory, self._layouts.splits
-        alone, several = memory.allocator_gaps
+        alone, several = memory.gaps(self._problem.run.expandable_segments)
         share = np.where(splits.pp == 1, alone, several)[self._layouts.row]
         reserved = allocated + share * dynamic
         if memory.collective_gaps:

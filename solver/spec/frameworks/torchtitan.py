@@ -10,6 +10,7 @@ from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import TpMode
 from solver.spec.framework import (
     ASSUMED_LAUNCH,
+    EXPANDABLE_GAPS,
     DataParallel,
     Framework,
     Kernels,
@@ -71,8 +72,8 @@ TORCHTITAN_2025 = Framework(
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
     pipeline=Pipeline(keeps_weights=True, keeps_messages=True),  # parallelize_llama.py: no reshard after forward
     # models/llama3/infra/parallelize.py: the last unit is not resharded after forward
-    # expandable segments leave few gaps between tensors; the share is assumed
-    memory=MemoryUse(frees_gradients=True, root_stays=("head",), allocator_gaps=(0.1, 0.1)),
+    # run_train.sh sets expandable_segments
+    memory=MemoryUse(frees_gradients=True, root_stays=("head",), allocator_gaps=(EXPANDABLE_GAPS, EXPANDABLE_GAPS)),
 )
 
 TORCHTITAN_2024 = TORCHTITAN_2025.derive(

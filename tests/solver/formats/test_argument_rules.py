@@ -135,6 +135,15 @@ def test_rules_of_other_frameworks_by_hand(rules: tuple[Rule, ...], given: dict[
     assert len(found) == 1 and says in found[0], found
 
 
+def test_a_script_sets_the_allocator(tmp_path: Path) -> None:
+    model = model_of("llama3_8b")
+    run = layouts_of(model, "megatron-core-0.12", 20, expandable_segments=True)[0]
+    (tmp_path / "run.sh").write_text(exported(tmp_path / "run.sh", model, run, 8)["run.sh"])
+    assert load_run_config(tmp_path / "run.sh").layout["expandable_segments"] is True
+    with pytest.raises(InputError, match="expandable_segments True"):  # a YAML has no place for the environment
+        exported(tmp_path / "run.yaml", model, run.replace(framework="megatron-bridge-26"), 8)
+
+
 def test_what_a_framework_refuses_is_neither_written_nor_read_in_silence(tmp_path: Path) -> None:
     model = model_of("llama3_8b")
     run = layouts_of(model, "megatron-core-0.12", 20, deterministic=True, cross_entropy_fusion=True)[0]

@@ -59,6 +59,9 @@ def test_variables_of_a_script(tmp_path: Path) -> None:
     assert config.layout["launch_blocking"] is True and config.layout["collective_checks"] is None
     assert config.notes[-1] == "left out, although it may change times: NCCL_P2P_DISABLE=1"
     assert megatron(tmp_path, before="export CUDA_LAUNCH_BLOCKING=0").layout["launch_blocking"] is False
+    allocator = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512"
+    assert megatron(tmp_path, before=allocator).layout["expandable_segments"] is True
+    assert config.layout["expandable_segments"] is False
     for word, checks in (("DETAIL", True), ("INFO", None)):
         assert megatron(tmp_path, before=f"export TORCH_DISTRIBUTED_DEBUG={word}").layout["collective_checks"] is checks
 

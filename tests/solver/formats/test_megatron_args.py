@@ -274,9 +274,21 @@ def test_optimizer_and_host_flags() -> None:
 
 def test_small_effects_of_router_and_optimizer_are_named() -> None:
     said: list[str] = []
-    sections_of_megatron({**SMALL, "--moe-router-dtype": "fp32", "--use-precision-aware-optimizer": True}, 8, said)
+    sections_of_megatron({**SMALL, "--moe-router-dtype": "fp32"}, 8, said)
     assert "left out of the estimate: the router's gradients in wider numbers (--moe-router-dtype)" in said
-    assert any("the 16 bits that the others lack (--use-precision-aware-optimizer)" in line for line in said)
+    aware = {"use_precision_aware_optimizer": True}
+    assert read(**aware)[1]["optimizer_states"] == "remainder"
+    assert read(**aware, fp8_format="hybrid", fp8_recipe="delayed")[1]["optimizer_states"] == "remainder"
+    # master weights of quantised ones, those on the host, and those that Megatron-FSDP shards are whole
+    for other in (
+        {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+        {"optimizer_cpu_offload": True},
+        {"fp16": True, "bf16": False},
+    ):
+        assert read(**aware, **other)[1]["optimizer_states"] == "fp32"
+    sharded = {**SMALL, "--use-megatron-fsdp": True, "--use-precision-aware-optimizer": True}
+    assert sections_of_megatron(sharded, 8, said)[1]["optimizer_states"] == "fp32"
+    assert any("weights that Megatron-FSDP shards (--use-precision-aware-optimizer)" in line for line in said)
 
 
 def test_an_unfused_softmax_of_unfused_attention() -> None:

@@ -67,6 +67,7 @@ CONSTANTS: dict[str, dict[str, Any]] = {
         "cp_a2a_size": 2,
         "defer_embedding_wgrad_compute": True,
         "wgrad_deferral_limit": 16,
+        "optimizer_states": "remainder",
     },
     "llama2_13b": {"precision": "fp16", "overlap_param_gather": False, "attention": "unfused", "cross_entropy_fusion": True},
 }

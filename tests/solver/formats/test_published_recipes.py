@@ -44,8 +44,9 @@ def test_every_recipe_is_a_layout_that_runs(recipe: Recipe) -> None:
     dp = sizes["world_size"] // (sizes["tp"] * sizes["pp"] * sizes["cp"])
     settings = {key: value for key, value in recipe.settings.items() if key != "offload_layers"}
     zero = settings.pop("zero", 3 if recipe.family == "nemo-automodel" else 1)
+    shard = settings.pop("zero_shard_size", dp * sizes["cp"])
     run = Strategy(
-        **(sizes | settings), seq_len=4096, dp=dp, zero=zero, zero_shard_size=dp * sizes["cp"], precision=recipe.precision,
+        **(sizes | settings), seq_len=4096, dp=dp, zero=zero, zero_shard_size=shard, precision=recipe.precision,
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b", num_micro_batches=8 * sizes["pp"], tp_mode="msp",
         framework=(framework := " ".join((recipe.family, *recipe.releases[-1:]))),
         **({} if "fp8_recipe" in settings else {"fp8_recipe": framework_of(framework).flags.get("fp8_recipe", "delayed")}),

@@ -117,11 +117,15 @@ def test_the_command_line_lists_what_it_searched_too(tmp_path: Path, capsys: pyt
 def test_graphs_moments_and_attention_in_fp8_vary_where_the_framework_has_them(h100_model: CostModel) -> None:
     problem = problem_of(h100_model)
     assert [one["cuda_graphs"] for one in variants_of(problem, ("cuda_graphs",))] == [False, True]
-    assert [one["optimizer_states"] for one in variants_of(problem, ("optimizer_states",))] == ["fp32", "bf16", "8bit"]
+    assert [one["optimizer_states"] for one in variants_of(problem, ("optimizer_states",))] == [
+        "fp32", "remainder", "bf16", "8bit"
+    ]  # fmt: skip
     with pytest.raises(InputError, match="--also fp8_attention varies nothing"):  # of a 16-bit run
         variants_of(problem, ("fp8_attention",))
     quantised = replace(problem, run=problem.run.replace(framework="megatron-bridge-26", precision="fp8"))
     assert [one["fp8_attention"] for one in variants_of(quantised, ("fp8_attention",))] == [False, True]
+    narrower = replace(quantised, run=quantised.run.replace(fp8_recipe="tensorwise"))  # beside which master weights stay whole
+    assert [one["optimizer_states"] for one in variants_of(narrower, ("optimizer_states",))] == ["fp32", "bf16", "8bit"]
     found, _ = search_variants(problem, 128, ("optimizer_states",), fixed={"tp": 2, "pp": 1, "recompute": "none"})
     memory = {variant.constants["optimizer_states"]: variant.best.memory for variant in found if variant.best}
-    assert memory["8bit"] <= memory["bf16"] <= memory["fp32"]
+    assert memory["8bit"] <= memory["bf16"] <= memory["remainder"] <= memory["fp32"]

@@ -289,6 +289,9 @@ def test_gaps_of_the_allocator_by_stages() -> None:
     found = estimated(problem, [problem.run.replace(dp=2 // pp, pp=pp, zero=0) for pp in (1, 2)])
     dynamic = found.memory.parts[STATIC_PARTS:].sum(axis=0)
     np.testing.assert_allclose(found.memory.reserved - found.memory.allocated, [0.1, 0.35] * dynamic, rtol=1e-9)
+    grown = problem.run.replace(expandable_segments=True)  # segments that grow leave a tenth at most
+    found = estimated(replace(problem, run=grown), [grown.replace(dp=2 // pp, pp=pp, zero=0) for pp in (1, 2)])
+    np.testing.assert_allclose(found.memory.reserved - found.memory.allocated, [0.1, 0.1] * dynamic, rtol=1e-9)
 
 
 def test_three_verdicts() -> None:

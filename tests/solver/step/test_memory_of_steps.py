@@ -39,6 +39,7 @@ def test_messages_of_all_micro_batches_stay_in_torch_pipelines() -> None:
     ("constants", "weight", "states", "sharded", "step"),
     [
         ({}, 2, 12, 12, 0),
+        ({"optimizer_states": "remainder"}, 2, 2 + 8, 12, 0),  # moments in fp32 need no copies for the step
         ({"optimizer_states": "bf16"}, 2, 2 + 4, 8, 8),  # of the fp32 weights the 16 bits that the others lack
         ({"optimizer_states": "8bit"}, 2, 2 + 2, 6, 8),
         ({"optimizer_states": "bf16", "precision": "mxfp8"}, 2, 4 + 4, 8, 8),

@@ -103,6 +103,14 @@ def test_offload_never_takes_memory_and_never_saves_time(
     [
         ({}, {"framework": "megatron-core-0.8", "optimizer_offload_fraction": 0.5}, "does not offer to offload optimizer"),
         ({"zero": 3}, {"framework": "torchtitan", "optimizer_states": "bf16"}, "does not offer optimizer_states bf16"),
+        ({}, {"optimizer_states": "remainder", "precision": "mxfp8"}, "remainder is of weights in bf16"),
+        ({}, {"optimizer_states": "remainder", "optimizer_offload_fraction": 0.5}, "remainder is kept on the device"),
+        (
+            {"zero": 3},
+            {"framework": "megatron-bridge-26", "optimizer_states": "remainder"},
+            "runs with ZeRO-0 to 2, not ZeRO-3",
+        ),
+        ({}, {"framework": "torchtitan", "expandable_segments": True}, "changes nothing under torchtitan"),
         ({"pp": 2, "dp": 4, "zero_shard_size": 4}, {"offload_layers": 4}, "offload_layers needs pp 1"),
         ({"recompute": "full"}, {"offload_layers": 4}, "offload_layers needs pp 1, no recomputation"),
         ({}, {"offload_layers": 32}, "leaves none of the 32 layers"),
