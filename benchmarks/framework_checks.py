@@ -25,13 +25,16 @@ from solver.formats.megatron_export import megatron_arguments
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import stage_layers
 from solver.search.space import cross, enumerate_splits
+from solver.spec.layer_kinds import window_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.stage_kinds import chunk_sizes
 
 MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
-DENSE = ("llama3_8b", "llama3_70b", "llama3_405b", "nemotron4_340b", "qwen2_7b", "qwen3_8b")
-EXPERTS = ("qwen3_30b_a3b", "qwen3_235b_a22b", "mixtral_8x7b", "deepseek_v2_lite", "deepseek_v3", "glm4_5", "kimi_k2")
+DENSE = ("llama3_8b", "llama3_70b", "llama3_405b", "nemotron4_340b", "qwen2_7b", "qwen3_8b", "mistral_7b")
+EXPERTS = (
+    "qwen3_30b_a3b", "qwen3_235b_a22b", "mixtral_8x7b", "deepseek_v2_lite", "deepseek_v3", "glm4_5", "kimi_k2", "gpt_oss_20b",
+)  # fmt: skip
 WORLDS, SEQUENCES, LENGTH, EACH = (8, 64, 512, 2048), 2048, 4096, 25
 #: Arguments whose names differ from those of the configuration.
 NAMES = {
@@ -70,16 +73,18 @@ def megatron_config(flags: dict[str, Any]) -> Any:
     """Return Megatron-Core's configuration of arguments. Raises what it raises for those that it refuses."""
     import torch
     import torch.nn.functional as F  # noqa: N812
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
     given = {flag[2:].replace("-", "_"): value for flag, value in flags.items()}
     kind = MLATransformerConfig if "multi_latent_attention" in given else TransformerConfig
     known = {NAMES.get(name, name): value for name, value in given.items()}
     known = {name: value for name, value in known.items() if name in kind.__dataclass_fields__}
-    if "moe_layer_freq" in known:  # "([0]*3+[1]*58)"
-        known["moe_layer_freq"] = eval(str(known["moe_layer_freq"]), {"__builtins__": {}})
-    if "swiglu" in given:
-        known |= {"gated_linear_unit": True, "activation_func": F.silu}
+    for name in ("moe_layer_freq", "window_size", "window_attn_skip_freq", "no_rope_freq"):
+        if name in known:  # "([0]*3+[1]*58)", "127,0"
+            known[name] = eval(str(known[name]), {"__builtins__": {}})
+    if "swiglu" in given or "quick_geglu" in given:
+        known |= {"gated_linear_unit": True, "activation_func": quick_gelu if "quick_geglu" in given else F.silu}
     if "recompute_modules" in known:
         known["recompute_modules"] = str(known["recompute_modules"]).split()
     known |= {"pipeline_dtype": torch.bfloat16, "params_dtype": torch.bfloat16}
@@ -102,6 +107,16 @@ def megatron_chunks(config: Any) -> list[list[tuple[int, int]]]:
         found.append([(get_transformer_layer_offset(config, part, stage), get_num_layers_to_build(config, part, stage))
                       for part in parts])  # fmt: skip
     return found
+
+
+def same_windows(config: Any, model: ModelSpec) -> bool:
+    """Whether every layer has the window that Megatron-Core gives it, of the tokens before one (transformer/utils.py)."""
+    from megatron.core.transformer.utils import is_layer_window_attention
+
+    size, skips = config.window_size, config.window_attn_skip_freq
+    layers = range(model.num_hidden_layers)
+    seen = [size[0] + 1 if is_layer_window_attention(size, skips, layer + 1) else 0 for layer in layers]
+    return seen == [window_of(model, layer) for layer in layers]
 
 
 def megatron_order(stage: int, run: Strategy) -> list[tuple[int, int, int]]:
@@ -129,8 +144,9 @@ def check_megatron() -> str:
     taken = pipelines = orders = 0
     for precision in ("bf16", "fp8"):
         for model, run in layouts((*DENSE, *EXPERTS), "megatron-core", precision=precision):
-            config = megatron_config(megatron_arguments(model, run))
+            config = megatron_config(megatron_arguments(model, run, kinds=True))
             taken += 1
+            assert same_windows(config, model), model.name
             if run.pp > 1:
                 assert megatron_chunks(config) == chunks(model, run), (model.name, run)
                 pipelines += 1

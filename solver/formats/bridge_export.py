@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, OVERLAPS, SWITCHES, VALUES
+from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, OF_THE_MODEL, OVERLAPS, SWITCHES, VALUES
+from solver.formats.file_run import model_path
+from solver.formats.hugging_face_export import config_json
 from solver.formats.megatron_args import FRAMEWORK
-from solver.formats.megatron_export import megatron_arguments
+from solver.formats.megatron_export import megatron_arguments, plain
 from solver.formats.megatron_flags import SHARDING
 from solver.formats.torchrun import torchrun
 from solver.formats.yaml_text import write_yaml
@@ -24,17 +26,24 @@ Values = dict[str, Any]
 
 
 def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
-    """Return file name -> text of NAME.yaml. Raises InputError for what Megatron's arguments do not express, by name."""
+    """Return file name -> text of NAME.yaml, and of a config.json where only the model's own recipe has all of the model.
+
+    Raises InputError for what Megatron's arguments do not express, by name.
+    """
     megatron = run.replace(
         framework=FRAMEWORK, tp_comm_overlap=False, moe_shared_expert_overlap=False, moe_fused_experts=False,
         fp8_attention=False,
         zero=min(run.zero, 1), dropout=applies_dropout(model, run),
     )  # fmt: skip
-    flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron).items()}
+    flags = {flag.lstrip("-"): value for flag, value in megatron_arguments(model, megatron, kinds=True).items()}
     comments = [
         f"{model.name} on {run.world_size} GPUs, for {VERSION}. Data and tokenizer are yours to name.",
         f"Over a recipe of a GPT model: {torchrun(run, gpus_per_node)} PRETRAIN.py --config-file {name}.yaml",
     ]
+    beside: dict[str, str] = {}
+    if not plain(model):  # windows are tuples, and activations functions, which a recipe of the model has
+        comments.append(f"That recipe must be one of the model, as {model_path(name)} describes it.")
+        beside = {model_path(name): config_json(model)}
     if run.moe_fused_experts:
         comments.append("Fused experts also need NVTE_CUTEDSL_FUSED_GROUPED_MLP=1 in the environment.")
     sections = {
@@ -45,7 +54,7 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
     }  # fmt: skip
     if run.cuda_graphs:
         sections["rng"] = {"te_rng_tracker": True}  # asserted in models/gpt_provider.py
-    return {f"{name}.yaml": write_yaml(sections, comments)}
+    return {f"{name}.yaml": write_yaml(sections, comments), **beside}
 
 
 def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
@@ -75,7 +84,7 @@ def _model(model: ModelSpec, run: Strategy, flags: Values) -> Values:
         ]
     if model.is_mixture_of_experts:
         found["moe_layer_freq"] = [int(has_experts(model, layer)) for layer in range(model.num_hidden_layers)]
-    return found
+    return found if plain(model) else {key: value for key, value in found.items() if key not in OF_THE_MODEL}
 
 
 def _precision(run: Strategy, flags: Values) -> Values:

@@ -58,6 +58,16 @@ INVERTED: Mapping[str, str] = {
     "untie-embeddings-and-output-weights": "share_embeddings_and_output_weights",
     "no-gradient-accumulation-fusion": "gradient_accumulation_fusion",
 }
+#: Keys of ``model`` that say what is trained, and not how.
+OF_THE_MODEL = frozenset((
+    "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "normalization",
+    "position_embedding_type", "vocab_size", "make_vocab_size_divisible_by", "should_pad_vocab", "mtp_num_layers",
+    "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "moe_router_topk", "moe_ffn_hidden_size",
+    "moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_num_groups", "moe_router_group_topk",
+    "moe_layer_freq", "num_moe_experts", "multi_latent_attention", "qk_layernorm", "add_qkv_bias",
+    "moe_router_enable_expert_bias", "gated_linear_unit", "activation_func", "add_bias_linear",
+    "share_embeddings_and_output_weights",
+))  # fmt: skip
 #: Values of GPTModelProvider that differ from the defaults of Megatron-LM's arguments.
 DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True, "expert_tensor_parallel_size": 1}
 #: torch's types of Adam's moments -> Megatron's words.

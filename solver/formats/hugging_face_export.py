@@ -1,4 +1,4 @@
-"""A dense model as a Hugging Face config.json: the first of a few architectures that is read back as the same model."""
+"""A model as a Hugging Face config.json: the first of a few architectures that is read back as the same model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from solver.spec.model import ModelSpec
 #: model_type -> class that transformers makes of it, in the order in which they are tried.
 _TYPES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
+    "olmo2": "Olmo2ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
 }  # fmt: skip
 
 
@@ -53,6 +53,9 @@ def _keys(model: ModelSpec, model_type: str) -> dict[str, Any]:
             "max_position_embeddings": model.max_position_embeddings or None,
             "attention_bias": model.output_bias or None, "mlp_bias": model.mlp_bias or None,
             "sliding_window": model.sliding_window or None,
+            "num_local_experts": model.num_experts or None, "num_experts_per_tok": model.num_experts_per_tok or None,
         }  # fmt: skip
+    if model_type == "gpt_oss":
+        found.pop("mlp_bias")  # which it always has
     found |= {"vocab_size": model.vocab_size, "tie_word_embeddings": model.tie_word_embeddings}
     return {key: value for key, value in found.items() if value is not None}

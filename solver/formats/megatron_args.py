@@ -130,10 +130,14 @@ def _recomputation(flags: Mapping[str, Any], chunks: int) -> dict[str, Any]:
 
     Source: megatron/core/transformer/transformer_block.py, _checkpointed_forward.
     """
-    own = "selective" if "recompute-activations" in flags else "none"
+    whole_experts = "moe-layer-recompute" in flags
+    own = "selective" if whole_experts or "recompute-activations" in flags else "none"
     level = choice(flags, "recompute-granularity", own, {name: name for name in ("none", "selective", "full")})
-    if level == "selective" and "recompute-modules" in flags:
-        return {"recompute": level, "recompute_modules": re.findall(r"[a-z_]+", str(flags["recompute-modules"]))}
+    if level == "full" and whole_experts:
+        raise InputError("Megatron's --moe-layer-recompute does not run with --recompute-granularity full")
+    if level == "selective" and (whole_experts or "recompute-modules" in flags):
+        modules = re.findall(r"[a-z_]+", str(flags.get("recompute-modules", "core_attn")))
+        return {"recompute": level, "recompute_modules": list(dict.fromkeys([*modules, *(["moe"] if whole_experts else [])]))}
     count = whole(flags, "recompute-num-layers", 1) if level == "full" else 1
     if level == "full" and flags.get("recompute-method") == "block":
         return {"recompute": level, "recompute_layers": count * chunks}
@@ -240,11 +244,8 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
     known = {"alltoall": "alltoall", "allgather": "allgather", "deepep": "deepep", "hybridep": "hybridep"}
     if dispatcher not in known:
         raise InputError(f"Megatron's dispatcher {shown(dispatcher)} is not modelled; modelled are {', '.join(known)}")
-    capacity = flags.get("moe-expert-capacity-factor")
-    if capacity is not None and "moe-pad-expert-input-to-capacity" not in flags:
-        raise InputError("Megatron's --moe-expert-capacity-factor without --moe-pad-expert-input-to-capacity is not modelled")
     return {
-        **({"moe_capacity_factor": capacity} if capacity is not None else {}),
+        **_capacity(flags),
         **({"moe_imbalance": 1.0} if "moe-router-force-load-balancing" in flags else {}),
         "etp": whole(flags, "expert-tensor-parallel-size", tp),
         "moe_dispatcher": known[dispatcher],
@@ -252,6 +253,19 @@ def _expert_run(flags: Mapping[str, Any], tp: int) -> dict[str, Any]:
         "moe_router_fusion": "moe-router-fusion" in flags,
         "moe_grouped_gemm": "moe-grouped-gemm" in flags,
     }
+
+
+def _capacity(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the capacity of experts whose missing rows are padded; without padding, balanced experts fill at most theirs."""
+    capacity, padded = flags.get("moe-expert-capacity-factor"), "moe-pad-expert-input-to-capacity" in flags
+    if capacity is None or padded:
+        return {} if capacity is None else {"moe_capacity_factor": capacity}
+    if isinstance(capacity, bool) or not isinstance(capacity, int | float) or capacity < 1:
+        raise InputError(
+            f"Megatron's --moe-expert-capacity-factor {shown(capacity)} without --moe-pad-expert-input-to-capacity is not "
+            "modelled, for it drops tokens of balanced experts too; a number of at least 1 is"
+        )
+    return {}
 
 
 def _layout(text: str, pp: int) -> dict[str, Any]:

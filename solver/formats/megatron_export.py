@@ -7,6 +7,7 @@ until they are replaced.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -18,7 +19,7 @@ from solver.formats.torchrun import torchrun
 from solver.formats.untimed import ACTIVATIONS, squared_relu, stated, stated_number
 from solver.spec.dropout import applies_dropout
 from solver.spec.frameworks import known_framework
-from solver.spec.layer_kinds import has_experts
+from solver.spec.layer_kinds import has_experts, window_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -40,14 +41,19 @@ EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layernorm_epsilon", "
 Flags = dict[str, Any]
 
 
-def megatron_arguments(model: ModelSpec, run: Strategy) -> Flags:
+def megatron_arguments(model: ModelSpec, run: Strategy, kinds: bool = False) -> Flags:
     """Return flag (with its dashes) -> value, or True for a switch.
 
+    kinds: whether what is written of them may have windows, sinks, layers without rotary embedding and clamped gates (plain).
     Raises InputError for what Megatron's arguments do not express, by name.
     """
     if known_framework(run.framework).name != known_framework(FRAMEWORK).name:
         raise InputError(f"the layout is {run.framework}'s; arguments of Megatron-LM are written for --framework {FRAMEWORK}")
     _refuse(model, run)
+    if not (kinds or plain(model)):
+        raise InputError(
+            "windows of attention, sinks, layers without rotary embedding, clamped gates: not among what is written"
+        )
     if run.ep * run.etp == 1 and run.moe_dispatcher in _FLEX:
         run = run.replace(moe_dispatcher="alltoall")  # without other ranks there is nothing to dispatch, and flex is refused
     run = run.replace(dropout=applies_dropout(model, run))
@@ -63,13 +69,15 @@ def model_arguments(model: ModelSpec, run: Strategy) -> Flags:
 
 
 def megatron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str) -> dict[str, str]:
-    """Return file name -> text of a launch script."""
+    """Return file name -> text of a launch script. Raises InputError for YaRN, whose arguments newer releases have."""
+    if model.scaled_rope:
+        raise InputError(f"rotary embedding with YaRN's factor: not among the arguments of Megatron-Core up to {NEWEST}")
     return {f"{name}.sh": shell_command(model, run, gpus_per_node)}
 
 
 def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
-    arguments = megatron_arguments(model, run)
+    arguments = megatron_arguments(model, run, kinds=True)
     words = [f"{name} {shlex.quote(str(value))}" if value is not True else name for name, value in arguments.items()]
     known = first_release({flag.lstrip("-"): value for flag, value in arguments.items()})
     lines = [
@@ -86,6 +94,13 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])
 
 
+def plain(model: ModelSpec) -> bool:
+    """Whether all layers attend to all tokens, without sinks, with one rotary embedding or none, and no gate is clamped."""
+    return not (
+        model.sliding_window or model.attention_sinks or model.no_rope_layers or model.clamped_gate or model.scaled_rope
+    )
+
+
 def _connections(run: Strategy) -> int:
     """Return the queues of kernels on a device: one, which tensor and context parallelism need before Blackwell; an exchange of
     tokens beside another micro batch needs more (arguments.py)."""
@@ -95,8 +110,7 @@ def _connections(run: Strategy) -> int:
 def _refuse(model: ModelSpec, run: Strategy) -> None:
     rules = (
         (model.norms_per_layer == 2 and not model.embedding_norm, "other norms than two a layer"),
-        (not model.sliding_window and not model.attention_chunk_size, "windows or chunks of attention"),
-        (not model.attention_sinks and not model.no_rope_layers, "attention sinks, or layers without rotary embedding"),
+        (not model.attention_chunk_size, "chunks of attention"),
         (model.qk_norm != "all", "norms over all heads of q and k"),
         (model.qk_norm == "none" or model.qk_norm_bias == (model.norm == "layernorm"),
          "norms of q and k of another class than the others"),
@@ -131,15 +145,15 @@ def _model(model: ModelSpec, run: Strategy) -> Flags:
         "group-query-attention": not latent and model.num_key_value_heads != model.num_attention_heads,
         "num-query-groups": model.num_key_value_heads
         if not latent and model.num_key_value_heads != model.num_attention_heads else None,
-        "kv-channels": model.head_dim, "swiglu": model.gated_mlp, "disable-bias-linear": not bias,
+        "kv-channels": model.head_dim, "swiglu": model.gated_mlp and not model.clamped_gate, "disable-bias-linear": not bias,
         "add-qkv-bias": model.qkv_bias and not bias,
         "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm],
-        "position-embedding-type": {"learned": "learned_absolute"}.get(model.position, model.position),
+        "position-embedding-type": _position(model),
         "untie-embeddings-and-output-weights": not model.tie_word_embeddings,
         "max-position-embeddings": model.position_rows or model.max_position_embeddings or run.seq_len,
         "qk-layernorm": model.qk_norm == "head" or latent,
         "tokenizer-type": "NullTokenizer", "vocab-size": model.vocab_size - 1, "mock-data": True,
-        "mtp-num-layers": model.num_nextn_predict_layers or None, **_untimed(model),
+        "mtp-num-layers": model.num_nextn_predict_layers or None, **_untimed(model), **_kinds(model),
     }  # fmt: skip
     if model.padded_vocab_size:
         flags["make-vocab-size-divisible-by"] = model.padded_vocab_size // run.tp
@@ -148,6 +162,31 @@ def _model(model: ModelSpec, run: Strategy) -> Flags:
                   "qk-head-dim": model.qk_nope_head_dim, "qk-pos-emb-head-dim": model.qk_rope_head_dim,
                   "v-head-dim": model.v_head_dim}  # fmt: skip
     return {**flags, **(_experts(model, run) if model.is_mixture_of_experts else {})}
+
+
+def _position(model: ModelSpec) -> str:
+    words = {"learned": "learned_absolute", "rope": "yarn" if model.scaled_rope else "rope"}
+    return words.get(model.position, model.position)
+
+
+def _kinds(model: ModelSpec) -> Flags:
+    """Return windows, which the token itself is beside; sinks; layers without rotary embedding; and GPT-OSS's clamped gate,
+    which is a quick GELU (its alpha is 1.702) of up projections plus 1 (megatron/core/fusions/fused_bias_geglu.py)."""
+    layers = range(model.num_hidden_layers)
+    windows = [int(window_of(model, layer) > 0) for layer in layers]
+    limit = stated_number(model, "swiglu_limit") or 7.0
+    gate = {"quick-geglu": True, "activation-func-clamp-value": limit, "glu-linear-offset": 1.0} if model.clamped_gate else {}
+    return gate | {
+        "window-size": f"{model.sliding_window - 1},0" if any(windows) else None,
+        "window-attn-skip-freq": None if all(windows) or not any(windows) else _listed(windows),
+        "softmax-type": "learnable" if model.attention_sinks else None,
+        "no-rope-freq": _listed([1 - has for has in model.no_rope_layers]) if model.no_rope_layers else None,
+    }
+
+
+def _listed(pattern: Sequence[int]) -> str:
+    """Return a pattern of layers as a list expression, like ([0]*3+[1]*11)."""
+    return f"({'+'.join(f'[{kind}]*{len(list(same))}' for kind, same in groupby(pattern))})"
 
 
 def _llama3_scaling(model: ModelSpec) -> Flags:
@@ -160,7 +199,8 @@ def carried(model: ModelSpec) -> frozenset[str]:
     """Return the keys of its config.json without a part in any time that these arguments hold."""
     scaling = ("rope_scaling",) if _llama3_scaling(model) else ()
     activation = ACTIVATIONS if squared_relu(model) else ()
-    return frozenset(("rope_theta", "partial_rotary_factor", *EPSILONS, *scaling, *activation))
+    gate = ("swiglu_limit", *ACTIVATIONS) if model.clamped_gate else ()
+    return frozenset(("rope_theta", "partial_rotary_factor", *EPSILONS, *scaling, *activation, *gate))
 
 
 def _untimed(model: ModelSpec) -> Flags:
@@ -175,13 +215,13 @@ def _untimed(model: ModelSpec) -> Flags:
 
 def _experts(model: ModelSpec, run: Strategy) -> Flags:
     pattern = [int(has_experts(model, layer)) for layer in range(model.num_hidden_layers)]
-    listed = "+".join(f"[{kind}]*{len(list(same))}" for kind, same in groupby(pattern))
     flags: Flags = {
         "num-experts": model.num_experts, "moe-router-topk": model.num_experts_per_tok,
         "moe-ffn-hidden-size": model.moe_intermediate_size,
         "moe-shared-expert-intermediate-size": model.shared_expert_intermediate_size or None,
-        "moe-layer-freq": None if all(pattern) else f"({listed})",
-        "moe-router-score-function": model.router_score, "moe-router-enable-expert-bias": model.router_bias,
+        "moe-layer-freq": None if all(pattern) else _listed(pattern),
+        "moe-router-score-function": model.router_score,
+        "moe-router-enable-expert-bias": model.router_bias and not model.output_bias,  # beside which it is learned
         "moe-router-num-groups": model.router_groups or None, "moe-router-group-topk": model.router_topk_groups or None,
         "expert-model-parallel-size": run.ep, "expert-tensor-parallel-size": run.etp,
         "moe-grouped-gemm": run.moe_grouped_gemm, "moe-permute-fusion": run.moe_permute_fusion,

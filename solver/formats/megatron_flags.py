@@ -13,63 +13,112 @@ def _flags(names: str) -> frozenset[str]:
 #: Flags that only arrange data, logs, checkpoints, evaluation, initial values and the schedule of the learning rate.
 ARRANGEMENTS = _flags(
     # data and tokenizer
-    "blend-example-in-order data-args-path data-cache-path data-path data-sharding eod-mask-loss full-validation "
-    "legacy-tokenizer merge-file no-create-attention-mask-in-dataloader no-mmap-bin-files num-dataset-builder-threads "
-    "num-workers "
-    "per-split-data-args-path short-seq-prob split test-data-path tiktoken-num-special-tokens tiktoken-pattern "
-    "tiktoken-special-tokens tokenizer-hf-include-special-tokens tokenizer-model tokenizer-prompt-format train-data-path "
-    "valid-data-path vocab-extra-ids vocab-file "
+    "allow-ambiguous-pad-tokens blend-example-in-order data-args-path data-cache-path data-path data-sharding "
+    "dataloader-type eod-mask-loss full-validation "
+    "legacy-tokenizer mask-prob merge-file mid-level-dataset-surplus no-create-attention-mask-in-dataloader no-mmap-bin-files "
+    "num-dataset-builder-threads num-workers object-storage-cache-path "
+    "per-split-data-args-path sample-rate short-seq-prob split test-data-path tiktoken-num-special-tokens tiktoken-pattern "
+    "tiktoken-special-tokens tokenizer-hf-include-special-tokens tokenizer-library tokenizer-metadata tokenizer-model "
+    "tokenizer-prompt-format train-data-path trust-remote-code valid-data-path vocab-extra-ids vocab-file "
     # optimizer and learning rate
-    "adam-beta1 adam-beta2 adam-eps clip-grad decoupled-lr decoupled-min-lr decoupled-weight-decay end-weight-decay "
+    "adam-beta1 adam-beta2 adam-eps apply-wd-to-qk-layernorm check-for-large-grads clip-grad decoupled-lr decoupled-min-lr "
+    "decoupled-weight-decay dump-param-to-param-group-map end-weight-decay "
     "hysteresis init-method-std init-method-xavier-uniform initial-loss-scale loss-scale loss-scale-window lr lr-decay-iters "
     "lr-decay-samples lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters lr-warmup-samples lr-wsd-decay-iters "
     "lr-wsd-decay-samples lr-wsd-decay-style min-loss-scale min-lr muon-extra-scale-factor muon-fp32-matmul-prec "
     "muon-momentum muon-no-split-qkv muon-scale-mode muon-use-nesterov "
     "override-opt-param-scheduler override-opt_param-scheduler "
-    "seed start-weight-decay train-iters train-samples use-checkpoint-opt-param-scheduler use-checkpoint-opt_param-scheduler "
+    "seed sgd-momentum start-weight-decay train-iters train-samples "
+    "use-checkpoint-opt-param-scheduler use-checkpoint-opt_param-scheduler "
     "weight-decay weight-decay-incr-style "
     # checkpoints and evaluation
-    "async-save auto-detect-ckpt-format ckpt-assume-constant-structure ckpt-convert-format ckpt-convert-save ckpt-format "
+    "adlr-autoresume adlr-autoresume-interval async-save auto-detect-ckpt-format ckpt-assume-constant-structure "
+    "ckpt-convert-format ckpt-convert-save ckpt-convert-update-legacy-dist-opt-format ckpt-format "
     "ckpt-fully-parallel-load ckpt-fully-parallel-save ckpt-step dist-ckpt-format dist-ckpt-optim-fully-reshardable "
-    "dist-ckpt-save-pre-mcore-014 dist-ckpt-strictness eval-global-batch-size eval-interval eval-iters "
-    "exit-duration-in-mins exit-interval exit-on-missing-checkpoint exit-signal-handler load no-ckpt-fully-parallel-save "
-    "no-initialization no-load-optim no-load-rng no-save-optim no-save-rng no-use-tokenizer-model-from-checkpoint-args "
-    "non-persistent-ckpt-type non-persistent-global-ckpt-dir non-persistent-save-interval pretrained-checkpoint save "
+    "dist-ckpt-save-pre-mcore-014 dist-ckpt-strictness distrib-optim-fully-reshardable-mem-efficient "
+    "eval-global-batch-size eval-interval eval-iters "
+    "exit-duration-in-mins exit-interval exit-on-missing-checkpoint exit-signal-handler inprocess-restart load "
+    "load-main-params-from-ckpt moe-upcycling-granularity moe-use-upcycling multiple-validation-sets "
+    "no-ckpt-fully-parallel-save "
+    "no-initialization no-load-optim no-load-rng no-save-optim no-save-rng no-strict-fsdp-dtensor-load "
+    "no-use-tokenizer-model-from-checkpoint-args non-persistent-ckpt-type non-persistent-global-ckpt-dir "
+    "non-persistent-local-ckpt-algo non-persistent-local-ckpt-dir non-persistent-save-interval persistent-save-interval "
+    "pretrained-checkpoint replication replication-factor replication-jump save "
     "save-interval save-retain-interval use-checkpoint-args use-dist-ckpt use-mp-args-from-checkpoint-args "
     "use-persistent-ckpt-worker verify-integrity "
     # logs and supervision
-    "app-tag-run-name app-tag-run-version barrier-with-L1-time check-for-spiky-loss "
-    "check-weight-hash-across-dp-replicas-interval "
+    "app-tag-run-name app-tag-run-version barrier-with-L1-time calc-ft-timeouts check-for-spiky-loss "
+    "check-weight-hash-across-dp-replicas-interval config-logger-dir disable-msc "
     "disable-straggler-on-startup distributed-timeout-minutes distributed-timeout-seconds-after-init enable-ft-package "
-    "enable-one-logger error-injection-rate exp-dir log-energy log-interval log-learning-rate-to-tensorboard "
+    "enable-one-logger error-injection-rate error-injection-type exp-dir iterations-to-skip log-energy log-interval "
+    "log-learning-rate-to-tensorboard "
     "log-loss-scale-to-tensorboard log-max-attention-logit log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm "
     "log-progress log-straggler log-throughput log-timers-to-tensorboard log-validation-ppl-to-tensorboard "
     "log-world-size-to-tensorboard logging-level manual-gc manual-gc-eval manual-gc-interval memory-snapshot-path "
     "no-barrier-with-level-1-timing no-log-learning-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-manual-gc-eval "
     "no-one-logger one-logger-async one-logger-project one-logger-run-name profile profile-ranks profile-step-end "
-    "profile-step-start record-memory-history straggler-minmax-count tensorboard-dir tensorboard-log-interval "
+    "profile-step-start record-memory-history result-rejected-tracker-filename run-workload-inspector-server "
+    "straggler-ctrlr-port straggler-minmax-count tensorboard-dir tensorboard-log-interval "
     "tensorboard-queue-size timing-log-level timing-log-option use-pytorch-profiler wandb-entity wandb-exp-name wandb-project "
     "wandb-save-dir "
     # values that no kernel waits for
-    "embedding-init-method-std mscale mscale-all-dim norm-epsilon rotary-base rotary-interleaved rotary-scaling-factor "
-    "rotary-seq-len-interpolation-factor rope-scaling-factor use-rope-scaling "
+    "data-parallel-random-init embedding-init-method-std glu-linear-offset lazy-mpu-init mscale mscale-all-dim norm-epsilon "
+    "rotary-base rotary-interleaved rotary-scaling-factor "
+    "rotary-seq-len-interpolation-factor rope-scaling-factor rope-type use-cpu-initialization use-rope-scaling "
+    "mup-attn-scale-power mup-base-head-dim mup-base-hidden-size mup-embedding-mult mup-output-mult mup-width-mult "
+    "no-yarn-correction-range-round-to-int yarn-beta-fast yarn-beta-slow yarn-original-max-position-embeddings "
     "moe-aux-loss-coeff moe-input-jitter-eps moe-router-bias-update-rate moe-router-num-node-limited moe-z-loss-coeff"
 )
 #: Flags that change neither memory nor time as modelled: numerics, or what is modelled as Megatron's default behaviour.
 NEUTRAL = _flags(
     "accumulate-allreduce-grads-in-fp32 apply-layernorm-1p apply-query-key-layer-scaling attention-softmax-in-fp32 "
-    "calculate-per-token-loss cuda-graph-warmup-steps ddp-average-in-collective ddp-num-buckets-hint "
-    "disable-gloo-process-groups "
+    "cache-mla-latents calculate-per-token-loss cuda-graph-warmup-steps ddp-average-in-collective ddp-num-buckets-hint "
+    "disable-bf16-reduced-precision-matmul disable-gloo-process-groups "
     "enable-experimental finetune fp8-amax-compute-algo fp8-amax-history-len fp8-interval fp8-margin fp8-wgrad "
     "init-model-with-meta-device local-rank "
     "max-position-embeddings mock-data moe-per-layer-logging "
     "moe-router-pre-softmax moe-router-topk-scaling-factor moe-token-drop-policy mtp-loss-scaling-factor no-bias-gelu-fusion "
-    "no-check-for-nan-in-loss-and-grad no-position-embedding "
+    "no-check-for-nan-in-loss-and-grad no-gradient-reduce-div-fusion no-position-embedding "
+    "reset-attention-mask reset-position-ids "  # Transformer Engine's attention is causal whatever the mask
     "te-rng-tracker tokenizer-type use-flash-attn use-mcore-models use-rotary-position-embeddings"
 )
 #: Flags whose small effect is left out of the estimate, with what it is.
 LEFT_OUT = {
     "ddp-bucket-size": "buckets of another size than Megatron's own",
+    "ddp-num-buckets": "buckets of another size than Megatron's own",
+    "ddp-pad-buckets-for-high-nccl-busbw": "the padding of buckets",
+    "ddp-reduce-scatter-with-fp32-accumulation": "reduce-scatters of gradients as all-to-alls",
+    "no-align-grad-reduce": "reductions that pipeline stages begin on their own",
+    "no-align-param-gather": "gathers that pipeline stages begin on their own",
+    "no-scatter-gather-tensors-in-pipeline": "messages between stages that tensor ranks do not divide",
+    "use-ring-exchange-p2p": "exchanges between stages by another library",
+    "nccl-communicator-config-path": "what NCCL's communicators are told",
+    "disable-symmetric-registration": "buffers registered with NCCL",
+    "sharp-enabled-group": "reductions in the switches",
+    "suggested-communication-unit-size": "Megatron-FSDP's messages of another size",
+    "keep-fp8-transpose-cache": "transposed fp8 weights that stay",
+    "reuse-grad-buf-for-mxfp8-param-ag": "gathers of weights into the gradients' buffer",
+    "main-grads-dtype": "gradients that the optimizer reads in another width than they are reduced in",
+    "use-torch-optimizer-for-cpu-offload": "the host's Adam by torch",
+    "no-pin-cpu-grads": "copies to memory of the host that is not pinned",
+    "no-pin-cpu-params": "copies to memory of the host that is not pinned",
+    "train-sync-interval": "the steps in which the host waits for the device",
+    "fp16-lm-cross-entropy": "a loss in 16 bits",
+    "openai-gelu": "the kernels of another GELU",
+    "quick-geglu": "the kernels of a gated GELU",
+    "use-te-activation-func": "Transformer Engine's kernels of the activation",
+    "use-fused-weighted-squared-relu": "a fused activation of experts",
+    "moe-apply-probs-on-input": "probabilities that scale the experts' input",
+    "moe-use-legacy-grouped-gemm": "grouped GEMMs by another library",
+    "no-moe-router-aux-loss-fusion": "the kernels of an unfused loss of the router",
+    "no-clone-scatter-output-in-embedding": "the whole embedding's output, which stays",
+    "tp-comm-overlap-cfg": "how tensor parallelism's overlap is arranged",
+    "tp-comm-overlap-rs-dgrad": "how tensor parallelism's overlap is arranged",
+    "disable-tp-comm-overlap-ag": "tensor parallelism's overlap of some linears only",
+    "disable-tp-comm-overlap-rs": "tensor parallelism's overlap of some linears only",
+    "disable-tp-comm-bulk-dgrad": "tensor parallelism's overlap of some linears only",
+    "disable-tp-comm-bulk-wgrad": "tensor parallelism's overlap of some linears only",
+    "sft": "samples of a fine-tuning set that see only themselves",
     "empty-unused-memory-level": "the pauses in which the allocator's cache is emptied",
     "squared-relu": "the kernels of a squared ReLU",
     "rotary-percent": "rotary embeddings of a part of each head",
@@ -101,6 +150,7 @@ LEFT_OUT = {
 IDLE: dict[str, tuple[object, ...]] = {
     "rotary-percent": (1.0,), "empty-unused-memory-level": (0,), "tp-comm-bootstrap-backend": ("nccl",),
     "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
+    "main-grads-dtype": ("fp32",), "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
 }  # fmt: skip
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
@@ -109,13 +159,32 @@ UNMODELLED = {
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
     "spec": "layers of a specification of one's own",
     "hybrid-override-pattern": "layers that are no transformer layers",
+    "hybrid-attention-ratio": "layers that are no transformer layers",
+    "hybrid-mlp-ratio": "layers that are no transformer layers",
+    "is-hybrid-model": "layers that are no transformer layers",
+    "heterogeneous-layers-config-path": "layers that differ in their sizes",
     "experimental-attention-variant": "attention of another kind",
+    "attention-output-gate": "attention whose output a gate scales",
+    "apply-residual-connection-post-layernorm": "residuals that are taken after the norm",
+    "fp32-residual-connection": "residuals in fp32",
+    "distribute-saved-activations": "saved inputs of layers that tensor ranks divide",
+    "enable-full-sharding-in-hsdp": "states of the optimizer that are sharded over the instances too",
+    "kitchen-config-file": "another library of quantised linears",
+    "kitchen-recipe-number": "another library of quantised linears",
+    "moe-extended-tp": "tensor parallelism of experts as it was before expert-tensor-parallel-size",
+    "perform-rl-step": "reinforcement learning",
+    "skip-train": "a run that trains nothing",
+    "use-legacy-models": "Megatron's models before Megatron-Core",
+    "yaml-cfg": "arguments of another file",
 }
 #: Flag -> (its values whose effect is modelled, what the others mean).
 MODELLED = {
     "rerun-mode": (("disabled", "validate_results"), "every iteration run twice"),
     "distributed-backend": (("nccl",), "communication by another library than NCCL"),
     "fp4-recipe": (("nvfp4",), "another recipe of fp4 than nvfp4"),
+    "softmax-type": (("vanilla", "learnable"), "another softmax of attention"),
+    "main-params-dtype": (("fp32",), "an optimizer without weights in fp32"),
+    "pipeline-model-parallel-comm-backend": (("nccl",), "communication by another library than NCCL"),
     "megatron-fsdp-main-params-dtype": (("fp32",), "an optimizer without weights in fp32"),
     "outer-dp-sharding-strategy": (("no_shard",), "states of the optimizer that are sharded over the instances too"),
 }
@@ -131,8 +200,11 @@ LATENT = {
     "q-lora-rank": ("q_lora_rank", 0), "kv-lora-rank": ("kv_lora_rank", 32), "qk-head-dim": ("qk_nope_head_dim", 128),
     "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64), "v-head-dim": ("v_head_dim", 128),
 }  # fmt: skip
+#: Flags of patterns of layers: a number, or a list expression.
+FREQUENCIES = ("moe-layer-freq", "window-attn-skip-freq", "no-rope-freq")
 #: Flag -> flags that Megatron reads beside it alone.
 BESIDE = {
+    "window-size": ("window-attn-skip-freq",),
     "multi-latent-attention": tuple(LATENT),
     "use-megatron-fsdp": (
         "megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype", "megatron-fsdp-main-params-dtype",
@@ -140,7 +212,10 @@ BESIDE = {
     ),
 }  # fmt: skip
 #: Flag -> its newer name.
-RENAMED = {"use-custom-fsdp": "use-megatron-fsdp"}
+RENAMED = {
+    "use-custom-fsdp": "use-megatron-fsdp", "use-nccl-ub": "nccl-ub", "encoder-seq-length": "seq-length",
+    "encoder-num-layers": "num-layers",
+}  # fmt: skip
 #: flag -> (key of the run, default).
 OF_THE_RUN = {
     "seq-length": ("seq_len", None), "micro-batch-size": ("micro_batch_size", None),
@@ -179,6 +254,8 @@ _READ = _flags(
     "moe-expert-capacity-factor moe-pad-expert-input-to-capacity no-overlap-p2p-communication num-layers-at-end-in-bf16 "
     "num-layers-at-start-in-bf16 muon-num-ns-steps muon-tp-mode optimizer recompute-activations tp-comm-overlap "
     "no-masked-softmax-fusion "
+    "activation-func-clamp-value enable-gpt-oss moe-layer-recompute moe-shared-expert-gate no-rope-freq padded-vocab-size "
+    "qk-l2-norm window-attn-skip-freq window-size "
     "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
     "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
     "fp8-recipe group-query-attention "

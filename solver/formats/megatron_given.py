@@ -36,6 +36,10 @@ def left_out(flags: Mapping[str, Any]) -> list[str]:
     if {"use-precision-aware-optimizer", "use-megatron-fsdp"} <= flags.keys():
         what = "what its optimizer saves of the weights that Megatron-FSDP shards"
         said.append(f"left out of the estimate: {what} (--use-precision-aware-optimizer)")
+    if "moe-expert-capacity-factor" in flags and "moe-pad-expert-input-to-capacity" not in flags:
+        said.append(
+            "left out of the estimate: tokens beyond an expert's capacity, which are dropped (--moe-expert-capacity-factor)"
+        )
     return said
 
 
@@ -48,7 +52,7 @@ def _is_idle(flag: str, value: Any) -> bool:
 def refuse(flags: Mapping[str, Any]) -> None:
     """Raise InputError for a flag, or a value of one, that is not known or whose effect is not modelled."""
     for flag, what in UNMODELLED.items():
-        if flag in flags:
+        if flag in flags and not _is_idle(flag, flags[flag]):
             raise InputError(f"Megatron's --{flag}: {what} is not modelled")
     for flag, (values, what) in MODELLED.items():
         if str(flags.get(flag, values[0])) not in values:
@@ -66,7 +70,7 @@ def refuse(flags: Mapping[str, Any]) -> None:
             )
         if "use-distributed-optimizer" in flags:
             raise InputError("Megatron's --optimizer muon does not run with --use-distributed-optimizer; dist_muon shards it")
-    unknown = sorted(flags.keys() - KNOWN)
+    unknown = sorted(flags.keys() - KNOWN - UNMODELLED.keys())
     if unknown:
         raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.config_file import RunConfig
-from solver.formats.megatron_flags import KNOWN, UNMODELLED
+from solver.formats.megatron_flags import FREQUENCIES, KNOWN, UNMODELLED
 from solver.formats.megatron_run import run_of_arguments
 
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
@@ -70,8 +70,6 @@ def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:
     given = {_NAMES.get(name, name.replace("_", "-")): value for name, value in printed.items() if name not in _INVERTED}
     given |= {flag: True for name, flag in _INVERTED.items() if printed.get(name) is False}
     set_ = {flag: value for flag, value in given.items() if not (value is None or value is False or value in ("none", []))}
-    if "vocab-size" not in set_ and "padded-vocab-size" in set_:
-        set_ |= {"vocab-size": set_["padded-vocab-size"], "tokenizer-type": "HuggingFaceTokenizer"}
     if "num-virtual-stages-per-pipeline-rank" in set_:  # the same, computed from it
         set_.pop("num-layers-per-virtual-pipeline-stage", None)
     found = {}
@@ -91,8 +89,8 @@ def _value(text: str) -> Any:
 
 
 def _word(flag: str, value: Any) -> Any:
-    if flag == "moe-layer-freq" and isinstance(value, list):
-        return "(" + "+".join(f"[{kind}]" for kind in value) + ")"
+    if flag in FREQUENCIES and isinstance(value, list):
+        return value
     if flag == "cp-comm-type" and isinstance(value, list):
         return value[0]
     if isinstance(value, list):

@@ -6,6 +6,7 @@ read.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,71 +14,138 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.formats.megatron_flags import COUNTS, LATENT
 from solver.formats.megatron_values import choice, whole
+from solver.spec.model import LAYER_TYPES
 
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 128000}
 
 
+MAX_LAYERS = 10_000  #: of an expression
+
+
 def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     heads, hidden = whole(flags, "num-attention-heads"), whole(flags, "hidden-size")
     ffn = whole(flags, "ffn-hidden-size", int(4 * hidden * 2 / 3) // 64 * 64 if "swiglu" in flags else 4 * hidden)
-    bias = "disable-bias-linear" not in flags
-    tp, latent = whole(flags, "tensor-model-parallel-size", 1), "multi-latent-attention" in flags
-    vocab = _vocabulary(flags)
-    multiple = whole(flags, "make-vocab-size-divisible-by", 128) * tp
+    bias, latent = "disable-bias-linear" not in flags, "multi-latent-attention" in flags
     position = {"learned_absolute": "learned", "rope": "rope", "yarn": "rope", "none": "none"}
     rotary = "rope" if "use-rotary-position-embeddings" in flags else "learned_absolute"
+    layers = whole(flags, "num-layers")
     model = {
         "name": "megatron",
-        "num_hidden_layers": whole(flags, "num-layers"),
+        "num_hidden_layers": layers,
         **{key: whole(flags, flag) for flag, key in COUNTS.items() if flag in flags},
         **{key: whole(flags, flag, default) for flag, (key, default) in LATENT.items() if latent},
+        **_vocabulary(flags),
         "intermediate_size": ffn,
         "num_key_value_heads": whole(flags, "num-query-groups", 1) if "group-query-attention" in flags else heads,
         "head_dim": whole(flags, "kv-channels", hidden // heads),
-        "vocab_size": vocab,
-        "padded_vocab_size": -(-vocab // multiple) * multiple,
-        "gated_mlp": "swiglu" in flags,
+        "gated_mlp": not flags.keys().isdisjoint(("swiglu", "quick-geglu")),
+        "clamped_gate": "activation-func-clamp-value" in flags,
         "qkv_bias": bias or "add-qkv-bias" in flags,
         "output_bias": bias,
         "mlp_bias": bias,
         "norm": choice(flags, "normalization", "LayerNorm", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}),
         "tie_word_embeddings": "untie-embeddings-and-output-weights" not in flags,
         "position": choice(flags, "position-embedding-type", rotary, position),
+        "scaled_rope": not latent and (flags.get("position-embedding-type") == "yarn" or "enable-gpt-oss" in flags),
         "max_position_embeddings": whole(flags, "max-position-embeddings", 0),
-        "qk_norm": "head" if "qk-layernorm" in flags and not latent else "none",  # latent attention always norms its ranks
+        # of latent attention, whose ranks are always normed; the norm without weights does the work of one with them
+        "qk_norm": "none" if latent or flags.keys().isdisjoint(("qk-layernorm", "qk-l2-norm")) else "head",
+        **_attention(flags, layers),
     }
     model["qk_norm_bias"] = model["qk_norm"] == "head" and model["norm"] == "layernorm"  # of the same class as the others
-    return {**model, **(_experts(flags, ffn) if "num-experts" in flags else {})}
+    return {**model, **(_experts(flags, ffn, layers) if "num-experts" in flags else {})}
 
 
-def _vocabulary(flags: Mapping[str, Any]) -> int:
+def _vocabulary(flags: Mapping[str, Any]) -> dict[str, int]:
+    """Return the tokens of the tokenizer, and the rows of the tables, which are padded unless they are stated."""
     tokenizer = str(flags.get("tokenizer-type", "GPT2BPETokenizer"))
+    rows = whole(flags, "padded-vocab-size") if "padded-vocab-size" in flags else 0
     if "vocab-size" in flags:
-        return whole(flags, "vocab-size") + (tokenizer == "NullTokenizer")  # which adds the end of a document
-    if tokenizer not in TOKENIZERS:
+        tokens = whole(flags, "vocab-size") + (tokenizer == "NullTokenizer")  # which adds the end of a document
+    elif not rows and tokenizer not in TOKENIZERS:
         raise InputError(f"Megatron's --tokenizer-type {tokenizer}: state its --vocab-size")
-    return TOKENIZERS[tokenizer]
+    else:
+        tokens = rows or TOKENIZERS[tokenizer]
+    multiple = whole(flags, "make-vocab-size-divisible-by", 128) * whole(flags, "tensor-model-parallel-size", 1)
+    return {"vocab_size": min(tokens, rows or tokens), "padded_vocab_size": rows or -(-tokens // multiple) * multiple}
 
 
-def _experts(flags: Mapping[str, Any], ffn: int) -> dict[str, Any]:
+def _attention(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return the window of attention, which the token itself is beside (transformer/utils.py), and the layers that have it;
+    whether heads have a sink; and the layers with rotary embedding."""
+    found: dict[str, Any] = {"attention_sinks": flags.get("softmax-type") == "learnable"}
+    if "no-rope-freq" in flags:
+        found["no_rope_layers"] = [1 - skips for skips in _layers_of(flags, "no-rope-freq", layers)]
+    if "window-size" not in flags:
+        return found
+    left, right = _window(flags["window-size"])
+    if right > 0:
+        raise InputError(
+            f"Megatron's --window-size {left},{right}: a window on tokens that follow is not modelled; {left},0 is"
+        )
+    found["sliding_window"] = left + 1 if left >= 0 else 0
+    if left >= 0 and "window-attn-skip-freq" in flags:
+        kinds = _layers_of(flags, "window-attn-skip-freq", layers)
+        every = next((n for n, has in enumerate(kinds, 1) if not has), 0)
+        regular = kinds == [int(not every or n % every != 0) for n in range(1, layers + 1)]
+        listed = [LAYER_TYPES[has] for has in kinds]
+        found |= {"sliding_window_every": every} if regular else {"layer_types": listed}
+    return found
+
+
+def _window(given: Any) -> tuple[int, int]:
+    """Return (tokens before, tokens after) that a token sees: "127,0", "(127, 0)", or a pair; -1: all."""
+    numbers = re.fullmatch(r"[(\[]?\s*(-?\d{1,9})\s*,\s*(-?\d{1,9})\s*[)\]]?", str(given))
+    if not numbers:
+        raise InputError(f"Megatron's --window-size is {shown(given)}; it must be two numbers, as 127,0")
+    return int(numbers[1]), int(numbers[2])
+
+
+def _experts(flags: Mapping[str, Any], ffn: int, layers: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "moe_intermediate_size": whole(flags, "moe-ffn-hidden-size", ffn),
         "num_experts_per_tok": whole(flags, "moe-router-topk", 2),
         "router_score": str(flags.get("moe-router-score-function", "softmax")),
-        "router_bias": "moe-router-enable-expert-bias" in flags,
+        # learned where linears have biases (transformer/moe/router.py), or adjusted
+        "router_bias": "disable-bias-linear" not in flags or "moe-router-enable-expert-bias" in flags,
+        "shared_expert_gate": "moe-shared-expert-gate" in flags,
     }
     if "moe-layer-freq" in flags:
-        found["moe_layer_freq"] = _pattern(flags["moe-layer-freq"])
+        given = flags["moe-layer-freq"]
+        found["moe_layer_freq"] = given if isinstance(given, int) else _layers_of(flags, "moe-layer-freq", layers)
     return found
 
 
-def _pattern(given: Any) -> int | list[int]:
-    """Return ``--moe-layer-freq``: a number n (every n-th layer), or a list expression like ([0]*3+[1]*11)."""
-    if isinstance(given, int):
-        return given
-    parts = re.fullmatch(r"\(?(\[[01]\](\*\d{1,4})?(\+\[[01]\](\*\d{1,4})?)*)\)?", str(given).replace(" ", ""))
-    if not parts:
-        raise InputError(f"Megatron's --moe-layer-freq is {shown(given)}; it must be a number or like ([0]*3+[1]*11)")
-    pieces = re.findall(r"\[([01])\](?:\*(\d+))?", parts[1])
-    return [int(kind) for kind, times in pieces for _ in range(int(times or 1))]
+def _layers_of(flags: Mapping[str, Any], flag: str, layers: int) -> list[int]:
+    """Return a 1 or a 0 for each layer: as a list expression says, like ([0]*3+[1]*11); or 0 for every n-th, and of
+    ``--no-rope-freq`` 1 for it, where the flag is a number n."""
+    given = flags[flag]
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return [int((n % given == 0) == (flag == "no-rope-freq")) for n in range(1, layers + 1)]
+    kinds = given if isinstance(given, list) else _expression(str(given))
+    if kinds is None or any(kind not in (0, 1) for kind in kinds):
+        raise InputError(f"Megatron's --{flag} is {shown(given)}; it must be a number or like ([0]*3+[1]*11)")
+    if len(kinds) != layers:
+        raise InputError(f"Megatron's --{flag} is of {len(kinds)} layers; --num-layers is {layers}")
+    return [int(kind) for kind in kinds]
+
+
+def _expression(text: str) -> list[Any] | None:
+    """Return the list of an expression of lists, + and *, as Python has them; None for anything else."""
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> list[Any]:
+    if isinstance(node, ast.List):
+        return [ast.literal_eval(item) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _value(node.left) + _value(node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        times, items = ast.literal_eval(node.right), _value(node.left)
+        if isinstance(times, int) and 0 <= times * len(items) <= MAX_LAYERS:
+            return items * times
+    raise ValueError

@@ -180,7 +180,7 @@ def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int
         for ep in divisors(model.num_experts)
         for etp in divisors(tp)
         if experts_divide(model, ranks, int(ep), int(etp))
-        and experts_run(can_run, tp, ranks, int(ep), int(etp))
+        and experts_run(can_run, model, tp, ranks, int(ep), int(etp))
         and (etp == 1 or not problem.run.moe_fused_experts)
         and (ep > 1 or not problem.run.moe_exchange_overlap)
     ]

@@ -48,6 +48,7 @@ class CanRun:
     experts_in_fp16: bool = True
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1
+    splits_biased_experts: bool = True  #: etp may be more than 1 where experts have biases
     splits_alone: bool = True  #: without ep experts may be whole beside tp above 1; otherwise tp splits each (not described)
     dispatchers: tuple[str, ...] = ("alltoall", "allgather")
     overlaps_exchange: bool = False  #: moe_exchange_overlap, with or without delay_wgrad_compute

@@ -16,11 +16,12 @@ def experts_divide(model: ModelSpec, ranks: int, ep: int, etp: int) -> bool:
     return model.num_experts % ep == 0 and model.moe_intermediate_size % etp == 0 and ranks % (ep * etp) == 0
 
 
-def experts_run(can_run: CanRun, tp: int, ranks: int, ep: int, etp: int) -> bool:
+def experts_run(can_run: CanRun, model: ModelSpec, tp: int, ranks: int, ep: int, etp: int) -> bool:
     """Whether the framework runs this ep and etp: folded over all ranks of a stage, or tensor-parallel groups of experts that
     are those of the rest, and expert groups within what is left."""
     if can_run.folds_experts:
-        return (etp == 1 or can_run.splits_experts) and (tp == 1 or ep > 1 or can_run.splits_alone)
+        splits = can_run.splits_experts and (can_run.splits_biased_experts or not model.mlp_bias)
+        return (etp == 1 or splits) and (tp == 1 or ep > 1 or can_run.splits_alone)
     return etp == tp and (ranks // tp) % ep == 0
 
 

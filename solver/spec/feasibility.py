@@ -274,8 +274,10 @@ def _expert_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
     return (
         (can.experts, f"{name} is not described with mixtures of experts"),
         (
-            experts_run(can, s.tp, ranks, s.ep, s.etp),
-            f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}" + ", as described here" * (not can.splits_alone),
+            experts_run(can, model, s.tp, ranks, s.ep, s.etp),
+            f"{name} does not run ep {s.ep} and etp {s.etp} with tp {s.tp}"
+            + ", as described here" * (not can.splits_alone)
+            + " and biases of experts" * (model.mlp_bias and s.etp > 1),
         ),
         *dispatch_rules(framework, s),
         (not (wrong := fused_experts_broken(can, model, s)), wrong),

@@ -86,6 +86,11 @@ def _seen(model: ModelSpec, layer: int) -> tuple[int, int]:
     return (0 if every and (layer + 1) % every == 0 else model.sliding_window), model.attention_chunk_size
 
 
+def window_of(model: ModelSpec, layer: int) -> int:
+    """Return the tokens that attention of layer ``layer`` (from 0) sees through its window; 0: it has none."""
+    return _seen(model, layer)[0]
+
+
 def dense_layers(model: ModelSpec) -> int:
     """Return the number of layers without experts."""
     return sum(not has_experts(model, layer) for layer in range(model.num_hidden_layers))

@@ -300,7 +300,8 @@ SINCE = {
     "pipeline-model-parallel-layout": "0.13", "delay-wgrad-compute": "0.14", "overlap-moe-expert-parallel-comm": "0.14",
     "cuda-graph-impl": "0.15", "fp4-format": "0.15",
     "cuda-graph-scope": "0.16", "moe-flex-dispatcher-backend": "0.16", "optimizer": "0.16",
-    "fine-grained-activation-offloading": "0.16",
+    "fine-grained-activation-offloading": "0.16", "window-attn-skip-freq": "0.16", "softmax-type": "0.16",
+    "no-rope-freq": "0.16", "activation-func-clamp-value": "0.16",
 }  # fmt: skip
 
 

@@ -82,6 +82,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "experts": True,
         "experts_in_fp16": False,  # arguments.py asserts it for ep above 1 and for grouped GEMMs
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
+        "splits_biased_experts": False,  # transformer_config.py asserts etp 1
         # --moe-token-dispatcher-type flex, since 0.11; --moe-flex-dispatcher-backend hybridep, since 0.15
         "dispatchers": ("alltoall", "allgather", "deepep", "hybridep"),
         "tp_comm_overlap": True,

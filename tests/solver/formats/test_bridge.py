@@ -13,8 +13,11 @@ from profiler.errors import InputError
 from solver.command_line import main
 from solver.console import main as foretrain
 from solver.formats.config_file import RunConfig, load_run_config
-from solver.formats.export import exported
+from solver.formats.export import exported, write_export
+from solver.formats.same_layout import effective, stated_strategy
 from solver.formats.yaml_text import read_yaml
+from solver.spec.layer_kinds import layer_kinds
+from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
 
 CONSTANTS: dict[str, dict[str, Any]] = {
@@ -76,6 +79,25 @@ def test_hundreds_of_layouts_of_each_model_come_back(name: str, tmp_path: Path) 
     assert came == 80 and not refused
     if not model.is_mixture_of_experts:  # of which the toy machine has no kernels
         assert_same_estimate(model, runs[:4])
+
+
+@pytest.mark.parametrize("name", ["gpt_oss_20b", "mistral_7b"])
+def test_a_layout_over_a_recipe_states_no_model(name: str, tmp_path: Path) -> None:
+    model = model_of(name)
+    extra = {"moe_dispatcher": "hybridep", "moe_permute_fusion": False} if model.is_mixture_of_experts else {}
+    for run in layouts_of(model, "megatron-bridge-26.06", 40, world=64, **extra):
+        write_export(tmp_path / "run.yaml", model, run, 8)
+        text = (tmp_path / "run.yaml").read_text()
+        assert "hidden_size" not in text and "activation_func" not in text and "window" not in text
+        assert "That recipe must be one of the model, as run_model/config.json describes it." in text
+        config = load_run_config(tmp_path / "run.yaml")
+        back = stated_strategy(config.layout, run.world_size)
+        assert effective(model, back) == effective(model, run.replace(framework=back.framework)), text
+        assert same_model(config.model, model, run.tp)
+        kinds = [layer_kinds(one, 4096) for one in (config.model, model)]
+        assert kinds[0].kinds == kinds[1].kinds and list(kinds[0].of_layer) == list(kinds[1].of_layer)
+        facts = [(one.attention_sinks, one.clamped_gate, one.scaled_rope, parameters(one)) for one in (config.model, model)]
+        assert facts[0] == facts[1]
 
 
 @pytest.mark.parametrize("ends", [0, 4])

@@ -10,10 +10,12 @@ from toy import toy_cost
 from profiler.errors import InputError
 from solver.formats.cases import case_of
 from solver.formats.megatron_args import sections_of_megatron
+from solver.formats.model_file import shipped_model
 from solver.report.validate import Prediction
 from solver.spec.cluster import cluster_of
+from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import model_from_keys
-from solver.spec.model_size import attention_linears
+from solver.spec.model_size import attention_linears, parameters
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import problem_of
@@ -92,6 +94,83 @@ def test_what_flags_mean(flags: dict[str, Any], found: dict[str, Any]) -> None:
     run = read(**flags)[1]
     assert found.items() <= run.items()
     assert ("num_layers_at_start_in_bf16" in run) == ("first_last_layers_bf16" in flags)  # which alone turns them on
+
+
+#: The model part of a public script that fine-tunes GPT-OSS 20B with Megatron-LM.
+GPT_OSS: dict[str, Any] = {
+    "--num-layers": 24, "--hidden-size": 2880, "--ffn-hidden-size": 2880, "--num-attention-heads": 64,
+    "--group-query-attention": True, "--num-query-groups": 8, "--kv-channels": 64, "--max-position-embeddings": 131072,
+    "--normalization": "RMSNorm", "--untie-embeddings-and-output-weights": True, "--quick-geglu": True,
+    "--glu-linear-offset": 1.0, "--activation-func-clamp-value": 7.0, "--softmax-type": "learnable", "--window-size": "127,0",
+    "--window-attn-skip-freq": 2, "--position-embedding-type": "yarn", "--rotary-base": 150000, "--rotary-percent": 1.0,
+    "--rotary-scaling-factor": 32.0, "--yarn-original-max-position-embeddings": 4096, "--yarn-beta-fast": 32.0,
+    "--yarn-beta-slow": 1.0, "--mscale": 1.0, "--mscale-all-dim": 0.0, "--no-yarn-correction-range-round-to-int": True,
+    "--attention-dropout": 0.0, "--hidden-dropout": 0.0, "--num-experts": 32, "--moe-ffn-hidden-size": 2880,
+    "--moe-router-topk": 4, "--padded-vocab-size": 201088, "--moe-router-load-balancing-type": "none",
+}  # fmt: skip
+
+
+def test_gpt_oss_is_the_shipped_one() -> None:
+    said: list[str] = []
+    keys, _ = sections_of_megatron({**SMALL, **GPT_OSS}, 8, said)
+    model, shipped = model_from_keys(keys, "test"), shipped_model("gpt_oss_20b")
+    kinds = [layer_kinds(one, 4096, (0, 0)) for one in (model, shipped)]
+    assert kinds[0].kinds == kinds[1].kinds and list(kinds[0].of_layer) == list(kinds[1].of_layer)
+    assert kinds[0].kinds[0].window == 128  # 127 tokens before a token, and itself
+    assert (model.attention_sinks, model.clamped_gate, model.scaled_rope, model.gated_mlp) == (True, True, True, True)
+    assert parameters(shipped) == parameters(model) == 20_914_757_184
+    assert said == ["left out of the estimate: the kernels of a gated GELU (--quick-geglu)"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ({"window_size": "(4095, 0)"}, {"sliding_window": 4096}),
+        ({"window_size": [4095, 0], "window_attn_skip_freq": 4}, {"sliding_window": 4096, "sliding_window_every": 4}),
+        ({"window_size": "-1,0"}, {"sliding_window": 0}),
+        ({"window_size": "7,0", "window_attn_skip_freq": "([1,0]*2+[1]*8)"},
+         {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"] * 8}),
+        ({"window_size": "7,0", "window_attn_skip_freq": "[1,1,0]*4"}, {"sliding_window": 8, "sliding_window_every": 3}),
+        ({"no_rope_freq": 4}, {"no_rope_layers": [1, 1, 1, 0] * 3}),
+        ({"num_experts": 4, "moe_layer_freq": "([0]+[1]*2)*4"}, {"moe_layer_freq": [0, 1, 1] * 4}),
+        ({"num_experts": 4, "moe_shared_expert_gate": True, "moe_shared_expert_intermediate_size": 64},
+         {"shared_expert_gate": True}),
+        ({"qk_l2_norm": True}, {"qk_norm": "head"}),
+        ({"padded_vocab_size": 50304, "tensor_model_parallel_size": 8}, {"vocab_size": 50304, "padded_vocab_size": 50304}),
+        ({"vocab_size": 32000, "padded_vocab_size": 32768}, {"vocab_size": 32000, "padded_vocab_size": 32768}),
+    ],
+)  # fmt: skip
+def test_what_flags_say_of_the_model(flags: dict[str, Any], found: dict[str, Any]) -> None:
+    model = read(**flags)[0]
+    assert found.items() <= model.items() and ("sliding_window_every" in found or "sliding_window_every" not in model)
+    model_from_keys(model, "test")
+
+
+def test_a_layer_of_experts_is_recomputed_whole_by_its_old_flag_too() -> None:
+    assert read(num_experts=8, moe_layer_recompute=True)[1]["recompute_modules"] == ["core_attn", "moe"]
+
+
+def test_experts_of_a_capacity_without_padding_are_those_without_one() -> None:
+    said: list[str] = []
+    flags = {**SMALL, "--num-experts": 8, "--moe-token-dispatcher-type": "alltoall"}
+    run = sections_of_megatron({**flags, "--moe-expert-capacity-factor": 1.0}, 8, said)[1]
+    assert run == sections_of_megatron(flags, 8, [])[1]
+    what = "tokens beyond an expert's capacity, which are dropped (--moe-expert-capacity-factor)"
+    assert said == [f"left out of the estimate: {what}"]
+
+
+def test_flags_of_scripts_are_known() -> None:
+    idle = (
+        "dataloader-type trust-remote-code tokenizer-library reset-position-ids reset-attention-mask rope-type replication "
+        "use-cpu-initialization mup-base-hidden-size config-logger-dir inprocess-restart disable-msc "
+        "no-gradient-reduce-div-fusion"
+    )
+    said: list[str] = []
+    sections_of_megatron(SMALL | {f"--{flag}": True for flag in idle.split()} | {"--hybrid-mlp-ratio": 0.0}, 8, said)
+    assert not said
+    doing = "disable-tp-comm-bulk-dgrad fp16-lm-cross-entropy nccl-ub no-moe-router-aux-loss-fusion sft tp-comm-overlap-cfg"
+    sections_of_megatron(SMALL | {f"--{flag.replace('nccl-ub', 'use-nccl-ub')}": True for flag in doing.split()}, 8, said)
+    assert [line.partition(" (--")[2].rstrip(")") for line in said] == doing.split()
 
 
 def test_small_effects_are_said_to_be_left_out() -> None:
@@ -331,7 +410,24 @@ def test_layout_strings(layout: str, pp: int, expected: dict[str, Any]) -> None:
         ({"use_distributed_optimizer": True, "num_distributed_optimizer_instances": 3}, "3 does not divide the 8"),
         ({"optimizer": "sgd"}, "--optimizer 'sgd' is not modelled; adam, muon, dist_muon are"),
         ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 8}, "8 at a time"),
-        ({"num_experts": 8, "moe_expert_capacity_factor": 1.5}, "-input-to-capacity is not modelled"),
+        ({"num_experts": 8, "moe_expert_capacity_factor": 0.9}, "-input-to-capacity is not modelled, for it drops"),
+        ({"window_size": "127,1"}, "--window-size 127,1: a window on tokens that follow is not modelled; 127,0 is"),
+        ({"window_size": "wide"}, "--window-size is 'wide'; it must be two numbers, as 127,0"),
+        (
+            {"window_size": "127,0", "window_attn_skip_freq": "[1,0]*5"},
+            "--window-attn-skip-freq is of 10 layers; --num-layers is 12",
+        ),
+        ({"no_rope_freq": "[2]*12"}, "--no-rope-freq is '[2]*12'; it must be a number or like"),
+        (
+            {"softmax_type": "off-by-one"},
+            "--softmax-type 'off-by-one': another softmax of attention is not modelled; vanilla and",
+        ),
+        ({"fp32_residual_connection": True}, "--fp32-residual-connection: residuals in fp32 is not modelled"),
+        ({"hybrid_attention_ratio": 0.1}, "--hybrid-attention-ratio: layers that are no transformer layers is not modelled"),
+        (
+            {"moe_layer_recompute": True, "recompute_granularity": "full", "num_experts": 8},
+            "--moe-layer-recompute does not run",
+        ),
         ({"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "moe"}, "CUDA graphs of 'moe' are not modelled"),
         ({"brand_new": 1}, "--brand-new is not known here"),
         (

@@ -17,7 +17,8 @@ from profiler.errors import InputError
 from solver.command_line import main
 from solver.formats.cases import case_of
 from solver.formats.config_file import load_run_config
-from solver.formats.megatron_export import megatron_arguments, shell_command
+from solver.formats.megatron_export import megatron_arguments, megatron_files, shell_command
+from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.spec.strategy import Strategy
@@ -110,6 +111,42 @@ def test_two_hundred_layouts_of_each_model_come_back(name: str) -> None:
             assert {key: getattr(case.model, key) for key in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({"sliding_window": 4096}, {"--window-size": "4095,0"}),
+        ({"sliding_window": 1024, "sliding_window_every": 6},
+         {"--window-size": "1023,0", "--window-attn-skip-freq": "([1]*5+[0]*1+[1]*5+[0]*1)"}),
+        ({"sliding_window": 512, "layer_types": ("full_attention",) * 3 + ("sliding_attention",) * 9},
+         {"--window-size": "511,0", "--window-attn-skip-freq": "([0]*3+[1]*9)"}),
+        ({"no_rope_layers": (1, 1, 1, 0) * 3}, {"--no-rope-freq": "([0]*3+[1]*1+[0]*3+[1]*1+[0]*3+[1]*1)"}),
+        ({"attention_sinks": True}, {"--softmax-type": "learnable"}),
+        ({"clamped_gate": True},
+         {"--quick-geglu": True, "--activation-func-clamp-value": 7.0, "--glu-linear-offset": 1.0}),
+    ],
+)  # fmt: skip
+def test_kinds_of_layers_come_back(changes: dict[str, Any], flags: dict[str, Any]) -> None:
+    run = Strategy(world_size=8, dp=8, seq_len=8192, framework="megatron-core")
+    model = model_of("llama3_8b").replace(num_hidden_layers=12, **changes)
+    written = megatron_arguments(model, run, kinds=True)
+    assert flags.items() <= written.items() and ("--swiglu" in written) != ("--quick-geglu" in written)
+    back = read_back(written, 8).model
+    kinds = [layer_kinds(one, run.seq_len) for one in (model, back)]
+    assert kinds[0].kinds == kinds[1].kinds and list(kinds[0].of_layer) == list(kinds[1].of_layer)
+    assert (back.attention_sinks, back.clamped_gate) == (model.attention_sinks, model.clamped_gate)
+    assert parameters(back) == parameters(model)
+    script = shell_command(model, run, 8)  # whose release is the newest, unless it is an old flag alone
+    assert ("for Megatron-Core 0.16" in script) == (flags.keys() != {"--window-size"})
+    with pytest.raises(InputError, match="windows of attention, sinks, layers without rotary embedding, clamped gates: not"):
+        megatron_arguments(model, run)
+
+
+def test_yarn_needs_a_newer_megatron() -> None:
+    run = Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core")
+    with pytest.raises(InputError, match="YaRN's factor: not among the arguments of Megatron-Core up to 0.16"):
+        megatron_files(model_of("gpt_oss_20b"), run, 8, "run")
+
+
 def test_fp4_comes_back() -> None:
     run = Strategy(world_size=8, dp=8, seq_len=4096, framework="megatron-core", precision="nvfp4", num_layers_at_end_in_bf16=4)
     written = megatron_arguments(model_of("llama3_8b"), run)
@@ -157,7 +194,8 @@ def test_the_script_has_the_arguments_in_words_a_shell_reads(h100_model: CostMod
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        ("gemma2_9b", {}, "windows or chunks of attention|other norms than two"),
+        ("gemma2_9b", {}, "other norms than two"),
+        ("llama4_scout", {}, "chunks of attention"),
         ("llama3_8b", {"framework": "torchtitan"}, "is torchtitan's|torchtitan"),
         ("llama3_8b", {"zero": 3}, "ZeRO-3"),
         ("llama3_8b", {"document_lengths": "1024"}, "packed documents"),

@@ -240,6 +240,17 @@ def test_what_does_not_run_is_refused(h100_model: CostModel, layout: dict[str, A
         check_layout(DEEP, cluster, problem.run.replace(**layout))
 
 
+def test_experts_with_biases_are_whole_under_megatron_core(h100_model: CostModel) -> None:
+    biased = WINDOWS.replace(mlp_bias=True)
+    assert set(enumerate_splits(problem_of(WINDOWS, h100_model), 32).splits.etp.tolist()) == {1, 2, 4}
+    for framework in ("megatron-core", "megatron-bridge-26.06"):
+        problem = problem_of(biased, h100_model, framework=framework)
+        assert set(enumerate_splits(problem, 32).splits.etp.tolist()) == {1}
+        with pytest.raises(InputError, match="does not run ep 2 and etp 2 with tp 2 and biases of experts"):
+            check_layout(biased, problem.cluster, problem.run.replace(tp=2, dp=8, ep=2, etp=2, tp_mode="msp"))
+    assert 2 in enumerate_splits(problem_of(biased, h100_model, framework="generic"), 32).splits.etp
+
+
 def test_ranks_that_experts_do_not_divide_are_refused(h100_model: CostModel) -> None:
     with pytest.raises(InputError, match="ep 3 . etp 1 does not divide the 16 ranks"):
         problem_of(DEEP, h100_model).run.replace(ep=3)
