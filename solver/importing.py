@@ -21,12 +21,15 @@ from solver.api import configured_strategy, estimate
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.batch import stated_batch
 from solver.command_line import CostModels, progress_bar
+from solver.formats.bridge_complete import printed
 from solver.formats.cases import read_cases
-from solver.formats.config_file import RunConfig
+from solver.formats.config_file import RunConfig, run_config_of
+from solver.formats.file_run import Source
 from solver.formats.megatron_log import config_in_log, has_arguments
 from solver.formats.profiler_trace import Trace, is_trace, read_trace
 from solver.formats.step_log import Observation, read_observation
 from solver.formats.text_file import read_text
+from solver.formats.yaml_files import read_yaml_file
 from solver.inputs import Inputs, load_inputs
 from solver.learning import Lesson, learn
 from solver.report.describe import describe
@@ -131,6 +134,10 @@ def _config_of(args: argparse.Namespace) -> RunConfig | None:
     if is_trace(args.log):
         raise InputError(f"{args.log} is a trace, which does not say what was run: give --config and --world_size")
     text = read_text(args.log, "a log", _MOST_BYTES)
+    configuration = printed(text)
+    if configuration is not None:
+        source = Source(args.log, configuration, lambda _: None)
+        return run_config_of(source, read_yaml_file(source))
     if not has_arguments(text):
         raise InputError(f"{args.log} does not say what was run: give --config (or --model_size) and --world_size")
     return config_in_log(text, args.log)

@@ -62,6 +62,8 @@ class Inputs:
         found += [f"{key} of the config changes nothing{why}" for key, why in nothing.items() if key not in of.framework.flags]
         said = {f"left out of the estimate: {what}" for what in left_out}
         found += [printable(line, 400) for line in self.config.notes if line not in said]
+        if "world_size" in self.config.assumed and self.config.layout.get("world_size"):
+            found.append(f"the config states no number of GPUs: {of.run.world_size} are taken; --world_size says how many")
         ignored = self.config.ignored
         if ignored:
             more = f" and {len(ignored) - _SHOWN_KEYS} more" if len(ignored) > _SHOWN_KEYS else ""
@@ -142,7 +144,7 @@ def _on_gpus(config: RunConfig, world: int) -> RunConfig:
         raise InputError(f"{config.source}: its batch of {batch} is no multiple of micro batch {size} * dp {dp}")
     shards = {"zero_shard_size": dp * cp} if layout.get("zero_shard_size") == before * cp else {}
     filled = {"world_size": world, "dp": dp, "num_micro_batches": batch // (dp * size), **shards}
-    return replace(config, layout={**layout, **filled})
+    return replace(config, layout={**layout, **filled}, assumed=tuple(key for key in config.assumed if key != "world_size"))
 
 
 def _world_size(given: int | None, config: RunConfig) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from solver.formats.argument_rules.bridge import RULES
 from solver.formats.argument_rules.megatron_lm import CORE
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
+from solver.formats.bridge_complete import completed, is_complete
 from solver.formats.bridge_names import (
     BACKENDS,
     DEFAULTS,
@@ -14,6 +15,7 @@ from solver.formats.bridge_names import (
     INVERTED,
     KNOWN,
     MOMENTS,
+    NAMED_ALIKE,
     OVERLAPS,
     RECIPES,
     SWITCHES,
@@ -24,6 +26,7 @@ from solver.formats.known_keys import check_described, check_keys, unread_keys
 from solver.formats.literal_python import Section
 from solver.formats.megatron_export import model_arguments
 from solver.formats.megatron_flags import SHARDING
+from solver.formats.megatron_given import with_what_they_need
 from solver.formats.megatron_run import TEST_GPUS, run_of_arguments
 from solver.formats.section_reader import SectionReader
 from solver.spec.frameworks import framework_of
@@ -53,6 +56,8 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     Raises InputError for keys and values that are not known or not described.
     """
     where = str(source.path)
+    complete = is_complete(sections)
+    sections, unknown = completed(sections, where) if complete else (sections, ())
     check_keys(sections, KNOWN, "", where)
     file = SectionReader(sections, "", where, set())
     check_described(file, DESCRIBED)
@@ -62,6 +67,11 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     if "comm_overlap" in file:
         flags = {flag: value for flag, value in flags.items() if flag not in OVERLAPS}
     flags |= _training(file)
+    if complete and (
+        length := file.section("dataset").get("sequence_length")
+    ):  # of the samples; the model may take longer ones
+        flags["seq-length"] = length
+    flags = with_what_they_need(flags) if complete else flags
     guessed: dict[str, Any] = {}
     if _KEY_OF_A_MODEL not in model:  # it changes a recipe, of which only the model is known
         length = model.whole("seq_length")
@@ -80,12 +90,12 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     layout = {
         **read.layout, **guessed, "framework": FRAMEWORK, **({"zero": stage} if sharded else {}),
         "tp_comm_overlap": overlap.flag("tp_comm_overlap", model.flag("tp_comm_overlap", False)),
-        "p2p_overlap": overlap.flag("overlap_p2p_comm", True),
+        "p2p_overlap": overlap.flag("overlap_p2p_comm", model.flag("overlap_p2p_comm", True)),
         "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
         "fp8_attention": _has_fp8_attention(file),
     }  # fmt: skip
-    ignored = tuple(unread_keys(sections, KNOWN, "", file.read))
+    ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), world)))
     return FileRun(read.model, layout, (*assumed, *guessed), ignored, read.notes, refusals)
 
@@ -101,6 +111,8 @@ def _model(model: SectionReader) -> Flags:
     flags: Flags = {flag: model.get(key, DEFAULTS.get(key)) for flag, key in VALUES.items()}
     flags |= {flag: model.flag(key, DEFAULTS.get(key, False)) for flag, key in SWITCHES.items()}
     flags |= {flag: not model.flag(key, True) for flag, key in INVERTED.items()}
+    flags |= {flag: model.get(key) for flag, key in NAMED_ALIKE.items() if key in model}
+    flags |= _activation(model, bool(flags["swiglu"]))
     flags["attention-backend"] = _backend(model)
     if flags["num-query-groups"] not in (None, flags["num-attention-heads"]):
         flags["group-query-attention"] = True
@@ -119,6 +131,15 @@ def _model(model: SectionReader) -> Flags:
     if sizes:
         flags["hierarchical-context-parallel-sizes"] = " ".join(map(str, sizes)) if isinstance(sizes, list) else str(sizes)
     return {flag: value for flag, value in flags.items() if value is not None and value is not False}
+
+
+def _activation(model: SectionReader, gated: bool) -> Flags:
+    """Return the flag of the function that ``activation_func`` names, where it is neither SiLU nor GELU."""
+    given = model.get("activation_func")
+    name = str(given.get("_target_") if isinstance(given, Section) else given).rsplit(".", 1)[-1]
+    if name == "quick_gelu" and gated:
+        return {"swiglu": False, "quick-geglu": True}
+    return {"squared-relu": True} if name in ("squared_relu", "relu2") else {}
 
 
 def _backend(model: SectionReader) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from solver.formats.known_keys import Described, Known, keys
+from solver.formats.megatron_flags import LEFT_OUT, MODELLED, UNMODELLED
 
 
 def _same(words: str) -> dict[str, str]:
@@ -103,11 +104,43 @@ _NEUTRAL_MODEL = (
     "moe_router_topk_scaling_factor moe_z_loss_coeff mtp_loss_scaling_factor parallel_output persist_layer_norm rotary_base "
     "rotary_percent scatter_embedding_sequence_parallel use_te_rng_tracker"
 )
+#: Keys of ``model`` in a complete configuration that change neither memory nor time as modelled, or that other keys decide.
+_NEUTRAL_COMPLETE = (
+    "apply_query_key_layer_scaling async_tensor_model_parallel_allreduce barrier_with_L1_time batch_p2p_comm batch_p2p_sync "
+    "calculate_per_token_loss clone_scatter_output_in_embedding config_logger_dir cpu_offloading_activations "
+    "cpu_offloading_double_buffering cpu_offloading_weights cuda_graph_retain_backward_graph cuda_graph_use_single_mempool "
+    "cuda_graph_warmup_steps deallocate_pipeline_outputs disable_bf16_reduced_precision_matmul "
+    "disable_parameter_transpose_cache "
+    "embedding_init_method_std enable_autocast factor flash_decode fp4 fp4_param fp4_recipe fp8 fp8_amax_compute_algo "
+    "fp8_amax_history_len fp8_dot_product_attention fp8_interval fp8_margin fp8_multi_head_attention fp8_param fp8_recipe "
+    "fp8_wgrad first_last_layers_bf16 generation_config glu_linear_offset hf_model_id high_freq_factor inference_rng_tracker "
+    "inference_sampling_seed layernorm_zero_centered_gamma low_freq_factor mamba_head_dim mamba_num_groups mamba_num_heads "
+    "mamba_state_dim memory_efficient_layer_norm mlp_chunks_for_prefill moe_deepep_num_sms moe_input_jitter_eps "
+    "moe_per_layer_logging moe_token_drop_policy moe_token_dropping mscale mscale_all_dim num_layers_at_end_in_bf16 "
+    "num_layers_at_start_in_bf16 old_context_len perform_initialization rope_scaling rope_scaling_factor rotary_interleaved "
+    "rotary_scaling_factor scale_factor seq_len_interpolation_factor softmax_scale test_mode tp_comm_bootstrap_backend "
+    "tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_overlap_ag tp_comm_overlap_rs tp_comm_split_ag tp_comm_split_rs "
+    "use_cpu_initialization use_mamba_mem_eff_path variable_seq_lengths yarn_beta_fast yarn_beta_slow "
+    "yarn_correction_range_round_to_int yarn_mscale yarn_mscale_all_dim yarn_original_max_position_embeddings "
+    "yarn_rotary_scaling_factor"
+)
+_TAKEN = {*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), *_NEUTRAL_MODEL.split(), *_NEUTRAL_COMPLETE.split()}
+#: Flag -> key of ``model`` that is named as it and means the same: of kinds of layers, of what has a small effect, and of what
+#: is not modelled.
+NAMED_ALIKE: Mapping[str, str] = {
+    flag: key
+    for flag in (
+        "activation-func-clamp-value", "moe-expert-capacity-factor", "moe-layer-recompute", "moe-pad-expert-input-to-capacity",
+        "moe-shared-expert-gate", "no-rope-freq", "qk-l2-norm", "window-attn-skip-freq", "window-size", *MODELLED, *UNMODELLED,
+        *LEFT_OUT,
+    )
+    if (key := flag.replace("-", "_")) not in _TAKEN and not (key.startswith(("no_", "disable_")) and key != "no_rope_freq")
+}  # fmt: skip
 KNOWN: Known = keys(
     "checkpoint dataset dist ft inprocess_restart logger nvrx_straggler profiling rerun_state_machine rng scheduler straggler "
     "tensor_inspect tokenizer validation",
     model=keys(
-        " ".join((*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), _NEUTRAL_MODEL)) + " cpu_offloading "
+        " ".join((*_TAKEN, *NAMED_ALIKE.values())) + " cpu_offloading overlap_p2p_comm transformer_layer_spec "
         "hierarchical_context_parallel_sizes moe_enable_deepep moe_layer_freq moe_shared_expert_overlap recompute_modules "
         "offload_modules "
         "should_pad_vocab tp_comm_overlap use_te_rng_tracker enable_cuda_graph external_cuda_graph "
@@ -115,22 +148,27 @@ KNOWN: Known = keys(
     ),
     train=keys(
         "_target_ micro_batch_size global_batch_size train_iters train_samples eval_interval eval_iters exit_interval "
-        "manual_gc manual_gc_interval rampup_batch_size"
+        "manual_gc manual_gc_eval manual_gc_interval rampup_batch_size exit_signal"
     ),
     ddp=keys(
         "_target_ use_distributed_optimizer overlap_grad_reduce overlap_param_gather grad_reduce_in_fp32 average_in_collective "
         "check_for_nan_in_grad num_distributed_optimizer_instances use_megatron_fsdp data_parallel_sharding_strategy "
-        "align_param_gather"
+        "align_param_gather bucket_size check_for_large_grads fp8_param_gather delay_wgrad_compute gradient_reduce_div_fusion "
+        "outer_dp_sharding_strategy preserve_fp32_weights reuse_grad_buf_for_mxfp8_param_ag"
     ),
     optimizer=keys(
         "_target_ optimizer use_distributed_optimizer optimizer_cpu_offload optimizer_offload_fraction bf16 fp16 lr min_lr "
-        "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype weight_decay adam_beta1 adam_beta2 adam_eps clip_grad"
+        "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype weight_decay adam_beta1 adam_beta2 adam_eps clip_grad "
+        "decoupled_weight_decay fp8_recipe hysteresis initial_loss_scale loss_scale_window main_grads_dtype main_params_dtype "
+        "min_loss_scale overlap_param_gather params_dtype pin_cpu_grads pin_cpu_params reuse_grad_buf_for_mxfp8_param_ag "
+        "sgd_momentum store_param_remainders"
     ),
     mixed_precision=keys(
         "_target_ bf16 fp16 params_dtype pipeline_dtype autocast_enabled grad_reduce_in_fp32 fp8 fp8_recipe fp4 "
         "fp4_recipe fp8_dot_product_attention fp8_multi_head_attention "
         "first_last_layers_bf16 fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_param fp8_param_gather "
-        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 reuse_grad_buf_for_mxfp8_param_ag loss_scale"
+        "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 reuse_grad_buf_for_mxfp8_param_ag loss_scale fp8_wgrad "
+        "hysteresis initial_loss_scale loss_scale_window min_loss_scale"
     ),
     comm_overlap=keys(
         "_target_ tp_comm_overlap tp_comm_overlap_cfg overlap_p2p_comm batch_p2p_comm overlap_grad_reduce overlap_param_gather "
@@ -144,4 +182,5 @@ DESCRIBED: Described = {
     "model.external_cuda_graph": (_OFF, "the older switch of CUDA graphs (cuda_graph_impl is read)"),
     "train.rampup_batch_size": ((None,), "a batch that grows"),
     "optimizer.optimizer": (("adam",), "another optimizer than Adam"),
+    "ddp.outer_dp_sharding_strategy": (("no_shard",), "states that are sharded over the instances too"),
 }

@@ -60,12 +60,12 @@ def load_run_config(path: str | Path) -> RunConfig:
     text = read_text(path, WHAT, MAX_BYTES)
     source = Source(path, text, _neighbours(path))
     if path.suffix != ".json":
-        return _run_config(source, read_source(source))
+        return run_config_of(source, read_source(source))
     plain = json_object(text, path)
     if "model" in plain:
         return _case_like(plain, path)
     if is_deepspeed(plain) or is_strategy(plain):
-        return _run_config(source, read_source(source))
+        return run_config_of(source, read_source(source))
     model = json_model(plain, path)
     return RunConfig(model.name, model, {}, None, path, tuple(unread_keys(plain)) if MARKS & set(plain) else ())
 
@@ -75,7 +75,8 @@ def read_source(source: Source) -> FileRun:
     return _READERS[source.path.suffix](source)
 
 
-def _run_config(source: Source, run: FileRun) -> RunConfig:
+def run_config_of(source: Source, run: FileRun) -> RunConfig:
+    """Return the run of a framework's file as a configuration, with what its framework would refuse among the notes."""
     seq_len = run.layout.get("seq_len")
     refused = tuple(f"its framework would refuse this run: {rule}" for rule in run.refusals)
     notes, per_node = (*refused, *run.notes), run.gpus_per_node

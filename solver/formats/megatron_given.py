@@ -13,6 +13,20 @@ from solver.formats.megatron_flags import BESIDE, IDLE, KNOWN, LEFT_OUT, MODELLE
 from solver.formats.megatron_precision import GRADIENT_TYPES, reduces_in_fp32
 from solver.formats.megatron_values import whole
 
+#: Arguments (by the beginning of the flag) that say nothing where another one is not given.
+NEEDS = {
+    "moe-": "num-experts", "expert-": "num-experts", "num-query-groups": "group-query-attention",
+    "q-lora-rank": "multi-latent-attention", "kv-lora-rank": "multi-latent-attention", "qk-head-dim": "multi-latent-attention",
+    "qk-pos-emb-head-dim": "multi-latent-attention", "v-head-dim": "multi-latent-attention", "fp8-": "fp8-format",
+    "cross-entropy-fusion-impl": "cross-entropy-loss-fusion", "optimizer-offload-fraction": "optimizer-cpu-offload",
+    "cpu-offloading-num-layers": "cpu-offloading", "offload-modules": "fine-grained-activation-offloading",
+    "activation-offload-fraction": "fine-grained-activation-offloading",
+    "min-offloaded-tensor-size": "fine-grained-activation-offloading",
+    "delta-offload-bytes": "fine-grained-activation-offloading", "exp-avg": "use-precision-aware-optimizer",
+    "num-distributed-optimizer-instances": "use-distributed-optimizer", "recompute-": "recompute-granularity",
+    "hierarchical-": "hierarchical-context-parallel-sizes", "megatron-fsdp-": "use-megatron-fsdp",
+    "outer-dp-": "use-megatron-fsdp",
+}  # fmt: skip
 #: Values that a flag which is ignored would have anyway.
 _USUAL = ("auto", "fp32", "no_shard")
 
@@ -27,6 +41,13 @@ def without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[st
     ignored = [flag for flag in flags if flag in alone]
     assumptions += [f"ignored, as Megatron does {alone[flag]}: --{flag}" for flag in ignored if flags[flag] not in _USUAL]
     return {flag: value for flag, value in flags.items() if flag not in alone}
+
+
+def with_what_they_need(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the flags of a complete list of arguments without those that say nothing, since another one is not given."""
+    needed = {flag: next((other for begin, other in NEEDS.items() if flag.startswith(begin) and flag != other), flag)
+              for flag in flags}  # fmt: skip
+    return {flag: value for flag, value in flags.items() if needed[flag] in flags}
 
 
 def left_out(flags: Mapping[str, Any]) -> list[str]:

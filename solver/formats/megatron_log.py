@@ -16,6 +16,7 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.config_file import RunConfig
 from solver.formats.megatron_flags import FREQUENCIES, KNOWN, UNMODELLED
+from solver.formats.megatron_given import with_what_they_need
 from solver.formats.megatron_run import run_of_arguments
 
 _BLOCK = re.compile(r"-+ arguments -+\n(.*?)-+ end of arguments -+", re.DOTALL)
@@ -30,20 +31,6 @@ _INVERTED = {
     "bias_dropout_fusion": "no-bias-dropout-fusion", "apply_rope_fusion": "no-rope-fusion",
     "async_tensor_model_parallel_allreduce": "no-async-tensor-model-parallel-allreduce",
     "tp_comm_split_ag": "disable-tp-comm-split-ag", "tp_comm_split_rs": "disable-tp-comm-split-rs",
-}  # fmt: skip
-#: Arguments (by the beginning of the flag) that say nothing where another one is not given.
-_NEEDS = {
-    "moe-": "num-experts", "expert-": "num-experts", "num-query-groups": "group-query-attention",
-    "q-lora-rank": "multi-latent-attention", "kv-lora-rank": "multi-latent-attention", "qk-head-dim": "multi-latent-attention",
-    "qk-pos-emb-head-dim": "multi-latent-attention", "v-head-dim": "multi-latent-attention", "fp8-": "fp8-format",
-    "cross-entropy-fusion-impl": "cross-entropy-loss-fusion", "optimizer-offload-fraction": "optimizer-cpu-offload",
-    "cpu-offloading-num-layers": "cpu-offloading", "offload-modules": "fine-grained-activation-offloading",
-    "activation-offload-fraction": "fine-grained-activation-offloading",
-    "min-offloaded-tensor-size": "fine-grained-activation-offloading",
-    "delta-offload-bytes": "fine-grained-activation-offloading", "exp-avg": "use-precision-aware-optimizer",
-    "num-distributed-optimizer-instances": "use-distributed-optimizer", "recompute-": "recompute-granularity",
-    "hierarchical-": "hierarchical-context-parallel-sizes", "megatron-fsdp-": "use-megatron-fsdp",
-    "outer-dp-": "use-megatron-fsdp",
 }  # fmt: skip
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8"}
 
@@ -72,12 +59,8 @@ def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:
     set_ = {flag: value for flag, value in given.items() if not (value is None or value is False or value in ("none", []))}
     if "num-virtual-stages-per-pipeline-rank" in set_:  # the same, computed from it
         set_.pop("num-layers-per-virtual-pipeline-stage", None)
-    found = {}
-    for flag, value in set_.items():
-        other = next((needed for begin, needed in _NEEDS.items() if flag.startswith(begin) and flag != needed), None)
-        if flag in (KNOWN | UNMODELLED.keys()) and (other is None or other in set_):
-            found[f"--{flag}"] = _word(flag, value)
-    return found
+    known = {flag: value for flag, value in set_.items() if flag in KNOWN or flag in UNMODELLED}
+    return {f"--{flag}": _word(flag, value) for flag, value in with_what_they_need(known).items()}
 
 
 def _value(text: str) -> Any:

@@ -40,9 +40,9 @@ def read_script(source: Source) -> FileRun:
     launch, (settings, left_out) = ranks_of_launch(words[:at], path), of_environment(source)
     assumed: tuple[str, ...] = ()
     told: list[str] = []
-    if launch.nodes == 1 and launch.world_size < (least := least_ranks(flags)):  # whose nodes are still to be filled in
-        assumed, few = ("world_size",), f"it launches {launch.world_size} GPUs, fewer than its parallel sizes need"
-        told.append(f"{few}: --world_size says how many, else {least} are taken")
+    if launch.nodes == 1 and launch.world_size < least_ranks(flags):  # whose nodes are still to be filled in
+        assumed = ("world_size",)
+        told.append(f"it launches {launch.world_size} GPUs, fewer than its parallel sizes need")
     run = run_of_arguments(flags, launch.world_size, path, assumed, environment=environment(source))
     if not {"--vocab-size", "--tokenizer-type"} & flags.keys():
         vocab = f"{run.model.vocab_size:,} (GPT-2's)"
