@@ -9,7 +9,7 @@ import numpy as np
 from solver.layers.adapters import frozen_ops
 from solver.layers.norm import norm_ops
 from solver.layers.ops import linear, memory_bound, tp_collective
-from solver.layers.program import FORWARD, INPUT_GRAD, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.layers.program import FORWARD, INPUT_GRAD, VOCABULARY, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.layers.soft_caps import soft_cap_ops
 from solver.spec.choices import TpMode
@@ -46,7 +46,7 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     )
     weights = (
         Weight("final_norm", model.norm_parameters),
-        Weight("vocab", shapes.vocab * (model.hidden_size + model.head_bias)),
+        Weight(VOCABULARY, shapes.vocab * (model.hidden_size + model.head_bias)),
     )
     capped = soft_cap_ops(shapes, "logits", "loss", shapes.tokens * shapes.vocab, ()) if model.capped_logits else []
     ops = frozen_ops(shapes, [*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *capped, *_loss_ops(shapes)])
@@ -63,7 +63,7 @@ def _vocab_ops(shapes: Shapes) -> list[Op]:
         tp_collective(shapes, "vocab.all_gather", "head", "all_gather", FORWARD, sequence),
         *_in_chunks(
             shapes,
-            linear(shapes, "vocab", "head", shapes.vocab, shapes.model.hidden_size, tokens=shapes.tokens, quantised=False),
+            linear(shapes, VOCABULARY, "head", shapes.vocab, shapes.model.hidden_size, tokens=shapes.tokens, quantised=False),
         ),
         tp_collective(shapes, "vocab.reduce_scatter", "head", "reduce_scatter", INPUT_GRAD, sequence, wgrad),
         tp_collective(shapes, "vocab.all_reduce", "head", "all_reduce", INPUT_GRAD, mtp, wgrad),
@@ -138,8 +138,9 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     probabilities, its product). Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight
     while the logits' gradient is alive; those that do not accumulate return a real one.
     """
-    logits = _logits(shapes)
-    returned = shapes.framework.memory.vocab_dummy_gradient or shapes.run.gradient_accumulation_fusion is False
+    logits, memory = _logits(shapes), shapes.framework.memory
+    passing = memory.vocab_dummy_gradient and not memory.dummy_gradients  # those that stay are beside the gradients
+    returned = passing or shapes.run.gradient_accumulation_fusion is False
     dummy = shapes.vocab * shapes.model.hidden_size * HALF * (returned and not shapes.run.lora_rank)
     if _with_projection(shapes):  # the gradient of the input is kept; the logits of one chunk come and go, also in fp32
         inputs = shapes.tokens * shapes.model.hidden_size

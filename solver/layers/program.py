@@ -24,6 +24,7 @@ FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"
 #: Groups of parameters by the ranks that hold copies: linears, which ISP shards over ``wp``, experts, of which each rank of an
 #: expert group holds some, adapters beside frozen linears, and all others.
 LINEARS, OTHERS, EXPERTS, ADAPTERS = "linears", "others", "experts", "adapters"
+VOCABULARY = "vocab"  #: the weight of the head's projection, and its op
 #: Bytes over the link to the host, and through the host's memory.
 HOST_LINK, HOST_MEMORY = "host_link", "host_memory"
 PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS, ADAPTERS)
@@ -189,8 +190,8 @@ class LayerProgram:
         return self._sum(w.elements for w in self.weights if group is None or w.group == group)
 
     def distinct_elements(self) -> dict[str, np.ndarray]:
-        """Return the elements of linears and experts by name, equal matrices once; shape [keys] each."""
-        held = (w for w in self.weights if w.group != OTHERS)
+        """Return the elements of linears, experts and the vocabulary by name, equal matrices once; shape [keys] each."""
+        held = (w for w in self.weights if w.group != OTHERS or w.name == VOCABULARY)
         return {w.name: np.broadcast_to(np.asarray(w.elements / w.alike, dtype=float), len(self.keys)) for w in held}
 
     def flops(self) -> np.ndarray:

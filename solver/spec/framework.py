@@ -224,12 +224,11 @@ class MemoryUse:
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.
     frees_gradients: bool = False
     sharded_gradient_bytes: int = 0  #: of a gradient that ZeRO-3 has reduced; 0: as it is reduced
-    #: A 16-bit buffer is kept for each distinct shape of a layer's linears: Transformer Engine since 2.11, where a GEMM that
-    #: accumulates into fp32 gradients must still return a gradient to autograd.
+    #: A 16-bit buffer stays for each distinct shape of a layer's linears and of the vocabulary's projection: Transformer Engine
+    #: since 2.3 (get_dummy_wgrad in pytorch/module/base.py, which Megatron's own linears call too), where a GEMM that
+    #: accumulates into the gradients must still return one to autograd.
     dummy_gradients: bool = False
-    vocab_dummy_gradient: bool = (
-        False  #: likewise for the vocabulary's weight, during its backward pass (Megatron's own linears)
-    )
+    vocab_dummy_gradient: bool = False  #: without them, that of the vocabulary is there during its backward pass
     #: What the caching allocator reserves beyond the allocated peak, as a share of what comes and goes within a step (weights,
     #: gradients and states are allocated once and leave no gaps): with one pipeline stage, whose micro batches free their
     #: blocks in reverse order for the next, and with several, whose micro batches interleave. From Aleph Alpha's runs that

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.layers.program import LINEAR, WEIGHT_GRAD, Op, operands
+from solver.layers.program import LINEAR, VOCABULARY, WEIGHT_GRAD, Op, operands
 from solver.spec.strategy import Strategy
 from solver.step.problem import Part
-
-_PROJECTION = "vocab"  #: the only op that Megatron defers; a module of multi-token prediction computes its gradients at once
 
 
 def projection_seconds(head: Part) -> np.ndarray:
@@ -27,7 +25,7 @@ def projection_operands(head: Part, element: float) -> np.ndarray:
 
 
 def _is_projection(op: Op) -> bool:
-    return op.name == _PROJECTION and op.phase == WEIGHT_GRAD and op.kind == LINEAR
+    return op.name == VOCABULARY and op.phase == WEIGHT_GRAD and op.kind == LINEAR
 
 
 def deferred_share(run: Strategy, micro_batches: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from solver.layers.program import EXPERTS, LINEARS, OTHERS
+from solver.layers.program import EXPERTS, LINEARS, OTHERS, VOCABULARY
 from solver.spec.choices import TpMode
 from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Splits
@@ -34,7 +34,7 @@ def stage_state(
     """
     has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
     out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
-    out[1] += _gradient_buffers(problem, table, key)
+    out[1] += _gradient_buffers(problem, table, key, has_head)
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     autocast = problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
@@ -92,11 +92,13 @@ def _trained_bytes(
     return np.array([weights, gradients, state * owned]), step
 
 
-def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray) -> np.ndarray:
-    """Return the bytes of dummy gradients of one layer's linears, and of buckets, [splits]."""
+def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray, has_head: np.ndarray) -> np.ndarray:
+    """Return the bytes of dummy gradients of one layer's linears and of the head, and of buckets, [splits]."""
     framework, shapes = problem.framework, {n: size for part in table.layers for n, size in part.shaped_alike.items()}
-    dummies = framework.memory.dummy_gradients and not problem.is_frozen(LINEARS)
-    found: np.ndarray = HALF * sum(shapes.values(), np.zeros(len(table.keys)))[key] * dummies
+    accumulates = problem.run.gradient_accumulation_fusion is not False and not problem.is_frozen(LINEARS)
+    of_layers = sum(shapes.values(), np.zeros(len(table.keys)))[key]
+    of_head = table.head.shaped_alike[VOCABULARY][key] * has_head
+    found: np.ndarray = HALF * (of_layers + of_head) * (framework.memory.dummy_gradients and accumulates)
     if buckets := framework.memory.gradient_buckets:
         found = found + buckets * framework.data_parallel.bucket_elements * problem.element_bytes.gradient
     return found

@@ -613,6 +613,6 @@ def test_a_search_writes_the_report_that_an_explanation_does(tmp_path: Path) -> 
     words = ["--model_size", "llama3_8b", "--world_size", "16", "--framework", "megatron-core"]
     assert main(["--run_all_solu", *words, "--report", str(page)]) == 0
     text = page.read_text()
-    assert "llama3_8b on 16 x NVIDIA H100" in text and "http" not in text.replace("http://www.w3.org", "")
+    assert "llama3_8b on 16 x NVIDIA H100" in text and "://" not in text.replace("http://www.w3.org", "")
     assert main([*words, "--report", str(page)]) == 2, "of one layout, foretrain explain writes it"
     assert main(["--run_all_solu", *words, "--report", str(tmp_path / "out.txt")]) == 2

@@ -34,7 +34,7 @@ KINDS = {
 _SIZE, _NONE, _OFF, _ON = Field("size"), Field("count", 0), Field("flag", False), Field("flag", True)
 _NET = Field("text", "auto", LISTED, ("auto",), "the links of a group follow from where its ranks are")
 
-_RELEASE = Field("text", None, LISTED, why="te_version alone decides: dummy gradients are kept since Transformer Engine 2.11")
+_RELEASE = Field("text", None, LISTED, why="te_version alone decides: dummy gradients are kept since Transformer Engine 2.3")
 
 
 def _listed(kind: str, default: Any, why: str) -> Field:

@@ -12,6 +12,7 @@ from solver.formats.simumax.recompute import recompute_of
 
 #: What runs the layout. ZeRO-2 and ZeRO-3 are not in Megatron-Core's distributed optimizer, but in Megatron FSDP.
 FRAMEWORK, SHARDING_FRAMEWORK = "megatron-core-0.12", "megatron-bridge-25"
+KEEPING, FREEING = "2.3.0", "2.2"  #: the first Transformer Engine that keeps dummy gradients, and the last that does not
 _SIZES = {
     "seq_len": "seq_len", "world_size": "world_size", "tp_size": "tp", "cp_size": "cp", "pp_size": "pp",
     "micro_batch_size": "micro_batch_size", "micro_batch_num": "num_micro_batches", "interleaving_size": "vpp",
@@ -85,9 +86,10 @@ def _check(config: StrategyConfig) -> None:
 
 
 def _engine(config: StrategyConfig) -> str:
-    """Return what the name of a framework says of its release of Transformer Engine, if the file states one."""
+    """Return what the name of a framework says of its release of Transformer Engine: one that the file states, or, as SimuMax
+    has it, one that keeps no dummy gradients."""
     if config.te_version is None:
-        return ""
+        return f", transformer-engine {FREEING}"
     release = re.match(r"v?(\d{1,3}\.\d{1,3})", config.te_version)
     if not release:
         raise InputError(f"strategy field te_version is {shown(config.te_version)}; it must be a release such as 2.11.0")

@@ -28,7 +28,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
 )  # fmt: skip
 
 _TRANSFORMER_ENGINE = re.compile(r"transformer[-_ ]engine\D{0,10}(\d+)\.(\d+)")
-_DUMMY_GRADIENTS_SINCE = (2, 11)
+_DUMMY_GRADIENTS_SINCE = (2, 3)
 
 
 @cache
@@ -41,8 +41,9 @@ def framework_of(name: str) -> Framework:
     framework = _first_named(name, [(f, (f.name, *f.aliases)) for f in FRAMEWORKS])
     framework = framework or _first_named(name, [(f, f.broad_aliases) for f in FRAMEWORKS]) or GENERIC
     engine = _TRANSFORMER_ENGINE.search(name.lower())
-    if engine and (int(engine[1]), int(engine[2])) >= _DUMMY_GRADIENTS_SINCE:
-        return framework.derive(framework.name, framework.released, memory={"dummy_gradients": True})
+    if engine:
+        keeps = (int(engine[1]), int(engine[2])) >= _DUMMY_GRADIENTS_SINCE
+        return framework.derive(framework.name, framework.released, memory={"dummy_gradients": keeps})
     return framework
 
 

@@ -118,6 +118,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "cublas_threads": 2,
         "transformer_engine": True,
         "fused_adam_copies": True,
+        "dummy_gradients": True,  # with Transformer Engine 2.3 or later, of May 2025
     },
     data_parallel={"buffer_passes": 4.0},  # --check-for-nan-in-loss-and-grad is the default
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds
@@ -152,6 +153,7 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
     best_practice={"cross_entropy_fusion": False},
     can_run={**BEFORE_0_9, "cp_comms": ("ring",)},
     kernels={"probabilities_in_activation": False},  # since 0.13
+    memory={"dummy_gradients": False},
 )
 
 #: --transformer-impl local: Megatron's own linears and unfused attention.
@@ -167,7 +169,13 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
         "bias_gradient_fused": False,
         "launch_seconds": OWN_LAYERS_LAUNCH,
     },
-    memory={"quantised_inputs": False, "quantised_weights": False, "transformer_engine": False, "scores_buffer": True},
+    memory={
+        "quantised_inputs": False,
+        "quantised_weights": False,
+        "transformer_engine": False,
+        "scores_buffer": True,
+        "dummy_gradients": False,
+    },
 )
 
 #: Stands for frameworks that are not described: a Megatron-like one, whose runs are taken to overlap what can overlap.

@@ -100,4 +100,4 @@ def test_no_step_from_the_best_layout_is_faster_and_fits(h100_model: CostModel) 
     best = search(problem, BATCH).best
     found = neighbours(problem, best.layouts.strategy(0, problem.run))
     fit = [found.change(step) for step in found.steps if found.solutions.verdict(step.index) != "OUT OF MEMORY"]
-    assert len(fit) > 5 and min(fit) >= 0
+    assert len(fit) >= 5 and min(fit) >= 0

@@ -66,7 +66,7 @@ def test_other_modules_are_searched_only_where_something_is_recomputed(h100_mode
 
 
 def test_the_host_is_offered_where_the_cluster_describes_one(h100_model: CostModel) -> None:
-    host = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "host_memory_gb_s": 40, "memory_gib": 60})
+    host = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "host_memory_gb_s": 40, "memory_gib": 62})
     problem = make_problem(DENSE, 8, h100_model, 8192, host, framework="megatron-core", precision="bf16")
     found, _ = search_variants(problem, 64, ("optimizer_offload_fraction",))
     fits = [variant.constants["optimizer_offload_fraction"] for variant in found if variant.best]

@@ -28,7 +28,8 @@ LLAMA = ModelSpec(
     num_key_value_heads=8, head_dim=128, vocab_size=128257,
 )  # fmt: skip
 LAYOUT = {
-    "framework": "megatron-core-0.12", "tp": 1, "pp": 2, "tp_mode": "mtp", "zero": 1, "grad_dtype": "fp32",
+    "framework": "megatron-core-0.12, transformer-engine 2.2",
+    "tp": 1, "pp": 2, "tp_mode": "mtp", "zero": 1, "grad_dtype": "fp32",
     "num_micro_batches": 8, "overlap_grad_reduce": False, "overlap_param_gather": False, "cross_entropy_fusion": False,
     "dropout": False, "gradient_accumulation_fusion": True,
 }  # fmt: skip
