@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from solver.formats.argument_rules.bridge import RULES
@@ -55,49 +56,62 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
 
     Raises InputError for keys and values that are not known or not described.
     """
-    where = str(source.path)
-    complete = is_complete(sections)
+    where, complete = str(source.path), is_complete(sections)
     sections, unknown = completed(sections, where) if complete else (sections, ())
     check_keys(sections, KNOWN, "", where)
     file = SectionReader(sections, "", where, set())
     check_described(file, DESCRIBED)
-    model, overlap, ddp = file.section("model"), file.section("comm_overlap"), file.section("ddp")
-    sizes = [model.whole(key, 1) for key in _SIZES]
+    flags = _arguments(file, complete)
+    guessed: dict[str, Any] = {}
+    if _KEY_OF_A_MODEL not in file.section("model"):  # it changes a recipe, of which only the model is known
+        flags, guessed = _over_recipe(file, flags, source)
+    ranks = math.prod(file.section("model").whole(key, 1) for key in _SIZES)
+    dp = file.section("comm_overlap").whole("data_parallel_size", 0, least=0)
+    assumed = () if dp else ("world_size",)
+    world = dp * ranks or -(-TEST_GPUS // ranks) * ranks
+    read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
+    layout = {**read.layout, **guessed, **_layout(file)}
+    ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
+    refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), read.layout["world_size"])))
+    return FileRun(read.model, layout, (*assumed, *guessed), ignored, read.notes, refusals)
+
+
+def _arguments(file: SectionReader, complete: bool) -> Flags:
+    """Return the arguments that a file states; a complete one has the defaults of what it does not turn on too."""
+    model = file.section("model")
     flags = _model(model) | _moe(model) | _precision(file)
     if "comm_overlap" in file:
         flags = {flag: value for flag, value in flags.items() if flag not in OVERLAPS}
     flags |= _training(file)
-    if complete and (
-        length := file.section("dataset").get("sequence_length")
-    ):  # of the samples; the model may take longer ones
+    length = file.section("dataset").get("sequence_length") if complete else None
+    if length:  # that of the samples; the model may take longer ones
         flags["seq-length"] = length
-    flags = with_what_they_need(flags) if complete else flags
-    guessed: dict[str, Any] = {}
-    if _KEY_OF_A_MODEL not in model:  # it changes a recipe, of which only the model is known
-        length = model.whole("seq_length")
-        run = Strategy(world_size=sizes[0], tp=sizes[0], seq_len=length)
-        beside = model_beside(source, f"it states no model (model.{_KEY_OF_A_MODEL})")
-        flags = _over(model_arguments(beside, run), flags)
-        usual = _OF_RECIPES if beside.is_mixture_of_experts else {"dropout": _OF_RECIPES["dropout"]}
-        guessed = {field: value for field, (keys, value) in usual.items() if not any(key in model for key in keys)}
-    ranks = sizes[0] * sizes[1] * sizes[2]
-    dp = overlap.whole("data_parallel_size", 0, least=0)
-    assumed = () if dp else ("world_size",)
-    world = dp * ranks or -(-TEST_GPUS // ranks) * ranks
-    read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
+    return with_what_they_need(flags) if complete else flags
+
+
+def _over_recipe(file: SectionReader, flags: Flags, source: Source) -> tuple[Flags, dict[str, Any]]:
+    """Return the arguments of the model beside a file with those that it states, and what its recipe is taken to set."""
+    model = file.section("model")
+    ranks, length = model.whole(_SIZES[0], 1), model.whole("seq_length")
+    beside = model_beside(source, f"it states no model (model.{_KEY_OF_A_MODEL})")
+    over = _over(model_arguments(beside, Strategy(world_size=ranks, tp=ranks, seq_len=length)), flags)
+    usual = _OF_RECIPES if beside.is_mixture_of_experts else {"dropout": _OF_RECIPES["dropout"]}
+    return over, {field: value for field, (keys, value) in usual.items() if not any(key in model for key in keys)}
+
+
+def _layout(file: SectionReader) -> dict[str, Any]:
+    """Return what no argument of Megatron-LM says, or says otherwise."""
+    model, overlap, ddp = file.section("model"), file.section("comm_overlap"), file.section("ddp")
     sharded = ddp.flag("use_megatron_fsdp", False)
     stage = SHARDING[ddp.choice("data_parallel_sharding_strategy", SHARDING, "no_shard")]
-    layout = {
-        **read.layout, **guessed, "framework": FRAMEWORK, **({"zero": stage} if sharded else {}),
+    return {
+        "framework": FRAMEWORK, **({"zero": stage} if sharded else {}),
         "tp_comm_overlap": overlap.flag("tp_comm_overlap", model.flag("tp_comm_overlap", False)),
         "p2p_overlap": overlap.flag("overlap_p2p_comm", model.flag("overlap_p2p_comm", True)),
         "moe_shared_expert_overlap": model.flag("moe_shared_expert_overlap", False),
         "moe_fused_experts": model.flag("use_transformer_engine_op_fuser", False),
         "fp8_attention": _has_fp8_attention(file),
     }  # fmt: skip
-    ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
-    refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), world)))
-    return FileRun(read.model, layout, (*assumed, *guessed), ignored, read.notes, refusals)
 
 
 def _over(recipe: Flags, stated: Flags) -> Flags:

@@ -156,6 +156,12 @@ def test_windows_sinks_and_activation_are_those_of_gpt_oss(tmp_path: Path) -> No
     assert parameters(model) == parameters(shipped)
 
 
+def test_as_many_gpus_are_taken_as_its_experts_need(tmp_path: Path) -> None:
+    experts = "  num_moe_experts: 64\n  moe_ffn_hidden_size: 1024\n  expert_model_parallel_size: 64\n  moe_grouped_gemm: true\n"
+    config = load(tmp_path, CONTAINER + SMALL + OF_THE_MODEL + MODEL.replace("  moe_router_topk: 2\n", experts))
+    assert config.layout["world_size"] == 64 and config.assumed == ("world_size",)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
