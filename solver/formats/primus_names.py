@@ -68,7 +68,7 @@ IDLE = keys(
     "disable_compile_dependencies no_load_optim no_load_rng no_save_optim no_save_rng num_shared_experts "
     "enable_zero_bubble enable_zb_runtime allow_padding_num_layers zero_bubble_pipeline_timers_start_iter "
     "zero_bubble_pipeline_timers_end_iter pp_warmup dump_pp_data create_attention_mask_in_dataloader "
-    "no_persist_layer_norm data_path padded_vocab_size"
+    "no_persist_layer_norm data_path"
 )
 #: Its own switches whose small effect is left out of the estimate, with what it is.
 LEFT_OUT: Mapping[str, str] = {

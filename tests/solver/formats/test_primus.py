@@ -99,6 +99,8 @@ def test_what_an_example_leaves_to_the_base_file(tmp_path: Path) -> None:
     assert found.verdict(0) == "FITS"
     bare = load(tmp_path, "\n".join(line for line in LLAMA.splitlines() if "seq_length" not in line))
     assert bare.layout["seq_len"] == 1024
+    padded = load(tmp_path, f"{LLAMA}      padded_vocab_size: 129024\n")
+    assert (padded.model.vocab_size, padded.model.padded_vocab(4)) == (config.model.vocab_size, 129024)
 
 
 @pytest.mark.parametrize("name", sorted(CONSTANTS))
