@@ -86,7 +86,9 @@ def _arguments(file: SectionReader, complete: bool) -> Flags:
     length = file.section("dataset").get("sequence_length") if complete else None
     if length:  # that of the samples; the model may take longer ones
         flags["seq-length"] = length
-    return with_what_they_need(flags) if complete else flags
+    offloads = {"cpu-offloading": True} if "cpu-offloading-num-layers" in flags else {}
+    said = with_what_they_need(flags | offloads) if complete else flags
+    return {flag: value for flag, value in said.items() if flag in flags}
 
 
 def _over_recipe(file: SectionReader, flags: Flags, source: Source) -> tuple[Flags, dict[str, Any]]:

@@ -59,8 +59,8 @@ def _flags(printed: Mapping[str, Any]) -> dict[str, Any]:
     set_ = {flag: value for flag, value in given.items() if not (value is None or value is False or value in ("none", []))}
     if "num-virtual-stages-per-pipeline-rank" in set_:  # the same, computed from it
         set_.pop("num-layers-per-virtual-pipeline-stage", None)
-    known = {flag: value for flag, value in set_.items() if flag in KNOWN or flag in UNMODELLED}
-    return {f"--{flag}": _word(flag, value) for flag, value in with_what_they_need(known).items()}
+    said = with_what_they_need(set_).items()
+    return {f"--{flag}": _word(flag, value) for flag, value in said if flag in KNOWN or flag in UNMODELLED}
 
 
 def _value(text: str) -> Any:

@@ -156,6 +156,16 @@ def test_windows_sinks_and_activation_are_those_of_gpt_oss(tmp_path: Path) -> No
     assert parameters(model) == parameters(shipped)
 
 
+def test_layers_whose_activations_leave_are_read(tmp_path: Path) -> None:
+    stays = load(
+        tmp_path, CONTAINER + SMALL + OF_THE_MODEL + MODEL + "  cpu_offloading: false\n  cpu_offloading_num_layers: 4\n"
+    )
+    leaves = load(
+        tmp_path, CONTAINER + SMALL + OF_THE_MODEL + MODEL + "  cpu_offloading: true\n  cpu_offloading_num_layers: 4\n"
+    )
+    assert (stays.layout["offload_layers"], leaves.layout["offload_layers"]) == (0, 4)
+
+
 def test_as_many_gpus_are_taken_as_its_experts_need(tmp_path: Path) -> None:
     experts = "  num_moe_experts: 64\n  moe_ffn_hidden_size: 1024\n  expert_model_parallel_size: 64\n  moe_grouped_gemm: true\n"
     config = load(tmp_path, CONTAINER + SMALL + OF_THE_MODEL + MODEL.replace("  moe_router_topk: 2\n", experts))

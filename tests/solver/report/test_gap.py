@@ -122,6 +122,30 @@ def test_the_arguments_of_a_log_are_its_layout(tmp_path: Path) -> None:
         assert config.model.replace(name="", padded_vocab_size=0) == problem.model.replace(name="")
 
 
+def test_defaults_of_other_models_and_devices_say_nothing(tmp_path: Path) -> None:
+    problem, layout = job("llama3_8b", 64, 2, 2)
+    text = printed(problem, layout, [1.0])
+    defaults = {
+        "window_size": None, "window_attn_skip_freq": None, "softmax_type": "vanilla", "no_rope_freq": None, "rope_type": None,
+        "main_params_dtype": "torch.float32", "main_grads_dtype": "torch.float32", "hybrid_attention_ratio": 0.0,
+        "hybrid_mlp_ratio": 0.0, "is_hybrid_model": False, "mamba_state_dim": 128, "cpu_offloading": False,
+        "cpu_offloading_num_layers": 0, "dataloader_type": "single", "glu_linear_offset": 0.0, "use_legacy_models": False,
+        "distribute_saved_activations": False, "moe_layer_freq": 1, "moe_layer_recompute": False, "sgd_momentum": 0.9,
+        "pipeline_model_parallel_comm_backend": None, "fp32_residual_connection": False, "mup_base_hidden_size": None,
+        "error_injection_type": "transient_error", "train_sync_interval": None, "heterogeneous_layers_config_path": None,
+    }  # fmt: skip
+    printed_too = "".join(f"  {name} ........ {value}\n" for name, value in defaults.items())
+    plain, full = (config_in_log(one, tmp_path / "x.log") for one in (text, text.replace("  lr ", f"{printed_too}  lr ")))
+    assert (full.layout, full.model, full.notes) == (plain.layout, plain.model, plain.notes)
+
+
+def test_layers_whose_activations_leave_are_read_from_a_log(tmp_path: Path) -> None:
+    problem, layout = job("llama3_8b", 64, 2, 1)
+    text = printed(problem, layout, [1.0])
+    leaves = text.replace("  lr ", "  cpu_offloading ... True\n  cpu_offloading_num_layers ... 4\n  lr ")
+    assert config_in_log(leaves, tmp_path / "x.log").layout["offload_layers"] == 4
+
+
 def test_a_fusion_that_a_log_switches_off_is_said(tmp_path: Path) -> None:
     problem, layout = job("llama3_8b", 64, 2, 2)
     text = printed(problem, layout, [1.0]).replace("  lr ", "  apply_rope_fusion ... False\n  lr ")
