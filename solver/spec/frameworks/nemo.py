@@ -82,7 +82,7 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
     # TORCH_NCCL_AVOID_RECORD_STREAMS (scripts/performance/utils/executors.py): blocks are free after their last use. The
     # shares are not measured: the most that runs of its recipes, which fitted, leave room for
-    memory={"allocator_gaps": (0.03, 0.14), "dummy_gradients": True},  # Transformer Engine 2.7 and later
+    memory={"allocator_gaps": (0.03, 0.13), "dummy_gradients": True},  # Transformer Engine 2.7 and later
 )
 
 #: Its recipes (scripts/performance/configs/*_workload_base_configs.py, 01b2977) exchange tokens by hybrid-EP on most systems.
