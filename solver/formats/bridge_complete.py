@@ -6,10 +6,9 @@ Source: NVIDIA-NeMo/Megatron-Bridge training/config.py (ConfigContainer), utils/
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from profiler.errors import InputError
-from solver.formats.bridge_names import KNOWN
+from profiler.errors import InputError, printable
+from solver.formats.bridge_names import KNOWN, USUAL
 from solver.formats.known_keys import Known
 from solver.formats.literal_python import Section
 
@@ -30,11 +29,11 @@ def is_complete(sections: Section) -> bool:
     return str(sections.get("_target_", "")).endswith(_CONTAINER)
 
 
-def completed(sections: Section, where: str | Path) -> tuple[Section, tuple[str, ...]]:
+def completed(sections: Section, where: str) -> tuple[Section, tuple[str, ...]]:
     """Return the sections and keys that are known, without what is null, and the names of others that are on.
 
-    A complete configuration states hundreds of defaults; a key that is not known here says nothing where it is null, false,
-    zero or empty, or a function or a type. Raises InputError for adapters.
+    A complete configuration states hundreds of defaults; a key that is not known here says nothing where it has its usual value
+    (bridge_names.USUAL; else null, false, zero or empty), or is a function or a type. Raises InputError for adapters.
     """
     if isinstance(sections.get("peft"), Section):
         raise InputError(f"{where}: peft: adapters under Megatron-Bridge are not described; null is")
@@ -65,6 +64,9 @@ def _kept(section: Section, known: Known, path: str, unknown: list[str]) -> Sect
             below = known[key]
             kept = _kept(value, below, full, unknown) if isinstance(value, Section) and below is not None else value
             found.put(key, kept, section.lines.get(key, 0))
+        elif full in USUAL:
+            plain = value.get("_target_") if isinstance(value, Section) else value
+            unknown += [f"{full} ({printable(str(plain), 60)})"] if plain != USUAL[full] else []
         elif value and not (isinstance(value, Section) and "_target_" in value):
             unknown.append(full)
     return found

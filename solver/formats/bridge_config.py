@@ -86,6 +86,7 @@ def _arguments(file: SectionReader, complete: bool) -> Flags:
     length = file.section("dataset").get("sequence_length") if complete else None
     if length:  # that of the samples; the model may take longer ones
         flags["seq-length"] = length
+    # the layers are not among the flags where cpu_offloading is off, which no flag says
     offloads = {"cpu-offloading": True} if "cpu-offloading-num-layers" in flags else {}
     said = with_what_they_need(flags | offloads) if complete else flags
     return {flag: value for flag, value in said.items() if flag in flags}
@@ -172,8 +173,6 @@ def _backend(model: SectionReader) -> Any:
 
 def _moe(model: SectionReader) -> Flags:
     freq = model.get("moe_layer_freq")
-    if isinstance(freq, list):
-        freq = "([" + "]+[".join(map(str, freq)) + "])"
     deep = model.flag("moe_enable_deepep", False) and "moe_flex_dispatcher_backend" not in model
     return ({} if freq is None else {"moe-layer-freq": freq}) | ({"moe-flex-dispatcher-backend": "deepep"} if deep else {})
 

@@ -108,22 +108,28 @@ _NEUTRAL_MODEL = (
 _NEUTRAL_COMPLETE = (
     "apply_query_key_layer_scaling async_tensor_model_parallel_allreduce barrier_with_L1_time batch_p2p_comm batch_p2p_sync "
     "calculate_per_token_loss clone_scatter_output_in_embedding config_logger_dir cpu_offloading_activations "
-    "cpu_offloading_double_buffering cpu_offloading_weights cuda_graph_retain_backward_graph cuda_graph_use_single_mempool "
+    "cuda_graph_retain_backward_graph cuda_graph_use_single_mempool "
     "cuda_graph_warmup_steps deallocate_pipeline_outputs disable_bf16_reduced_precision_matmul "
-    "disable_parameter_transpose_cache "
-    "embedding_init_method_std enable_autocast factor flash_decode fp4 fp4_param fp4_recipe fp8 fp8_amax_compute_algo "
+    "embedding_init_method_std enable_autocast factor fp4 fp4_recipe fp8 fp8_amax_compute_algo "
     "fp8_amax_history_len fp8_dot_product_attention fp8_interval fp8_margin fp8_multi_head_attention fp8_param fp8_recipe "
     "fp8_wgrad first_last_layers_bf16 generation_config glu_linear_offset hf_model_id high_freq_factor inference_rng_tracker "
     "inference_sampling_seed layernorm_zero_centered_gamma low_freq_factor mamba_head_dim mamba_num_groups mamba_num_heads "
-    "mamba_state_dim memory_efficient_layer_norm mlp_chunks_for_prefill moe_deepep_num_sms moe_input_jitter_eps "
+    "mamba_state_dim memory_efficient_layer_norm mlp_chunks_for_prefill moe_input_jitter_eps "
     "moe_per_layer_logging moe_token_drop_policy moe_token_dropping mscale mscale_all_dim num_layers_at_end_in_bf16 "
     "num_layers_at_start_in_bf16 old_context_len perform_initialization rope_scaling rope_scaling_factor rotary_interleaved "
     "rotary_scaling_factor scale_factor seq_len_interpolation_factor softmax_scale test_mode tp_comm_bootstrap_backend "
-    "tp_comm_bulk_dgrad tp_comm_bulk_wgrad tp_comm_overlap_ag tp_comm_overlap_rs tp_comm_split_ag tp_comm_split_rs "
+    ""
     "use_cpu_initialization use_mamba_mem_eff_path variable_seq_lengths yarn_beta_fast yarn_beta_slow "
     "yarn_correction_range_round_to_int yarn_mscale yarn_mscale_all_dim yarn_original_max_position_embeddings "
     "yarn_rotary_scaling_factor"
 )
+#: Dotted keys of a complete configuration that say nothing with this value, and are named with another; of other keys that are
+#: not known here, what is null, false, zero or empty says nothing.
+USUAL: Mapping[str, Any] = {
+    **dict.fromkeys(("optimizer.main_grads_dtype", "optimizer.main_params_dtype"), "torch.float32"),
+    **{f"model.tp_comm_{part}": True
+       for part in ("bulk_dgrad", "bulk_wgrad", "overlap_ag", "overlap_rs", "split_ag", "split_rs")},
+}  # fmt: skip
 _TAKEN = {*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), *_NEUTRAL_MODEL.split(), *_NEUTRAL_COMPLETE.split()}
 #: Flag -> key of ``model`` that is named as it and means the same: of kinds of layers, of what has a small effect, and of what
 #: is not modelled.
@@ -159,7 +165,7 @@ KNOWN: Known = keys(
     optimizer=keys(
         "_target_ optimizer use_distributed_optimizer optimizer_cpu_offload optimizer_offload_fraction bf16 fp16 lr min_lr "
         "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype weight_decay adam_beta1 adam_beta2 adam_eps clip_grad "
-        "decoupled_weight_decay fp8_recipe hysteresis initial_loss_scale loss_scale_window main_grads_dtype main_params_dtype "
+        "decoupled_weight_decay fp8_recipe hysteresis initial_loss_scale loss_scale_window "
         "min_loss_scale overlap_param_gather params_dtype pin_cpu_grads pin_cpu_params reuse_grad_buf_for_mxfp8_param_ag "
         "sgd_momentum store_param_remainders"
     ),

@@ -17,11 +17,13 @@ from typing import Any, NoReturn
 from profiler.errors import InputError, closest
 
 ALLOWED = (
-    "numbers, texts, True, False, None, names assigned above, arithmetic, dict(...), {...}, lists, tuples, subscripts, "
+    "numbers, texts, True, False, None, names assigned above, arithmetic, dict(...), {...}, lists (also repeated, [0] * 3), "
+    "tuples, subscripts, "
     "f-strings of names, and int, float, round, min and max of numbers"
 )
 _MAX_BITS = 4096  #: limit of an integer; a power tower would otherwise never finish
-_MAX_LENGTH = 1 << 16  #: limit of a concatenated string or list
+_MAX_LENGTH = 1 << 16  #: limit of a concatenated string or list, and of a repeated list
+_TOO_LONG = f"a text or list of more than {_MAX_LENGTH} items"
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "round": round, "min": min, "max": max}
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -159,6 +161,8 @@ class _Reader:
     def _binary(self, node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
         if isinstance(op, ast.Add) and isinstance(left, str | list | tuple) and type(left) is type(right):
             return self._sized(node, left + right)  # type: ignore[operator]
+        if isinstance(op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
+            return left * right if len(left) * right <= _MAX_LENGTH else self._fail(node, _TOO_LONG)
         if not isinstance(left, int | float) or not isinstance(right, int | float):
             self._refuse(node)
         if isinstance(op, ast.Pow | ast.LShift) and isinstance(left, int) and isinstance(right, int):
@@ -169,7 +173,7 @@ class _Reader:
 
     def _sized(self, node: ast.expr, value: Any) -> Any:
         if len(value) > _MAX_LENGTH:
-            self._fail(node, f"a text or list of more than {_MAX_LENGTH} items")
+            self._fail(node, _TOO_LONG)
         return value
 
     def _item(self, node: ast.expr, value: Any, index: Any) -> Any:

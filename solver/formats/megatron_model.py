@@ -6,21 +6,18 @@ read.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, shown
+from solver.formats.literal_python import read_assignments
 from solver.formats.megatron_flags import COUNTS, LATENT
 from solver.formats.megatron_values import choice, whole
 from solver.spec.model import LAYER_TYPES
 
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 128000}
-
-
-MAX_LAYERS = 10_000  #: of an expression
 
 
 def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +46,7 @@ def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         "position": choice(flags, "position-embedding-type", rotary, position),
         "scaled_rope": not latent and (flags.get("position-embedding-type") == "yarn" or "enable-gpt-oss" in flags),
         "max_position_embeddings": whole(flags, "max-position-embeddings", 0),
-        # of latent attention, whose ranks are always normed; the norm without weights does the work of one with them
+        # latent attention always norms its ranks; a norm without weights (--qk-l2-norm) does the work of one with them
         "qk_norm": "none" if latent or flags.keys().isdisjoint(("qk-layernorm", "qk-l2-norm")) else "head",
         **_attention(flags, layers),
     }
@@ -124,28 +121,16 @@ def _layers_of(flags: Mapping[str, Any], flag: str, layers: int) -> list[int]:
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
         return [int((n % given == 0) == (flag == "no-rope-freq")) for n in range(1, layers + 1)]
     kinds = given if isinstance(given, list) else _expression(str(given))
-    if kinds is None or any(kind not in (0, 1) for kind in kinds):
+    if not isinstance(kinds, list) or any(kind not in (0, 1) for kind in kinds):
         raise InputError(f"Megatron's --{flag} is {shown(given)}; it must be a number or like ([0]*3+[1]*11)")
     if len(kinds) != layers:
         raise InputError(f"Megatron's --{flag} is of {len(kinds)} layers; --num-layers is {layers}")
     return [int(kind) for kind in kinds]
 
 
-def _expression(text: str) -> list[Any] | None:
-    """Return the list of an expression of lists, + and *, as Python has them; None for anything else."""
+def _expression(text: str) -> Any:
+    """Return the value of an expression of lists, + and *; None for what is none."""
     try:
-        return _value(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return read_assignments(f"layers = ({text})", "").values["layers"]
+    except InputError:
         return None
-
-
-def _value(node: ast.expr) -> list[Any]:
-    if isinstance(node, ast.List):
-        return [ast.literal_eval(item) for item in node.elts]
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _value(node.left) + _value(node.right)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        times, items = ast.literal_eval(node.right), _value(node.left)
-        if isinstance(times, int) and 0 <= times * len(items) <= MAX_LAYERS:
-            return items * times
-    raise ValueError

@@ -136,7 +136,7 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
     16-bit logits; on sharded logits one more (torch/distributed/tensor/parallel/loss.py: zeros, their sum with the
     probabilities, its product). Megatron's linears also return to autograd an empty 16-bit gradient of the vocabulary's weight
-    while the logits' gradient is alive; those that do not accumulate return a real one.
+    while the logits' gradient is alive, unless one stays beside the gradients; those that do not accumulate return a real one.
     """
     logits, memory = _logits(shapes), shapes.framework.memory
     passing = memory.vocab_dummy_gradient and not memory.dummy_gradients  # those that stay are beside the gradients

@@ -197,6 +197,22 @@ def test_what_is_not_described_is_refused(text: str, message: str, tmp_path: Pat
         load(tmp_path, text)
 
 
+def test_defaults_say_nothing_and_other_values_are_named(tmp_path: Path) -> None:
+    states = """optimizer:
+  optimizer: adam
+  main_params_dtype:
+    _call_: false
+    _target_: torch.float32
+"""
+    usual = "  tp_comm_bulk_dgrad: true\n  cpu_offloading_weights: false\n  fp4_param: false\n"
+    text = CONTAINER + SMALL + states + OF_THE_MODEL.replace("  on_in_a_newer_release: 3\n", "") + MODEL
+    assert load(tmp_path, text + usual).ignored == ()
+    other = usual.replace("dgrad: true", "dgrad: false").replace("weights: false", "weights: true")
+    named = load(tmp_path, text.replace("float32", "float16") + other).ignored
+    assert set(named) == {"optimizer.main_params_dtype (torch.float16)", "model.tp_comm_bulk_dgrad (False)",
+                          "model.cpu_offloading_weights"}  # fmt: skip
+
+
 def test_layers_of_ones_own_are_named(tmp_path: Path) -> None:
     own = OF_THE_MODEL.replace("gpt_provider.default_layer_spec", "mine.my_spec")
     config = load(tmp_path, CONTAINER + SMALL + own + MODEL)

@@ -467,3 +467,11 @@ def test_a_cluster_file_of_the_users_own(tmp_path):
         cluster_of(DEVICES["h100_sxm"], load_cluster(path))
     with pytest.raises(InputError, match="no such file; it should be a configuration file"):
         load_cluster(tmp_path / "none.json")
+
+
+def test_lists_are_repeated_up_to_a_length() -> None:
+    assert read_assignments("layers = ([0] * 3 + [1]) * 2", "x.py").values["layers"] == [0, 0, 0, 1] * 2
+    with pytest.raises(InputError, match="x.py, line 1: .*a text or list of more than 65536 items"):
+        read_assignments("layers = [0, 1] * 40000", "x.py")
+    with pytest.raises(InputError, match="is not read"):
+        read_assignments("layers = 'a' * 3", "x.py")
