@@ -10,6 +10,7 @@ import numpy as np
 
 from predictor.estimate import Basis, Estimate
 from predictor.kernels.block_scaled import block_scaled
+from predictor.kernels.chunk_scan import chunk_scan
 from predictor.kernels.derating import Derating
 from predictor.kernels.device_uncertainty import DeviceUncertainty
 from predictor.kernels.dtypes import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF_BYTES
@@ -148,6 +149,11 @@ class CostModel:
             best = best._replace(relative_std=np.hypot(best.relative_std, FP8_ATTENTION.relative_std))
             scale = scale * FP8_ATTENTION.factor
         return self._learned(best._replace(seconds=best.seconds * scale), "attention")
+
+    def chunk_scan(self, batch: Any, seq: Any, heads: Any, key_dim: Any, value_dim: Any, backward: Any = False) -> Estimate:
+        """The gated delta rule, forward or backward; arguments as in predictor.kernels.chunk_scan."""
+        alone = chunk_scan(self.device, batch, seq, heads, key_dim, value_dim, backward)
+        return self._learned(self._less_certain(alone, "attention"), "attention")
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:
         """A kernel that moves ``size`` bytes, read plus written; no transposes where fp8 GEMMs read operands in both orders."""

@@ -31,7 +31,8 @@ VALUES: Mapping[str, str] = {
         "expert-model-parallel-size expert-tensor-parallel-size pipeline-model-parallel-layout cp-comm-type "
         "recompute-granularity recompute-method recompute-num-layers attention-backend attention-dropout hidden-dropout "
         "cross-entropy-fusion-impl cpu-offloading-num-layers transformer-impl cuda-graph-impl cuda-graph-scope "
-        "wgrad-deferral-limit"
+        "wgrad-deferral-limit experimental-attention-variant linear-conv-kernel-dim linear-key-head-dim linear-value-head-dim "
+        "linear-num-key-heads linear-num-value-heads"
     ),
     "num-experts": "num_moe_experts",
     "microbatch-group-size-per-virtual-pipeline-stage": "microbatch_group_size_per_vp_stage",
@@ -45,7 +46,7 @@ SWITCHES: Mapping[str, str] = {
         "sequence-parallel multi-latent-attention qk-layernorm add-qkv-bias moe-router-enable-expert-bias moe-grouped-gemm "
         "moe-permute-fusion moe-router-fusion overlap-moe-expert-parallel-comm account-for-embedding-in-pipeline-split "
         "account-for-loss-in-pipeline-split cross-entropy-loss-fusion deterministic-mode delay-wgrad-compute "
-        "defer-embedding-wgrad-compute fine-grained-activation-offloading"
+        "defer-embedding-wgrad-compute fine-grained-activation-offloading attention-output-gate moe-shared-expert-gate"
     ),
     "swiglu": "gated_linear_unit",
 }
@@ -67,7 +68,8 @@ OF_THE_MODEL = frozenset((
     "moe_shared_expert_intermediate_size", "moe_router_score_function", "moe_router_num_groups", "moe_router_group_topk",
     "moe_layer_freq", "num_moe_experts", "multi_latent_attention", "qk_layernorm", "add_qkv_bias",
     "moe_router_enable_expert_bias", "gated_linear_unit", "activation_func", "add_bias_linear",
-    "share_embeddings_and_output_weights",
+    "share_embeddings_and_output_weights", "attention_output_gate", "moe_shared_expert_gate", "experimental_attention_variant",
+    "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads",
 ))  # fmt: skip
 #: Values of GPTModelProvider that differ from the defaults of Megatron-LM's arguments.
 DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True, "expert_tensor_parallel_size": 1}
@@ -137,7 +139,7 @@ NAMED_ALIKE: Mapping[str, str] = {
     flag: key
     for flag in (
         "activation-func-clamp-value", "moe-expert-capacity-factor", "moe-layer-recompute", "moe-pad-expert-input-to-capacity",
-        "moe-shared-expert-gate", "no-rope-freq", "qk-l2-norm", "window-attn-skip-freq", "window-size", *MODELLED, *UNMODELLED,
+        "linear-attention-freq", "no-rope-freq", "qk-l2-norm", "window-attn-skip-freq", "window-size", *MODELLED, *UNMODELLED,
         *LEFT_OUT,
     )
     if (key := flag.replace("-", "_")) not in _TAKEN and not (key.startswith(("no_", "disable_")) and key != "no_rope_freq")

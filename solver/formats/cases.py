@@ -23,7 +23,8 @@ from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.cluster import FIGURES, PCIE_5
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
-from solver.spec.model import ModelSpec, check_model, model_from_keys, unknown_keys
+from solver.spec.model import ModelSpec, check_model
+from solver.spec.model_from_keys import model_from_keys, unknown_keys
 from solver.spec.size_rules import check_sizes
 from solver.spec.strategy import Strategy
 

@@ -63,7 +63,11 @@ KINDS = (
         _of_hugging_face,
     ),
     Kind(
-        ".yaml", "Megatron-Bridge's YAML", bridge_files, ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25")
+        ".yaml",
+        "Megatron-Bridge's YAML",
+        bridge_files,
+        ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25"),
+        lambda model: frozenset() if megatron_export.plain(model) else hugging_face_export.CARRIED,
     ),
     Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",), megatron_export.carried),
     Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),

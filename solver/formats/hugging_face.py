@@ -11,7 +11,8 @@ from solver.formats.model_keys import is_harmless, is_other_work
 from solver.formats.model_readers import Family
 from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS, UNDESCRIBED
 from solver.formats.untimed import untimed_of
-from solver.spec.model import ModelSpec, model_from_keys
+from solver.spec.model import ModelSpec
+from solver.spec.model_from_keys import model_from_keys
 
 #: Parts of a multimodal model beside its text model.
 _TOWER = re.compile(r"(vision|image|visual|audio|speech|video|vq)_config")

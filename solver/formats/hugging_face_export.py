@@ -8,17 +8,19 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.hugging_face import model_of_config
 from solver.formats.untimed import stated
-from solver.spec.model import ModelSpec
+from solver.spec.model import LINEAR_SIZES, ModelSpec
 
 #: model_type -> class that transformers makes of it, in the order in which they are tried.
 _TYPES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM", "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }  # fmt: skip
 
 
 #: Keys without a part in any time that these architectures have too.
 CARRIED = frozenset(("rope_theta", "rope_scaling", "rms_norm_eps"))
+_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 def config_json(model: ModelSpec) -> str:
@@ -57,5 +59,10 @@ def _keys(model: ModelSpec, model_type: str) -> dict[str, Any]:
         }  # fmt: skip
     if model_type == "gpt_oss":
         found.pop("mlp_bias")  # which it always has
+    if model.has_linear_attention:
+        found.pop("num_local_experts", None)
+        experts = _EXPERTS if model.is_mixture_of_experts else ()
+        found |= {key: getattr(model, key) for key in (*LINEAR_SIZES, *experts)} | {"layer_types": list(model.layer_types)}
+        found["mtp_num_hidden_layers"] = model.num_nextn_predict_layers or None
     found |= {"vocab_size": model.vocab_size, "tie_word_embeddings": model.tie_word_embeddings}
     return {key: value for key, value in found.items() if value is not None}

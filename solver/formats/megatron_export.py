@@ -14,12 +14,13 @@ from typing import Any
 from profiler.errors import InputError, require
 from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
+from solver.formats.megatron_flags import LINEAR
 from solver.formats.megatron_precision import gradient_flags
 from solver.formats.torchrun import torchrun
 from solver.formats.untimed import ACTIVATIONS, squared_relu, stated, stated_number
 from solver.spec.dropout import applies_dropout
 from solver.spec.frameworks import known_framework
-from solver.spec.layer_kinds import has_experts, window_of
+from solver.spec.layer_kinds import has_experts, is_linear, window_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -52,7 +53,8 @@ def megatron_arguments(model: ModelSpec, run: Strategy, kinds: bool = False) -> 
     _refuse(model, run)
     if not (kinds or plain(model)):
         raise InputError(
-            "windows of attention, sinks, layers without rotary embedding, clamped gates: not among what is written"
+            "windows of attention, sinks, layers without rotary embedding, linear attention, gates of attention, clamped gates:"
+            " not among what is written"
         )
     if run.ep * run.etp == 1 and run.moe_dispatcher in _FLEX:
         run = run.replace(moe_dispatcher="alltoall")  # without other ranks there is nothing to dispatch, and flex is refused
@@ -79,9 +81,10 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
     arguments = megatron_arguments(model, run, kinds=True)
     words = [f"{name} {shlex.quote(str(value))}" if value is not True else name for name, value in arguments.items()]
-    known = first_release({flag.lstrip("-"): value for flag, value in arguments.items()})
+    first = first_release({flag.lstrip("-"): value for flag, value in arguments.items()})
+    releases = first if first == NEWEST else f"{first} to {NEWEST}"
     lines = [
-        "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {known} to {NEWEST}.",
+        "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {releases}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
         "# Replace --mock-data and the null tokenizer by your own data and tokenizer (its vocabulary is the model's), and",
         "# --train-iters and --lr by your own.",
@@ -95,10 +98,12 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
 
 
 def plain(model: ModelSpec) -> bool:
-    """Whether all layers attend to all tokens, without sinks, with one rotary embedding or none, and no gate is clamped."""
+    """Whether all layers attend to all tokens, without sinks, with one rotary embedding or none, and no gate is clamped or of
+    attention."""
     return not (
         model.sliding_window or model.attention_sinks or model.no_rope_layers or model.clamped_gate or model.scaled_rope
-    )
+        or model.has_linear_attention or model.attention_gate
+    )  # fmt: skip
 
 
 def _connections(run: Strategy) -> int:
@@ -116,7 +121,7 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
          "norms of q and k of another class than the others"),
         (model.position != "alibi", "ALiBi positions"),
         (model.norm_weight and (model.norm != "layernorm" or model.norm_bias), "norms without parameters"),
-        (not model.head_bias and not model.shared_expert_gate, "a bias of the head, or a gate of the shared experts"),
+        (not model.head_bias, "a bias of the head"),
         (model.mlp_bias == model.output_bias, "biases of attention's output without those of the MLP"),
         (model.qkv_bias or not model.output_bias, "biases of outputs without those of q, k and v"),
         (not run.document_lengths, "packed documents"),
@@ -181,7 +186,20 @@ def _kinds(model: ModelSpec) -> Flags:
         "window-attn-skip-freq": None if all(windows) or not any(windows) else _listed(windows),
         "softmax-type": "learnable" if model.attention_sinks else None,
         "no-rope-freq": _listed([1 - has for has in model.no_rope_layers]) if model.no_rope_layers else None,
+        "attention-output-gate": model.attention_gate,
+        **(_linear(model) if model.has_linear_attention else {}),
     }
+
+
+def _linear(model: ModelSpec) -> Flags:
+    """Return the layers with linear attention, and its sizes."""
+    kinds = [int(is_linear(model, layer)) for layer in range(model.num_hidden_layers)]
+    every = kinds.index(0) + 1 if 0 in kinds else 0
+    regular = every > 1 and kinds == [int(n % every != 0) for n in range(1, len(kinds) + 1)]
+    return {
+        "experimental-attention-variant": "gated_delta_net", "linear-attention-freq": every if regular else _listed(kinds),
+        **{flag: getattr(model, key) for flag, (key, _) in LINEAR.items()},
+    }  # fmt: skip
 
 
 def _listed(pattern: Sequence[int]) -> str:
@@ -219,6 +237,7 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
         "num-experts": model.num_experts, "moe-router-topk": model.num_experts_per_tok,
         "moe-ffn-hidden-size": model.moe_intermediate_size,
         "moe-shared-expert-intermediate-size": model.shared_expert_intermediate_size or None,
+        "moe-shared-expert-gate": model.shared_expert_gate,
         "moe-layer-freq": None if all(pattern) else _listed(pattern),
         "moe-router-score-function": model.router_score,
         "moe-router-enable-expert-bias": model.router_bias and not model.output_bias,  # beside which it is learned

@@ -163,8 +163,6 @@ UNMODELLED = {
     "hybrid-mlp-ratio": "layers that are no transformer layers",
     "is-hybrid-model": "layers that are no transformer layers",
     "heterogeneous-layers-config-path": "layers that differ in their sizes",
-    "experimental-attention-variant": "attention of another kind",
-    "attention-output-gate": "attention whose output a gate scales",
     "apply-residual-connection-post-layernorm": "residuals that are taken after the norm",
     "fp32-residual-connection": "residuals in fp32",
     "distribute-saved-activations": "saved inputs of layers that tensor ranks divide",
@@ -182,6 +180,7 @@ MODELLED = {
     "rerun-mode": (("disabled", "validate_results"), "every iteration run twice"),
     "distributed-backend": (("nccl",), "communication by another library than NCCL"),
     "fp4-recipe": (("nvfp4",), "another recipe of fp4 than nvfp4"),
+    "experimental-attention-variant": (("gated_delta_net",), "attention of another kind"),
     "softmax-type": (("vanilla", "learnable"), "another softmax of attention"),
     "main-params-dtype": (("fp32",), "an optimizer without weights in fp32"),
     "pipeline-model-parallel-comm-backend": (("nccl",), "communication by another library than NCCL"),
@@ -200,12 +199,19 @@ LATENT = {
     "q-lora-rank": ("q_lora_rank", 0), "kv-lora-rank": ("kv_lora_rank", 32), "qk-head-dim": ("qk_nope_head_dim", 128),
     "qk-pos-emb-head-dim": ("qk_rope_head_dim", 64), "v-head-dim": ("v_head_dim", 128),
 }  # fmt: skip
+#: flag -> (key of the model, default) of linear attention (transformer_config.py).
+LINEAR = {
+    "linear-num-key-heads": ("linear_num_key_heads", 16), "linear-num-value-heads": ("linear_num_value_heads", 32),
+    "linear-key-head-dim": ("linear_key_head_dim", 128), "linear-value-head-dim": ("linear_value_head_dim", 128),
+    "linear-conv-kernel-dim": ("linear_conv_kernel_dim", 4),
+}  # fmt: skip
 #: Flags of patterns of layers: a number, or a list expression.
-FREQUENCIES = ("moe-layer-freq", "window-attn-skip-freq", "no-rope-freq")
+FREQUENCIES = ("moe-layer-freq", "window-attn-skip-freq", "no-rope-freq", "linear-attention-freq")
 #: Flag -> flags that Megatron reads beside it alone.
 BESIDE = {
     "window-size": ("window-attn-skip-freq",),
     "multi-latent-attention": tuple(LATENT),
+    "experimental-attention-variant": ("linear-attention-freq", *LINEAR),
     "use-megatron-fsdp": (
         "megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype", "megatron-fsdp-main-params-dtype",
         "outer-dp-sharding-strategy",
@@ -255,7 +261,7 @@ _READ = _flags(
     "num-layers-at-start-in-bf16 muon-num-ns-steps muon-tp-mode optimizer recompute-activations tp-comm-overlap "
     "no-masked-softmax-fusion "
     "activation-func-clamp-value enable-gpt-oss moe-layer-recompute moe-shared-expert-gate no-rope-freq padded-vocab-size "
-    "qk-l2-norm window-attn-skip-freq window-size "
+    "qk-l2-norm window-attn-skip-freq window-size attention-output-gate linear-attention-freq "
     "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
     "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
     "fp8-recipe group-query-attention "
@@ -277,5 +283,6 @@ _READ = _flags(
 #: Every flag whose effect is known, known to be none, or said to be left out.
 KNOWN = (
     NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | MODELLED.keys() | RENAMED.keys() | _READ | COUNTS.keys() | LATENT.keys()
+    | LINEAR.keys()
     | OF_THE_RUN.keys()
 )  # fmt: skip

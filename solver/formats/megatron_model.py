@@ -12,7 +12,7 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.formats.literal_python import read_assignments
-from solver.formats.megatron_flags import COUNTS, LATENT
+from solver.formats.megatron_flags import COUNTS, LATENT, LINEAR
 from solver.formats.megatron_values import choice, whole
 from solver.spec.model import LAYER_TYPES
 
@@ -71,11 +71,17 @@ def _vocabulary(flags: Mapping[str, Any]) -> dict[str, int]:
 def _attention(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """Return the window of attention, which the token itself is beside (transformer/utils.py), and the layers that have it;
     whether heads have a sink; and the layers with rotary embedding."""
-    found: dict[str, Any] = {"attention_sinks": flags.get("softmax-type") == "learnable"}
+    found: dict[str, Any] = {
+        "attention_sinks": flags.get("softmax-type") == "learnable", "attention_gate": "attention-output-gate" in flags,
+    }  # fmt: skip
     if "no-rope-freq" in flags:
         found["no_rope_layers"] = [1 - skips for skips in _layers_of(flags, "no-rope-freq", layers)]
+    if "experimental-attention-variant" in flags:
+        found |= _linear(flags, layers)
     if "window-size" not in flags:
         return found
+    if "layer_types" in found:
+        raise InputError("Megatron's --window-size with --experimental-attention-variant gated_delta_net is not modelled")
     left, right = _window(flags["window-size"])
     if right > 0:
         raise InputError(
@@ -89,6 +95,14 @@ def _attention(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
         listed = [LAYER_TYPES[has] for has in kinds]
         found |= {"sliding_window_every": every} if regular else {"layer_types": listed}
     return found
+
+
+def _linear(flags: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """Return the layers with linear attention, all but every n-th or as listed, and its sizes."""
+    if "linear-attention-freq" not in flags:
+        raise InputError("Megatron's --experimental-attention-variant gated_delta_net needs --linear-attention-freq")
+    kinds = [LAYER_TYPES[3 * linear] for linear in _layers_of(flags, "linear-attention-freq", layers)]
+    return {"layer_types": kinds, **{key: whole(flags, flag, default) for flag, (key, default) in LINEAR.items()}}
 
 
 def _window(given: Any) -> tuple[int, int]:

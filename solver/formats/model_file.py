@@ -9,7 +9,8 @@ from typing import Any
 from solver.formats.hugging_face import MARKS, model_of_config
 from solver.formats.simumax.model import is_model, read_model
 from solver.formats.text_file import json_object, read_text
-from solver.spec.model import ModelSpec, model_from_keys
+from solver.spec.model import ModelSpec
+from solver.spec.model_from_keys import model_from_keys
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solver.formats import model_readers_experts, model_readers_recent
+from solver.formats import model_readers_experts, model_readers_linear, model_readers_recent
 from solver.formats.model_readers import ALL, GPT, LLAMA, NONE, Family, biases, class_of, read_flags, read_llama, read_window
 from solver.formats.model_readers_gpt import (
     read_baichuan,
@@ -47,6 +47,7 @@ _GEMMA = {**LLAMA, **NONE}
 
 FAMILIES: Mapping[str, Family] = {
     **model_readers_experts.FAMILIES,
+    **model_readers_linear.FAMILIES,
     **model_readers_recent.FAMILIES,
     "baichuan": Family(fixed={**LLAMA, **NONE}, special=read_baichuan),
     "bloom": Family(
@@ -162,6 +163,9 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "GemmaForCausalLM": "gemma",
     "FalconForCausalLM": "falcon",
     "InternLM2ForCausalLM": "internlm2",
@@ -179,7 +183,7 @@ NOT_DECODERS: Mapping[str, str] = {
     **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba", "zamba2"), _HYBRID),
     "minimax": "that of MiniMax's models (01 and M1 mix softmax and lightning attention; M2 is not described)",
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "a hybrid of softmax attention and lightning attention"),
-    **dict.fromkeys(("kimi_linear", "qwen3_next", "bailing_moe_linear"), _LINEAR),
+    **dict.fromkeys(("kimi_linear", "bailing_moe_linear"), _LINEAR),
     "minimax_m2": "that of MiniMax's M2, whose modules of multi-token prediction are not described",
     "deepseek_v32": "a model with learned sparse attention",
     "jamba": "a hybrid of attention, state-space layers and experts",

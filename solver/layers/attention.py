@@ -29,6 +29,7 @@ def attention_ops(shapes: Shapes) -> list[Op]:
         *_head_exchange(shapes),
         *_rope(shapes),
         *core_ops(shapes),
+        *_gate(shapes),
         *row_linear(shapes, "wo", ATTENTION, model.hidden_size, q_width // shapes.split),
         *bias_ops(shapes, "wo", ATTENTION, shapes.norm_tokens * model.hidden_size, model.output_bias),
     ]  # fmt: skip
@@ -72,13 +73,21 @@ def _rope(shapes: Shapes) -> list[Op]:
     return memory_bound("rope", ATTENTION, "rope", _qk_elements(shapes), twice, twice, fused=shapes.fused_rope and scales)
 
 
+def _gate(shapes: Shapes) -> list[Op]:
+    """The context times the sigmoid of the gate: reads both, writes their product; backward one read and one write more."""
+    if not shapes.model.attention_gate:
+        return []
+    elements, e = shapes.tokens * shapes.heads * shapes.model.head_dim, shapes.element
+    return memory_bound("gate", ATTENTION, "gated_act", elements, 3 * e, 5 * e, fused=shapes.fused_elementwise)
+
+
 def _projections(shapes: Shapes) -> dict[str, Array]:
-    """Columns of the q, k and v projections on one rank, as one GEMM or three.
+    """Columns of the q, k and v projections on one rank, as one GEMM or three; a gate is as wide as q and beside it.
 
     Key and value heads are replicated where tp exceeds them.
     """
     model = shapes.model
-    q = model.num_attention_heads // shapes.split * model.head_dim
+    q = model.num_attention_heads // shapes.split * model.head_dim * (1 + model.attention_gate)
     kv = np.maximum(model.num_key_value_heads // shapes.split, 1) * model.head_dim
     return {"wqkv": q + 2 * kv} if shapes.framework.kernels.fused_qkv else {"wq": q, "wk": kv, "wv": kv}
 
@@ -100,11 +109,20 @@ def _head_exchange(shapes: Shapes) -> list[Op]:
 
 def attention_saved(shapes: Shapes) -> list[Saved]:
     """Return the saved tensors: those of the core, and q and k before their norm."""
-    before = _qk_elements(shapes) * shapes.element
+    before, kept = _qk_elements(shapes) * shapes.element, [*core_saved(shapes), *_gate_saved(shapes)]
     if shapes.model.qk_norm == "none":
-        return core_saved(shapes)
+        return kept
     wide = [] if shapes.fused_norm else [Saved("qk_norms_fp32", _qk_elements(shapes) * FP32)]
-    return [*core_saved(shapes), Saved("qk_norm_input", before), *wide]
+    return [*kept, Saved("qk_norm_input", before), *wide]
+
+
+def _gate_saved(shapes: Shapes) -> list[Saved]:
+    """The gate, and in 16 bits its product with the context, which the output projection keeps beside what attention keeps."""
+    width = shapes.tokens * shapes.heads * shapes.model.head_dim * shapes.element
+    if not shapes.model.attention_gate:
+        return []
+    product = [Saved("context_gated", width)] if shapes.input_element == shapes.element else []  # else a copy of core_saved
+    return [Saved("gate", width), *product]
 
 
 def attention_weights(shapes: Shapes) -> list[Weight]:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from solver.layers import attention, attention_core, latent_attention, mlp, moe
+from solver.layers import attention, attention_core, latent_attention, linear_attention, mlp, moe
 from solver.layers.program import Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.layer_kinds import LayerKind
@@ -25,7 +25,12 @@ class Block:
     weights: Callable[[Shapes], list[Weight]]
 
 
-def attention_block(model: ModelSpec) -> Block:
+def attention_block(model: ModelSpec, kind: LayerKind) -> Block:
+    if kind.linear:
+        return Block(
+            linear_attention.linear_attention_ops, linear_attention.linear_attention_saved,
+            linear_attention.linear_attention_working_bytes, linear_attention.linear_attention_weights,
+        )  # fmt: skip
     if model.has_latent_attention:
         latent = latent_attention
         return Block(

@@ -28,7 +28,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     Models with one norm per layer feed it to attention and MLP; those with four also norm what these return.
     """
     shapes = Shapes.of(keys, model, run, cluster, kind)
-    attention, mlp, after = attention_block(model), mlp_block(model, kind), model.norms_per_layer == 4
+    attention, mlp, after = attention_block(model, kind), mlp_block(model, kind), model.norms_per_layer == 4
     ops = [
         *norm_ops(shapes, "norm1"),
         *attention.ops(shapes),
@@ -40,14 +40,14 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
         *_residual(shapes, "residual2"),
     ]
     saved = _saved(shapes, attention.saved(shapes), mlp.saved(shapes), kind)
-    norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters)
+    norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters * (not kind.linear))
     weights = [*attention.weights(shapes), *mlp.weights(shapes), norms, *adapter_weights(shapes, ops)]
     saved = [*offloaded_saved(shapes, recomputed_saved(shapes, ops, saved)), *adapters_saved(shapes, ops)]
     ops = graphed_ops(shapes, recomputed_ops(shapes, ops))
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
     stream = shapes.norm_tokens * model.hidden_size * shapes.element
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
-    buffer = scores_buffer(shapes)
+    buffer = scores_buffer(shapes) * (not kind.linear)
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), buffer, working)
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from predictor.kernels.chunk_scan import BACKWARD_FLOPS, chunk_flops
 from solver.spec.choices import Recompute, TpMode
 from solver.spec.cluster import Placement, placement
 
 LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
+CHUNK_SCAN = "chunk_scan"  #: the gated delta rule of linear attention
 ATTENTION = "attention"  #: module of the ops between the norm and the residual
 DISPATCH, COMBINE = "dispatch", "combine"  #: exchange of an expert group by kernels of its own (DeepEP, hybrid-EP)
 COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp, ep
@@ -37,10 +39,10 @@ class Op:
     """One kernel or collective of one pass of a layer.
 
     dims: by kind. linear: m, n, k, batch, layout, accumulate, parts (kernels over which m is spread; 1 where not given);
-    grouped_linear: groups, tokens_per_group, n, k
-    (of the forward pass), passes (as layout), accumulate; flash_attn: batch, seq_q, seq_kv, heads, kv_heads, head_dim,
-    v_head_dim, causal, backward; memory_bound: bytes; dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter,
-    node_limit; other collectives: as message(). count: number of times per layer and micro
+    grouped_linear: groups, tokens_per_group, n, k (of the forward pass), passes (as layout), accumulate; flash_attn: batch,
+    seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward; chunk_scan: batch, seq, heads, key_dim, value_dim,
+    backward; memory_bound: bytes; dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter, node_limit; other
+    collectives: as message(). count: number of times per layer and micro
     batch. overlaps_with: the compute ops (``name.phase``) that run at the same time. exposed_share: share of an overlapped
     collective that stays exposed. recomputed_by: recompute levels that run it again.
     """
@@ -203,7 +205,8 @@ class LayerProgram:
 
 
 def op_flops(op: Op) -> Array:
-    """Return the FLOPs of one run of an op: 2mnk for a GEMM; 4 * area * heads * dim for attention (10 in backward)."""
+    """Return the FLOPs of one run of an op: 2mnk for a GEMM; 4 * area * heads * dim for attention (10 in backward); for linear
+    attention those of its chunks."""
     d = op.dims
     if op.kind == LINEAR:
         return 2.0 * d["m"] * d["n"] * d["k"] * d["batch"]
@@ -213,4 +216,7 @@ def op_flops(op: Op) -> Array:
         area = d["seq_q"] * (d["seq_kv"] - np.where(d["causal"], (d["seq_q"] - 1) / 2, 0.0))
         per_score = np.where(d["backward"], 5.0, 2.0) * (d["head_dim"] + d["v_head_dim"])
         return d["batch"] * d["heads"] * area * per_score
+    if op.kind == CHUNK_SCAN:
+        passes = np.where(d["backward"], BACKWARD_FLOPS, 1.0)
+        return 1.0 * d["batch"] * d["seq"] * d["heads"] * chunk_flops(d["key_dim"], d["value_dim"]) * passes
     return 0.0

@@ -11,7 +11,17 @@ import numpy as np
 from predictor.cost_model import HOST_STD
 from predictor.estimate import Z90, Basis
 from predictor.learned import Learned
-from solver.layers.program import FLASH_ATTN, FORWARD, GROUPED_LINEAR, HOST_LINK, HOST_MEMORY, LINEAR, MEMORY_BOUND, Op
+from solver.layers.program import (
+    CHUNK_SCAN,
+    FLASH_ATTN,
+    FORWARD,
+    GROUPED_LINEAR,
+    HOST_LINK,
+    HOST_MEMORY,
+    LINEAR,
+    MEMORY_BOUND,
+    Op,
+)
 from solver.report.uncertainty import attention_std, network_std, system_std
 from solver.spec.choices import Recompute
 from solver.spec.layer_kinds import LayerKind
@@ -176,16 +186,16 @@ def kind_names(kinds: Sequence[LayerKind]) -> list[str]:
         return [""]
     words = [
         (("experts" if kind.experts else "dense"), f"window {kind.window}" * (kind.window > 0),
-         f"chunks {kind.chunk}" * (kind.chunk > 0), "no rope" * (not kind.rope))
+         f"chunks {kind.chunk}" * (kind.chunk > 0), "linear" * kind.linear, "no rope" * (not kind.rope and not kind.linear))
         for kind in kinds
     ]  # fmt: skip
-    differ = [i for i in range(4) if len({word[i] for word in words}) > 1]
+    differ = [i for i in range(5) if len({word[i] for word in words}) > 1]
     return [" ".join(filter(None, (word[i] for i in differ))) or "full" for word in words]
 
 
 def _kind(part: Part, row: int, key: int) -> str:
     op = part.estimates.ops[row]
-    if op.kind in (LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND):
+    if op.kind in (LINEAR, GROUPED_LINEAR, FLASH_ATTN, CHUNK_SCAN, MEMORY_BOUND):
         return op.kind
     return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
 

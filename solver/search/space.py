@@ -13,6 +13,15 @@ from profiler.errors import InputError
 from solver.search.divisions import Division, divisions, divisors
 from solver.search.pipelines import pipelines
 from solver.spec.choices import Recompute, TpMode
+from solver.spec.division import (
+    context_runs,
+    heads_divide,
+    not_divided,
+    pipeline_runs,
+    sequence_divides,
+    tensor_overlap_runs,
+    tensor_parallel_runs,
+)
 from solver.spec.expert_rules import (
     exchange_broken,
     experts_divide,
@@ -21,15 +30,7 @@ from solver.spec.expert_rules import (
     mode_runs,
     overlap_runs,
 )
-from solver.spec.feasibility import (
-    check_world,
-    context_runs,
-    heads_divide,
-    pipeline_runs,
-    sequence_divides,
-    tensor_overlap_runs,
-    tensor_parallel_runs,
-)
+from solver.spec.feasibility import check_world
 from solver.spec.optimizer_rules import zero_stages
 from solver.spec.run_rules import check_run
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
@@ -106,7 +107,7 @@ def _context_broken(problem: Problem, tp: int, cp: int) -> str:
     if cp > 1 and run.cp_comm not in framework.can_run.cp_comms:
         return f"{framework.name} does not offer context parallelism by {run.cp_comm}"
     if not context_runs(framework.can_run, model, cp):
-        return f"{framework.name} does not run multi-token prediction with context parallelism"
+        return f"{framework.name} does not run {not_divided(model)} with context parallelism"
     if not sequence_divides(run.seq_len, cp, 1):
         return "the sequence is too short for cp"
     if cp > 1 and (unmet := exchange_broken(model, run)):

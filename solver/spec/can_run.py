@@ -45,6 +45,8 @@ class CanRun:
     cuda_graph_modules: tuple[str, ...] = ()  #: of which CUDA graphs may be, other than of whole layers
     predicts_with_context: bool = True  #: multi-token prediction together with context parallelism
     experts: bool = False  #: mixtures of experts
+    linear_attention: bool = False  #: layers with a gated delta rule
+    splits_linear_attention: bool = False  #: tp may be above 1 with them
     experts_in_fp16: bool = True
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1

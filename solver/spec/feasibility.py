@@ -12,6 +12,15 @@ from solver.spec.can_run import CanRun
 from solver.spec.choices import WAVES, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
+from solver.spec.division import (
+    context_runs,
+    heads_divide,
+    not_divided,
+    pipeline_runs,
+    sequence_divides,
+    tensor_overlap_runs,
+    tensor_parallel_runs,
+)
 from solver.spec.expert_rules import (
     dispatch_broken,
     exchange_broken,
@@ -24,7 +33,7 @@ from solver.spec.expert_rules import (
 )
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
-from solver.spec.layer_kinds import dense_layers
+from solver.spec.linear_rules import linear_rules
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import optimizer_rules, zero_broken
 from solver.spec.precision import QUANTISED
@@ -45,8 +54,6 @@ from solver.spec.state_rules import copies_broken, copies_run, expert_shards_run
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]
-#: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
-MIN_LOCAL_TOKENS = 128
 
 
 def check_world(world: int, node: int) -> None:
@@ -58,33 +65,6 @@ def check_world(world: int, node: int) -> None:
             f"world_size {world} does not fill nodes of {node} accelerators evenly; use a divisor or a multiple of {node}, "
             "or a cluster with another gpus_per_node"
         )
-
-
-def heads_divide(model: ModelSpec, tp: int) -> bool:
-    """Whether tp shards the query heads evenly, and shards or (where tp exceeds them) replicates key and value heads evenly."""
-    heads, kv = model.num_attention_heads, model.num_key_value_heads
-    widths = (model.intermediate_size * (dense_layers(model) > 0), model.shared_expert_intermediate_size)
-    return heads % tp == 0 and (kv % tp == 0 or tp % kv == 0) and not any(width % tp for width in widths)
-
-
-def sequence_divides(seq_len: int, cp: int, split: int) -> bool:
-    """Whether the sequence can be split over context- and tensor-parallel ranks.
-
-    Context parallelism cuts a causal sequence into 2 * cp chunks; ``split`` ranks (tp, or 1 under MTP) share the rest.
-    """
-    chunks = 2 * cp if cp > 1 else 1
-    long_enough = cp * split == 1 or seq_len // (cp * split) >= MIN_LOCAL_TOKENS
-    return seq_len % (chunks * split) == 0 and long_enough
-
-
-def tensor_parallel_runs(can_run: CanRun, model: ModelSpec, tp: int) -> bool:
-    """Whether the framework runs this tensor-parallel size; kv heads are sharded, or copied where it can."""
-    return tp == 1 or (bool(can_run.tp_modes) and (can_run.replicated_kv_heads or model.num_key_value_heads % tp == 0))
-
-
-def tensor_overlap_runs(framework: Framework, run: Strategy, tp_mode: str, tp: int) -> bool:
-    """Whether tensor parallelism overlaps as the run says: Transformer Engine's buffers are of sequence parallelism."""
-    return tp == 1 or tp_mode != "mtp" or not (run.tp_comm_overlap and framework.memory.transformer_engine)
 
 
 def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
@@ -133,16 +113,6 @@ def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     return ""
 
 
-def pipeline_runs(can_run: CanRun, model: ModelSpec, pp: int) -> bool:
-    """Whether the framework divides this model into ``pp`` pipeline stages, whatever their layers."""
-    return pp == 1 or can_run.pipelines_qk_norm or model.qk_norm == "none"
-
-
-def context_runs(can_run: CanRun, model: ModelSpec, cp: int) -> bool:
-    """Whether the framework divides the sequences of this model: not everywhere where it predicts several tokens."""
-    return cp == 1 or can_run.predicts_with_context or not model.num_nextn_predict_layers
-
-
 def zero_runs(can_run: CanRun, zero: int, pp: int) -> bool:
     """Whether the framework runs this ZeRO stage with ``pp`` pipeline stages."""
     return zero in can_run.zero_stages and (pp == 1 or zero in can_run.zero_with_pipeline)
@@ -156,6 +126,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         *_schedule_rules(framework, s),
         *_update_rules(framework, model, s),
         *_expert_rules(framework, model, s),
+        *linear_rules(framework, model, s),
     )
 
 
@@ -165,10 +136,14 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
     modes = {mode.name.lower() for mode in can.tp_modes} | ({"fsp"} if framework.tensor_parallel.regathers_input else set())
     stages, wrong = stages_broken(can, layers, s), ""
     return (
-        (tensor_parallel_runs(can, model, s.tp), f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"),
+        (
+            tensor_parallel_runs(can, model, s.tp),
+            f"{name} does not run tp {s.tp} of {model.num_key_value_heads} kv heads"
+            + " and linear attention" * model.has_linear_attention,
+        ),
         (s.tp == s.wp == 1 or s.tp_mode in modes, f"{name} does not offer tp_mode {s.tp_mode}"),
         (s.cp == 1 or s.cp_comm in can.cp_comms, f"{name} does not offer context parallelism by {s.cp_comm}"),
-        (context_runs(can, model, s.cp), f"{name} does not run multi-token prediction with context parallelism (cp {s.cp})"),
+        (context_runs(can, model, s.cp), f"{name} does not run {not_divided(model)} with context parallelism (cp {s.cp})"),
         (not stages, f"{name}: {stages}"),
         (pipeline_runs(can, model, s.pp), f"{name} has no pipelines of models with norms of q and k (its qwen3)"),
         (

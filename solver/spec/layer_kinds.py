@@ -14,8 +14,8 @@ class LayerKind:
     """One kind of layer.
 
     window: last tokens that attention sees (0: all). chunk: tokens of the blocks outside of which attention sees nothing (0:
-    none). rope: rotary embedding is applied, where the model has it. experts: the MLP is a mixture of experts. quantised: its
-    linears are quantised where the run's are.
+    none). linear: linear attention in place of softmax attention. rope: rotary embedding is applied, where the model has it.
+    experts: the MLP is a mixture of experts. quantised: its linears are quantised where the run's are.
     """
 
     window: int = 0
@@ -23,9 +23,12 @@ class LayerKind:
     rope: bool = True
     experts: bool = False
     quantised: bool = True
+    linear: bool = False
 
     def seen_tokens(self, seq_len: int) -> float:
         """Return the tokens that a query attends to on average, itself included to one half (causal, as s / 2 of s)."""
+        if self.linear:
+            return 0.0
         if 0 < self.chunk < seq_len:
             return self.chunk / 2
         if 0 < self.window < seq_len:
@@ -68,6 +71,8 @@ def layer_kinds(
 
 
 def _kind(model: ModelSpec, layer: int, seq_len: int, document_tokens: int) -> LayerKind:
+    if is_linear(model, layer):
+        return LayerKind(rope=False, experts=has_experts(model, layer), linear=True)
     window, chunk = _seen(model, layer)
     if document_tokens and (not window or window >= document_tokens):
         window, chunk = 0, min(chunk or document_tokens, document_tokens)
@@ -89,6 +94,11 @@ def _seen(model: ModelSpec, layer: int) -> tuple[int, int]:
 def window_of(model: ModelSpec, layer: int) -> int:
     """Return the tokens that attention of layer ``layer`` (from 0) sees through its window; 0: it has none."""
     return _seen(model, layer)[0]
+
+
+def is_linear(model: ModelSpec, layer: int) -> bool:
+    """Whether layer ``layer`` (from 0) has linear attention."""
+    return bool(model.layer_types) and model.layer_types[layer] == LAYER_TYPES[3]
 
 
 def dense_layers(model: ModelSpec) -> int:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from profiler.errors import InputError, printable, require, shown
+from profiler.errors import InputError, require
 
 MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -15,7 +13,7 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "alibi", "none")
 QK_NORMS = ("none", "head", "all")
 #: Values of ``layer_types``, in Hugging Face's words.
-LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 ROUTER_SCORES = ("softmax", "sigmoid")
 
 
@@ -61,6 +59,12 @@ class ModelSpec:
     layer_types: tuple[str, ...] = ()  #: LAYER_TYPES of every layer; empty: sliding_window_every decides
     no_rope_layers: tuple[int, ...] = ()  #: 1 for every layer with rotary embedding, 0 for those without; empty: all have it
     attention_sinks: bool = False  #: a learned logit per head takes part in the softmax
+    attention_gate: bool = False  #: the sigmoid of a further projection, as wide as the queries, scales attention's output
+    linear_num_key_heads: int = 0  #: of layers with linear attention, a gated delta rule (solver.layers.linear_attention)
+    linear_num_value_heads: int = 0
+    linear_key_head_dim: int = 0
+    linear_value_head_dim: int = 0
+    linear_conv_kernel_dim: int = 0  #: tokens that the convolution before it sees
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -110,6 +114,19 @@ class ModelSpec:
         return self.kv_lora_rank > 0
 
     @property
+    def has_linear_attention(self) -> bool:
+        return LAYER_TYPES[3] in self.layer_types
+
+    @property
+    def linear_key_width(self) -> int:
+        """Width of all keys of one token in a layer with linear attention; its queries are as wide."""
+        return self.linear_num_key_heads * self.linear_key_head_dim
+
+    @property
+    def linear_value_width(self) -> int:
+        return self.linear_num_value_heads * self.linear_value_head_dim
+
+    @property
     def qk_head_dim(self) -> int:
         """Width of a query and of a key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim if self.has_latent_attention else self.head_dim
@@ -144,9 +161,13 @@ class ModelSpec:
 
 #: Megatron pads the vocabulary to a multiple of this and of tp (--make-vocab-size-divisible-by), unless it is told otherwise.
 VOCAB_MULTIPLE = 128
+LINEAR_SIZES = (
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+)  # fmt: skip
 _SIZES = (
     "padded_vocab_size", "max_position_embeddings", "position_rows", "sliding_window", "sliding_window_every",
-    "attention_chunk_size", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size",
+    "attention_chunk_size", *LINEAR_SIZES, "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size",
     "first_k_dense_replace", "router_groups", "router_topk_groups", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim",
     "v_head_dim", "num_nextn_predict_layers",
@@ -171,6 +192,7 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
             LAYER_TYPES[2] not in model.layer_types or model.attention_chunk_size,
             "layer_types has chunked_attention; state attention_chunk_size",
         ),
+        *_linear_rules(model),
         (
             not model.num_experts or 1 <= model.num_experts_per_tok <= model.num_experts,
             f"num_experts_per_tok is {model.num_experts_per_tok}; it must be between 1 and num_experts {model.num_experts}",
@@ -193,6 +215,22 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
     require(rules, where)
 
 
+def _linear_rules(model: ModelSpec) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of the sizes of linear attention."""
+    stated = [getattr(model, name) > 0 for name in LINEAR_SIZES]
+    keys, values = model.linear_num_key_heads, model.linear_num_value_heads
+    return (
+        (not model.has_linear_attention or all(stated), f"layer_types has linear_attention; state {', '.join(LINEAR_SIZES)}"),
+        (model.has_linear_attention or not any(stated), "sizes of linear attention need layer_types with linear_attention"),
+        (
+            not model.has_linear_attention or not keys or values % keys == 0,
+            f"linear_num_value_heads {values} is not a multiple of linear_num_key_heads {keys}",
+        ),
+        (not (model.has_linear_attention and model.has_latent_attention), "linear attention beside latent attention"),
+        (not (model.attention_gate and model.has_latent_attention), "attention_gate with latent attention"),
+    )
+
+
 def check_model(model: ModelSpec, seq_len: int) -> None:
     """Raise InputError for sequences that the model has no positions for."""
     if 0 < model.max_position_embeddings < seq_len:
@@ -200,89 +238,3 @@ def check_model(model: ModelSpec, seq_len: int) -> None:
             f"seq_len {seq_len} is more than max_position_embeddings {model.max_position_embeddings} of {model.name}; "
             "shorten the sequence, or change the model's max_position_embeddings if it is trained for longer ones"
         )
-
-
-_LIKE = 0.85  #: "hiden_size" is like "hidden_size", "rms_norm_eps" like nothing known
-KNOWN_KEYS = {f.name for f in fields(ModelSpec)} - {"unmodelled", "untimed"} | {
-    "hidden_act", "n_shared_experts", "bias", "attention_bias",
-}  # fmt: skip
-OTHER_NAMES = {
-    "n_routed_experts": "num_experts",
-    "num_local_experts": "num_experts",
-    "n_group": "router_groups",
-    "topk_group": "router_topk_groups",
-}
-
-
-def unknown_keys(config: Mapping[str, Any], but_misspelt: bool = False) -> list[str]:
-    """Return the keys of ``config`` that no ModelSpec is made of, in order; a null counts as absent.
-
-    but_misspelt: leave out those that look like a known key, which somebody meant.
-    """
-    unknown = (key for key, value in config.items() if value is not None and OTHER_NAMES.get(key, key) not in KNOWN_KEYS)
-    return sorted(key for key in unknown if not (but_misspelt and get_close_matches(key, KNOWN_KEYS, 1, _LIKE)))
-
-
-def model_from_keys(config: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
-    """Return a ModelSpec from a mapping of ModelSpec's own keys; ``where`` names it in error messages.
-
-    Defaults: one key and value head per query head, an MLP of 4 hidden sizes, head_dim = hidden / heads; a gated MLP with
-    RMSNorm and rotary positions, or for hidden_act "gelu_new" a plain MLP with LayerNorm and learned positions. bias: of all
-    linears; attention_bias: of those of attention. Raises InputError for an unknown key, most likely a misspelt one, and for
-    values that cannot be.
-    """
-    given = {OTHER_NAMES.get(key, key): value for key, value in config.items() if value is not None}
-    unknown = unknown_keys(config)
-    if unknown:
-        raise InputError(f"{where}: unknown model key {unknown[0]!r}; known keys are {', '.join(sorted(KNOWN_KEYS))}")
-    missing = [key for key in REQUIRED if key not in given]
-    if missing:
-        raise InputError(f"{where}: the model needs {missing[0]}")
-    kinds = {f.name: str(f.type) for f in fields(ModelSpec)} | {
-        "n_shared_experts": "int", "bias": "bool", "attention_bias": "bool", "hidden_act": "str",
-    }  # fmt: skip
-    words = {
-        "int": "a whole number", "bool": "true or false", "str": "a text", "tuple[str, ...]": "a list of texts",
-        "tuple[int, ...]": "a list of whole numbers", "int | tuple[int, ...]": "a whole number or a list of them",
-    }  # fmt: skip
-    if isinstance(given.get("qk_norm"), bool):  # as cases state it
-        given["qk_norm"] = "head" if given["qk_norm"] else "none"
-    for key, value in given.items():
-        if not _is_of(value, kinds[key]):
-            raise InputError(f"{where}: model key {key} is {shown(value)}; it must be {words[kinds[key]]}")
-    called = printable(name or str(given.get("name") or where))
-    try:
-        return ModelSpec(**{**_with_defaults(dict(given), where), "name": called})
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from None
-
-
-def _is_of(value: Any, kind: str) -> bool:
-    """Whether a value is of a field's type; a bool is an int in Python, but ``"hidden_size": true`` is a mistake."""
-    if isinstance(value, list | tuple):
-        return f"tuple[{type(value[0]).__name__ if value else 'int'}, ...]" in kind and len({type(v) for v in value}) <= 1
-    return type(value).__name__ in kind.split(" | ")
-
-
-def _with_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    hidden, heads = values["hidden_size"], max(values["num_attention_heads"], 1)
-    values.setdefault("gated_mlp", "gelu_new" not in values.pop("hidden_act", ""))
-    shared = values.pop("n_shared_experts", 0)
-    if values.pop("bias", False):
-        values = {"qkv_bias": True, "output_bias": True, "mlp_bias": True, **values}
-    if values.pop("attention_bias", False):
-        values = {"qkv_bias": True, "output_bias": True, **values}
-    if not values.get("intermediate_size"):
-        values["intermediate_size"] = values.get("moe_intermediate_size") or 4 * hidden
-    values.setdefault("num_key_value_heads", heads)
-    if values.get("kv_lora_rank"):
-        values["head_dim"] = values.get("qk_nope_head_dim", 0) + values.get("qk_rope_head_dim", 0) or 1
-    if not values.get("head_dim") and not values.get("v_head_dim") and hidden % heads:
-        raise InputError(f"{where}: num_attention_heads {heads} does not divide hidden_size {hidden}; state head_dim")
-    values["head_dim"] = values.get("head_dim") or values.get("v_head_dim") or hidden // heads
-    values.setdefault("norm", "rmsnorm" if values["gated_mlp"] else "layernorm")
-    values.setdefault("position", "rope" if values["gated_mlp"] else "learned")
-    if shared and not values.get("shared_expert_intermediate_size"):
-        values["shared_expert_intermediate_size"] = shared * values.get("moe_intermediate_size", 0)
-    return values

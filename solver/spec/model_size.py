@@ -16,7 +16,9 @@ def attention_linears(model: ModelSpec) -> int:
     """
     h, heads, qk, v = model.hidden_size, model.num_attention_heads, model.qk_head_dim, model.value_head_dim
     if not model.has_latent_attention:
-        return h * qk * (heads + model.num_key_value_heads) + h * v * (heads + model.num_key_value_heads)
+        return h * qk * (heads * (1 + model.attention_gate) + model.num_key_value_heads) + h * v * (
+            heads + model.num_key_value_heads
+        )
     q = model.q_lora_rank * (h + heads * qk) if model.q_lora_rank else h * heads * qk
     kv = h * (model.kv_lora_rank + model.qk_rope_head_dim)
     kv += model.kv_lora_rank * heads * (model.qk_nope_head_dim + v)
@@ -29,6 +31,26 @@ def attention_others(model: ModelSpec) -> int:
     bias = model.qkv_bias * (heads * model.qk_head_dim + kv * (model.qk_head_dim + model.value_head_dim))
     latent = model.q_lora_rank + model.kv_lora_rank  # a norm each
     return bias + model.output_bias * model.hidden_size + latent + model.qk_norm_parameters + model.attention_sinks * heads
+
+
+def linear_attention_linears(model: ModelSpec) -> int:
+    """Return the weights of the projections of one layer's linear attention: queries, keys, values, the gate, two rates per
+    head, and the output (solver.layers.linear_attention)."""
+    keys, values = model.linear_key_width, model.linear_value_width
+    return model.hidden_size * (2 * keys + 2 * values + 2 * model.linear_num_value_heads + values)
+
+
+def linear_attention_others(model: ModelSpec) -> int:
+    """Return the weights of its convolution, a decay and a bias per head, and its norm."""
+    convolved = 2 * model.linear_key_width + model.linear_value_width
+    return convolved * model.linear_conv_kernel_dim + 2 * model.linear_num_value_heads + model.linear_value_head_dim
+
+
+def _mixing(model: ModelSpec, kind: LayerKind) -> int:
+    """Return the parameters of the block of a layer that mixes tokens."""
+    if kind.linear:
+        return linear_attention_linears(model) + linear_attention_others(model)
+    return attention_linears(model) + attention_others(model)
 
 
 def adapter_parameters(model: ModelSpec, rank: int) -> int:
@@ -55,7 +77,7 @@ def router_parameters(model: ModelSpec) -> int:
 
 def layer_parameters(model: ModelSpec, kind: LayerKind, active: bool = False) -> int:
     """Return the parameters of one layer. active: only those that one token passes through."""
-    rest = attention_linears(model) + attention_others(model) + model.norms_per_layer * model.norm_parameters
+    rest = _mixing(model, kind) + model.norms_per_layer * model.norm_parameters
     if not kind.experts:
         return rest + mlp_linears(model, model.intermediate_size) + mlp_biases(model, model.intermediate_size)
     expert = mlp_linears(model, model.moe_intermediate_size) + mlp_biases(model, model.moe_intermediate_size)
@@ -88,7 +110,8 @@ def flops_per_token(model: ModelSpec, seq_len: int, whole_square: bool = False, 
     """Return the model FLOPs per token, forward and backward, with causal attention (half of the square, or all of it).
 
     6 * linears that a token passes through + 6 * heads * (d_qk + d_v) * tokens seen, as PaLM's appendix B with the causal half.
-    Recomputation and the embedding lookup are not model FLOPs; the head is, and so are the multi-token prediction modules.
+    Recomputation and the embedding lookup are not model FLOPs; the head is, and so are the multi-token prediction modules. Of
+    linear attention its state counts: four products of keys with values per head and token, as Megatron-LM's training.py does.
     frozen: of linears whose weights have no gradients, 4 instead of 6 (what adapters beside them compute is left out).
     """
     found = layer_kinds(model)
@@ -101,7 +124,14 @@ def flops_per_token(model: ModelSpec, seq_len: int, whole_square: bool = False, 
         if kind.experts:
             width = model.num_experts_per_tok * model.moe_intermediate_size + model.shared_expert_intermediate_size
         router = kind.experts * model.num_experts * model.hidden_size
-        linears += count * (attention_linears(model) + mlp_linears(model, width) + router)
+        mixing = linear_attention_linears(model) + _state_products(model) if kind.linear else attention_linears(model)
+        linears += count * (mixing + mlp_linears(model, width) + router)
         scores += count * heads * kind.seen_tokens(seq_len) * (2.0 if whole_square else 1.0)
     projections = model.num_nextn_predict_layers * (2 * model.hidden_size**2 + model.vocab_size * model.hidden_size)
     return (4.0 if frozen else 6.0) * (linears + projections + model.vocab_size * model.hidden_size) + 6.0 * scores
+
+
+def _state_products(model: ModelSpec) -> int:
+    """Return the multiplications per token of one layer's linear attention, beside its projections."""
+    convolved = (2 * model.linear_key_width + model.linear_value_width) * model.linear_conv_kernel_dim
+    return convolved + 4 * model.linear_num_value_heads * model.linear_key_head_dim * model.linear_value_head_dim

@@ -10,6 +10,7 @@ from solver.spec.deferral_rules import check_deferral
 from solver.spec.expert_rules import dispatch_broken, fused_experts_broken
 from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
+from solver.spec.linear_rules import check_linear
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import check_optimizer
 from solver.spec.precision import QUANTISED
@@ -145,6 +146,7 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     _check_modules(framework, model, run)
     check_adapters(framework, model, run)
     check_deferral(framework, run)
+    check_linear(framework, model, run)
     _check_graphs(framework, model, run)
     if broken := fused_experts_broken(framework.can_run, model, run):
         raise InputError(broken)

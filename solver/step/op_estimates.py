@@ -12,6 +12,7 @@ import numpy as np
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
 from solver.layers.program import (
+    CHUNK_SCAN,
     COMBINE,
     COMPUTE,
     DISPATCH,
@@ -33,6 +34,7 @@ _DIMS = {
     LINEAR: ("m", "n", "k", "batch", "layout", "accumulate", "parts"),
     GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
+    CHUNK_SCAN: ("batch", "seq", "heads", "key_dim", "value_dim", "backward"),
     **dict.fromkeys((MEMORY_BOUND, HOST_LINK, HOST_MEMORY), ("bytes",)),
     **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter", "node_limit")),
 }
@@ -169,6 +171,8 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
         return cost.grouped_linear(**dims, dtype=variant)
     if kind == FLASH_ATTN:
         return cost.flash_attn(**dims, dtype=variant)
+    if kind == CHUNK_SCAN:
+        return cost.chunk_scan(**dims)
     if kind == MEMORY_BOUND:
         return cost.memory_bound(variant, dims["bytes"])
     if kind in (HOST_LINK, HOST_MEMORY):

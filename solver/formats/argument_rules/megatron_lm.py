@@ -75,6 +75,15 @@ def _groups(a: Arguments) -> int:
     return a.size("num-query-groups", a.size("num-attention-heads"))
 
 
+def _linear(a: Arguments) -> bool:
+    return a.text("experimental-attention-variant") == "gated_delta_net"
+
+
+def _keys(a: Arguments) -> int:
+    """Heads of keys of linear attention."""
+    return a.size("linear-num-key-heads", 16)
+
+
 def _ends(a: Arguments) -> int:
     """Stages whose layers are stated."""
     return ("decoder-first-pipeline-num-layers" in a) + ("decoder-last-pipeline-num-layers" in a)
@@ -153,6 +162,13 @@ _SIZES = (
     Rule("--cp-comm-type a2a+p2p needs --hierarchical-context-parallel-sizes whose product is cp", _START,
          lambda a: ("a2a+p2p" in a.text("cp-comm-type")) == ("hierarchical-context-parallel-sizes" in a)
          and _product(a.text("hierarchical-context-parallel-sizes")) in (0, _cp(a))),
+    Rule("linear attention needs cp 1, a tp that divides --linear-num-key-heads, and these to divide the heads of values",
+         _CONFIG, lambda a: implies(_linear(a), _cp(a) == 1 and _keys(a) % _tp(a) == 0
+                                    and a.size("linear-num-value-heads", 32) % _keys(a) == 0)),
+    Rule("linear attention excludes --deterministic-mode, in which it is computed without its kernels, as described here",
+         "ssm/gated_delta_net.py", lambda a: not (_linear(a) and "deterministic-mode" in a)),
+    Rule("--attention-output-gate excludes --multi-latent-attention", _CONFIG,
+         lambda a: not {"attention-output-gate", "multi-latent-attention"} <= a.keys()),
     Rule("--multi-latent-attention excludes --group-query-attention", _START,
          lambda a: not ("multi-latent-attention" in a and "group-query-attention" in a)),
 )  # fmt: skip
@@ -301,7 +317,8 @@ SINCE = {
     "cuda-graph-impl": "0.15", "fp4-format": "0.15",
     "cuda-graph-scope": "0.16", "moe-flex-dispatcher-backend": "0.16", "optimizer": "0.16",
     "fine-grained-activation-offloading": "0.16", "window-attn-skip-freq": "0.16", "softmax-type": "0.16",
-    "no-rope-freq": "0.16", "activation-func-clamp-value": "0.16",
+    "no-rope-freq": "0.16", "activation-func-clamp-value": "0.16", "experimental-attention-variant": "0.16",
+    "attention-output-gate": "0.16", "moe-shared-expert-gate": "0.16",
 }  # fmt: skip
 
 

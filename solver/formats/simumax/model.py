@@ -7,7 +7,8 @@ from typing import Any
 
 from profiler.errors import InputError
 from solver.formats.simumax.configs import ModelConfig
-from solver.spec.model import ModelSpec, model_from_keys
+from solver.spec.model import ModelSpec
+from solver.spec.model_from_keys import model_from_keys
 
 _NAMES = {
     "hidden_size": "hidden_size", "layer_num": "num_hidden_layers", "head_num": "num_attention_heads",

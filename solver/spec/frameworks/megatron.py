@@ -80,6 +80,8 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         # asserted in arguments.py until about 0.14; the guide to multi-token prediction says that it is not supported yet
         "predicts_with_context": False,
         "experts": True,
+        "linear_attention": True,  # --experimental-attention-variant gated_delta_net, since 0.16
+        "splits_linear_attention": True,
         "experts_in_fp16": False,  # arguments.py asserts it for ep above 1 and for grouped GEMMs
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
         "splits_biased_experts": False,  # transformer_config.py asserts etp 1
@@ -136,6 +138,7 @@ BEFORE_0_9 = {
     "counts_embedding_and_loss": False,
     "pipeline_layout": False,
     "folds_experts": False,
+    "linear_attention": False,
     "dispatchers": ("alltoall", "allgather"),
     "overlaps_exchange": False,
     "recompute_modules": ("core_attn",),
@@ -162,7 +165,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     "2025-05",
     family="megatron-core-local",
     aliases=("megatron-core local",),
-    can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False},
+    can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False, "linear_attention": False},
     kernels={
         "norm_quantises": False,
         "bias_apart": True,
@@ -195,6 +198,8 @@ GENERIC = MEGATRON_LM_2023.derive(
         "cp_comms": CHOICES["cp_comm"],
         "schedules": SCHEDULES,
         "experts": True,
+        "linear_attention": True,
+        "splits_linear_attention": True,
         "folds_experts": True,
         "dispatchers": CHOICES["moe_dispatcher"],
         "overlaps_exchange": True,

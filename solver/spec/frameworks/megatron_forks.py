@@ -42,6 +42,7 @@ PRIMUS = MEGATRON_CORE_0_12.derive(
         "overlaps_split_backward": False,  # utils.py: validate_arguments
         "splits_backward_tied": False,
         "recomputes_by_stage": True,  # recompute_layer_ids (backends/megatron/patches/recompute_layer_patches.py)
+        "linear_attention": False,
         "tp_comm_overlap": False,  # not described over ROCm
         "dispatchers": ("alltoall", "allgather", "deepep"),  # hybrid-EP is NVIDIA's
     },

@@ -5,6 +5,8 @@ Sources: torch/nn/parallel/distributed.py, torch/distributed/fsdp, torch/utils/c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import TpMode
 from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Recomputation, TensorParallel
@@ -72,7 +74,7 @@ FSDP = Framework(
     aliases=("pytorch fsdp", "torch fsdp", "olmo", "litgpt", "lit-gpt"),
     broad_aliases=("hugging face", "huggingface", "transformers", "accelerate"),
     flags={"zero": 3, "grad_dtype": "bf16", "fused_norm": False},  # nn.RMSNorm or the like, uncompiled
-    can_run=FSDP_ONLY,
+    can_run=replace(FSDP_ONLY, linear_attention=True),  # modules of transformers with flash-linear-attention's kernels
     kernels=Kernels(  # the modules of transformers, uncompiled
         fused_qkv=False,
         fused_gate_up=False,
@@ -94,7 +96,7 @@ FMS_FSDP = FSDP.derive(
     "fms-fsdp",
     "2024-03",
     family="fms-fsdp",
-    can_run={"recompute": ("none", "full"), "soft_caps": ""},
+    can_run={"recompute": ("none", "full"), "soft_caps": "", "linear_attention": False},
     kernels={"fused_qkv": True},  # fms, modules/attention.py
     data_parallel={"optimizer_bytes_per_parameter": 96.0, "gradient_passes": 0.0},
     recomputation={"selective_is_full": True},

@@ -123,6 +123,7 @@ NEMO_AUTOMODEL = TORCHTITAN_2025.derive(
         "tp_modes": (TpMode.MTP, TpMode.MSP), "recompute_shares": CanRun.recompute_shares, "compiles_tp_overlap": False,
         # torch's stages keep weights gathered and reduce gradients once (components/distributed/pipelining)
         "zero_with_pipeline": (0, 2), "experts": True, "folds_experts": True, "splits_experts": False,
+        "linear_attention": True,  # models of transformers, and of its own with flash-linear-attention's kernels
         "adapters": True,  # components/_peft/lora.py
         "soft_caps": FUSED_CAPS,  # models of transformers
         "fuses_projection": True,  # cut or fused linear cross entropy (components/loss)

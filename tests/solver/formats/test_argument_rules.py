@@ -61,6 +61,7 @@ GOOD = {
 }  # fmt: skip
 EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 4, "moe-token-dispatcher-type": "alltoall",
            "disable-bias-linear": True, "moe-grouped-gemm": True}  # fmt: skip
+LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention-freq": 4}
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,11 @@ EXPERTS = {"num-experts": 8, "expert-model-parallel-size": 4, "moe-token-dispatc
          "need --ckpt-format torch"),
         ({"mtp-num-layers": 1, "context-parallel-size": 2, "position-embedding-type": "rope"},
          "multi-token prediction excludes context parallelism"),
+        (LINEAR, ""),
+        ({**LINEAR, "context-parallel-size": 2}, "linear attention needs cp 1, a tp that divides --linear-num-key-heads"),
+        ({**LINEAR, "linear-num-key-heads": 3, "linear-num-value-heads": 6}, "linear attention needs cp 1"),
+        ({**LINEAR, "deterministic-mode": True}, "linear attention excludes --deterministic-mode"),
+        ({"attention-output-gate": True, "multi-latent-attention": True}, "--attention-output-gate excludes"),
     ],
 )  # fmt: skip
 def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:

@@ -81,7 +81,7 @@ def test_hundreds_of_layouts_of_each_model_come_back(name: str, tmp_path: Path) 
         assert_same_estimate(model, runs[:4])
 
 
-@pytest.mark.parametrize("name", ["gpt_oss_20b", "mistral_7b"])
+@pytest.mark.parametrize("name", ["gpt_oss_20b", "mistral_7b", "qwen3_next_80b_a3b", "qwen3_5_27b"])
 def test_a_layout_over_a_recipe_states_no_model(name: str, tmp_path: Path) -> None:
     model = model_of(name)
     extra = {"moe_dispatcher": "hybridep", "moe_permute_fusion": False} if model.is_mixture_of_experts else {}
@@ -96,7 +96,10 @@ def test_a_layout_over_a_recipe_states_no_model(name: str, tmp_path: Path) -> No
         assert same_model(config.model, model, run.tp)
         kinds = [layer_kinds(one, 4096) for one in (config.model, model)]
         assert kinds[0].kinds == kinds[1].kinds and list(kinds[0].of_layer) == list(kinds[1].of_layer)
-        facts = [(one.attention_sinks, one.clamped_gate, one.scaled_rope, parameters(one)) for one in (config.model, model)]
+        facts = [
+            (one.attention_sinks, one.clamped_gate, one.attention_gate, one.scaled_rope, parameters(one))
+            for one in (config.model, model)
+        ]
         assert facts[0] == facts[1]
 
 

@@ -37,7 +37,15 @@ def test_published_checkpoints_have_their_parameters(checkpoint: dict[str, Any])
 def test_the_checkpoints_cover_the_families() -> None:
     configs = [checkpoint["config"] for checkpoint in CHECKPOINTS]
     covered = {config.get("text_config", config)["model_type"] for config in configs}
-    announced_only = {"ernie4_5_moe", "glm4_moe", "grok-1", "kimi_k2", "minicpm3"}  # to some digits, in other tests
+    announced_only = {
+        "ernie4_5_moe",
+        "glm4_moe",
+        "grok-1",
+        "kimi_k2",
+        "minicpm3",
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+    }  # to some digits, in other tests
     without_a_figure = {"codegen", "cohere2", "glm", "glm4", "granite", "minicpm", "nemotron"}
     assert set(FAMILIES) - covered == announced_only | without_a_figure
 
@@ -65,7 +73,7 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
           for kind in ("llama", "mistral", "qwen3", "granite", "phi3")],
         (LLAMA | {"model_type": "minicpm", "q_lora_rank": 768}, "q_lora_rank of minicpm is not modelled (it is 768)"),
         (LLAMA | {"model_type": "jamba"}, "jamba is a hybrid of attention, state-space layers and experts"),
-        (LLAMA | {"model_type": "qwen3_next"}, "qwen3_next is a hybrid of attention and linear attention"),
+        (LLAMA | {"model_type": "kimi_linear"}, "kimi_linear is a hybrid of attention and linear attention"),
         (LLAMA | {"model_type": "minimax_text_01"}, "a hybrid of softmax attention and lightning attention"),
         (LLAMA | {"layer_types": ["sliding_attention"] * 32}, "layer_types has 'sliding_attention', which is not modelled"),
         (LLAMA | {"attention_chunk_size": 8192}, "attention_chunk_size of llama is not modelled"),

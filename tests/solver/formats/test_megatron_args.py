@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from solver.formats.model_file import shipped_model
 from solver.report.validate import Prediction
 from solver.spec.cluster import cluster_of
 from solver.spec.layer_kinds import layer_kinds
-from solver.spec.model import model_from_keys
+from solver.spec.model import LINEAR_SIZES
+from solver.spec.model_from_keys import model_from_keys
 from solver.spec.model_size import attention_linears, parameters
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -120,6 +122,41 @@ def test_gpt_oss_is_the_shipped_one() -> None:
     assert (model.attention_sinks, model.clamped_gate, model.scaled_rope, model.gated_mlp) == (True, True, True, True)
     assert parameters(shipped) == parameters(model) == 20_914_757_184
     assert said == ["left out of the estimate: the kernels of a gated GELU (--quick-geglu)"]
+
+
+#: The model part of slime's script for Qwen3.5-35B-A3B (THUDM/slime), with Megatron-Core's own linear attention.
+QWEN: dict[str, Any] = {
+    "--num-layers": 40, "--hidden-size": 2048, "--num-attention-heads": 16, "--group-query-attention": True,
+    "--num-query-groups": 2, "--kv-channels": 256, "--normalization": "RMSNorm", "--qk-layernorm": True, "--swiglu": True,
+    "--disable-bias-linear": True, "--untie-embeddings-and-output-weights": True, "--position-embedding-type": "rope",
+    "--vocab-size": 248320, "--make-vocab-size-divisible-by": 128, "--num-experts": 256, "--moe-ffn-hidden-size": 512,
+    "--moe-router-topk": 8, "--moe-shared-expert-intermediate-size": 512, "--moe-shared-expert-gate": True,
+    "--attention-output-gate": True, "--experimental-attention-variant": "gated_delta_net", "--linear-attention-freq": 4,
+    "--linear-num-key-heads": 16, "--linear-num-value-heads": 32, "--apply-layernorm-1p": True,
+}  # fmt: skip
+
+
+def test_linear_attention_is_that_of_the_shipped_model() -> None:
+    keys, _ = sections_of_megatron({**SMALL, **QWEN}, 8, [])
+    model, shipped = model_from_keys(keys, "test"), shipped_model("qwen3_5_35b_a3b")
+    assert model.layer_types == shipped.layer_types and model.layer_types.count("linear_attention") == 30
+    for key in (*LINEAR_SIZES, "attention_gate", "shared_expert_gate"):
+        assert getattr(model, key) == getattr(shipped, key)
+    assert parameters(model) == parameters(shipped)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"experimental_attention_variant": "gated_delta_net"}, "gated_delta_net needs --linear-attention-freq"),
+        ({"experimental_attention_variant": "dsa"}, "attention of another kind"),
+        ({"experimental_attention_variant": "gated_delta_net", "linear_attention_freq": 4, "window_size": "127,0"},
+         "--window-size with --experimental-attention-variant gated_delta_net is not modelled"),
+    ],
+)  # fmt: skip
+def test_linear_attention_that_megatron_refuses(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        read(**flags)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,10 @@ def test_two_hundred_layouts_of_each_model_come_back(name: str) -> None:
             assert {key: getattr(case.model, key) for key in expected} == expected
 
 
+LINEAR = {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 64,
+          "linear_conv_kernel_dim": 4}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "flags"),
     [
@@ -121,6 +125,11 @@ def test_two_hundred_layouts_of_each_model_come_back(name: str) -> None:
          {"--window-size": "511,0", "--window-attn-skip-freq": "([0]*3+[1]*9)"}),
         ({"no_rope_layers": (1, 1, 1, 0) * 3}, {"--no-rope-freq": "([0]*3+[1]*1+[0]*3+[1]*1+[0]*3+[1]*1)"}),
         ({"attention_sinks": True}, {"--softmax-type": "learnable"}),
+        ({"attention_gate": True}, {"--attention-output-gate": True}),
+        ({"layer_types": (*("linear_attention",) * 3, "full_attention") * 3, **LINEAR},
+         {"--experimental-attention-variant": "gated_delta_net", "--linear-attention-freq": 4, "--linear-num-key-heads": 8}),
+        ({"layer_types": (*("full_attention",) * 2, *("linear_attention",) * 10), **LINEAR},
+         {"--linear-attention-freq": "([0]*2+[1]*10)", "--linear-value-head-dim": 64}),
         ({"clamped_gate": True},
          {"--quick-geglu": True, "--activation-func-clamp-value": 7.0, "--glu-linear-offset": 1.0}),
     ],
@@ -137,7 +146,9 @@ def test_kinds_of_layers_come_back(changes: dict[str, Any], flags: dict[str, Any
     assert parameters(back) == parameters(model)
     script = shell_command(model, run, 8)  # whose release is the newest, unless it is an old flag alone
     assert ("for Megatron-Core 0.16" in script) == (flags.keys() != {"--window-size"})
-    with pytest.raises(InputError, match="windows of attention, sinks, layers without rotary embedding, clamped gates: not"):
+    with pytest.raises(
+        InputError, match="windows of attention, sinks, layers without rotary embedding, linear attention, gates"
+    ):
         megatron_arguments(model, run)
 
 

@@ -10,16 +10,9 @@ from toy import DEVICE, TINY, run_of
 from profiler.errors import InputError
 from solver.spec.can_run import CanRun
 from solver.spec.cluster import cluster_of
+from solver.spec.division import heads_divide, sequence_divides, tensor_parallel_runs
 from solver.spec.expert_rules import heads_divide_by_cp
-from solver.spec.feasibility import (
-    check_layout,
-    check_world,
-    heads_divide,
-    sequence_divides,
-    stages_broken,
-    tensor_parallel_runs,
-    zero_runs,
-)
+from solver.spec.feasibility import check_layout, check_world, stages_broken, zero_runs
 from solver.spec.strategy import Strategy
 
 MODEL = TINY.replace(num_hidden_layers=8)  # 4 query heads, 2 key and value heads, width 128
