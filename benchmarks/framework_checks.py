@@ -25,7 +25,7 @@ from solver.formats.megatron_export import megatron_arguments
 from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import stage_layers
 from solver.search.space import cross, enumerate_splits
-from solver.spec.layer_kinds import window_of
+from solver.spec.layer_kinds import is_linear, window_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 from solver.step.stage_kinds import chunk_sizes
@@ -34,6 +34,7 @@ MODELS = Path(__file__).resolve().parents[1] / "configs" / "models"
 DENSE = ("llama3_8b", "llama3_70b", "llama3_405b", "nemotron4_340b", "qwen2_7b", "qwen3_8b", "mistral_7b")
 EXPERTS = (
     "qwen3_30b_a3b", "qwen3_235b_a22b", "mixtral_8x7b", "deepseek_v2_lite", "deepseek_v3", "glm4_5", "kimi_k2", "gpt_oss_20b",
+    "qwen3_next_80b_a3b",
 )  # fmt: skip
 WORLDS, SEQUENCES, LENGTH, EACH = (8, 64, 512, 2048), 2048, 4096, 25
 #: Arguments whose names differ from those of the configuration.
@@ -80,7 +81,7 @@ def megatron_config(flags: dict[str, Any]) -> Any:
     kind = MLATransformerConfig if "multi_latent_attention" in given else TransformerConfig
     known = {NAMES.get(name, name): value for name, value in given.items()}
     known = {name: value for name, value in known.items() if name in kind.__dataclass_fields__}
-    for name in ("moe_layer_freq", "window_size", "window_attn_skip_freq", "no_rope_freq"):
+    for name in ("moe_layer_freq", "window_size", "window_attn_skip_freq", "no_rope_freq", "linear_attention_freq"):
         if name in known:  # "([0]*3+[1]*58)", "127,0"
             known[name] = eval(str(known[name]), {"__builtins__": {}})
     if "swiglu" in given or "quick_geglu" in given:
@@ -119,6 +120,14 @@ def same_windows(config: Any, model: ModelSpec) -> bool:
     return seen == [window_of(model, layer) for layer in layers]
 
 
+def same_linear_layers(config: Any, model: ModelSpec) -> bool:
+    """Whether the layers with linear attention are those of Megatron-Core."""
+    from megatron.core.models.gpt.experimental_attention_variant_module_specs import get_linear_attention_pattern
+
+    ours = [int(is_linear(model, layer)) for layer in range(model.num_hidden_layers)]
+    return not any(ours) or get_linear_attention_pattern(config) == ours
+
+
 def megatron_order(stage: int, run: Strategy) -> list[tuple[int, int, int]]:
     """Return (kind, chunk, micro batch) of the passes of a stage, as Megatron-Core's interleaved schedule runs them."""
     from megatron.core.pipeline_parallel.schedules import get_schedule_table
@@ -146,7 +155,7 @@ def check_megatron() -> str:
         for model, run in layouts((*DENSE, *EXPERTS), "megatron-core", precision=precision):
             config = megatron_config(megatron_arguments(model, run, kinds=True))
             taken += 1
-            assert same_windows(config, model), model.name
+            assert same_windows(config, model) and same_linear_layers(config, model), model.name
             if run.pp > 1:
                 assert megatron_chunks(config) == chunks(model, run), (model.name, run)
                 pipelines += 1
