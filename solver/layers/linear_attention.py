@@ -18,8 +18,8 @@ from solver.layers.shapes import Shapes
 from solver.spec.recipes import FP32
 
 #: Kernels of flash-linear-attention's forward and backward pass, and of the decays and rates that torch computes before it
-#: (exp, negation, to fp32, sum, softplus, product, sigmoid), counted in its code.
-SCAN_LAUNCHES, DECAY_LAUNCHES = (6, 10), 7
+#: (exp, negation, to fp32, sum, softplus, product, sigmoid), counted in their code (fla/ops/gated_delta_rule/chunk.py 0315a70).
+SCAN_LAUNCHES, DECAY_LAUNCHES = (6, 9), 7
 #: Bytes per head of values and token of those small kernels: each reads and writes fp32.
 _DECAY_BYTES = 2.0 * FP32 * DECAY_LAUNCHES
 
