@@ -40,7 +40,21 @@ def without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[st
         alone["grad-reduce-in-bf16"] = "without --bf16"
     ignored = [flag for flag in flags if flag in alone]
     assumptions += [f"ignored, as Megatron does {alone[flag]}: --{flag}" for flag in ignored if flags[flag] not in _USUAL]
-    return {flag: value for flag, value in flags.items() if flag not in alone}
+    return _without_parts_of_linears({flag: value for flag, value in flags.items() if flag not in alone}, assumptions)
+
+
+def _without_parts_of_linears(flags: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
+    """Return the flags without norms to recompute where these are parts of linears (solver.spec.norms): Megatron ignores it."""
+    modules = str(flags.get("recompute-modules", "")).split()
+    apart = not flags.keys().isdisjoint(("num-experts", "multi-latent-attention"))
+    if "layernorm" not in modules or apart or flags.get("transformer-impl") == "local":
+        return flags
+    assumptions.append("ignored, as Megatron does where norms are parts of linears: layernorm of --recompute-modules")
+    rest = {flag: value for flag, value in flags.items() if flag != "recompute-modules"}
+    others = " ".join(name for name in modules if name != "layernorm")
+    if others:
+        return rest | {"recompute-modules": others}
+    return {flag: value for flag, value in rest.items() if flag != "recompute-granularity"}
 
 
 def with_what_they_need(flags: Mapping[str, Any]) -> dict[str, Any]:

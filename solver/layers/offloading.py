@@ -15,6 +15,7 @@ from solver.layers.attention_core import ATTENTION_SCORES
 from solver.layers.program import Saved
 from solver.layers.shapes import Shapes
 from solver.spec.choices import OFFLOAD_LEAST_ELEMENTS
+from solver.spec.norms import norms_apart
 
 #: By module; where the norm before attention is a part of the projection, as without latent attention, so is its input.
 OFFLOADED = {
@@ -31,9 +32,10 @@ OFFLOADED = {
 def offloaded_saved(shapes: Shapes, saved: Sequence[Saved]) -> list[Saved]:
     """Return the ``saved`` tensors of a layer, each with the share of it that waits on the host."""
     names = {name for module in shapes.run.modules_offloaded for name in OFFLOADED[module]}
-    if "qkv_linear" in shapes.run.modules_offloaded and not shapes.model.has_latent_attention:
+    apart = norms_apart(shapes.framework, shapes.model, shapes.kind.experts)
+    if "qkv_linear" in shapes.run.modules_offloaded and "norm1" not in apart:
         names.add("layer_input")
-    if not shapes.kind.experts:  # the second norm is then a part of the MLP's first linear, which stays
+    if "norm2" not in apart:  # it is then a part of the MLP's first linear, which stays
         names.discard("residual1")
     large = OFFLOAD_LEAST_ELEMENTS * shapes.element
     return [replace(s, away=np.where(s.bytes >= large, 1.0, 0.0)) if s.name in names else s for s in saved]

@@ -16,6 +16,7 @@ from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
+from solver.spec.norms import NORMS_OF_A_LAYER, norms_apart
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Discarded:
 _SHARED = ("shared_act_input", "shared_act_output")
 #: By module; what the attention core runs again is marked where its ops are made.
 DISCARDED = {
-    "layernorm": Discarded(("norm1_output", "norm2_output"), ops=("norm1", "norm2")),
+    "layernorm": Discarded(("norm1_output", "norm2_output"), ops=NORMS_OF_A_LAYER),
     "mla_up_proj": Discarded(("qkv", "low_ranks_normed"), ops=("q_up", "kv_up", "rope", "assembly")),
     "mlp": Discarded(("act_input", "act_output"), ops=("w1", "w3", "w13", "activation", "w2")),
     "moe_act": Discarded(("expert_act_output", "expert_act_weighted", "expert_clamped"), ops=("experts.activation",)),
@@ -45,6 +46,25 @@ DISCARDED = {
         modules=("router", "expert_exchange", "experts", "shared_experts"),
     ),
 }  # fmt: skip
+
+
+def discarded(shapes: Shapes, module: str) -> Discarded:
+    """Return what recomputing a module means in this kind of layer: norms that are parts of linears are recomputed with these,
+    so never alone, and the second one with a dense MLP.
+
+    The second norm of a layer with experts is kept where the graph of its router returns it (transformer_layer.py).
+    """
+    found, run = DISCARDED[module], shapes.run
+    apart = norms_apart(shapes.framework, shapes.model, shapes.kind.experts)
+    if module == "mlp" and "norm2" not in apart:
+        return replace(found, saved=(*found.saved, "norm2_output"), ops=(*found.ops, "norm2"))
+    if module != "layernorm":
+        return found
+    inside = run.moe_dispatcher == "alltoall" and "moe_preprocess" in run.modules_graphed and not run.moe_shared_expert_overlap
+    if "moe_router" in run.modules_graphed and shapes.kind.experts and not inside:
+        apart = tuple(name for name in apart if name != "norm2")
+    return Discarded(tuple(f"{name}_output" for name in apart), ops=apart)
+
 
 #: Ops of the forward pass after the last tensor that backward needs, which is the down projection's input.
 AFTER_LAST_SAVED = ("w2", "w2.reduce_scatter", "w2.all_reduce", "residual2")
@@ -99,7 +119,7 @@ def _of_modules(shapes: Shapes, op: Op) -> Op:
     if op.phase != FORWARD or modules == ("core_attn",):
         return op
     core = "core_attn" in modules and Recompute.SELECTIVE in op.recomputed_by
-    others = any(DISCARDED[name].runs(op) for name in modules if name != "core_attn")
+    others = any(discarded(shapes, name).runs(op) for name in modules if name != "core_attn")
     return replace(op, recomputed_by=_selective(op.recomputed_by, (core or others) and Recompute.FULL in op.recomputed_by))
 
 
@@ -109,7 +129,7 @@ def _kept_by_modules(shapes: Shapes, tensor: Saved) -> Saved:
     if modules == ("core_attn",):
         return tensor
     core = "core_attn" in modules and Recompute.SELECTIVE in tensor.dropped_by
-    others = any(tensor.name in DISCARDED[name].saved for name in modules if name != "core_attn")
+    others = any(tensor.name in discarded(shapes, name).saved for name in modules if name != "core_attn")
     return replace(tensor, dropped_by=_selective(tensor.dropped_by, core or others))
 
 

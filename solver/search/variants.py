@@ -22,7 +22,8 @@ OFFLOADED = (0.25, 0.5, 0.75, 1.0)
 
 def _modules(problem: Problem) -> list[str]:
     """Return every set of modules of a layer that does not name a module and a part of it."""
-    there = [name for name in modules_of(problem.model) if name in problem.framework.can_run.recompute_modules]
+    offered = problem.framework.can_run.recompute_modules
+    there = [name for name in modules_of(problem.framework, problem.model) if name in offered]
     sets = [names for n in range(1, len(there) + 1) for names in combinations(there, n)]
     return ["+".join(names) for names in sets if "moe" not in names or not {"moe_act", "shared_experts"} & set(names)]
 

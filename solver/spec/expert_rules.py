@@ -98,6 +98,8 @@ def dispatch_broken(run: Strategy) -> str:
         return f"moe_shared_expert_overlap needs moe_dispatcher alltoall, not {run.moe_dispatcher}"
     if run.moe_shared_expert_overlap and run.moe_exchange_overlap:
         return "moe_shared_expert_overlap and moe_exchange_overlap hide the same exchange: leave one out"
+    if run.moe_exchange_overlap and run.moe_dispatcher == "allgather":
+        return "moe_exchange_overlap needs another moe_dispatcher than allgather"
     if run.moe_capacity_factor and run.moe_dispatcher == "deepep":
         return "moe_capacity_factor needs another moe_dispatcher than deepep, which drops no tokens"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from profiler.errors import require
 from solver.spec.framework import Framework
-from solver.spec.precision import keeps_remainders
+from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.strategy import Strategy
 
 
@@ -59,6 +59,10 @@ def optimizer_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
             f"{name} does not reduce Muon's gradients beside compute: turn overlap_grad_reduce off",
         ),
         (not muon or s.precision != "fp16", "optimizer muon does not run in fp16"),
+        (
+            not muon or can.overlaps_muon or not (s.fp8_param_gather and s.precision in QUANTISED),
+            f"{name} gathers fp8 weights (fp8_param_gather) with its distributed optimizer only, which muon is not",
+        ),
         (not muon or s.tp_mode != "isp", "optimizer muon is not described with weights that tp_mode isp shards"),
         (not muon or s.optimizer_states == "fp32", "optimizer muon keeps its momentum in fp32: leave optimizer_states out"),
         (not muon or not s.optimizer_offload_fraction, "optimizer muon keeps its states on the device"),

@@ -12,6 +12,7 @@ from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.linear_rules import check_linear
 from solver.spec.model import ModelSpec
+from solver.spec.norms import norms_apart
 from solver.spec.optimizer_rules import check_optimizer
 from solver.spec.precision import QUANTISED
 from solver.spec.strategy import Strategy
@@ -23,30 +24,32 @@ def projection_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
     return framework.can_run.fuses_projection or not fuses, f"{framework.name} does not offer cross_entropy_fusion_impl linear"
 
 
-def modules_of(model: ModelSpec) -> tuple[str, ...]:
-    """Return the modules of RECOMPUTE_MODULES that layers of the model have."""
+def modules_of(framework: Framework, model: ModelSpec) -> tuple[str, ...]:
+    """Return the modules of RECOMPUTE_MODULES that layers of the model have in a framework."""
     experts, shared = model.is_mixture_of_experts, model.shared_expert_intermediate_size > 0
     missing = {
+        "layernorm": not norms_apart(framework, model, experts),
         "mla_up_proj": not model.has_latent_attention, "mlp": not dense_layers(model), "moe_act": not experts,
         "moe": not experts, "shared_experts": not (experts and shared),
     }  # fmt: skip
     return tuple(module for module in RECOMPUTE_MODULES if not missing.get(module))
 
 
-def module_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+def _no_module(framework: Framework, model: ModelSpec, module: str) -> str:
+    if module == "layernorm":
+        return f"{model.name} under {framework.name} has no layernorm to recompute: its norms are parts of its linears"
+    return f"{model.name} has no {module} to recompute"
+
+
+def module_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the modules that are recomputed; rules of Megatron-Core's transformer_config.py."""
-    modules, there = s.modules_recomputed, modules_of(model)
+    modules, there = s.modules_recomputed, modules_of(framework, model)
     return (
         (
             modules == ("core_attn",) or s.recompute == "selective",
             f"recompute_modules {s.recompute_modules} changes nothing with recompute {s.recompute}; give recompute selective",
         ),
-        *((module in there, f"{model.name} has no {module} to recompute") for module in modules),
-        ("moe_act" not in modules or s.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
-        (
-            "shared_experts" not in modules or not s.moe_shared_expert_overlap,
-            "shared_experts are not recomputed together with moe_shared_expert_overlap",
-        ),
+        *((module in there, _no_module(framework, model, module)) for module in modules),
     )
 
 
@@ -74,6 +77,14 @@ def attention_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str]
         (flash or not s.flash_generation, f"flash_generation changes nothing with attention {s.attention}; leave it out"),
         (not flash or s.fused_softmax is None, "fused_softmax changes nothing with attention flash; leave it out"),
     )
+
+
+def ends_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
+    """Return (holds, what is broken) of layers that stay in bf16, which scales of earlier steps exclude (Megatron-Core's
+    transformer_config.py)."""
+    ends = s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16
+    delayed = framework.memory.transformer_engine and s.precision == "fp8" and s.fp8_recipe == "delayed"
+    return not (ends and delayed), "layers that stay in bf16 need another fp8_recipe than delayed"
 
 
 def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
@@ -142,7 +153,7 @@ def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 
 def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
-    require(attention_rules(framework, run))
+    require((*attention_rules(framework, run), ends_rule(framework, run)))
     _check_modules(framework, model, run)
     check_adapters(framework, model, run)
     check_deferral(framework, run)
@@ -161,8 +172,8 @@ def _check_modules(framework: Framework, model: ModelSpec, run: Strategy) -> Non
     for module in run.modules_recomputed:
         if module not in framework.can_run.recompute_modules:
             raise InputError(f"{framework.name} does not offer to recompute {module} alone")
-        if module not in modules_of(model):
-            raise InputError(f"{model.name} has no {module} to recompute")
+        if module not in modules_of(framework, model):
+            raise InputError(_no_module(framework, model, module))
 
 
 def _check_graphs(framework: Framework, model: ModelSpec, run: Strategy) -> None:

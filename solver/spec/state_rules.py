@@ -58,10 +58,23 @@ def recompute_broken(framework: Framework, run: Strategy, level: str) -> str:
     """Return what of a run does not go together with a level of recomputation, or ""."""
     if level == "full" and run.cuda_graphs:
         return "CUDA graphs exclude recompute full"
-    if level == "selective" and run.lora_rank:
-        return "adapters (lora_rank) are not described with recompute selective"
-    delayed = run.precision == "fp8" and run.fp8_recipe == "delayed"
-    found = _QUANTISED_MODULES & set(run.modules_recomputed)
-    if level == "selective" and framework.memory.transformer_engine and delayed and found:
-        return f"recomputing {sorted(found)[0]} in fp8 needs another fp8_recipe than delayed"
-    return ""
+    return _modules_broken(framework, run) if level == "selective" else ""
+
+
+def _modules_broken(framework: Framework, run: Strategy) -> str:
+    """Return what of a run does not go together with the modules that it recomputes, or ""; rules of Megatron-Core's
+    transformer_config.py."""
+    modules = run.modules_recomputed
+    delayed = framework.memory.transformer_engine and run.precision == "fp8" and run.fp8_recipe == "delayed"
+    quantised = sorted(_QUANTISED_MODULES & set(modules))
+    rules = (
+        (not run.lora_rank, "adapters (lora_rank) are not described with recompute selective"),
+        (not (delayed and quantised), f"recomputing {(*quantised, '')[0]} in fp8 needs another fp8_recipe than delayed"),
+        ("moe_act" not in modules or run.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
+        (
+            "shared_experts" not in modules or not run.moe_shared_expert_overlap,
+            "shared_experts are not recomputed together with moe_shared_expert_overlap",
+        ),
+        ("moe" not in modules or "moe_router" not in run.modules_graphed, "CUDA graphs of moe_router exclude recomputing moe"),
+    )
+    return next((broken for holds, broken in rules if not holds), "")

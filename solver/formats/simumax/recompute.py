@@ -13,6 +13,7 @@ SEARCHED = ((True, True, True, True), (True, True, False, False), (False, False,
 _MEGATRON_MODULES = ("core_attn", "layernorm", "mla_up_proj", "moe_act", "mlp", "moe")
 _NONE: dict[str, Any] = {"recompute": "none"}
 _BOTH_NORMS = "both norms of a layer are recomputed, where the switches name one of them"
+_PARTS = "norms that are parts of linears, as Megatron-Core's are, are recomputed with these only"
 
 
 def recompute_of(config: StrategyConfig, model: ModelConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -33,6 +34,8 @@ def recompute_of(config: StrategyConfig, model: ModelConfig) -> tuple[dict[str, 
             "recomputed with their whole layer; give full_block, sdp_only or selective_recompute"
         )
     modules, notes = _modules(config, model, granularity)
+    if "layernorm" in modules and not model.has_experts and model.attention_type != "mla":
+        modules, notes = [name for name in modules if name != "layernorm"], (_PARTS,)
     if not modules:
         return _NONE, ()
     return {"recompute": "selective", "recompute_layers": layers, "recompute_modules": "+".join(modules)}, notes

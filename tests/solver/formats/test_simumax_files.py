@@ -19,7 +19,7 @@ from solver.spec.strategy import Strategy
 FOLDER = Path("tests/data/simumax")
 PLAIN = {"grad_dtype": "fp32", "overlap_param_gather": False, "cross_entropy_fusion": True, "p2p_overlap": True}
 CONSTANTS: dict[str, dict[str, Any]] = {
-    "llama3_8b": {"cp_comm": "a2a", "recompute_modules": "mlp+layernorm"},
+    "llama3_8b": {"cp_comm": "a2a", "recompute_modules": "mlp+core_attn"},
     "llama2_7b": {"precision": "fp8", "overlap_grad_reduce": False},
     "mixtral_8x7b": {"recompute_modules": "moe_act+layernorm", "moe_capacity_factor": 1.25},
 }

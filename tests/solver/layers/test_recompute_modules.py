@@ -19,9 +19,10 @@ from solver.layers.graphs import _CAPTURED
 from solver.layers.recompute import AFTER_LAST_SAVED, DISCARDED
 from solver.report.explain import explain
 from solver.search.search import search
-from solver.spec.choices import RECOMPUTE_MODULES
+from solver.spec.choices import RECOMPUTE_MODULES, Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
+from solver.spec.frameworks import known_framework
 from solver.spec.layer_kinds import PLAIN, LayerKind, layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.run_rules import modules_of
@@ -30,6 +31,7 @@ from solver.step.memory import PARTS
 
 MODEL = load_run_config("configs/models/deepseek_v2_lite.json").model
 DENSE = load_run_config("configs/models/llama3_8b.json").model
+CORE = "megatron-core"
 BASE = {"zero": 1, "zero_shard_size": 8, "num_micro_batches": 4}
 
 
@@ -56,10 +58,10 @@ def test_every_name_of_the_tables_is_that_of_an_op_or_a_tensor() -> None:
 
 
 def measured(
-    h100_model: CostModel, modules: str, recompute: str = "selective", model: ModelSpec = MODEL
+    h100_model: CostModel, modules: str, recompute: str = "selective", model: ModelSpec = MODEL, framework: str = CORE
 ) -> tuple[float, float]:
     """Return (seconds, bytes of activations) of a step."""
-    problem = make_problem(model, 8, h100_model, framework="megatron-core", recompute_modules=modules)
+    problem = make_problem(model, 8, h100_model, framework=framework, recompute_modules=modules)
     ranks = {"ep": 8} if model.is_mixture_of_experts else {}
     found = estimated(problem, [problem.run.replace(**BASE, **ranks, recompute=recompute)])
     return float(found.times.seconds[0]), float(found.memory.parts[PARTS.index("activations"), 0])
@@ -69,17 +71,43 @@ def test_bytes_by_hand(h100_model: CostModel) -> None:
     tokens, h, layers = 4096, DENSE.hidden_size, DENSE.num_hidden_layers
     _, plain = measured(h100_model, "core_attn", "none", DENSE)
     saved = {
-        "layernorm": 2 * tokens * h * 2,  # the two norms' 16-bit outputs
-        "mlp": tokens * DENSE.intermediate_size * 3 * 2,  # gate, up and their product
+        "layernorm": 0,  # over Transformer Engine norms are parts of linears
+        "mlp": tokens * (DENSE.intermediate_size * 3 + h) * 2,  # the norm's output, gate, up and their product
         "core_attn": tokens * DENSE.num_attention_heads * 4,  # the log-sum-exp of flash attention
     }
     for name, each in saved.items():
         assert plain - measured(h100_model, name, "selective", DENSE)[1] == pytest.approx(layers * each, rel=1e-12)
+    whole, less = (measured(h100_model, "layernorm", how, DENSE, "generic")[1] for how in ("none", "selective"))
+    assert whole - less == pytest.approx(layers * 2 * tokens * h * 2, rel=1e-12)  # norms that are modules of their own
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "graphs", "norms"),
+    [
+        ("llama3_8b", CORE, "", 0),
+        ("llama3_8b", "megatron-core-local", "", 2),
+        ("llama3_8b", "generic", "", 2),
+        ("qwen3_30b_a3b", CORE, "", 1),  # the norm before experts
+        ("qwen3_30b_a3b", CORE, "moe_router", 0),  # which the router's graph returns
+        ("qwen3_30b_a3b", CORE, "moe_router+moe_preprocess", 1),
+        ("deepseek_v2_lite", CORE, "", 2),  # and that before latent attention
+        ("qwen3_next_80b_a3b", CORE, "", 1),
+    ],
+)
+def test_only_norms_that_are_modules_are_recomputed(model: str, framework: str, graphs: str, norms: int) -> None:
+    given = {"cuda_graphs": True, "cuda_graph_modules": graphs} if graphs else {}
+    run = run_of(8, 4096, framework=framework, recompute_modules="layernorm", moe_dispatcher="alltoall", **given)
+    spec = shipped_model(model)
+    for kind in layer_kinds(spec).kinds[-2:]:
+        program = layer_program(layer_keys("msp", ep=2 if kind.experts else 1), spec, run, cluster_of(DEVICE), kind)
+        less = program.saved_bytes(Recompute.NONE)[0] - program.saved_bytes(Recompute.SELECTIVE)[0]
+        expected = norms if kind.experts or not spec.is_mixture_of_experts else norms - 1  # a dense layer's second is a part
+        assert less == pytest.approx(expected * 4096 * spec.hidden_size * 2, rel=1e-12)
 
 
 def test_every_module_costs_time_and_saves_memory(h100_model: CostModel) -> None:
     nothing, whole = measured(h100_model, "core_attn", "none"), measured(h100_model, "core_attn", "full")
-    there = modules_of(MODEL)
+    there = modules_of(known_framework(CORE), MODEL)
     assert there == RECOMPUTE_MODULES
     alone = {name: measured(h100_model, name) for name in there}
     for name, (seconds, held) in alone.items():
@@ -115,6 +143,7 @@ def test_names_are_put_in_order() -> None:
         ({"recompute_modules": "mla_up_proj"}, "has no mla_up_proj"),
         ({"framework": "nemo-24"}, "nemo-24 does not offer to recompute mlp alone"),
         ({"recompute_modules": "moe_act"}, "has no moe_act"),
+        ({"recompute_modules": "layernorm"}, "llama3_8b under megatron-core-0.12 has no layernorm to recompute: its norms are"),
     ],
 )
 def test_what_cannot_be_recomputed_is_refused(h100_model: CostModel, changes: dict[str, str], sentence: str) -> None:
@@ -125,10 +154,10 @@ def test_what_cannot_be_recomputed_is_refused(h100_model: CostModel, changes: di
 
 
 def test_a_search_recomputes_the_modules_that_are_stated(h100_model: CostModel) -> None:
-    problem = make_problem(DENSE, 8, h100_model, framework="megatron-core", recompute_modules="layernorm+mlp")
+    problem = make_problem(DENSE, 8, h100_model, framework="megatron-core", recompute_modules="core_attn+mlp")
     found = search(problem, 64, fixed={"recompute": "selective"}).best
     best = found.layouts.strategy(0, found.problem.run)
-    assert best.recompute_modules == "layernorm+mlp"
+    assert best.recompute_modules == "core_attn+mlp"
     plain = search(problem, 64, fixed={"recompute": "none"}).best
     assert plain.layouts.strategy(0, plain.problem.run).recompute_modules == "core_attn", "it recomputes nothing"
     with pytest.raises(InputError, match="has no moe_act"):
@@ -137,11 +166,11 @@ def test_a_search_recomputes_the_modules_that_are_stated(h100_model: CostModel) 
 
 
 def test_all_modules_recompute_all_but_the_projections_of_attention(h100_model: CostModel) -> None:
-    every = "+".join(modules_of(DENSE))
-    assert every == "core_attn+layernorm+mlp"
+    every = "+".join(modules_of(known_framework(CORE), DENSE))
+    assert every == "core_attn+mlp"
     (_, held), (_, whole) = measured(h100_model, every, model=DENSE), measured(h100_model, "core_attn", "full", DENSE)
     tokens, heads, kv = 4096, DENSE.num_attention_heads * DENSE.head_dim, DENSE.num_key_value_heads * DENSE.head_dim
-    kept = tokens * 2 * (heads + 2 * kv + heads + DENSE.hidden_size)  # q, k, v; the context; what the second norm reads
+    kept = tokens * 2 * (heads + 2 * kv + heads + 2 * DENSE.hidden_size)  # q, k, v; the context; what norms wrote and read
     assert held - whole == pytest.approx(DENSE.num_hidden_layers * kept, rel=1e-9)
     assert measured(h100_model, every, model=DENSE)[0] < measured(h100_model, "core_attn", "full", DENSE)[0]
 

@@ -199,6 +199,36 @@ def test_what_cannot_be_delayed_is_refused(constants: dict[str, Any], reason: st
         search(problem, 32)
 
 
+GRAPHS = {"cuda_graphs": True, "cuda_graph_modules": "moe_router"}
+#: Settings that Megatron-Core refuses together.
+TOGETHER: list[tuple[dict[str, Any], str]] = [
+    ({"moe_dispatcher": "allgather", "moe_exchange_overlap": True}, "needs another moe_dispatcher than allgather"),
+    ({"precision": "fp8", "fp8_recipe": "delayed", "num_layers_at_start_in_bf16": 1}, "stay in bf16 need another fp8_recipe"),
+    ({"optimizer": "muon", "precision": "fp8", "fp8_recipe": "tensorwise", "fp8_param_gather": True,
+      "overlap_grad_reduce": False, "overlap_param_gather": False}, "gathers fp8 weights"),
+    ({"recompute_modules": "moe_act", "moe_grouped_gemm": False}, "recomputing moe_act needs moe_grouped_gemm"),
+    ({"recompute_modules": "shared_experts", "moe_shared_expert_overlap": True, "moe_dispatcher": "alltoall"},
+     "shared_experts are not recomputed together with"),
+    ({"recompute_modules": "moe", **GRAPHS}, "CUDA graphs of moe_router exclude recomputing moe"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("constants", "reason"), TOGETHER)
+def test_what_megatron_refuses_together_is_neither_predicted_nor_searched(
+    constants: dict[str, Any], reason: str, h100_model: CostModel
+) -> None:
+    problem = problem_of(DEEP.replace(num_nextn_predict_layers=0), h100_model, **constants)
+    recompute = {"recompute": "selective"} if "recompute_modules" in constants else {}
+    with pytest.raises(InputError, match=reason):
+        check_layout(problem.model, problem.cluster, problem.run.replace(ep=4, **recompute))
+    if recompute:  # a search leaves the level out
+        levels = search(problem, 32, top=10_000).best.layouts.recompute
+        assert int(Recompute.SELECTIVE) not in levels
+    else:
+        with pytest.raises(InputError, match=reason):
+            search(problem, 32)
+
+
 def test_multi_token_prediction_costs_a_layer_and_a_loss(h100_model: CostModel) -> None:
     with_it, without = (problem_of(DEEP.replace(num_nextn_predict_layers=n), h100_model) for n in (1, 0))
     layout = with_it.run.replace(num_micro_batches=2, zero_shard_size=16)

@@ -30,7 +30,7 @@ def problem_of(cost: CostModel, experts: bool = False, **constants: object) -> P
 
 def test_every_combination_comes_once(h100_model: CostModel) -> None:
     found = variants_of(problem_of(h100_model), ("cp_comm", "recompute_modules"))
-    assert len(found) == 3 * 7 and found[0] == {"cp_comm": "ring", "recompute_modules": "core_attn"}
+    assert len(found) == 3 * 3 and found[0] == {"cp_comm": "ring", "recompute_modules": "core_attn"}
     assert len({tuple(one.values()) for one in found}) == len(found)
     modules = [one["recompute_modules"] for one in variants_of(problem_of(h100_model, experts=True), ("recompute_modules",))]
     assert "layernorm+moe_act" in modules and not [name for name in modules if "moe_act+moe" in name or "mlp" in name]

@@ -144,11 +144,11 @@ def test_refused_by_name(changes: dict[str, Any], model: dict[str, Any], said: s
     ("changes", "model", "modules"),
     [
         ({"recompute_granularity": "sdp_only", "recompute_layer_num": 4}, DENSE, "core_attn"),
-        ({"recompute_granularity": "mlp_only", "recompute_layer_num": 4}, DENSE, "layernorm+mlp"),
+        ({"recompute_granularity": "mlp_only", "recompute_layer_num": 4}, DENSE, "mlp"),
         ({"recompute_granularity": "mlp_only", "recompute_layer_num": 4}, EXPERTS, "layernorm+mlp+moe"),
         (selective(attn_recompute=True), DENSE, "core_attn"),
         (selective(attn_recompute=True), LATENT, "core_attn+mla_up_proj"),
-        (selective(attn_recompute=True, mlp_recompute=True, mlp_rms_recompute=True), DENSE, "core_attn+mlp+layernorm"),
+        (selective(attn_recompute=True, mlp_recompute=True, mlp_rms_recompute=True), DENSE, "core_attn+mlp"),
         (selective(megatron_recompute=True, megatron_recompute_modules=["layernorm", "moe_act"]), EXPERTS, "layernorm+moe_act"),
     ],
 )
