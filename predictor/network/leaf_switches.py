@@ -6,7 +6,8 @@ kind communicate at once, one from each rank of a node, as the collectives of a 
 * Rings, and messages to a neighbour, between nodes that are ``apart`` nodes apart. Of the nodes below one leaf as many send
   across its uplinks as groups are interleaved, ``min(apart, nodes)``; so each gets ``nodes / min(apart, nodes) /
   oversubscription`` of its bandwidth. A ring over neighbouring nodes leaves a leaf once, and shares its uplinks with nobody.
-* All-to-alls. What a rank sends to nodes below other leaves, ``1 - nodes below its own / all``, passes the uplinks.
+* All-to-alls. Of what a rank sends to other nodes, ``1 - 1 / all``, the part to nodes below other leaves passes the uplinks,
+  ``1 - nodes below its own / all``.
 
 No rate exceeds that of the node's own adapters. NCCL's trees are taken to cross as rarely as its rings; adaptive routing and
 collisions of flows are not described.
@@ -35,8 +36,8 @@ class LeafSwitches:
         inter, apart = np.maximum(np.asarray(inter, dtype=float), 1.0), np.maximum(np.asarray(apart, dtype=float), 1.0)
         below = np.maximum(self.nodes / apart, 1.0)  # of a group's nodes, those below one leaf
         if op == "all2all":
-            across = np.maximum(1.0 - below / inter, 0.0)
-            kept = 1.0 / np.maximum(across * self.oversubscription, 1.0)
+            sent, across = 1.0 - 1.0 / inter, np.maximum(1.0 - below / inter, 0.0)
+            kept = np.minimum(sent / np.maximum(across * self.oversubscription, 1e-9), 1.0)
         else:
             kept = np.minimum(below / self.oversubscription, 1.0)
         inside = (inter <= below) & (op != "p2p")  # of the pairs of a pipeline's stages some are below two leaves

@@ -8,7 +8,7 @@ import numpy as np
 
 from solver.layers.program import EXPERTS
 from solver.step.memory import PARTS as MEMORY_PARTS
-from solver.step.parameter_groups import rank_groups, shard_ranks, stages_of
+from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.per_stage import memory_of_stages, time_of_stages
 from solver.step.solutions import Solutions
 from solver.step.stage_seconds import recomputed_limit
@@ -78,7 +78,7 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
     splits, zero, level = one.splits, int(one.zero[0]), int(one.recompute[0])
     key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
     stages, memory = stages_of(problem, splits, every=True), memory_of_stages(solutions, index)
-    shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in rank_groups(problem, splits).items()}
+    shares = shard_ranks(problem, splits)
     recomputed = stages.recomputed(recomputed_limit(problem, one), np.zeros(1, dtype=np.int64))[0][:, :, 0]
     kept, whole = (np.array([part.saved[at, key[0]] for part in table.layers]) for at in (level, 0))
     several = splits.dp * splits.cp > 1

@@ -16,7 +16,7 @@ from solver.spec.choices import TpMode
 from solver.step.activations import Activations
 from solver.step.deferred_head import deferred_share, projection_operands
 from solver.step.layouts import Layouts
-from solver.step.parameter_groups import rank_groups, shard_ranks, stages_of
+from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import end_recomputed
@@ -100,8 +100,7 @@ class PeakMemory:
         splits = layouts.splits
         self._cell = layouts.zero * len(splits) + layouts.row  # of arrays [4 ZeRO stages, splits] that are flattened
         self._buffers = gather_buffers(problem, table, key, splits).reshape(2, -1).take(self._cell, axis=1)
-        groups = rank_groups(problem, splits)
-        self._shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in groups.items()}
+        self._shares = shard_ranks(problem, splits)
         self._activations = Activations(problem, table, key, self._pipelines, stages)
         self._workspaces = workspace_bytes(problem) + np.max([part.buffer[key] for part in table.layers], axis=0)
         if stay := problem.framework.memory.gather_buffers:
@@ -213,7 +212,7 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     """
     splits = layouts.splits
     stages = stages_of(problem, splits)
-    shares = {name: shard_ranks(size, splits.zero_shard_size) for name, (size, _) in rank_groups(problem, splits).items()}
+    shares = shard_ranks(problem, splits)
     several, zeros = splits.dp * splits.cp > 1, layouts.zero_stages
     state = stage_state(problem, table, key, shares, several, stages, 0, zeros)[:3].sum(axis=0)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:

@@ -17,7 +17,7 @@ from solver.layers.program import EXPERTS, FORWARD, GROUPED_LINEAR, LINEAR, LINE
 from solver.layers.recompute import weight_gemms
 from solver.spec.recipes import FP32
 from solver.step.layouts import Splits
-from solver.step.parameter_groups import ParameterGroup, shard_ranks, stages_of
+from solver.step.parameter_groups import shard_ranks, stages_of
 from solver.step.problem import LayerTable, Part, Problem
 from solver.step.step_ops import orthogonalises
 
@@ -33,9 +33,7 @@ class Matrices(NamedTuple):
     group: str
 
 
-def muon_ops(
-    problem: Problem, table: LayerTable, key: np.ndarray, groups: Mapping[str, ParameterGroup], splits: Splits
-) -> list[Op]:
+def muon_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Splits) -> list[Op]:
     """Return the GEMMs of the iterations on the fullest stage, of all of its matrices (``optimizer.whole``) and of those of the
     rank that gets most (``optimizer.shard``); none under Adam.
 
@@ -51,7 +49,7 @@ def muon_ops(
     fullest = np.argmax((held * each).sum(axis=1), axis=0)
     times = held[fullest, :, np.arange(len(splits))].T
     whole, ops = [found._replace(number=found.number * n) for of, n in zip(matrices, times, strict=True) for found in of], []
-    for found, dealt in zip(whole, _dealt(whole, groups, splits), strict=True):
+    for found, dealt in zip(whole, _dealt(whole, shard_ranks(problem, splits)), strict=True):
         for name, number in (("optimizer.whole", found.number), ("optimizer.shard", dealt)):
             ops += _iterations(found, name, number)
     return ops
@@ -68,12 +66,12 @@ def _matrices(part: Part, key: np.ndarray) -> Iterator[Matrices]:
         yield Matrices(rows, columns, number, EXPERTS if op.module == MODULE else LINEARS)
 
 
-def _dealt(whole: list[Matrices], groups: Mapping[str, ParameterGroup], splits: Splits) -> Iterator[np.ndarray]:
-    """Yield how many of the matrices the rank that gets most updates: [splits] each."""
+def _dealt(whole: list[Matrices], shards: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield how many of the matrices the rank that gets most updates: [splits] each; shards: ranks, by group of parameters."""
     elements = [np.where(found.number > 0, found.rows * found.columns, 0.0) for found in whole]
     for found, size in zip(whole, elements, strict=True):
         alike = [i for i, other in enumerate(whole) if other.group == found.group]
-        ranks = shard_ranks(groups[found.group].size, splits.zero_shard_size)
+        ranks = shards[found.group]
         total = np.sum([whole[i].number for i in alike], axis=0)
         largest = size >= np.max([elements[i] for i in alike], axis=0)
         yield np.where(total >= ranks, found.number / ranks, 1.0 * largest * (found.number > 0))

@@ -123,9 +123,18 @@ def _head_cost(problem: Problem) -> float:
     return model.vocab_size / (attention + matrices * model.intermediate_size)
 
 
-def shard_ranks(size: np.ndarray, zero_shard_size: np.ndarray) -> np.ndarray:
-    """Return the ranks over which ZeRO shards one copy in a group of ``size``: zero_shard_size, if the group has that many."""
-    return np.minimum(zero_shard_size, size)
+def shard_ranks(problem: Problem, splits: Splits) -> dict[str, np.ndarray]:
+    """Return the ranks over which ZeRO shards one copy, by group of parameters: zero_shard_size, if the group has that many.
+
+    Where the framework cuts the experts' states into as many copies as the others', their shards are as much narrower as
+    their group is (Megatron-Core's parallel_state.py: intra_partial_expert_data_parallel_size).
+    """
+    sizes = {name: size for name, (size, _) in rank_groups(problem, splits).items()}
+    shards = {name: np.minimum(splits.zero_shard_size, size) for name, size in sizes.items()}
+    if EXPERTS in shards and problem.framework.can_run.shards_experts_alike:
+        copies = splits.dp * splits.cp // splits.zero_shard_size
+        shards[EXPERTS] = np.where(splits.zero_shard_size > 1, np.maximum(sizes[EXPERTS] // copies, 1), 1)
+    return shards
 
 
 def partitioned_elements(problem: Problem, splits: Splits, groups: Mapping[str, ParameterGroup]) -> dict[str, np.ndarray]:
@@ -133,7 +142,8 @@ def partitioned_elements(problem: Problem, splits: Splits, groups: Mapping[str, 
 
     Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the others), the largest of most models.
     """
-    shares = {name: group.elements / shard_ranks(group.size, splits.zero_shard_size) for name, group in groups.items()}
+    shards = shard_ranks(problem, splits)
+    shares = {name: group.elements / shards[name] for name, group in groups.items()}
     if problem.framework.data_parallel.partitions_whole_tensors:
         matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
         rest = sum((share for name, share in shares.items() if name != OTHERS), np.zeros(len(splits)))

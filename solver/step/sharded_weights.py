@@ -50,15 +50,16 @@ def sharded_weight_ops(
     sizes, sync = problem.element_bytes, problem.framework.data_parallel
     root = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
     ops: list[Op] = []
-    held = [("root", root, root * (not problem.is_frozen(OTHERS)), groups[OTHERS])]
+    held = [("root", root, root * (not problem.is_frozen(OTHERS)), OTHERS)]
     for kind, part in enumerate(table.layers):
         experts = part.parameters_of[EXPERTS][key]
         trained = trained_elements(problem, part, key) - experts
-        held.append((f"layer{kind}", part.parameters[key] - experts, trained, groups[LINEARS]))
+        held.append((f"layer{kind}", part.parameters[key] - experts, trained, LINEARS))
         if EXPERTS in groups:
-            held.append((f"layer{kind}", experts, experts, groups[EXPERTS]))
-    for name, elements, trained, group in held:
-        shard, count = shard_ranks(group.size, splits.zero_shard_size), float(_messages(problem, name))
+            held.append((f"layer{kind}", experts, experts, EXPERTS))
+    shards = shard_ranks(problem, splits)
+    for name, elements, trained, of in held:
+        group, shard, count = groups[of], shards[of], float(_messages(problem, name))
         ops += gather_ops(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, count, problem)
         reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, 0.0, count)
         ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
@@ -70,7 +71,7 @@ def sharded_weight_ops(
 def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray, splits: Splits) -> ShardedWeights:
     """Return the terms of ``splits`` from the estimated ops of sharded_weight_ops (``group``: each split's column)."""
     sync = problem.framework.data_parallel
-    ranks = shard_ranks(splits.dp * splits.cp, splits.zero_shard_size)
+    ranks = shard_ranks(problem, splits)[OTHERS]
 
     def work(name: str, way: str) -> SideStreamWork:
         found = side_stream_work(estimates, f"{name}.{way}").take(group)

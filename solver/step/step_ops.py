@@ -41,11 +41,11 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     grad = sizes.gradient
     ops: list[Op] = []
     kept = problem.weight_recipe
-    shares = partitioned_elements(problem, splits, groups)
+    shares, shards = partitioned_elements(problem, splits, groups), shard_ranks(problem, splits)
     for name, group in groups.items():
         if problem.is_frozen(name):
             continue
-        shard, count = shard_ranks(group.size, splits.zero_shard_size), buckets(framework, group.elements, group.size)
+        shard, count = shards[name], buckets(framework, group.elements, group.size)
         at_once = 1.0 if sync.shards_at_once else count
         reduced = group.elements * (sync.reduced_gradient_bytes or grad)
         ops += group_ops(problem, "gradients", reduced, group, shard, count, at_once)
@@ -127,7 +127,7 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
 
 def list_seconds(problem: Problem, splits: Splits) -> np.ndarray:
     """Return the seconds of the host for the lists of parts that ZeRO's collectives take, [splits]."""
-    sync, ranks = problem.framework.data_parallel, shard_ranks(splits.dp * splits.cp, splits.zero_shard_size)
+    sync, ranks = problem.framework.data_parallel, shard_ranks(problem, splits)[OTHERS]
     tensors = sync.tensors_per_layer * problem.model.num_hidden_layers / splits.pp
     seconds: np.ndarray = sync.seconds_per_part * tensors * np.where(ranks > 1, ranks, 0)
     return seconds

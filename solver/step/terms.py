@@ -81,7 +81,7 @@ def estimate_synchronisation(
         *synchronisation_ops(problem, groups, splits),
         *sharded_weight_ops(problem, table, key, groups, splits),
         tied_embedding_op(problem, table, key, splits),
-        *muon_ops(problem, table, key, groups, splits),
+        *muon_ops(problem, table, key, splits),
     ]
     estimates = estimate_ops(ops, len(splits), problem.cost)
     if not problem.checks_collectives:

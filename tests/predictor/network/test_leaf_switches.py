@@ -25,7 +25,7 @@ def counted(op: str, nodes: int, oversubscription: float, inter: int, apart: int
             group = [first + offset + apart * i for i in range(inter)]
             for i, node in enumerate(group):
                 to = [other for other in group if other != node] if op == "all2all" else [group[(i + 1) % inter]]
-                sends[node, to] += 1 / inter if op == "all2all" else 1
+                sends[node, to] += 1 / (inter - 1) if op == "all2all" else 1  # all that leaves a node is one unit
     leaf = np.arange(world) // nodes
     up = np.array([sends[np.ix_(leaf == one, leaf != one)].sum() for one in range(world // nodes)])
     return float(np.min(np.minimum(nodes / oversubscription / np.maximum(up, 1e-9), 1.0)))
@@ -47,8 +47,9 @@ def test_shares_by_hand() -> None:
     leaf = LeafSwitches(4, 2.0)  # four nodes below a leaf, uplinks for two
     assert leaf.share("all_reduce", [4, 8, 8, 8], [1, 1, 2, 4]).tolist() == [1.0, 1.0, 1.0, 0.5]
     assert LeafSwitches(4, 8.0).share("all_gather", [4, 8], 1).tolist() == [1.0, 0.5]  # one node in four, uplinks for a half
-    # half of what a rank sends to eight nodes crosses, three quarters of sixteen; and nothing of four
-    np.testing.assert_allclose(leaf.share("all2all", [4, 8, 16], 1), [1, 1, 1 / 1.5])
+    # of what leaves a node four of seven parts cross, or twelve of fifteen, by half the bandwidth; and nothing of four nodes
+    np.testing.assert_allclose(leaf.share("all2all", [4, 8, 16], 1), [1, 7 / 8, 15 / 24])
+    assert LeafSwitches(1, 2.0).share("all2all", 2, 1) == 0.5, "where each node has a leaf, all that leaves it crosses"
     # stages of one node: one of four sends to another leaf; of four and more nodes: each
     assert leaf.share("p2p", 2, [1, 2, 4, 16]).tolist() == [1.0, 1.0, 0.5, 0.5]
     assert "leaf switches of 4 nodes with uplinks for 1/2" in leaf.text()
