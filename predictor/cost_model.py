@@ -52,9 +52,10 @@ class CostModel:
 
     network_bandwidth: bytes/s per accelerator between nodes. derating: how much longer GEMM and attention kernels take in a
     training run than in the profile's loops (clocks under the power limit, laboratory, framework); 1 means as profiled.
-    attention_scale: how much slower the framework's attention kernel is than the device's best generation; backward_scale: its
-    backward pass further. shared_links: (op, ranks in the node) -> buffer bytes/s when all groups of strided ranks in the node
-    communicate at once. contention: delay of the compute [s] for each second of an overlapped collective (network.overlap).
+    attention_generation: the FlashAttention that ``attention`` stands for (0: the device's newest). attention_scale: how much
+    slower the framework's attention kernel is than that; backward_scale: its backward pass further. shared_links: (op, ranks in
+    the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: delay of the
+    compute [s] for each second of an overlapped collective (network.overlap).
     rank_skew: seconds that a collective waits in a training step for each further rank of a node (predictor.network.rank_skew).
     measured: attention calls timed on the device itself, under the load of a training run; these times already include the
     derating. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link to the host and of the
@@ -78,6 +79,7 @@ class CostModel:
     link_slowdown: float = 1.0
     found: FoundNetwork | None = None
     leaf_switches: LeafSwitches | None = None
+    attention_generation: int = 0
     attention_scale: float = 1.0
     backward_scale: float = 1.0
     shared_links: Mapping[tuple[str, int], float] = field(default_factory=dict)
@@ -295,7 +297,7 @@ class CostModel:
 
         deterministic: its results repeat to the bit.
         """
-        steps = range(version, self.device.flash_version) if version else ()
+        steps = range(version or self.device.flash_version, self.attention_generation or self.device.flash_version)
         scale = float(np.prod([FLASH_SPEEDUP.get(v, 1.0) for v in steps]))
         return replace(self, attention_scale=scale, backward_scale=DETERMINISTIC_BACKWARD if deterministic else 1.0)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from predictor.cost_model import CostModel
 from predictor.kernels.derating import OTHER_LABORATORY
-from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES
+from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES, DeviceUncertainty
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES
 from predictor.network.overlap import contention_on
 from profiler.profile.profile import Derivation, Device
@@ -35,9 +35,17 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
         quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
         shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                       for key, rate in links.shared_links.items()},
-        uncertainty=DEVICE_UNCERTAINTIES[derivation.similarity],
+        attention_generation=base.device.flash_version if derivation.similarity == "architecture" else 0,
+        uncertainty=_uncertainty(device, derivation, links.device),
         plain_layer_launch=0.0,  # another machine's host
     )  # fmt: skip
+
+
+def _uncertainty(device: Device, derivation: Derivation, links: Device) -> DeviceUncertainty:
+    """Return how uncertain kernels are, and links: of another kind (PCIe beside NVLink) as uncertain as another vendor's."""
+    found, ours, theirs = DEVICE_UNCERTAINTIES[derivation.similarity], device.link_kind.split(), links.link_kind.split()
+    alike = not ours or not theirs or ours[0] == theirs[0]
+    return found if alike else replace(found, collective=DEVICE_UNCERTAINTIES[""].collective)
 
 
 def _at_power(device: Device, slowdown: Mapping[str, float], derating: float, quantised: float) -> Device:

@@ -15,7 +15,7 @@ from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.profile import Profile
-from profiler.profile.profiles import PROF_DATA, as_device, derived_profiles, find_profile
+from profiler.profile.profiles import PROF_DATA, profile_of
 from solver.api import load_problem
 from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
@@ -90,10 +90,7 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
             f"--profile is {args.profile}, but --cluster {args.cluster} is of {cluster['hardware']}; leave one out"
         )
     name = args.profile or (None if args.pre_profiling_data_path else cluster.get("hardware"))
-    own = args.as_device if args.as_device in derived_profiles() and not (name or args.pre_profiling_data_path) else None
-    profile, said = find_profile(own or name, args.pre_profiling_data_path)
-    if args.as_device is not None and own is None:
-        profile, said = as_device(profile, args.as_device)
+    profile, said = profile_of(name, args.pre_profiling_data_path, args.as_device)
     constants = parse_constants(args.set or "") | ({"framework": args.framework} if args.framework is not None else {})
     status = Console(stderr=True).status(f"fitting {profile.name} (kept for later starts)")
     with status if shows else nullcontext():

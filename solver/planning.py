@@ -11,7 +11,7 @@ from rich.console import Console
 
 from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, device_named
-from profiler.profile.profile import Device
+from profiler.profile.profile import Profile
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import add_json_argument, add_machine_arguments, check_picture
 from solver.batch import searched_batch
@@ -161,7 +161,7 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
         worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
             found = trainings(
-                problem, sequences, args.tokens, worlds, report, machine=replace(machine, watts=_watts(device)),
+                problem, sequences, args.tokens, worlds, report, machine=replace(machine, watts=_watts(inputs.profile)),
                 domain=domain, fixed=fixed, jobs=args.jobs,
             )  # fmt: skip
     except InputError as error:
@@ -182,5 +182,9 @@ def _title(args: argparse.Namespace, inputs: Inputs, several: bool) -> str:
     )
 
 
-def _watts(device: Device) -> float | None:
-    return next((sheet.power for sheet in DATASHEETS.values() if sheet.device.name == device.name), None)
+def _watts(profile: Profile) -> float | None:
+    """Return the limit of power of a GPU: of the device's file, or of the known device that was measured."""
+    if profile.derivation is not None:
+        return profile.derivation.power
+    sheet = DATASHEETS.get(device_named(profile.device.name))
+    return None if sheet is None else sheet.power

@@ -45,7 +45,7 @@ def chunk_scan(device: Device, batch: Any, seq: Any, heads: Any, key_dim: Any, v
     launch, work, step = (np.asarray(constants)[back] for constants in (LAUNCH, WORK, STEP))
     flops = chunk_flops(key_dim, value_dim) * np.where(back, BACKWARD_FLOPS, 1.0)
     share = (np.asarray(key_dim) + value_dim) / DIMS
-    each = work * share / device.num_sms + flops / device.peak_flops["bf16"]
+    each = work * share / device.num_sms + flops / device.half_peak
     seconds = launch + 1.0 * np.asarray(batch) * seq * heads * each + np.ceil(np.asarray(seq) / CHUNK) * step * share
     known = device.flash_version >= MEASURED_GENERATION
     return Estimate(

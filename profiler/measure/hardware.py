@@ -108,7 +108,7 @@ def limits(session: Session, device: Device, quick: bool) -> Limits:
         return Limits(32, 128, 64, 256 * KIB, 16 * KIB, 2.0**24, 0.05, slowest, grid_rows=12)
     if session.device.type == "cuda":
         free = device.memory_bytes / 8  # for one measurement: operand sets, outputs and a framework's workspace fit too
-        return Limits(256, 65536, 65536, GIB, GIB, free, 0.1, device.peak_flops["bf16"])
+        return Limits(256, 65536, 65536, GIB, GIB, free, 0.1, device.half_peak)
     return Limits(64, 4096, 4096, 64 * KIB * KIB, GIB // 4, min(device.memory_bytes / 8, 1.0 * GIB), 1.0, slowest, 8.0)
 
 

@@ -28,7 +28,7 @@ _OPTIONAL = (
 )  # fmt: skip
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 #: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
-_NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
+_NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp16": "tf32", "tf32": "fp32"}
 #: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room.
 _BALANCE = (5e-4, 5e-2)
 #: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (H20) to ten times the most (GB200).
@@ -47,11 +47,11 @@ _ALIKE = 0.01  #: two peaks of 16 bits that differ by no more are one figure, ro
 class Datasheet:
     """A device, and what is needed to derive it from another or another from it.
 
-    architecture: generation of the chip; kernels of one generation scale with clocks, units and bandwidths. power: watts at
-    most. derived_from: the profile whose measurements are rescaled, "" where it has its own. links_from: the profile whose
-    collectives are, where that is another one. sources: where each figure is from, by its key. kernel_scale: time of GEMMs that
-    were measured on it over the rescaled one, by number format (bf16, fp8). aliases: other names that people write, in any
-    spelling.
+    architecture: generation of the chip, in small letters; kernels of one generation scale with clocks, units and bandwidths.
+    power: watts at most. derived_from: the profile whose measurements are rescaled, "" where it has its own. links_from: the
+    profile whose collectives are, where that is another one. sources: where each figure is from, by its key. kernel_scale: time
+    of GEMMs that were measured on it over the rescaled one, by number format (bf16, fp8). aliases: other names that people
+    write, in any spelling.
     """
 
     device: Device
@@ -130,7 +130,14 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and _spelling(alias) for alias in aliases):
         raise InputError(f"aliases is {shown(aliases)}; it must be a list of names")
     return Datasheet(
-        device, words["architecture"], figures["power_watts"], derived_from, links_from, _sources(values), scale, tuple(aliases)
+        device,
+        words["architecture"].strip().lower(),
+        figures["power_watts"],
+        derived_from,
+        links_from,
+        _sources(values),
+        scale,
+        tuple(aliases),
     )
 
 
@@ -157,8 +164,9 @@ def _sources(values: Mapping[str, Any]) -> dict[str, str]:
 def _check(device: Device) -> None:
     """Refuse figures that cannot all be true of one chip."""
     for narrow, wide in _NARROWER.items():
-        if narrow in device.peak_flops and device.peak_flops[narrow] < device.peak_flops.get(wide, 0.0):
-            raise InputError(f"peak_tflops of {narrow} is below that of {wide}; narrower numbers are at least as fast")
+        known = wide if wide in device.peak_flops else _NARROWER.get(wide, wide)
+        if narrow in device.peak_flops and device.peak_flops[narrow] < device.peak_flops.get(known, 0.0):
+            raise InputError(f"peak_tflops of {narrow} is below that of {known}; narrower numbers are at least as fast")
     half = device.peak_flops.get("bf16") or device.peak_flops.get("fp16")
     if not half:
         raise InputError("peak_tflops states neither bf16 nor fp16, the formats that models are trained in")

@@ -202,7 +202,7 @@ class Derivation:
     what both chips share: "architecture" (one generation), "vendor", or "" for neither. power_slowdown: time of a kernel at the
     limit of power, over what the peaks of the two datasheets alone would make of it, by number format. kernel_scale: measured
     time of GEMMs over the rescaled one, by number format. power_beside: the device of its generation beside which its limit of
-    power counts, "" where none is known.
+    power counts, "" where none is known. power: watts at most.
     """
 
     kernels: Profile
@@ -211,6 +211,7 @@ class Derivation:
     power_slowdown: Mapping[str, float]
     kernel_scale: Mapping[str, float]
     power_beside: str
+    power: float
 
 
 @dataclass(frozen=True)

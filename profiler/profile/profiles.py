@@ -6,7 +6,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, closest
 from profiler.profile.derived import derived_profile
-from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, Datasheet, device_named, read_datasheet
+from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, device_named, read_datasheet
 from profiler.profile.profile import Device, Profile
 from profiler.profile.store import read_profile
 
@@ -48,7 +48,7 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
     known, derived = shipped_profiles(folder), derived_profiles()
     name = device_named(name) if name is not None and name not in known else name
     if name in derived and name not in known:
-        return _derived(name, DATASHEETS[name], folder)
+        return as_device(None, name, folder)
     if name is not None and name not in known:
         others = [*known, OWN_NAME, *derived]
         raise InputError(f"no profile is called {name!r}{closest(name, others)}; choose one of {', '.join(others)}")
@@ -57,12 +57,14 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
     return read_profile(folder / f"{chosen}.pt"), f"profile: {chosen} (shipped{'' if name else ' default'}){exists}"
 
 
-def as_device(profile: Profile, name_or_path: str) -> tuple[Profile, str]:
+def as_device(profile: Profile | None, name_or_path: str, folder: Path = PROF_DATA) -> tuple[Profile, str]:
     """Return (the profile rescaled to another device, a sentence that says so).
 
-    name_or_path: a device of configs/devices, or a device file. Raises InputError for a name that is not known.
+    profile: whose kernels are rescaled; None: those that the device's file names (derived_from), or the shipped default.
+    name_or_path: a device of configs/devices, or a device file. Collectives are those of its links_from, where it names one.
+    Raises InputError for a name that is not known.
     """
-    if profile.derivation:
+    if profile is not None and profile.derivation:
         raise InputError(f"profile {profile.name} is itself derived; name a measured one")
     name = device_named(name_or_path)
     where = str(FOLDER / f"{name}.json")
@@ -76,15 +78,20 @@ def as_device(profile: Profile, name_or_path: str) -> tuple[Profile, str]:
             f"no device is called {name_or_path!r}{closest(name_or_path, known)}; choose one of {', '.join(known)}, or give a "
             "device file (.json)"
         )
-    found = derived_profile(name, sheet, profile, where=where)
-    return found, _said(found)
-
-
-def _derived(name: str, sheet: Datasheet, folder: Path) -> tuple[Profile, str]:
-    kernels = read_profile(folder / f"{sheet.derived_from}.pt")
+    kernels = profile or read_profile(folder / f"{sheet.derived_from or DEFAULT_PROFILE}.pt")
     links = read_profile(folder / f"{sheet.links_from}.pt") if sheet.links_from else None
-    found = derived_profile(name, sheet, kernels, links, str(FOLDER / f"{name}.json"))
+    found = derived_profile(name, sheet, kernels, links, where)
     return found, _said(found)
+
+
+def profile_of(name: str | None, path: Path | None, device: str | None) -> tuple[Profile, str]:
+    """Return (profile, a sentence that states which): that of find_profile, rescaled to ``device`` where one is named.
+
+    Without a name and a path it is the one that the device's own file names. Raises InputError as both do.
+    """
+    if device is None:
+        return find_profile(name, path)
+    return as_device(find_profile(name, path)[0] if name or path else None, device)
 
 
 #: A 16-bit peak of a multiprocessor over the highest known of its architecture: with sparsity datasheets state twice as much.

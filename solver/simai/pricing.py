@@ -13,7 +13,7 @@ from rich.table import Table
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
-from profiler.profile.profiles import as_device, find_profile
+from profiler.profile.profiles import profile_of
 from solver.api import machine
 from solver.formats.config_file import find_model, load_cluster, load_run_config
 from solver.formats.topology_cluster import TOPOLOGY
@@ -92,9 +92,7 @@ def _machine(args: argparse.Namespace, gpus: int) -> tuple[CostModel, Cluster, s
     """Return the cost model and the cluster that the options name, and the profile in words."""
     stated = load_cluster(args.cluster) if args.cluster else {}
     name = args.profile or (None if args.pre_profiling_data_path else stated.get("hardware"))
-    profile, said = find_profile(name, args.pre_profiling_data_path)
-    if args.as_device is not None:
-        profile, said = as_device(profile, args.as_device)
+    profile, said = profile_of(name, args.pre_profiling_data_path, args.as_device)
     cost, cluster = machine(profile, stated, gpus)
     if TOPOLOGY in stated:
         simulated: Any = cost.collectives

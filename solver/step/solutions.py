@@ -84,7 +84,7 @@ class Solutions:
     def _peak(self) -> float:
         run, device = self.problem.run, self.problem.cost.device
         arithmetic = self.problem.framework.kernels.arithmetic(run.precision)
-        return device.peak_flops.get(FAMILIES.get(arithmetic, arithmetic)) or device.peak_flops["bf16"]
+        return device.peak_flops.get(FAMILIES.get(arithmetic, arithmetic)) or device.half_peak
 
 
 def estimate_layouts(

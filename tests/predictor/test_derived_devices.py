@@ -161,6 +161,25 @@ def test_no_newer_attention_than_the_kernels_were_measured_with() -> None:
         assert derived_profile("chip", named, h100).device.flash_version == found
 
 
+def test_an_older_attention_takes_longer_on_a_chip_of_the_same_architecture() -> None:
+    sheet, call = DATASHEETS["h100_sxm"], (1, 4096, 4096, 32, 8, 128, 128)
+
+    def attention(version: int, architecture: str = "hopper") -> float:
+        chip = replace(sheet, architecture=architecture, device=replace(sheet.device, flash_version=version))
+        return float(on(chip).with_flash_version(0).flash_attn(*call).seconds)
+
+    assert attention(2) == pytest.approx(1.6 * attention(3), rel=1e-9)  # the kernels were measured with the third
+    assert attention(KERNELS_FLASH) == attention(4) == attention(3)
+    assert attention(2, "another") == attention(3, "another"), "its newest is taken to suit it as well"
+
+
+def test_links_of_another_kind_are_less_certain() -> None:
+    sheet, certain = DATASHEETS["h100_sxm"], DEVICE_UNCERTAINTIES
+    for kind, like in (("NVLink 5, NVSwitch", "architecture"), ("", "architecture"), ("PCIe 5.0 x16", "")):
+        found = on(replace(sheet, device=replace(sheet.device, link_kind=kind))).uncertainty
+        assert found is not None and found == replace(certain["architecture"], collective=certain[like].collective)
+
+
 def test_exponentials_speed_up_forward_attention_alone(h100: CostModel) -> None:
     sheet = DATASHEETS["h100_sxm"]
     same, twice = on(sheet), on(replace(sheet, device=replace(sheet.device, exponentials=32.0)))

@@ -14,7 +14,7 @@ from profiler.errors import InputError
 from profiler.profile import devices
 from profiler.profile.derived import derived_profile, power_slowdown
 from profiler.profile.devices import DATASHEETS, DEVICES, FOLDER, datasheet_of, read_datasheet
-from profiler.profile.profiles import as_device, derived_profiles, find_profile, shipped_profiles
+from profiler.profile.profiles import as_device, derived_profiles, find_profile, profile_of, shipped_profiles
 from solver.spec.bounds import NUMBERS
 
 H100: dict[str, Any] = {**json.loads((FOLDER / "h100_sxm.json").read_text()), "source": "a datasheet"}
@@ -63,6 +63,8 @@ def test_a_profile_holds_its_datasheet(name: str) -> None:
         ({"source": {"a": ["num_sms"]}}, "source says nothing of memory_gib; each figure has one source"),
         ({"sms": 132}, "unknown key 'sms'"),
         ({"peak_tflops": {"bf16": 989, "fp8": 500}}, "peak_tflops of fp8 is below that of bf16"),
+        ({"peak_tflops": {"bf16": 989, "tf32": 1200}}, "peak_tflops of bf16 is below that of tf32"),
+        ({"peak_tflops": {"fp16": 50, "fp32": 67}}, "peak_tflops of fp16 is below that of fp32"),
         ({"peak_tflops": {"fp8": 500}}, "neither bf16 nor fp16"),
         ({"peak_tflops": 989}, "it must be an object"),
         ({"peak_tflops": {"bf16": 989e12}}, "peak_tflops of bf16 is 989000000000000.0; it must be"),
@@ -235,6 +237,25 @@ def test_a_profile_as_another_device(tmp_path: Path) -> None:
         as_device(h100, "h300")
     with pytest.raises(InputError, match="itself derived"):
         as_device(find_profile("gb200")[0], "h100_sxm")
+
+
+def test_a_device_file_names_its_kernels_and_its_links(tmp_path: Path) -> None:
+    path = tmp_path / "chip.json"
+    path.write_text(json.dumps({**H100, "derived_from": "h200_sxm", "links_from": "a100_pcie_80gb", "aliases": []}))
+    for name, kernels in ((None, "h200_sxm"), ("b200_sxm", "b200_sxm")):
+        profile, said = profile_of(name, None, str(path))
+        assert profile.derivation is not None
+        assert (profile.derivation.kernels.name, profile.derivation.links.name) == (kernels, "a100_pcie_80gb")
+        assert f"kernels of {kernels}" in said and "collectives inside a node of a100_pcie_80gb" in said
+    path.write_text(json.dumps({**H100, "aliases": []}))
+    profile = profile_of(None, None, str(path))[0]
+    assert profile.derivation is not None and profile.derivation.kernels.name == "h100_sxm"
+    assert profile_of(None, None, "gb300")[0].digest == find_profile("gb300")[0].digest
+
+
+def test_generations_are_spelt_as_people_spell_them(tmp_path: Path) -> None:
+    for word in ("Hopper", " HOPPER "):
+        assert read_datasheet(Path(device_file(tmp_path / "chip.json", architecture=word))).architecture == "hopper"
 
 
 def test_two_datasheets_never_share_a_digest() -> None:

@@ -86,6 +86,17 @@ def test_the_command_line_names_the_fewest(tmp_path: Path, capsys: pytest.Captur
     assert "--tokens is -1.0; it must be a positive number" in capsys.readouterr().err
 
 
+def test_energy_is_that_of_the_device_file(tmp_path: Path) -> None:
+    sheet = json.loads(Path("configs/devices/h100_sxm.json").read_text())
+    mine, out = tmp_path / "mine.json", tmp_path / "plan.json"
+    mine.write_text(json.dumps({**sheet, "name": "My chip", "power_watts": 900, "aliases": [], "source": "me"}))
+    words = "plan --model_size llama3_8b --framework megatron-core --tokens 1e11 --least 8 --most 8"
+    for named, watts in ((["--as", str(mine)], 900), (["--profile", "h100_sxm"], 700)):
+        assert main([*words.split(), *named, "--json", str(out)]) == 0
+        (row,) = json.loads(out.read_text())["plan"]
+        assert row["energy_mwh"] == pytest.approx(row["gpu_hours"] * watts / 1e6)
+
+
 @pytest.fixture(scope="module")
 def offers(h100_model: CostModel) -> list[Training]:
     """Two machines of 64 to 256 GPUs: 40, 20 and 10 days, and half of that at three times the price."""
