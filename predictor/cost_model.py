@@ -169,12 +169,13 @@ class CostModel:
         seconds = np.asarray(size, dtype=float) / self.host_rates[what] * self.factor("host")
         return Estimate(seconds, np.full(seconds.shape, HOST_STD), np.full(seconds.shape, np.int8(Basis.ROOFLINE)))
 
-    def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0) -> Estimate:
+    def collective(self, op: str, size: Any, intra: Any, inter: Any, strided: Any = 0, waits: bool = True) -> Estimate:
         """A collective (or p2p) on a whole buffer of ``size`` bytes over ``intra`` ranks in each of ``inter`` nodes.
 
         strided: 0 where the ranks are neighbours, else nodes from one of the group's nodes to the next, at least 1; several
         such groups share the node's links at once. Behind an NVSwitch this costs nothing; across a PCIe tree it does, where the
-        profile states how much.
+        profile states how much. waits: for the last rank of a node, as predictor.network.rank_skew says; not where another
+        collective of the same ranks follows at once, which is then charged for it.
         """
         alone = self._alone(op, size, intra, inter, strided)
         seconds, far = alone.seconds, np.asarray(inter) > 1
@@ -183,7 +184,7 @@ class CostModel:
         if self.found is not None:
             std = np.where(far, np.minimum(alone.relative_std, FOUND_STD), alone.relative_std)
             alone = alone._replace(relative_std=std)
-        if op in SKEWED_COLLECTIVES:
+        if op in SKEWED_COLLECTIVES and waits:
             seconds = seconds + self.rank_skew * (np.minimum(intra, MOST_RANKS) - 1)
         for (shared, ranks), rate in self.shared_links.items():
             if shared == op:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.attention_core import core_ops, core_saved
+from solver.layers.casts import kept_input_casts
 from solver.layers.context_parallel import exchange
 from solver.layers.norm import norm_passes
 from solver.layers.ops import WHOLE_LAYER, bias_ops, column_linears, gradient_sums, memory_bound, row_linear
@@ -31,6 +32,7 @@ def attention_ops(shapes: Shapes) -> list[Op]:
         *core_ops(shapes),
         *_gate(shapes),
         *row_linear(shapes, "wo", ATTENTION, model.hidden_size, q_width // shapes.split),
+        *kept_input_casts(shapes, "wo", ATTENTION, shapes.linear_tokens, q_width // shapes.split),
         *bias_ops(shapes, "wo", ATTENTION, shapes.norm_tokens * model.hidden_size, model.output_bias),
     ]  # fmt: skip
 
@@ -121,7 +123,7 @@ def _gate_saved(shapes: Shapes) -> list[Saved]:
     width = shapes.tokens * shapes.heads * shapes.model.head_dim * shapes.element
     if not shapes.model.attention_gate:
         return []
-    product = [Saved("context_gated", width)] if shapes.input_element == shapes.element else []  # else a copy of core_saved
+    product = [] if shapes.copies_kept_inputs else [Saved("context_gated", width)]  # else a copy of core_saved
     return [Saved("gate", width), *product]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from solver.layers.casts import CAST
 from solver.layers.context_parallel import context_exchange, kv_gather, kv_regather, ring_ops, whole_kv
-from solver.layers.ops import ATTENTION_CORE, filled, gemm_dtype, memory_bound
+from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, memory_bound
 from solver.layers.program import ATTENTION, FLASH_ATTN, FORWARD, INPUT_GRAD, LINEAR, Array, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.layers.soft_caps import soft_cap_ops
@@ -198,8 +198,10 @@ def core_saved(shapes: Shapes) -> list[Saved]:
     qkv = shapes.tokens * _qkv_width(shapes) * shapes.element
     context = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.element
 
-    saved = [Saved("qkv", qkv), Saved("context", context)]
-    if shapes.input_element != shapes.element:  # the output projection keeps a copy of its own
+    copied = shapes.copies_kept_inputs  # by the output projection, so that the context is the core's alone, if not a gate's
+    again = ATTENTION_CORE if copied and not shapes.model.attention_gate else WHOLE_LAYER
+    saved = [Saved("qkv", qkv), Saved("context", context, again)]
+    if copied:
         quantised = shapes.tokens * shapes.heads * shapes.model.value_head_dim * shapes.input_element
         saved.append(Saved("context_quantised", quantised))
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.layers.program import FORWARD, INPUT_GRAD, MEMORY_BOUND, Array, Op
+from solver.layers.program import BEFORE_ANOTHER, FORWARD, INPUT_GRAD, MEMORY_BOUND, Array, Op, message
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
-from solver.spec.recipes import HALF
+from solver.spec.recipes import FP32, HALF
 
 #: Kinds of memory-bound kernels.
 CAST, ROTATED_CAST, TRANSPOSE = "quantize", "hadamard_quantize", "transpose"
@@ -33,6 +33,21 @@ def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Ar
     return _casts(shapes, f"{name}.input", module, FORWARD, tokens, width, split, done)
 
 
+def kept_input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array) -> list[Op]:
+    """Return the kernels that quantise an input anew in the backward pass, because another module keeps it and not the linear.
+
+    The forward pass does not write what this writes: what is added is the second reading, and a cast from which the other order
+    is transposed.
+    """
+    recipe = shapes.recipe
+    if recipe is None or not shapes.casts_kept_inputs:
+        return []
+    moved = 1.0 * tokens * width * (HALF * recipe.reads + recipe.element * (not recipe.by_axis))
+    cast = Op(f"{name}.input_again_cast", module, MEMORY_BOUND, INPUT_GRAD, {"bytes": moved}, variant=CAST)
+    scale = replace(cast, name=f"{name}.input_again_scale", dims={"bytes": 1.0}, count=SCALE_KERNELS, launches=0.0)
+    return [cast] if recipe.reads == 1 else [cast, scale]
+
+
 def gradient_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array, split: Array = False) -> list[Op]:
     """Return the kernels that quantise the gradient of a linear's output; arguments as of ``input_casts``."""
     return [] if shapes.recipe is None else _casts(shapes, f"{name}.output", module, INPUT_GRAD, tokens, width, split, False)
@@ -43,6 +58,21 @@ def weight_casts(shapes: Shapes, name: str, module: str, elements: Array) -> lis
     if shapes.recipe is None or shapes.framework.memory.quantised_weights:
         return []
     return _casts(shapes, f"{name}.weight", module, FORWARD, elements, 1, False, False, rotates=False)
+
+
+def _largest_of_all(shapes: Shapes, cast: Op, split: Array) -> list[Op]:
+    """The all-reduce that finds one scale for the shares of a tensor that is all-gathered in quantised values.
+
+    Source: Transformer Engine's with_amax_reduction (module/linear.py) of the inputs of column-parallel and of the gradients of
+    row-parallel linears; torchao's casts of a DTensor reduce likewise.
+    """
+    where = np.asarray(split) & (shapes.keys.tp > 1)
+    if not (shapes.framework.tensor_parallel.gathers_quantised and where.any()):
+        return []
+    return [replace(
+        cast, name=cast.name.replace("_cast", "_amax"), kind="all_reduce", dims=message(FP32, shapes.groups.tp), stream="tp",
+        count=np.where(where, 1.0, 0.0), variant=BEFORE_ANOTHER,
+    )]  # fmt: skip
 
 
 def _casts(
@@ -66,5 +96,5 @@ def _casts(
     turned = Op(f"{name}_transpose", module, MEMORY_BOUND, INPUT_GRAD, {"bytes": whole * recipe.element * (1.0 + apart)},
                 variant=TRANSPOSE, launches=apart)  # fmt: skip
     scale = replace(cast, name=f"{name}_scale", dims={"bytes": 1.0}, count=SCALE_KERNELS, launches=0.0)
-    scaled = [cast] if recipe.reads == 1 else [cast, scale]
+    scaled = [cast] if recipe.reads == 1 else [cast, scale, *_largest_of_all(shapes, cast, split)]
     return [*([] if done else scaled), *([] if recipe.by_axis else [turned])]

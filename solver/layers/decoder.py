@@ -56,13 +56,13 @@ def _saved(shapes: Shapes, of_attention: list[Saved], of_mlp: list[Saved], kind:
 
     A column linear keeps its input: the local shard, or all of it (MTP always, MSP where the framework does so). Linears that
     are not fused keep quantised copies of their own: latent attention's two down projections of norm1's output, and of norm2's
-    the shared expert's, beside the 16-bit input that the router keeps (Megatron-Core's moe_utils.py).
+    perhaps the shared expert's, beside the 16-bit input that the router keeps (Megatron-Core's moe_utils.py).
     """
     model, shard = shapes.model, shapes.keeps_shard | shapes.keys.is_mode(TpMode.ISP)
     linear_input = np.where(shard, shapes.local_tokens, shapes.tokens) * model.hidden_size * shapes.input_element
     stream = shapes.norm_tokens * model.hidden_size * shapes.element
     quantised = shapes.input_element != shapes.element
-    shared = linear_input * (kind.experts and model.shared_expert_intermediate_size > 0)
+    shared = linear_input * (shapes.copies_kept_inputs and model.shared_expert_intermediate_size > 0)
     mlp_input = stream + shared if quantised and kind.experts else linear_input
     return [
         Saved("layer_input", stream, dropped_by=()),

@@ -53,10 +53,14 @@ def _permutation(shapes: Shapes, name: str) -> list[Op]:
 
 
 def _sorts(shapes: Shapes, name: str) -> list[Op]:
-    """What arrives is ordered by rank, and by expert within it: it is sorted by expert if the rank holds several."""
+    """What arrives is ordered by rank, and by expert within it: it is sorted by expert if the rank holds several.
+
+    What no other rank sends too: Megatron-Core's dispatch_postprocess sorts it all the same, torchtitan's
+    indices_padding_wrapper copies it to padded rows.
+    """
     if shapes.run.moe_dispatcher != "alltoall":
         return []
-    several = np.where((shapes.keys.ep * shapes.keys.etp > 1) & (shapes.model.num_experts // shapes.keys.ep > 1), 1.0, 0.0)
+    several = np.where(shapes.model.num_experts // shapes.keys.ep > 1, 1.0, 0.0)
     copies = memory_bound(name, MODULE, "permute", expert_rows(shapes) * _row(shapes), 2.0, 2.0, gradient="permute_grad")
     return [replace(op, count=several) for op in copies]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from solver.layers.attention_core import core_ops, core_saved
-from solver.layers.casts import gradient_casts, input_casts, weight_casts
+from solver.layers.casts import gradient_casts, input_casts, kept_input_casts, weight_casts
 from solver.layers.norm import norm_passes
 from solver.layers.ops import column_linears, gradient_sums, linear, memory_bound, row_linear, tp_collective
 from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
@@ -24,6 +24,7 @@ def latent_attention_ops(shapes: Shapes) -> list[Op]:
     """
     model = shapes.model
     q, kv = model.num_attention_heads * model.qk_head_dim, _expanded(shapes)
+    context = model.num_attention_heads * model.v_head_dim // shapes.split
     up = [
         *(_up(shapes, "q_up", model.q_lora_rank, q // shapes.split) if model.q_lora_rank else []),
         *_up(shapes, "kv_up", model.kv_lora_rank, kv),
@@ -39,7 +40,8 @@ def latent_attention_ops(shapes: Shapes) -> list[Op]:
         *up,
         *_assembly(shapes),
         *core_ops(shapes),
-        *row_linear(shapes, "wo", ATTENTION, model.hidden_size, model.num_attention_heads * model.v_head_dim // shapes.split),
+        *row_linear(shapes, "wo", ATTENTION, model.hidden_size, context),
+        *kept_input_casts(shapes, "wo", ATTENTION, shapes.linear_tokens, context),
     ]
 
 

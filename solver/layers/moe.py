@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from solver.layers.casts import gradient_casts, input_casts, weight_casts
+from solver.layers.casts import gradient_casts, input_casts, kept_input_casts, weight_casts
 from solver.layers.expert_exchange import WIDE_PROBABILITIES, combine_ops, dispatch_ops, waits_to_send
 from solver.layers.expert_rows import expert_rows, sent_rows
 from solver.layers.mlp import activation_ops, mlp_ops, mlp_saved, mlp_weights
@@ -50,6 +50,7 @@ def moe_ops(shapes: Shapes) -> list[Op]:
         *_expert_ops(shapes),
         *combine_ops(shapes),
         *(mlp_ops(shapes, shared, "shared.", SHARED) if shared else []),
+        *(kept_input_casts(shapes, "shared.w13", SHARED, shapes.linear_tokens, model.hidden_size) if shared else []),
         *(_shared_sum(shapes) if shared else []),
     ]
 
@@ -259,6 +260,8 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     if model.shared_expert_intermediate_size:
         shared = mlp_saved(shapes, model.shared_expert_intermediate_size)
         saved += [replace(tensor, name=f"shared_{tensor.name}") for tensor in shared]
+    if model.shared_expert_gate:  # what it scales
+        saved.append(Saved("shared_output", shapes.norm_tokens * model.hidden_size * e))
     return saved
 
 

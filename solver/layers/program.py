@@ -34,6 +34,10 @@ PARAMETER_GROUPS = (LINEARS, OTHERS, EXPERTS, ADAPTERS)
 Array = Any  #: a numpy array of shape [keys], or a scalar that represents one
 
 
+#: Variant of a collective that another one of the same ranks follows at once: the ranks wait for each other once.
+BEFORE_ANOTHER = "before_another"
+
+
 @dataclass(frozen=True)
 class Op:
     """One kernel or collective of one pass of a layer.
@@ -57,7 +61,8 @@ class Op:
     overlaps_with: tuple[str, ...] = ()
     exposed_share: Array = 0.0
     recomputed_by: tuple[Recompute, ...] = ()
-    variant: str = ""  #: memory_bound: norm, rope, gated_act, ...; flash_attn: fp8; dispatch and combine: the dispatcher
+    #: memory_bound: norm, rope, gated_act, ...; flash_attn: fp8; dispatch and combine: the dispatcher; others: BEFORE_ANOTHER
+    variant: str = ""
     launches: Array = 1.0  #: kernels that the host launches for each run of it
     after_wait: Array = False  #: the host launches it when the device has run all that was launched before
     dtype: str = "bf16"

@@ -32,7 +32,7 @@ class Discarded:
         return op.module in self.modules or any(op.name == name or op.name.startswith(f"{name}.") for name in self.ops)
 
 
-_SHARED = ("shared_act_input", "shared_act_output")
+_SHARED = ("shared_act_input", "shared_act_output", "shared_output")
 #: By module; what the attention core runs again is marked where its ops are made.
 DISCARDED = {
     "layernorm": Discarded(("norm1_output", "norm2_output"), ops=NORMS_OF_A_LAYER),

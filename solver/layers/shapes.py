@@ -56,6 +56,17 @@ class Shapes:
         return self.recipe.element if self.recipe and self.framework.memory.quantised_inputs else self.element
 
     @property
+    def casts_kept_inputs(self) -> bool:
+        """Whether a quantised linear casts an input again for its gradient that another module keeps in 16 bits."""
+        delayed = self.run.precision == "fp8" and self.run.fp8_recipe == "delayed"
+        return self.recipe is not None and self.framework.memory.original_inputs and not delayed
+
+    @property
+    def copies_kept_inputs(self) -> bool:
+        """Whether it keeps a quantised copy of such an input instead."""
+        return self.input_element != self.element and not self.casts_kept_inputs
+
+    @property
     def gathered_element(self) -> float:
         """Bytes per element of a linear's operand in an all-gather of the tensor group."""
         return self.recipe.element if self.recipe and self.framework.tensor_parallel.gathers_quantised else self.element

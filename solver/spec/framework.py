@@ -191,6 +191,9 @@ class MemoryUse:
     """What the framework and its allocator hold."""
 
     quantised_inputs: bool = False  #: linears of fp8 runs keep their input in fp8 (Transformer Engine), not in 16 bits
+    #: But of an input that another module keeps in 16 bits (the context, what the router reads) the linear keeps no copy and
+    #: quantises it again in the backward pass, unless scales are delayed (set_save_original_input; Transformer Engine 2.6).
+    original_inputs: bool = False
     #: A quantised copy of every quantised weight is kept between micro batches (Transformer Engine); otherwise weights are
     #: quantised in every micro batch.
     quantised_weights: bool = False

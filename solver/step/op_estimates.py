@@ -12,6 +12,7 @@ import numpy as np
 from predictor.cost_model import CostModel
 from predictor.estimate import Estimate
 from solver.layers.program import (
+    BEFORE_ANOTHER,
     CHUNK_SCAN,
     COMBINE,
     COMPUTE,
@@ -179,7 +180,8 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
         return cost.host(kind, dims["bytes"])
     if kind in (DISPATCH, COMBINE):
         return cost.expert_exchange(kind, dispatcher=variant, **dims)
-    return cost.collective(kind, dims["bytes"], dims["intra"], dims["inter"], dims["strided"])
+    place = dims["intra"], dims["inter"], dims["strided"]
+    return cost.collective(kind, dims["bytes"], *place, waits=variant != BEFORE_ANOTHER)
 
 
 #: Parts of a pass in the order of LayerTimes arrays; compute first, then exposed communication by group.
@@ -217,7 +219,7 @@ def ring_delays(estimates: OpEstimates, delay: float) -> np.ndarray:
     """Return ``delay`` seconds for each ring step of each tensor-parallel collective between nodes; shape [ops, keys]."""
     delays = np.zeros(estimates.seconds.shape)
     for row, op in zip(delays, estimates.ops, strict=True):
-        if op.stream == "tp":
+        if op.stream == "tp" and op.variant != BEFORE_ANOTHER:
             row[:] = delay * (op.dims["inter"] > 1) * (op.dims["intra"] * op.dims["inter"] - 1) * op.count
     return delays
 

@@ -116,6 +116,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     },
     memory={
         "quantised_inputs": True,
+        "original_inputs": True,  # since 0.14
         "quantised_weights": True,
         "cublas_threads": 2,
         "transformer_engine": True,
@@ -156,7 +157,7 @@ MEGATRON_CORE_0_8 = MEGATRON_CORE_0_12.derive(
     best_practice={"cross_entropy_fusion": False},
     can_run={**BEFORE_0_9, "cp_comms": ("ring",)},
     kernels={"probabilities_in_activation": False},  # since 0.13
-    memory={"dummy_gradients": False},
+    memory={"original_inputs": False, "dummy_gradients": False},
 )
 
 #: --transformer-impl local: Megatron's own linears and unfused attention.

@@ -15,7 +15,7 @@ NEMO_24 = MEGATRON_CORE_0_12.derive(
     family="nemo",
     aliases=("nemo", "megascale"),
     linear_bias=False,  # its recipes say: Nemotron has none, GPT-3 does
-    memory={"dummy_gradients": False},  # Transformer Engine 1
+    memory={"original_inputs": False, "dummy_gradients": False},  # Transformer Engine 1
     flags={  # recipes/llama3_70b.py: ddp settings; user buffers as in the recipes' performance mode
         "zero": 1,
         "overlap_grad_reduce": True,
@@ -82,7 +82,11 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     flags={"fp8_recipe": "tensorwise", "grad_dtype": "bf16"},
     # TORCH_NCCL_AVOID_RECORD_STREAMS (scripts/performance/utils/executors.py): blocks are free after their last use. The
     # shares are not measured: the most that runs of its recipes, which fitted, leave room for
-    memory={"allocator_gaps": (0.03, 0.13), "dummy_gradients": True},  # Transformer Engine 2.7 and later
+    memory={
+        "allocator_gaps": (0.03, 0.13),
+        "original_inputs": True,
+        "dummy_gradients": True,
+    },  # Transformer Engine 2.7 and later
 )
 
 #: Its recipes (scripts/performance/configs/*_workload_base_configs.py, 01b2977) exchange tokens by hybrid-EP on most systems.

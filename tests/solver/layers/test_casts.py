@@ -10,6 +10,7 @@ import pytest
 
 from solver.layers.decoder import layer_program
 from solver.layers.program import LINEAR, Op
+from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.layer_kinds import PLAIN, layer_kinds
 from solver.spec.recipes import RECIPES, recipe_of, weight_recipe
@@ -81,6 +82,43 @@ def test_under_a_sequence_split_each_rank_casts_its_share_and_all_gathers_bytes(
         assert moved(half[label]) == 2 * moved(quantised[label]) == T * H * 2
     for label in ("wo.reduce_scatter.forward", "wqkv.reduce_scatter.input_grad"):  # sums stay 16-bit
         assert moved(half[label]) == moved(quantised[label])
+
+
+def test_one_scale_of_all_shares_takes_an_all_reduce() -> None:
+    """Transformer Engine's with_amax_reduction: inputs of column-parallel linears forward, of row-parallel ones backward."""
+    (found,) = {tuple(label for label in ops_of("msp", 2, **run) if "_amax" in label)
+                for run in ({"fp8_recipe": "tensorwise"}, {"precision": "nvfp4"})}  # fmt: skip
+    assert set(found) == {"wqkv.input_amax.forward", "wo.output_amax.input_grad", "w13.input_amax.forward",
+                          "w2.output_amax.input_grad"}  # fmt: skip
+    op = ops_of("msp", 2, fp8_recipe="tensorwise")["wqkv.input_amax.forward"]
+    assert (moved(op), op.kind, float(op.count[0])) == (4, "all_reduce", 1.0)
+    for mode, tp, run in (
+        ("mtp", 2, {}),
+        ("msp", 1, {}),
+        ("msp", 2, {"fp8_recipe": "delayed"}),
+        ("msp", 2, {"precision": "mxfp8"}),
+    ):
+        assert not any("_amax" in label for label in ops_of(mode, tp, **{"fp8_recipe": "tensorwise", **run}))
+
+
+@pytest.mark.parametrize(("recipe", "again"), [("delayed", 0), ("tensorwise", 5), ("blockwise", 2), ("mxfp8", 2), ("nvfp4", 4)])
+def test_an_input_that_is_kept_in_16_bits_is_cast_again(recipe: str, again: float) -> None:
+    """Megatron-Core's set_save_original_input; the context is the core's output and the projection's input."""
+    run = {"fp8_recipe": recipe} if recipe in ("delayed", "tensorwise", "blockwise") else {"precision": recipe}
+    ops = ops_of(**run)
+    found = ops.get("wo.input_again_cast.input_grad")
+    assert (moved(found) if found else 0) == T * H * again
+    assert "wo.input_again_cast.input_grad" not in ops_of(framework="megatron-core-0.8", **run)
+
+    def saved(framework: str) -> dict[str, Any]:
+        run_ = run_of(8, T, framework=framework, **{"precision": "fp8", **run})
+        program = layer_program(layer_keys("mtp", 1), TINY, run_, cluster_of(DEVICE), PLAIN)
+        return {tensor.name: tensor for tensor in program.saved}
+
+    kept, before = saved("megatron-core"), saved("megatron-core-0.8")
+    assert ("context_quantised" in kept) == (recipe == "delayed") and "context_quantised" in before
+    # of attention that runs again the core's own output is not kept, if the projection does not read it
+    assert [Recompute.SELECTIVE in one["context"].dropped_by for one in (kept, before)] == [recipe == "delayed", True]
 
 
 def test_a_layer_that_stays_16_bit_is_one_of_a_bf16_run() -> None:

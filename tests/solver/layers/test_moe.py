@@ -53,6 +53,8 @@ def test_a_layer_of_eight_experts_over_four_ranks_by_hand() -> None:
     # permuted: each token read, its two rows written; sorted: all rows read and written
     assert op(layer, "permute.forward")["bytes"] == (SEQ + SEQ * TOP) * HIDDEN * 2
     assert op(layer, "sort.forward")["bytes"] == 2 * SEQ * TOP * HIDDEN * 2
+    assert op(program(ep=1), "sort.forward") == op(layer, "sort.forward"), "sorted all the same where nothing was sent"
+    assert not any(o.name == "sort" and np.any(o.count) for o in program(ep=EXPERTS).ops), "one expert needs no order"
     assert saved(layer, "expert_input") == SEQ * TOP * HIDDEN * 2
     assert saved(layer, "expert_act_input") == SEQ * TOP * 2 * WIDTH * 2
     assert layer.weight_elements("experts")[0] == 2 * 3 * HIDDEN * WIDTH

@@ -37,7 +37,7 @@ BASE = {"zero": 1, "zero_shard_size": 8, "num_micro_batches": 4}
 
 def test_every_name_of_the_tables_is_that_of_an_op_or_a_tensor() -> None:
     """Recomputation and CUDA graphs know ops by name: one that no model has would silently be left out."""
-    models = [shipped_model(name) for name in ("llama3_8b", "gpt3_175b", "deepseek_v3", "gpt_oss_120b")]
+    models = [shipped_model(name) for name in ("llama3_8b", "gpt3_175b", "deepseek_v3", "gpt_oss_120b", "qwen3_next_80b_a3b")]
     models += [MODEL.replace(gated_mlp=False)]
     ops, modules, tensors = set[str](), set[str](), set[str]()
     for model in models:
