@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from solver.layers.casts import gradient_casts, input_casts, weight_casts
 from solver.layers.decoder import layer_program
 from solver.layers.head import head_program
 from solver.layers.norm import norm_ops
-from solver.layers.ops import linear
-from solver.layers.program import LINEARS, LayerKeys, LayerProgram, Op, Saved, Weight
+from solver.layers.ops import column_linears, tp_collective
+from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.cluster import Cluster
 from solver.spec.frameworks import framework_of
@@ -21,7 +20,7 @@ from solver.spec.layer_kinds import LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
-PREFIX = "nextn."
+PREFIX, MODULE = "nextn.", "multi_token"
 
 
 def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, last_kind: LayerKind) -> LayerProgram:
@@ -35,12 +34,7 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     shapes = Shapes.of(keys, model, run, cluster, last_kind)
     layer = layer_program(keys, model, run, cluster, last_kind)
     h, tokens = model.hidden_size, shapes.norm_tokens
-    projection = [
-        *input_casts(shapes, "projection", "multi_token", tokens, 2 * h, False, normed=False),
-        *linear(shapes, "projection", "multi_token", h, 2 * h, tokens=tokens),
-        *gradient_casts(shapes, "projection", "multi_token", tokens, h),
-        *weight_casts(shapes, "projection", "multi_token", 2 * h * h),
-    ]
+    projection = _projection(shapes)
     norms = [op for name in ("embedding_norm", "hidden_norm") for op in norm_ops(shapes, name)]
     again = [_named(op, modules) for op in (*norms, *projection, *layer.ops, *head.ops)]
     joined = Saved("projection_input", 4 * tokens * h * shapes.element)  # before and after the norms, of both halves
@@ -48,7 +42,7 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
         replace(tensor, name=PREFIX + tensor.name, bytes=tensor.bytes * modules)
         for tensor in (joined, *layer.saved, *head.saved)
     ]
-    own = [Weight("projection", 2.0 * h * h, LINEARS), Weight("norms", 3.0 * model.norm_parameters)]
+    own = [Weight("projection", 2.0 * h * h / shapes.split, LINEARS), Weight("norms", 3.0 * model.norm_parameters)]
     weights = [
         replace(weight, name=PREFIX + weight.name, elements=weight.elements * modules, alike=weight.alike * modules)
         for weight in (*own, *layer.weights)
@@ -57,6 +51,18 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
         head, ops=(*head.ops, *again), saved=(*head.saved, *saved), weights=(*head.weights, *weights),
         transient_bytes=head.transient_bytes + layer.transient_bytes,
     )  # fmt: skip
+
+
+def _projection(shapes: Shapes) -> list[Op]:
+    """The linear of both halves, split by columns: its output is all-gathered and, under a sequence split, each rank keeps its
+    tokens, whose gradients are all-gathered."""
+    h = shapes.model.hidden_size
+    everywhere, split = shapes.split > 1, shapes.sequence_split
+    return [
+        *column_linears(shapes, MODULE, 2 * h, {"projection": h // shapes.split}, normed=False),
+        tp_collective(shapes, "projection.output", MODULE, "all_gather", FORWARD, everywhere),
+        tp_collective(shapes, "projection.output", MODULE, "all_gather", INPUT_GRAD, split),
+    ]
 
 
 def _named(op: Op, modules: int) -> Op:

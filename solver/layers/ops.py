@@ -38,9 +38,7 @@ def linear(
     """
     m = shapes.linear_tokens if tokens is None else tokens
     dtype = gemm_dtype(shapes, quantised)
-    accumulate = (
-        shapes.run.grad_dtype == "fp32" and dtype not in ("fp32", "tf32") and shapes.framework.data_parallel.accumulating_gemms
-    )
+    accumulate = shapes.run.grad_dtype == "fp32" and dtype not in ("fp32", "tf32") and shapes.accumulates
 
     def gemm(phase: str, m: Array, n: Array, k: Array) -> Op:
         dims = {"m": m, "n": n, "k": k, "batch": 1, "layout": _LAYOUTS[phase],
@@ -188,22 +186,25 @@ def _gathered_by_norm(shapes: Shapes) -> np.ndarray:
     return shapes.sequence_split & shapes.framework.tensor_parallel.norm_gathers
 
 
-def column_linears(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array]) -> list[Op]:
+def column_linears(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array], normed: bool = True) -> list[Op]:
     """Return linears of one input split by columns, with the communication that their mode needs.
 
-    widths: columns of each linear by name. Frameworks that exploit the shared input communicate once for all of them, other
-    frameworks once for each; where the norm all-gathers, the first of them has its collectives.
+    widths: columns of each linear by name. normed: a norm comes directly before. Frameworks that exploit the shared input
+    communicate once for all of them, other frameworks once for each; where the norm all-gathers, the first of them has its
+    collectives.
     """
     together = [widths] if shapes.framework.tensor_parallel.shares_input else [{name: n} for name, n in widths.items()]
     later = shapes.sequence_split & ~_gathered_by_norm(shapes)
     return [
         op
         for number, group in enumerate(together)
-        for op in _column_group(shapes, module, k, group, later if number else shapes.sequence_split)
+        for op in _column_group(shapes, module, k, group, later if number else shapes.sequence_split, normed)
     ]
 
 
-def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array], split: np.ndarray) -> list[Op]:
+def _column_group(
+    shapes: Shapes, module: str, k: Array, widths: Mapping[str, Array], split: np.ndarray, normed: bool
+) -> list[Op]:
     """Return linears that share their collectives, with those collectives.
 
     Where ``split``, sequence-split input is all-gathered before the linears (exposed unless the framework pipelines it with the
@@ -227,7 +228,7 @@ def _column_group(shapes: Shapes, module: str, k: Array, widths: Mapping[str, Ar
         return tp_collective(shapes, f"{name}.{what}", module, op, phase, where, overlaps_with, exposed_share, size)
 
     return [
-        *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed=True),
+        *input_casts(shapes, name, module, shapes.linear_tokens, k, split, normed),
         collective("all_gather", "all_gather", FORWARD, split, under("forward", overlap), 1 / shapes.keys.tp),
         *_in_parts(
             shapes,

@@ -133,6 +133,9 @@ class DataParallel:
     #: Gradients of further micro batches are added inside the weight-gradient GEMM (under FSDP: to shards); otherwise a kernel
     #: of its own adds them to the buffer.
     fused_gradient_accumulation: bool = True
+    #: Behind a pipeline ZeRO-2 adds the whole gradients of every micro batch to fp32 ones, the first of which it casts to them
+    #: (FSDP2's accumulate_unsharded_grad_if_needed), and reduces these after the last.
+    accumulates_whole: bool = False
     #: That kernel is preceded by another, which casts the gradient to the buffer's type.
     accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
@@ -222,6 +225,7 @@ class MemoryUse:
     fp32_weights: bool = False
     weights_as_moments: bool = False  #: narrow moments are those of 16-bit parameters, of which there is no fp32 copy
     fused_adam_copies: bool = False  #: Adam with narrow moments is Transformer Engine's (spec.precision)
+    keeps_shards: bool = False  #: ZeRO-3 shards the weights that it gathers beside the fp32 ones (Megatron-FSDP)
     #: What ZeRO-3 keeps gathered from the forward to the backward pass, of FSDP's root: "embedding", "head".
     root_stays: tuple[str, ...] = ()
     #: The optimizer's zero_grad frees the gradients (torch's set_to_none): of the first micro batch there are none at its loss.

@@ -19,7 +19,8 @@ class Recipe:
     largest value must be known first). by_axis: scales lie along the axis that the GEMM sums over, so that forward, input
     gradient and weight gradient need copies that are quantised along different axes; otherwise a copy is the transpose of the
     other. rotates: a random Hadamard transform rotates the copy that a weight gradient reads. in_norm: a norm before the linear
-    writes its output quantised. grouped: one kernel quantises the rows of all experts.
+    writes its output quantised. grouped: one kernel quantises the rows of all experts. gathers_wide: ZeRO-1 gathers in 16
+    bits weights that are held quantised.
     """
 
     element: float
@@ -28,6 +29,7 @@ class Recipe:
     rotates: bool = False
     in_norm: bool = False
     grouped: bool = False
+    gathers_wide: bool = False
 
 
 #: By name; ``delayed``, ``tensorwise`` and ``blockwise`` are recipes of fp8, the other two are formats of their own.
@@ -35,7 +37,7 @@ RECIPES = {
     "delayed": Recipe(1.0, in_norm=True, grouped=True),  # scale from the largest values of past steps
     "tensorwise": Recipe(1.0, reads=2),  # scale from this tensor's largest value
     "blockwise": Recipe(1.0 + 4 / 128, by_axis=True),  # an fp32 scale for 128 values
-    "mxfp8": Recipe(1.0 + 1 / 32, by_axis=True, in_norm=True),  # an 8-bit exponent for 32 values
+    "mxfp8": Recipe(1.0 + 1 / 32, by_axis=True, in_norm=True, gathers_wide=True),  # an 8-bit exponent for 32 values
     "nvfp4": Recipe(0.5 + 1 / 16, reads=2, by_axis=True, rotates=True),  # an fp8 scale for 16 values, and one for the tensor
 }
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
@@ -51,23 +53,29 @@ class WeightRecipe:
     """What a framework that keeps quantised weights holds and moves. Bytes per parameter of a quantised linear.
 
     held: beyond what is held of a weight in 16 bits (negative where no 16-bit weight is). gathered: in ZeRO-1's all-gather; 0:
-    as a 16-bit weight. cast: moved once a step by the kernels that quantise and transpose.
+    as a 16-bit weight. cast: moved once a step by the kernels that quantise and transpose. sharded: of what ZeRO-3 keeps of it
+    beside the fp32 weights, and unit: in each of its all-gathers; 0: as a 16-bit weight.
     """
 
     held: float
     gathered: float
     cast: float
+    sharded: float = 0.0
+    unit: float = 0.0
 
 
 def weight_recipe(recipe: Recipe, copies: int, primary: bool) -> WeightRecipe:
     """Return what is kept of a weight: ``copies`` quantised ones, beside the 16-bit weight or (``primary``) in its place.
 
-    Primary weights are written quantised by the optimizer and gathered so, except where scales lie along an axis: these are
-    gathered in 16 bits through the gradients' buffer and quantised after (Megatron-Core's reuse_grad_buf_for_mxfp8_param_ag).
+    Primary weights are written quantised by the optimizer and gathered so, except for those of MXFP8, which are gathered in 16
+    bits through the gradients' buffer and quantised after (Megatron-Core's reuse_grad_buf_for_mxfp8_param_ag). Blocks of 128 x
+    128 weights have one scale in either order: one copy is the transpose of the other. Megatron-FSDP shards both copies of
+    MXFP8, and gathers the one that a pass needs.
     """
     quantised = recipe.element * copies
     if not primary:
         return WeightRecipe(quantised, 0.0, HALF * recipe.reads + quantised)
-    if recipe.by_axis:
-        return WeightRecipe(quantised - HALF, 0.0, HALF * recipe.reads + quantised)
-    return WeightRecipe(quantised - HALF, recipe.element, HALF * recipe.element * (copies - 1))
+    if recipe.gathers_wide:
+        return WeightRecipe(quantised - HALF, 0.0, HALF * recipe.reads + quantised, quantised, recipe.element)
+    transposes = 2 * recipe.element * (copies - 1)
+    return WeightRecipe(quantised - HALF, recipe.element, transposes, recipe.element, recipe.element)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts, Splits
 from solver.step.op_estimates import OpEstimates
 from solver.step.parameter_groups import ParameterGroup, joined_ends, shard_ranks, trained_elements
-from solver.step.problem import LayerTable, Problem
+from solver.step.problem import LayerTable, Part, Problem
 from solver.step.side_stream import SideStreamWork, host_work, side_stream_work
 from solver.step.step_ops import copy_ops, gather_ops, group_ops
 
@@ -22,13 +22,15 @@ from solver.step.step_ops import copy_ops, gather_ops, group_ops
 class ShardedWeights:
     """Seconds per micro batch of what ZeRO-3 sends; S: splits, one entry for each kind of layer.
 
-    gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. apart: as in
-    DataParallel.zero3_by_tensor. again: share of the weights that is then gathered again after recomputation.
+    gather, scatter: [S] weights and gradients of a layer. root: [S] both of embedding and head, exposed. head: [S] those of a
+    head that is gathered as a layer is, apart from the root. apart: as in DataParallel.zero3_by_tensor. again: share of the
+    weights that is then gathered again after recomputation.
     """
 
     gather: tuple[SideStreamWork, ...]
     scatter: tuple[SideStreamWork, ...]
     root: np.ndarray
+    head: tuple[SideStreamWork, SideStreamWork] | None
     apart: bool
     again: float
 
@@ -45,27 +47,41 @@ def sharded_weight_ops(
 ) -> list[Op]:
     """Return the ZeRO-3 messages of a layer of each kind (layer0.*, ...) and of embedding, head and final norm (root.*).
 
-    Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
+    A head that is a unit of its own has messages of its own (head.*).
     """
-    sizes, sync = problem.element_bytes, problem.framework.data_parallel
-    root = joined_ends(problem, table.embedding.parameters[key], table.head.parameters[key])
-    ops: list[Op] = []
-    held = [("root", root, root * (not problem.is_frozen(OTHERS)), OTHERS)]
-    for kind, part in enumerate(table.layers):
-        experts = part.parameters_of[EXPERTS][key]
-        trained = trained_elements(problem, part, key) - experts
-        held.append((f"layer{kind}", part.parameters[key] - experts, trained, LINEARS))
-        if EXPERTS in groups:
-            held.append((f"layer{kind}", experts, experts, EXPERTS))
+    sizes, sync, ops = problem.element_bytes, problem.framework.data_parallel, list[Op]()
     shards = shard_ranks(problem, splits)
-    for name, elements, trained, of in held:
+    for name, gathered, trained, of in _units(problem, table, key):
         group, shard, count = groups[of], shards[of], float(_messages(problem, name))
-        ops += gather_ops(f"{name}.all_gather", "all_gather", elements * sizes.activation, group, shard, count, problem)
+        ops += gather_ops(f"{name}.all_gather", "all_gather", gathered, group, shard, count, problem)
         reduced = group_ops(problem, name, trained * sizes.gradient, group, shard, 0.0, count)
         ops += [replace(op, count=op.count * (trained > 0)) for op in reduced]
-        ops += copy_ops(f"{name}.all_gather", elements * sizes.activation * sync.all_gather_copies, group)
+        ops += copy_ops(f"{name}.all_gather", gathered * sync.all_gather_copies, group)
         ops += copy_ops(f"{name}.reduce_scatter", trained * sizes.gradient * sync.reduce_scatter_copies, group)
     return ops
+
+
+def _units(problem: Problem, table: LayerTable, key: np.ndarray) -> Iterator[tuple[str, np.ndarray, np.ndarray, str]]:
+    """Yield what is gathered and reduced together: its name, the bytes that are gathered, the parameters that have gradients,
+    both [splits], and their group.
+
+    Experts are sharded over their own group (FSDP2 with expert parallelism, as torchtitan and NeMo Automodel do).
+    """
+    embedding, head = table.embedding.parameters[key], table.head.parameters[key]
+    ends = [("root", embedding), ("head", head)] if _head_alone(problem) else [("root", joined_ends(problem, embedding, head))]
+    for name, elements in ends:
+        yield name, elements * problem.element_bytes.activation, elements * (not problem.is_frozen(OTHERS)), OTHERS
+    for number, (kind, part) in enumerate(zip(problem.kinds.kinds, table.layers, strict=True)):
+        name, experts = f"layer{number}", part.parameters_of[EXPERTS][key]
+        dense = [group for group in part.parameters_of if group != EXPERTS]
+        yield (
+            name,
+            gathered_bytes(problem, part, key, kind.quantised, dense),
+            trained_elements(problem, part, key) - experts,
+            LINEARS,
+        )
+        if problem.model.is_mixture_of_experts:
+            yield name, gathered_bytes(problem, part, key, kind.quantised, [EXPERTS]), experts, EXPERTS
 
 
 def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray, splits: Splits) -> ShardedWeights:
@@ -81,8 +97,25 @@ def sharded_weights(problem: Problem, estimates: OpEstimates, group: np.ndarray,
     ways = ("all_gather", "reduce_scatter")
     gather, scatter = (tuple(work(f"layer{kind}", way) for kind in range(len(problem.kinds.kinds))) for way in ways)
     root = sum((work("root", way).exposed for way in ways), np.zeros(len(splits)))
+    head = (work("head", "all_gather"), work("head", "reduce_scatter")) if _head_alone(problem) else None
     again = 1.0 - 1.0 / tensors_of_layer(problem)  # the last one's backward pass follows at once
-    return ShardedWeights(gather, scatter, root, sync.zero3_by_tensor, again)
+    return ShardedWeights(gather, scatter, root, head, sync.zero3_by_tensor, again)
+
+
+def gathered_bytes(problem: Problem, part: Part, key: np.ndarray, quantised: bool, groups: Iterable[str]) -> np.ndarray:
+    """Return the bytes of a layer's weights of some groups in an all-gather, [splits].
+
+    quantised: whether its linears are, which are then gathered so if they are held so.
+    """
+    kept, whole = problem.weight_recipe, problem.element_bytes.activation
+    narrow = (kept.unit if kept and quantised else 0.0) or whole
+    found = (part.parameters_of[name][key] * (whole if name == OTHERS else narrow) for name in groups)
+    return sum(found, np.zeros(len(key)))
+
+
+def _head_alone(problem: Problem) -> bool:
+    """Whether the head is a unit of its own, which stays gathered until its backward pass (torchtitan's parallelize.py)."""
+    return problem.framework.memory.root_stays == ("head",) and not problem.model.tie_word_embeddings
 
 
 def _messages(problem: Problem, name: str) -> int:
@@ -102,7 +135,7 @@ def exposed_by_sharding(
     gradients of the layer after it are reduce-scattered at the same time; that these are of the same kind is an approximation.
     Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277). Without overlap_param_gather the one runs alone, without
     overlap_grad_reduce the other. Where tensors are gathered one by one nothing overlaps, because the device is waited for
-    before each.
+    before each. A head that is a unit of its own is gathered beside the last layer, and reduced beside its backward pass.
     """
     layer, recomputing, root = np.zeros(forward.shape), np.zeros(forward.shape), np.zeros(forward.shape[1])
     chosen = np.flatnonzero(layouts.zero == 3)
@@ -123,6 +156,10 @@ def exposed_by_sharding(
     # no compute runs before the first layer's all-gather; where nothing overlaps it is among the exposed ones already
     apart = weights.apart or not run.overlap_param_gather
     root[chosen] = weights.root[row] + (0.0 if apart else weights.gather[0].communication[row])
+    if weights.head is not None:
+        gather, scatter = (work.take(row) for work in weights.head)
+        root[chosen] += gather.overlapped_with(forward[-1, chosen]) if run.overlap_param_gather else gather.exposed
+        root[chosen] += scatter.overlapped_with(backward[-1, chosen]) if run.overlap_grad_reduce else scatter.exposed
     return layer, recomputing, root
 
 

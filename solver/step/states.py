@@ -14,6 +14,7 @@ from solver.step.muon import largest_matrix, momentum_saved
 from solver.step.offload import gradients_here, states_on_host
 from solver.step.parameter_groups import end_elements, joined_ends, trained_elements
 from solver.step.problem import LayerTable, Problem
+from solver.step.sharded_weights import gathered_bytes
 from solver.step.stage_kinds import StageKinds, over_kinds
 
 
@@ -30,7 +31,7 @@ def stage_state(
     16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
     ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
-    weights are the only ones (Rajbhandari et al. 2020).
+    weights are the only ones (Rajbhandari et al. 2020), unless the framework also shards those that it gathers.
     """
     has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
     out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
@@ -50,7 +51,10 @@ def stage_state(
         if autocast:  # the vocabulary's projection is a linear among the others
             out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
         if kept is not None and name != OTHERS:
-            out[0, :3] += kept.held * over_kinds(stages.counts[stage] * quantised, own)
+            of_kinds = over_kinds(stages.counts[stage] * quantised, own)
+            out[0, :3] += kept.held * of_kinds
+            if kept.sharded and problem.framework.memory.keeps_shards:
+                out[0, 3] += (kept.sharded - HALF) * of_kinds / share
         for zero in zeros:
             held, step = _trained_bytes(problem, name, zero, elements, partitioned, several, piped)
             out[:3, zero] += held
@@ -75,7 +79,7 @@ def _trained_bytes(
     whether there is a pipeline.
     """
     sizes, memory = problem.element_bytes, problem.framework.memory
-    weights = sizes.weight * elements if zero < 3 else np.zeros(len(elements))
+    weights = sizes.weight * (elements if zero < 3 else partitioned * memory.keeps_shards)
     whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
     here = gradients_here(problem) if zero > 1 else 1.0
     reduced = memory.sharded_gradient_bytes if zero == 3 else 0
@@ -120,9 +124,10 @@ def gather_buffers(problem: Problem, table: LayerTable, key: np.ndarray, splits:
     sizes = problem.element_bytes
     block = sizes.activation * np.max([part.parameters_of[LINEARS][key] for part in table.layers], axis=0) * splits.wp
     pool = np.where((splits.mode == TpMode.ISP) & (splits.wp > 1), 2 * block, 0.0)
-    gathered = np.array([part.parameters[key] for part in table.layers])
+    gathered = np.array([gathered_bytes(problem, part, key, kind.quantised, part.parameters_of)
+                         for part, kind in zip(table.layers, problem.kinds.kinds, strict=True)])  # fmt: skip
     trained = np.array([trained_elements(problem, part, key) for part in table.layers])
-    fsdp = np.max(2 * sizes.activation * gathered + sizes.gradient * trained, axis=0)
+    fsdp = np.max(2 * gathered + sizes.gradient * trained, axis=0)
     stay = problem.framework.memory.root_stays
     held = (part.parameters[key] * (name in stay) for name, part in (("embedding", table.embedding), ("head", table.head)))
     root = joined_ends(problem, *held) * sizes.activation

@@ -61,7 +61,8 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
                           variant="quantize"))  # fmt: skip
         # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards. A
         # cast before it writes the gradient in the buffer's type, which is read in its place
-        fused, casts = problem.fused_accumulation, sync.accumulation_casts and grad > sizes.weight
+        fused = problem.fused_accumulation and not sync.accumulates_whole
+        casts = sync.accumulation_casts and grad > sizes.weight
         accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad * (1 + casts)) * (not fused)}
         ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, variant="residual",
                       count=float(not fused)))  # fmt: skip

@@ -61,6 +61,7 @@ class SplitTerms:
     optimizer_whole: np.ndarray
     optimizer_shard: np.ndarray
     once: np.ndarray  #: [S] gradient norm, tied embedding, and what else is done once after the last pass
+    weight_casts: np.ndarray  #: [S] of all quantised weights of a rank that are kept
     parameters: np.ndarray  #: [S] of one rank on the fullest stage
     embedding_parameters: np.ndarray  #: [S] of one rank
     synchronisation: OpEstimates  #: the once-per-step ops of distinct splits
@@ -148,7 +149,8 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         sharded=sharded_weights(problem, sync, group, splits),
         accumulation=once("accumulation"), to_host=once(*([TO_HOST] if problem.run.offload_gradients else [])),
         optimizer_whole=once("optimizer.whole"), optimizer_shard=once("optimizer.shard"),
-        once=once("gradient_norm", "tied_embedding", "gradient_buffer", *(["weight_casts"] if problem.weight_recipe else [])),
+        once=once("gradient_norm", "tied_embedding", "gradient_buffer"),
+        weight_casts=once(*(["weight_casts"] if problem.weight_recipe else [])),
         parameters=np.sum([one.elements for one in groups.values()], axis=0)[group],
         embedding_parameters=table.embedding.parameters[key], synchronisation=sync, synchronisation_row=group,
     )  # fmt: skip

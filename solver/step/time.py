@@ -56,18 +56,44 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     first, same = layouts.pipelines
     pipelines = pipeline_times(problem, terms, layouts.at(first))
     row, pipeline = layouts.row, pipelines.seconds[same]
-    # into a buffer that is wider than what autograd returns all micro batches are added; else the first one's gradients stay
-    sizes = problem.element_bytes
-    again = (terms.splits.num_micro_batches - (sizes.gradient <= sizes.weight)) * terms.accumulation
-    accumulation = np.where(layouts.zero < 2, again[row], 0.0)
+    accumulation = _accumulation(problem, terms, layouts)
     passes = pipelines.backward[same], pipelines.forward[same]
     sync, gather = _synchronisation(problem, terms, layouts, *passes)
     if problem.run.offload_gradients:
         sync = sync + late_gradients(terms.to_host[row], passes[0], terms.splits.num_micro_batches[row])
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
+    optimizer = optimizer + np.where(layouts.zero == 3, _sharded_casts(problem, terms)[row], terms.weight_casts[row])
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
     return StepTimes(alone + waiting, pipelines, same, np.array([accumulation, sync, gather, optimizer, waiting]))
+
+
+def _accumulation(problem: Problem, terms: SplitTerms, layouts: Layouts) -> np.ndarray:
+    """Return the seconds per step of the kernels that add gradients to those of the micro batches before, [layouts].
+
+    To a buffer that is wider than what autograd returns all micro batches are added; else the first one's gradients stay.
+    """
+    sizes, number = problem.element_bytes, terms.splits.num_micro_batches
+    again = (number - (sizes.gradient <= sizes.weight)) * terms.accumulation * (not problem.fused_accumulation)
+    seconds = np.where(layouts.zero < 2, again[layouts.row], 0.0)
+    if problem.framework.data_parallel.accumulates_whole:
+        cast = (sizes.weight + sizes.gradient) / (sizes.weight + 2.0 * sizes.gradient) * (sizes.gradient > sizes.weight)
+        whole = (layouts.zero == 2) & (terms.splits.pp[layouts.row] > 1)
+        seconds = np.where(whole, ((number - 1 + cast) * terms.accumulation)[layouts.row], seconds)
+    return seconds
+
+
+def _sharded_casts(problem: Problem, terms: SplitTerms) -> np.ndarray:
+    """Return the seconds per step of the casts of weights under ZeRO-3, [splits].
+
+    Of weights that are held quantised the optimizer casts its shard alone, which is left out; the copy in the other order is
+    made of what is gathered in every micro batch, or sharded too.
+    """
+    kept = problem.weight_recipe
+    if kept is None or not kept.unit:
+        return terms.weight_casts
+    seconds: np.ndarray = terms.weight_casts * terms.splits.num_micro_batches * (kept.sharded == kept.unit)
+    return seconds
 
 
 def reduces_whole(framework: Framework, run: Strategy, zero: Any) -> Any:

@@ -64,6 +64,7 @@ NEMO_25 = NEMO_24_09.derive(
         "offloads": ("optimizer", "activations"),
     },
     kernels={"probabilities_in_activation": True},
+    memory={"keeps_shards": True},  # param_and_grad_buffer.py: model_weight_buffer and main_weight_buffer
 )
 
 #: Megatron-Bridge, which follows NeMo: src/megatron/bridge/models set expert_tensor_parallel_size to 1.

@@ -68,6 +68,7 @@ TORCHTITAN_2025 = Framework(
         reduce_scatter_copies=2.7,
         accumulating_gemms=False,
         frees_gathered_weights=True,
+        accumulates_whole=True,
     ),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),
     pipeline=Pipeline(keeps_weights=True, keeps_messages=True),  # parallelize_llama.py: no reshard after forward

@@ -142,6 +142,10 @@ def test_what_is_kept_and_moved_of_a_quantised_weight() -> None:
     # scales along an axis: gathered in 16 bits, both copies made after
     scaled = weight_recipe(mxfp8, 2, primary=True)
     assert (scaled.held, scaled.gathered, scaled.cast) == (2 * 33 / 32 - 2, 0, 2 + 2 * 33 / 32)
+    assert (scaled.sharded, scaled.unit) == (2 * 33 / 32, 33 / 32) and (primary.sharded, primary.unit) == (1, 1)
+    # one scale for 128 x 128 values, whichever way they are read: gathered in 8 bits, the other copy is a transpose
+    blocks = weight_recipe(RECIPES["blockwise"], 2, primary=True)
+    assert (blocks.held, blocks.gathered, blocks.cast) == pytest.approx((2 * 33 / 32 - 2, 33 / 32, 2 * 33 / 32))
     assert recipe_of("bf16", "delayed") is None and recipe_of("mxfp8", "delayed") is mxfp8
 
 

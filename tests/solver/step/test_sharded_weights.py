@@ -38,6 +38,33 @@ def test_tied_tables_are_sent_once_by_fsdp() -> None:
     assert tied == pytest.approx((16_384 + 64) * 6 * LINK, rel=1e-9)
 
 
+def test_a_head_that_is_a_unit_of_its_own_hides_behind_the_last_layer() -> None:
+    # torchtitan: the root has the embedding alone, 6 bytes each; the head's messages are overlapped with a layer's passes
+    exposed = _sharded("torchtitan-2025-06").terms.sharded
+    assert exposed.root[0] == pytest.approx(16_384 * (6 * LINK + (2 * 2.0 + 4 * 2.7) * BYTE), rel=1e-9)
+    assert exposed.head is not None
+    assert [work.communication[0] for work in exposed.head] == pytest.approx([(16_384 + 64) * size * LINK for size in (2, 4)])
+    assert _sharded("torchtitan-2025-06", tie_word_embeddings=True).terms.sharded.head is None
+    whole, part_ = (tiny(name, 8, TINY, {"grad_dtype": "fp32"}, zero=3, zero_shard_size=8, micro_batch_size=2048)
+                    for name in ("torchtitan-2024-12", "torchtitan-2025-06"))  # fmt: skip
+    # the layers' compute is longer than the head's messages, of which contention is left: a tenth
+    saved = part(whole, "fsdp_exposed")[0] - part(part_, "fsdp_exposed")[0]
+    assert saved == pytest.approx(0.9 * (16_384 + 64) * 6 * LINK, rel=0.01)
+
+
+def test_megatron_fsdp_gathers_and_shards_what_it_multiplies() -> None:
+    run = {"precision": "fp8", "fp8_recipe": "tensorwise"}
+    found = {on: tiny("megatron-bridge-26", 8, TINY, EXPOSED | run | {"fp8_param_gather": on}, zero=3, zero_shard_size=8)
+             for on in (False, True)}  # fmt: skip
+    sent = {on: one.terms.sharded.gather[0].communication[0] for on, one in found.items()}
+    assert sent[False] == pytest.approx(LAYER * 2 * LINK) and sent[True] == pytest.approx((36_864 + 2 * 128) * LINK)
+    # shards of an eighth: 16 bits of all weights, or one byte of the linears' (beside 12 bytes of fp32 weights and moments)
+    elements, linears = 2 * LAYER + 2 * 16_384 + 64, 2 * 36_864
+    weights = {on: one.memory.parts[0, 0] for on, one in found.items()}
+    assert weights[False] == pytest.approx(2 * elements / 8) and weights[True] == pytest.approx((2 * elements - linears) / 8)
+    assert tiny("generic", 8, TINY, EXPOSED, zero=3, zero_shard_size=8).memory.parts[0, 0] == 0
+
+
 def test_tensors_gathered_one_by_one_wait_for_lists_of_all_ranks() -> None:
     # four tensors of a layer, each of which 8 ranks' views and copies are made for
     found = _sharded("megatron-deepspeed-2021")

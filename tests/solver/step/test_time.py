@@ -37,6 +37,18 @@ def test_zero_bubble_fills_the_bubble_with_weight_gradients(
     assert part(found, "bubble")[0] == pytest.approx(on_first - filled * (WEIGHT_GRAD + HEAD_WEIGHT_GRAD), rel=1e-9)
 
 
+def test_fsdp2_adds_whole_gradients_behind_a_pipeline() -> None:
+    # of four micro batches the first gradient is cast (2 bytes read, 4 written), each further one is added (6 read, 4 written)
+    found = tiny("torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2,
+                 num_micro_batches=4)  # fmt: skip
+    elements = 36_864 + 2 * 64 + 16_384 + 64  # a layer and the head
+    assert part(found, "gradient_accumulation")[0] == pytest.approx(elements * (6 + 3 * 10) * BYTE, rel=1e-9)
+    alone = tiny(
+        "torchtitan-2025-06", 2, run={**RUN, "grad_dtype": "fp32"}, dp=2, zero=2, zero_shard_size=2, num_micro_batches=4
+    )
+    assert part(alone, "gradient_accumulation")[0] == 0, "without a pipeline each micro batch is reduced into shards"
+
+
 def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
     # five launches of 107 us (Megatron-LM's layers) or 40 us (Transformer Engine's); none in the zero-bubble authors' runtime,
     # nor where sends overlap with the next chunk, nor under other frameworks
