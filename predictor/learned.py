@@ -13,6 +13,7 @@ import numpy as np
 
 from profiler.errors import InputError, printable
 from profiler.files import write_text
+from profiler.text_file import json_object, read_text
 
 #: The factors: on the whole step (laboratory, framework), and on kinds of time beside it.
 STEP = "step"
@@ -23,6 +24,7 @@ FACTOR_OF = {
     "memory_bound": "memory_bound", "links": "links", "network": "network", "host": "host", "host_link": "host",
     "host_memory": "host",
 }  # fmt: skip
+_MOST_BYTES = 1 << 20
 _MOST = 5.0  #: a factor beyond this, or its inverse, was not learned from a healthy machine
 _CONDITIONS = ("device", "framework", "precision", "network_gbit_per_gpu")
 _KEYS = (*_CONDITIONS, "runs", "log_factors", "covariance", "noise", "system_std", "held_out")
@@ -93,8 +95,9 @@ def write_learned(path: Path, learned: Learned, held_out: Mapping[str, Any]) -> 
 
 def read_learned(path: Path) -> Learned:
     """Read what ``write_learned`` wrote. Raises InputError for anything else."""
+    plain = json_object(read_text(path, "a file of foretrain learn", _MOST_BYTES), path)
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        runs = int(plain["runs"])
         factors, covariance = plain["log_factors"], np.array(plain["covariance"], dtype=float)
         if set(plain) != set(_KEYS) or tuple(factors) != FACTORS or covariance.shape != (len(FACTORS),) * 2:
             raise ValueError("its keys are not those of a file that foretrain learn writes")
@@ -103,13 +106,13 @@ def read_learned(path: Path) -> Learned:
             raise ValueError(f"its factors must lie between 1/{_MOST:g} and {_MOST:g}")
         if not plain["noise"] > 0 or (np.linalg.eigvalsh(covariance) < -1e-9).any():
             raise ValueError("its noise or its covariance is negative")
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not 0 < runs < 1 << 40:
+            raise ValueError("its number of runs is none")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(f"{path}: not what foretrain learn writes: {printable(str(error))}") from None
     return Learned(
         tuple(float(value) for value in factors.values()), tuple(tuple(row) for row in covariance.tolist()),
-        float(plain["noise"]), float(plain["system_std"]), int(plain["runs"]),
+        float(plain["noise"]), float(plain["system_std"]), runs,
         tuple((key, plain[key]) for key in _CONDITIONS), path.name,
     )  # fmt: skip
 

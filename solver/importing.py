@@ -17,6 +17,7 @@ from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, known_profiles, shipped_profiles
+from profiler.text_file import read_text
 from solver.api import configured_strategy, estimate
 from solver.arguments import add_json_argument, add_machine_arguments, add_world_size_argument
 from solver.batch import stated_batch
@@ -28,7 +29,6 @@ from solver.formats.file_run import Source
 from solver.formats.megatron_log import config_in_log, has_arguments
 from solver.formats.profiler_trace import Trace, is_trace, read_trace
 from solver.formats.step_log import Observation, read_observation
-from solver.formats.text_file import read_text
 from solver.formats.yaml_files import read_yaml_file
 from solver.inputs import Inputs, load_inputs
 from solver.learning import Lesson, learn
@@ -156,7 +156,7 @@ def _append(args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layo
     if not args.pre_profiling_data_path and hardware not in (*shipped_profiles(), *derived_profiles()):
         raise InputError(f"runs name a profile that others can find; {hardware} is none of them: leave out --as, or --runs")
     case = case_line(args.id or args.log.stem, hardware, solutions, layout, measured)
-    before = args.runs.read_text(encoding="utf-8") if args.runs.exists() else ""
+    before = read_text(args.runs, "a file of cases", _MOST_BYTES) if args.runs.exists() else ""
     write_text(args.runs, before + ("" if before.endswith("\n") or not before else "\n") + json.dumps(case) + "\n")
 
 

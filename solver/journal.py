@@ -12,9 +12,12 @@ from profiler.errors import InputError, shown
 from profiler.files import source_digest
 from profiler.profile.devices import device_named
 from profiler.profile.profiles import derived_profiles, find_profile, shipped_profiles
+from profiler.text_file import read_text
 from solver.formats.config_file import CONFIG_ENDINGS, find_model, load_cluster, load_run_config
 from solver.formats.model_file import CONFIGS
 from solver.formats.topology_cluster import TOPOLOGY
+
+_MOST_BYTES = 1 << 30
 
 _PROGRAM = "program"
 _PACKAGES = [CONFIGS.parent / name for name in ("profiler", "predictor", "solver")]
@@ -85,19 +88,16 @@ def new_inputs(lines: Sequence[Mapping[str, Any]], inputs: Mapping[str, str]) ->
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read an unfinished sweep: {error}") from None
+    text = read_text(path, "an unfinished sweep", _MOST_BYTES)
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         with path.open("r+", encoding="utf-8") as file:
             file.truncate(len(whole.encode()))
     try:
         lines = [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no unfinished sweep ({error}); delete it or name another output") from None
     if lines and not all(_sound(line, number) for number, line in enumerate(lines)):
         raise InputError(

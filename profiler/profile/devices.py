@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +9,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from profiler.errors import InputError, closest, printable, shown
+from profiler.errors import InputError, closest, shown
 from profiler.profile.profile import GIB, Device
+from profiler.text_file import json_object, read_text
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
 _FIGURES = ("memory_gib", "memory_bandwidth_gb_s", "num_sms", "gpus_per_node", "link_gb_s", "network_gbit", "power_watts")
@@ -19,6 +19,7 @@ _COUNTS = ("num_sms", "gpus_per_node")
 _WORDS = ("name", "architecture")
 _SOURCE = "source"
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
+_MOST_BYTES = 1 << 20
 #: FlashAttention of a device that states none: newer than any, so that it is that of the kernels that it is derived from.
 KERNELS_FLASH = 1000
 _EXPONENTIALS = "exponentials_per_clock"
@@ -77,16 +78,8 @@ def read_datasheet(path: Path) -> Datasheet:
 
 
 def _read(path: Path) -> Datasheet:
-    try:
-        values: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such device file; it is JSON with {', '.join((*_WORDS, 'peak_tflops', *_FIGURES, _SOURCE))}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no JSON of a device: {printable(str(error))}") from None
-    if not isinstance(values, Mapping):
-        raise InputError(f"{path}: a device is a JSON object")
+    what = f"a device file, JSON with {', '.join((*_WORDS, 'peak_tflops', *_FIGURES, _SOURCE))}"
+    values = json_object(read_text(path, what, _MOST_BYTES), path)
     try:
         return datasheet_of(values)
     except InputError as error:

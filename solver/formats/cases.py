@@ -11,13 +11,13 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from profiler.profile.devices import DEVICES, device_named
+from profiler.text_file import read_text
 from solver.formats.case_layout import count_of, layout_of_case
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
 from solver.formats.published_recipes import with_facts, with_fine_tuning, with_recipe
 from solver.formats.stated_stages import with_stages
 from solver.formats.synonyms import normalized_run
-from solver.formats.text_file import read_text
 from solver.formats.unstated import alternatives
 from solver.spec.bounds import NUMBERS, number, whole_number
 from solver.spec.cluster import FIGURES, PCIE_5

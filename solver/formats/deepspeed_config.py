@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from profiler.errors import InputError
+from profiler.text_file import json_object
 from solver.formats.argument_rules.deepspeed import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.deepspeed_names import AUTO, DESCRIBED, FRAMEWORK, GRADIENTS, KNOWN, NORMS, OWN, PRECISIONS, SWITCHES
@@ -31,7 +32,6 @@ from solver.formats.script_words import (
     whole_argument,
 )
 from solver.formats.section_reader import SectionReader
-from solver.formats.text_file import json_object
 from solver.formats.trainer_script import PROGRAM as TRAINER
 from solver.formats.trainer_script import trainer_fields, trainer_precision
 from solver.spec.frameworks import framework_of

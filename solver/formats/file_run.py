@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from profiler.errors import InputError
+from profiler.text_file import json_object
 from solver.formats.model_file import json_model
-from solver.formats.text_file import json_object
 from solver.spec.model import ModelSpec
 
 #: Folder beside a file of settings that holds its model's config.json, after the file's name without its ending.

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiler.text_file import json_object, read_text
 from solver.formats.hugging_face import MARKS, model_of_config
 from solver.formats.simumax.model import is_model, read_model
-from solver.formats.text_file import json_object, read_text
 from solver.spec.model import ModelSpec
 from solver.spec.model_from_keys import model_from_keys
 

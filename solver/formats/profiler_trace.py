@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _MOST_BYTES = 4 << 30
+_MOST_SECONDS = 1e12  #: of an event; clocks count from 1970 at most
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def is_trace(path: Path) -> bool:
     try:
         with _open(path) as file:
             head = file.read(1 << 16)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return False
     return head.lstrip().startswith(b"{") and (b'"traceEvents"' in head or b'"schemaVersion"' in head)
 
@@ -80,7 +82,7 @@ def read_trace(path: Path) -> Trace:
             raise InputError(f"{path} has more than {_MOST_BYTES >> 30} GiB; trace fewer steps")
         with _open(path) as file:
             plain = json.load(file)
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise InputError(f"{path} is no trace of torch.profiler: {error}") from None
     events = plain.get("traceEvents") if isinstance(plain, Mapping) else None
     if not isinstance(events, list):
@@ -126,8 +128,8 @@ def _trace(kernels: list[Mapping[str, Any]], events: list[Mapping[str, Any]], de
         marks, where = _marks(events)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: an event without a name or its times ({error})") from None
-    if not (np.isfinite(start) & np.isfinite(length) & (length >= 0)).all():
-        raise InputError(f"{path}: an event with a time that is negative or no number")
+    if not ((abs(start) < _MOST_SECONDS) & (length < _MOST_SECONDS) & (length >= 0)).all():
+        raise InputError(f"{path}: an event with a time that is negative, beyond all clocks or no number")
     order = np.argsort(start, kind="stable")
     start, end, names = start[order], (start + length)[order], [names[i] for i in order]
     kinds = np.array([kind_of(names[j], str(kernels[i].get("cat"))) for j, i in enumerate(order)], dtype=object)

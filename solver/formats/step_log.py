@@ -22,8 +22,8 @@ import numpy as np
 from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from profiler.published.nccl_rows import read_log
+from profiler.text_file import read_text
 from solver.formats.log_statements import check_statements
-from solver.formats.text_file import read_text
 from solver.spec.bounds import number
 from solver.spec.strategy import Strategy
 
@@ -51,12 +51,12 @@ _STEPS: tuple[tuple[str, Callable[[float, Batch], float]], ...] = (
 )
 #: Most memory, in units of bytes, by its kind: of nanotron (two lines), NeMo, torchtitan, Megatron-LM and DeepSpeed.
 _PEAKS = (
-    (re.compile(r"\bPeak reserved[:=\s]*([0-9.]+)MiB"), float(1 << 20), "reserved"),
-    (re.compile(r"\bcuda_max_memory_reserved[:=\s]*([0-9.]+)G\b"), GIB, "reserved"),
-    (re.compile(r"\bmax_memory_allocated[:=\s]*([0-9.]+(?:e\+?\d+)?)\b"), 1.0, "allocated"),
-    (re.compile(r"\bmemory[:=\s]*([0-9.]+)GiB"), GIB, "reserved"),
-    (re.compile(r"\bmax allocated:\s*([0-9.]+)"), float(1 << 20), "allocated"),
-    (re.compile(r"\bMaxMemAllocated=([0-9.]+)\s*GB"), GIB, "allocated"),
+    (re.compile(r"\bPeak reserved[:=\s]*([0-9]+(?:\.[0-9]+)?)MiB"), float(1 << 20), "reserved"),
+    (re.compile(r"\bcuda_max_memory_reserved[:=\s]*([0-9]+(?:\.[0-9]+)?)G\b"), GIB, "reserved"),
+    (re.compile(r"\bmax_memory_allocated[:=\s]*([0-9]+(?:\.[0-9]+)?(?:e\+?\d+)?)\b"), 1.0, "allocated"),
+    (re.compile(r"\bmemory[:=\s]*([0-9]+(?:\.[0-9]+)?)GiB"), GIB, "reserved"),
+    (re.compile(r"\bmax allocated:\s*([0-9]+(?:\.[0-9]+)?)"), float(1 << 20), "allocated"),
+    (re.compile(r"\bMaxMemAllocated=([0-9]+(?:\.[0-9]+)?)\s*GB"), GIB, "allocated"),
 )
 #: Of a progress bar: its label, the steps that are done, all of them, and its clock.
 _BAR = re.compile(
@@ -113,6 +113,11 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
             "'elapsed time per iteration (ms): 512.3' or 'tps: 5,762', or a progress bar of 20 s; a JSON file has "
             '{"step_s": 0.512}'
         )
+    try:
+        for extreme in (steps.min(), steps.max()) if len(steps) else ():
+            number("step_s", float(extreme))
+    except InputError as error:
+        raise InputError(f"{path}: of a step {error}") from None
     check_statements(_ANSI.sub("", text), path, run, hardware)
     return Observation(steps, *_peak(_of_training(text)), collectives=collectives)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from profiler.files import write_text
-from solver.formats.text_file import read_text
+from profiler.text_file import read_text
 
 WHAT = "an aiob kernel-time file"
 _MOST_BYTES = 1 << 28

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, closest, shown
 from profiler.files import write_text
-from solver.formats.text_file import read_text
+from profiler.text_file import read_text
 from solver.simai.workload_text import lines_of
 
 COMPUTATION, EPOCH_END = "computation", "epoch_end"

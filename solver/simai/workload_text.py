@@ -15,7 +15,7 @@ from pathlib import Path
 
 from profiler.errors import InputError, closest, shown
 from profiler.files import write_text
-from solver.formats.text_file import read_text
+from profiler.text_file import read_text
 
 FWD_IN_BCKWD, TRANSFORMER = "HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_TRANSFORMER"
 CUSTOMIZED = "HYBRID_CUSTOMIZED"  #: each row has a policy of its own in a 13th column

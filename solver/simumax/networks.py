@@ -119,7 +119,7 @@ def link_bandwidth(config: SystemConfig) -> float:
 
 def _network_of(config: SystemConfig, ranks: int) -> str:
     """Return the network that SimuMax takes for a group inside a node."""
-    return _PCIE[min(ranks, 8)] if _by_pcie(config) else _LINKS
+    return _PCIE[max(n for n in _PCIE if n <= ranks)] if _by_pcie(config) else _LINKS
 
 
 def _by_pcie(config: SystemConfig) -> bool:

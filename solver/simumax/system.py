@@ -136,6 +136,8 @@ def _bandwidth(classes: Mapping[str, Any], name: str) -> tuple[float, float]:
     for key, value in given.items():
         if key not in known and not key.startswith("_"):
             raise InputError(f"{where}.{key} is not known{closest(key, known)}; known are {', '.join(known)}")
+        if key in known and value is None:
+            raise InputError(f"{where}.{key} is null; it must be a number")
         if key in known:
             check_value(f"{where}.{key}", value, _NUMBER)
     if not given["gbps"] or not given["efficient_factor"]:

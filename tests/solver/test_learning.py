@@ -210,7 +210,9 @@ def test_files_round_trip_and_wrong_ones_are_refused(lesson: Lesson, tmp_path: P
         ({**plain, "log_factors": {**plain["log_factors"], "step": 9.0}}, "its factors must lie between 1/5 and 5"),
         ({**plain, "noise": -1.0}, "its noise or its covariance is negative"),
         ({**plain, "more": 1}, "its keys are not those"),
-        ([1, 2], "not what foretrain learn writes"),
+        ([1, 2], "is an object"),
+        ({**plain, "runs": 10**400}, "its number of runs is none"),
+        ({**plain, "runs": "x"}, "not what foretrain learn writes"),
     ):
         path.write_text(json.dumps(wrong))
         with pytest.raises(InputError, match=message):

@@ -18,6 +18,7 @@ from predictor.network.topology.generate import generate
 from predictor.network.topology.templates import Options, make_options
 from predictor.network.topology.types import Topology
 from profiler.errors import InputError, closest, shown
+from profiler.text_file import read_text
 
 _OPS = {"ALLREDUCE": "all_reduce", "ALLGATHER": "all_gather", "REDUCESCATTER": "reduce_scatter", "ALLTOALL": "all_to_all"}
 _SLOTS = {"fwd": "tensor", "ig": "tensor", "wg": "data"}
@@ -37,6 +38,7 @@ _TOPOLOGY = {
     "er": "error_rate", "error_rate": "error_rate",
 }  # fmt: skip
 #: GPUs whose NVSwitches add numbers up, as SimAI knows them, and the smallest group that uses that.
+_MOST_BYTES, _MOST_US = 1 << 28, 1e12
 _NVLS_GPUS, _NVLS_LEAST = ("H100", "H800"), 8
 
 
@@ -81,21 +83,18 @@ class CaseResult:
 
 def read_flow_cases(path: Path) -> tuple[list[Case], list[str]]:
     """Return the cases of a JSON-lines file, and warnings; raise InputError with the line and the key where one is wrong."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot read cases: {getattr(error, 'strerror', None) or 'it is not text'}") from None
+    lines = read_text(path, "cases, one JSON object a line", _MOST_BYTES).splitlines()
     cases, warnings = [], []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
                 case, said = parse_case(json.loads(line))
-            except json.JSONDecodeError:
-                raise InputError(f"{path}, line {number}: not a JSON object") from None
             except RecursionError:
                 raise InputError(f"{path}, line {number}: nested too deeply; a case is one flat JSON object") from None
             except InputError as error:
                 raise InputError(f"{path}, line {number}: {error}") from None
+            except ValueError:  # JSONDecodeError, or an integer of thousands of digits
+                raise InputError(f"{path}, line {number}: not a JSON object") from None
             cases.append(case)
             warnings += [f"{case.name}: {one}" for one in said]
     if not cases:
@@ -124,13 +123,12 @@ def parse_case(row: Any) -> tuple[Case, list[str]]:
     made = generate(options).name
     if row.get("topo") not in (None, made):
         warnings.append(f"topo is {shown(row['topo'])}, and topo_args give {made}, which is used")
-    reported = row.get("comm_us")
     case = Case(
         name=name, options=options, kind=_SUFFIXES[suffix] or _SLOTS[slot], op=_OPS[op],
         tensor=_whole(row, "tp", 1), expert=_whole(row, "ep", 1), gpus=_whole(row, "gpus", options.gpus),
         bytes=_whole(row, "bytes"), latency=_microseconds(latency),
         nvls=_switch(env, "AS_NVLS_ENABLE"), pxn=_switch(env, "AS_PXN_ENABLE"),
-        reported=float(reported) if isinstance(reported, int | float) else None,
+        reported=_reported(row.get("comm_us")),
     )  # fmt: skip
     if case.gpus > options.gpus:
         raise InputError(f"gpus is {case.gpus}; the topology has {options.gpus}")
@@ -206,10 +204,17 @@ def _switch(row: Mapping[str, Any], key: str) -> bool:
     raise InputError(f"{key} is {shown(value)}; it must be 0 or 1")
 
 
+def _reported(value: Any) -> float | None:
+    """Return the microseconds that a case reports; None for none, or for what is no time."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST_US:
+        return None
+    return float(value)
+
+
 def _microseconds(value: Any) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not 0 <= number < 1e6:
         raise InputError(f"send_lat_us is {shown(value)}; it must be microseconds, from 0 to below a million")

@@ -13,8 +13,10 @@ import numpy as np
 from predictor.network.topology.types import LinkKind, Topology
 from profiler.errors import InputError, shown
 from profiler.files import write_text
+from profiler.text_file import read_text
 
 _HEADER = "nodes, GPUs per server, NVSwitches, other switches, links, GPU type"
+_MOST_BYTES = 4 << 30
 _MOST_NODES = 5_000_000
 
 
@@ -35,12 +37,7 @@ def write_topology(topology: Topology, path: Path) -> None:
 
 def read_topology(path: Path) -> Topology:
     """Return the network of a file; raise InputError, with the number of the line, where the file is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path}: cannot read a topology: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a topology file: it is not text") from None
+    text = read_text(path, "a topology", _MOST_BYTES)
     try:
         return parse_topology(text, path.name)
     except InputError as error:

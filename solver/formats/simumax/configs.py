@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from profiler.errors import InputError, closest, shown
+from profiler.text_file import read_text
 from solver.formats.simumax.fields import KINDS, LISTED, MODEL, STRATEGY, SYSTEM, Field
-from solver.formats.text_file import read_text
 
 _Kind = TypeVar("_Kind", bound="Config")
 _MAX_BYTES = 8 << 20  #: of a file; SimuMax's largest, a system with many shapes, has 92 kB

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError
+from profiler.text_file import json_object
 from solver.formats.file_run import FileRun, Source, model_beside, model_path
 from solver.formats.simumax.configs import ModelConfig, StrategyConfig
 from solver.formats.simumax.model import is_model, model_of
 from solver.formats.simumax.strategy import FRAMEWORK, KEEPING, SHARDING_FRAMEWORK, layout_of
-from solver.formats.text_file import json_object
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy

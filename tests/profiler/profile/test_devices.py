@@ -119,9 +119,9 @@ def test_files_that_are_no_device(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "half.json").write_text('{"name":')
     for name, message in (
-        ("list", "a device is a JSON object"),
-        ("half", "no JSON of a device"),
-        ("none", "no such device file"),
+        ("list", "a JSON configuration is an object"),
+        ("half", "line 1: not valid JSON"),
+        ("none", "no such file; it should be a device file, JSON with name, architecture"),
     ):
         with pytest.raises(InputError, match=message):
             read_datasheet(tmp_path / f"{name}.json")

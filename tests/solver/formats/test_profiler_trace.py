@@ -101,7 +101,9 @@ def test_the_device_with_most_kernels_is_read(tmp_path: Path) -> None:
         ('{"traceEvents": 4}', "it has no traceEvents"),
         ('{"traceEvents": []}', "holds no kernels of a device: trace with ProfilerActivity.CUDA"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1}]}', "an event without a name or its times"),
-        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1, "dur": -4}]}', "negative or no number"),
+        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1, "dur": -4}]}', "negative, beyond all clocks"),
+        ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1e300, "dur": 4}]}', "beyond all clocks"),
+        ('{"traceEvents": ' + "[" * 100_000, "is no trace of torch.profiler"),
         ('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "g", "ts": 1e9, "dur": 4}, '
          '{"ph": "X", "name": "ProfilerStep#1", "ts": 1, "dur": 2}, {"ph": "X", "name": "ProfilerStep#2", "ts": 5, "dur": 2}]}',
          "no kernel lies within a ProfilerStep"),
@@ -117,4 +119,9 @@ def test_what_is_no_trace_is_refused(text: str, message: str, tmp_path: Path) ->
 def test_other_files_are_no_traces(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"step_s": 1.5}')
     (tmp_path / "b.json.gz").write_text("no gzip")
-    assert not any(is_trace(tmp_path / name) for name in ("a.json", "b.json.gz", "missing.json"))
+    damaged = bytearray(gzip.compress(b'{"traceEvents": []}' * 99))
+    damaged[12] ^= 0xFF
+    (tmp_path / "c.json.gz").write_bytes(damaged)
+    assert not any(is_trace(tmp_path / name) for name in ("a.json", "b.json.gz", "c.json.gz", "missing.json"))
+    with pytest.raises(InputError, match="is no trace"):
+        read_trace(tmp_path / "c.json.gz")

@@ -93,6 +93,11 @@ def test_the_most_memory_of_any_rank(lines: str, bytes_: float, tmp_path: Path) 
     assert (found.peak_memory, found.memory_kind) == (pytest.approx(bytes_), "allocated") and len(found.steps) in (1, 2)
 
 
+def test_a_peak_that_is_no_number_is_none(tmp_path: Path) -> None:
+    lines = "max allocated: ... \nelapsed time per iteration (ms): 512.5\n"
+    assert read_observation(written(tmp_path, lines), ONE, "h100_sxm").peak_memory is None
+
+
 def test_tables_of_nccl_tests(tmp_path: Path) -> None:
     (found,) = read_observation(written(tmp_path, NCCL), ONE, "h100_sxm").collectives
     assert (found.op, found.intra, found.inter) == ("all_reduce", 2, 1)
@@ -108,6 +113,8 @@ def test_tables_of_nccl_tests(tmp_path: Path) -> None:
         ('{"step_s": -1}', "step_s is -1; it must be a positive number"),
         ('{"memory_kind": "vram"}', "memory_kind is 'vram'; it must be allocated, reserved or device"),
         ("{step_s: 1}", "is no JSON object"),
+        ("elapsed time per iteration (ms): 1e400", "of a step step_s is inf; it must be a"),
+        ("elapsed time per iteration (ms): 1e-300", "of a step step_s is 1.0000000000000001e-303"),
     ],
 )
 def test_what_cannot_be_read(tmp_path: Path, text: str, message: str) -> None:

@@ -14,6 +14,7 @@ from predictor.fitted import cost_model
 from profiler.errors import InputError
 from solver.simumax import SystemConfig
 from solver.simumax.listed import with_listed
+from solver.simumax.networks import link_bandwidth
 from solver.simumax.shapes import Op, op_rows
 from solver.simumax.system import OPS, profile_of
 
@@ -145,6 +146,13 @@ def test_nodes_of_another_size_count_the_latency_once() -> None:
     assert cost.device.gpus_per_node == 4
 
 
+@pytest.mark.parametrize("ranks", [3, 5, 6, 7])
+def test_nodes_between_two_pcie_networks_take_the_smaller(ranks: int) -> None:
+    named = "intra_node_pcie_2x" if ranks < 4 else "intra_node_pcie_4x"
+    link = SystemConfig(**{**A100, "num_per_node": ranks})
+    assert link_bandwidth(link) == A100["networks"][named]["bandwidth"]["gbps"] * 2**30
+
+
 def test_networks_of_pcie_by_ranks_and_crowded_groups(a100: CostModel) -> None:
     for ranks, efficiency, latency in ((2, 0.6866, 24.84e-6), (4, 0.6915, 8.93e-6), (8, 0.4497, 4.83e-6)):
         seconds = 1e9 * (ranks - 1) / ranks / (30 * GIB * efficiency) + latency * (ranks - 1)
@@ -233,6 +241,7 @@ def test_missing_shapes_are_named_as_a_file_lists_them(configured: Any, model: s
         ("networks/inter_node/op/broadcasts", {}, "op 'broadcasts' is not known"),
         ("networks/inter_node/op/p2p/offset", 3, "offset is 3; it must be between -1 and 0"),
         ("networks/inter_node/op/p2p/scale", 0, "scale is 0; it must be a positive number"),
+        ("accelerator/bandwidth/default/latency_us", ..., "default.latency_us is null; it must be a number"),
         ("networks/inter_node/op/p2p/scales", 1, "p2p.scales is not known"),
         ("networks/inter_node/bandwidth/gbps", "25", "gbps is '25'; it must be a number"),
         ("networks/inter_node/overlap", 1, "inter_node.overlap is not known"),
@@ -240,8 +249,11 @@ def test_missing_shapes_are_named_as_a_file_lists_them(configured: Any, model: s
     ],
 )
 def test_refused_by_name(path: str, value: Any, said: str) -> None:
+    config = changed(path, value)
+    if value is ...:
+        config["accelerator"]["bandwidth"]["default"]["latency_us"] = None
     with pytest.raises(InputError, match=said):
-        profile_of(SystemConfig(**changed(path, value)))
+        profile_of(SystemConfig(**config))
 
 
 def test_older_files_have_one_class_of_kernels() -> None:

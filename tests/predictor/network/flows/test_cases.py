@@ -99,7 +99,7 @@ def test_files_without_cases(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         read_flow_cases(path)
     assert words in str(caught.value)
-    with pytest.raises(InputError, match="cannot read cases"):
+    with pytest.raises(InputError, match="no such file; it should be cases"):
         read_flow_cases(tmp_path / "none.jsonl")
 
 
@@ -114,7 +114,14 @@ def test_parallelism_that_does_not_fit() -> None:
 @given(
     st.sampled_from(sorted(CASE)),
     st.one_of(
-        st.none(), st.booleans(), st.integers(-3, 10**20), st.floats(), st.text(max_size=5), st.just([]), st.just({"a": {}})
+        st.none(),
+        st.booleans(),
+        st.integers(-3, 10**20),
+        st.just(10**400),
+        st.floats(),
+        st.text(max_size=5),
+        st.just([]),
+        st.just({"a": {}}),
     ),
 )
 def test_any_value_is_understood_or_refused(key: str, value: object) -> None:

@@ -31,14 +31,19 @@ def read_text(path: Path, what: str, most_bytes: int) -> str:
         raise InputError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def json_object(text: str, path: Path) -> dict[str, Any]:
-    """Return the object of a JSON text. Raises InputError with the line for what is not JSON, or is another value."""
+def json_value(text: str, path: Path) -> Any:
+    """Return the value of a JSON text. Raises InputError with the line for what is not JSON."""
     try:
-        plain = json.loads(text)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
         raise InputError(f"{path}: not valid JSON: {error}") from None
+
+
+def json_object(text: str, path: Path) -> dict[str, Any]:
+    """Return the object of a JSON text. Raises InputError for what is not JSON, or is another value."""
+    plain = json_value(text, path)
     if not isinstance(plain, dict):
         raise InputError(f"{path}: a JSON configuration is an object {{...}}, not a {type(plain).__name__}")
     return plain
