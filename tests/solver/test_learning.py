@@ -217,7 +217,7 @@ def test_files_round_trip_and_wrong_ones_are_refused(lesson: Lesson, tmp_path: P
         path.write_text(json.dumps(wrong))
         with pytest.raises(InputError, match=message):
             read_learned(path)
-    with pytest.raises(InputError, match="cannot read it"):
+    with pytest.raises(InputError, match="no such file; it should be a file of foretrain learn"):
         read_learned(tmp_path / "none.json")
 
 
