@@ -57,7 +57,7 @@ def load_problem(
     under configs/clusters or a file, or a mapping of its keys. approximate: leave out the model's soft caps. constants: further
     Strategy fields that all layouts share.
     """
-    run_config = config if isinstance(config, RunConfig) else load_run_config(config)
+    run_config = config if isinstance(config, RunConfig) else load_run_config(config, world_size)
     model = without_soft_caps(run_config.model) if approximate else run_config.model
     described = load_cluster(cluster) if isinstance(cluster, str | Path) else dict(cluster or {})
     if profile is None and "hardware" in described:

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,9 @@ def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> N
     fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
     if args.search is not None:
         stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
-        fixed = fixed_but(parse_varied(args.search), fixed, configured_strategy(problem, config), stated)
+        kept = {name: value for name, value in config.layout.items() if name != "dp" or not fixed.keys() & {"tp", "cp", "pp"}}
+        own = configured_strategy(problem, replace(config, layout=kept | fixed))
+        fixed = fixed_but(parse_varied(args.search), fixed, own, stated)
     problem, timed = time_attention(problem, inputs.profile, sequences, timing=not args.no_timing, folder=inputs.times)
     others: list[Variant] = []
     with progress_bar("estimating layouts") as report:

@@ -30,6 +30,7 @@ _OPTIONS = {
 #: The one replaces the other.
 _REPLACES = {"config": "model_size", "model_size": "config", "profile": "pre_profiling_data_path"}
 _NUMBERS = ("seq_len", "world_size", "global_batch_size")
+_OF_RECOMPUTE = ("recompute", "recompute_layers", "recompute_modules", "recompute_stage_layers")
 _AS_STATED = "."
 _MOST = 6  #: columns that a terminal holds
 
@@ -79,8 +80,10 @@ def _named_side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]
 def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
     """Return one side (the options of the command, with what ``text`` says otherwise), its inputs, a note on its batch."""
     options, axes = _otherwise(args, text)
-    config = load_run_config(options.config or find_model(options.model_size or DEFAULT_MODEL))
+    file = options.config or find_model(options.model_size or DEFAULT_MODEL)
+    config = load_run_config(file, args.world_size or options.world_size or 0)
     written = copy(options)  # on the GPUs of the command where it names some: there the config's own batch is read
+    written.set = args.set  # what the side sets may need what else it names
     written.world_size = args.world_size or config.layout.get("world_size") or options.world_size
     options.world_size = options.world_size or config.layout.get("world_size")
     read = load_inputs(written, config)
@@ -88,6 +91,8 @@ def _side(args: argparse.Namespace, text: str) -> tuple[Side, Inputs, str]:
     kept = without_filling(config, own)
     if {"pp", "vpp"} & axes.keys():  # a schedule of other stages
         kept.pop("schedule", None)
+    if axes.get("recompute", own.recompute) != own.recompute:  # what is recomputed goes with the level
+        kept = {name: value for name, value in kept.items() if name not in _OF_RECOMPUTE}
     inputs = load_inputs(options, replace(config, layout=kept | axes))
     if "num_micro_batches" in axes:
         sequences, rounded = None, ""

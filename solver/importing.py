@@ -136,7 +136,7 @@ def _config_of(args: argparse.Namespace) -> RunConfig | None:
     text = read_text(args.log, "a log", _MOST_BYTES)
     configuration = printed(text)
     if configuration is not None:
-        source = Source(args.log, configuration, lambda _: None)
+        source = Source(args.log, configuration, lambda _: None, args.world_size or 0)
         return run_config_of(source, read_yaml_file(source))
     if not has_arguments(text):
         raise InputError(f"{args.log} does not say what was run: give --config (or --model_size) and --world_size")

@@ -73,7 +73,7 @@ class Inputs:
 
 def named_config(args: argparse.Namespace) -> RunConfig:
     """Return the config that the options name, or the default one."""
-    return load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL))
+    return load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL), getattr(args, "world_size", None) or 0)
 
 
 def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows: bool = True) -> Inputs:
@@ -82,8 +82,6 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
     config: is used instead of the file that the options name. shows: say in a terminal that a profile is being fitted.
     """
     config = config or named_config(args)
-    if args.world_size is not None and "world_size" in config.assumed and config.layout.get("world_size"):
-        config = _on_gpus(config, args.world_size)
     cluster = load_cluster(args.cluster) if args.cluster else {}
     if args.profile and TOPOLOGY not in cluster and cluster.get("hardware") not in (None, args.profile):
         raise InputError(
@@ -124,24 +122,6 @@ def _learned(path: Path, problem: Problem, said: str) -> tuple[Problem, str]:
     learned, cost = read_learned(path), problem.cost
     learned.check(conditions_of(cost.device.name, problem.framework.name, problem.run.precision, cost.network_bandwidth))
     return replace(problem, cost=replace(cost, learned=learned)), f"{said}; {learned.text()}"
-
-
-def _on_gpus(config: RunConfig, world: int) -> RunConfig:
-    """Return a config that states no GPUs, and was read for some number of them, on ``world``: its batch stays.
-
-    Raises InputError where its sizes do not divide them, or its batch does not divide over them.
-    """
-    layout = config.layout
-    tp, cp, pp, size, steps = (int(layout.get(key, 1)) for key in ("tp", "cp", "pp", "micro_batch_size", "num_micro_batches"))
-    before, dp = int(layout["world_size"]) // (tp * cp * pp), world // (tp * cp * pp)
-    batch = before * size * steps
-    if world % (tp * cp * pp):
-        raise InputError(f"{config.source}: tp {tp} * cp {cp} * pp {pp} do not divide --world_size {world}")
-    if batch % (dp * size):
-        raise InputError(f"{config.source}: its batch of {batch} is no multiple of micro batch {size} * dp {dp}")
-    shards = {"zero_shard_size": dp * cp} if layout.get("zero_shard_size") == before * cp else {}
-    filled = {"world_size": world, "dp": dp, "num_micro_batches": batch // (dp * size), **shards}
-    return replace(config, layout={**layout, **filled}, assumed=tuple(key for key in config.assumed if key != "world_size"))
 
 
 def _world_size(given: int | None, config: RunConfig) -> int:

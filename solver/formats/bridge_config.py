@@ -67,8 +67,9 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
         flags, guessed = _over_recipe(file, flags, source)
     ranks = math.prod(file.section("model").whole(key, 1) for key in _SIZES)
     dp = file.section("comm_overlap").whole("data_parallel_size", 0, least=0)
-    assumed = () if dp else ("world_size",)
-    world = dp * ranks or -(-TEST_GPUS // ranks) * ranks
+    world = dp * ranks or source.world
+    assumed = () if world else ("world_size",)
+    world = world or -(-TEST_GPUS // ranks) * ranks
     read = run_of_arguments({f"--{name}": value for name, value in flags.items()}, world, source.path, assumed, CORE)
     layout = {**read.layout, **guessed, **_layout(file)}
     ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))

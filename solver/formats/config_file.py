@@ -48,9 +48,10 @@ class RunConfig:
     gpus_per_node: int = 0
 
 
-def load_run_config(path: str | Path) -> RunConfig:
+def load_run_config(path: str | Path, world: int = 0) -> RunConfig:
     """Read the configuration of a framework, by its ending and content (docs/formats.md), or a model.
 
+    world: the GPUs on which a file is run that does not state their number; 0: a usual number is taken then, and said.
     Raises InputError with one sentence for a file that cannot be read or understood.
     """
     path = Path(path)
@@ -58,7 +59,7 @@ def load_run_config(path: str | Path) -> RunConfig:
         endings = ", ".join(_READERS)
         raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
     text = read_text(path, WHAT, MAX_BYTES)
-    source = Source(path, text, _neighbours(path))
+    source = Source(path, text, _neighbours(path), world)
     if path.suffix != ".json":
         return run_config_of(source, read_source(source))
     plain = json_object(text, path)

@@ -18,18 +18,20 @@ MODEL_FOLDER = "_model"
 
 @dataclass(frozen=True)
 class Source:
-    """A file with its text. beside: the text of another file, by its path from the same folder, or None where there is none."""
+    """A file with its text. beside: the text of another file, by its path from the same folder, or None where there is none.
+    world: GPUs on which it is run, where it does not say so itself; 0: not stated either."""
 
     path: Path
     text: str
     beside: Callable[[str], str | None]
+    world: int = 0
 
 
 def script_beside(source: Source) -> Source | None:
     """Return the launch script of the same name (NAME.sh beside NAME.json or NAME.yaml), or None where there is none."""
     path = source.path.with_suffix(".sh")
     text = source.beside(path.name)
-    return None if text is None else Source(path, text, source.beside)
+    return None if text is None else Source(path, text, source.beside, source.world)
 
 
 @dataclass(frozen=True)

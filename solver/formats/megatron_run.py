@@ -55,7 +55,7 @@ def is_megatron_test(sections: Section) -> bool:
 def read_megatron_test(sections: Section, source: Source) -> FileRun:
     """Return the run of one of Megatron-LM's functional tests (tests/functional_tests/test_cases/gpt/*/model_config.yaml).
 
-    The number of GPUs is that of a node, or the least that the groups divide.
+    Where nobody states the number of GPUs it is that of a node, or the least that the groups divide.
     """
     given = sections[_TEST_KEYS]
     if not isinstance(given, Section):
@@ -63,4 +63,4 @@ def read_megatron_test(sections: Section, source: Source) -> FileRun:
     wrong = [flag for flag in given if not flag.startswith("--")]
     if wrong:
         raise InputError(f"{source.path}, line {given.lines[wrong[0]]}: {_TEST_KEYS} has {wrong[0]!r}, which begins with no --")
-    return run_of_arguments(given, TEST_GPUS, source.path, ("world_size",))
+    return run_of_arguments(given, source.world or TEST_GPUS, source.path, () if source.world else ("world_size",))

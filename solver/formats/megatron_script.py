@@ -40,10 +40,11 @@ def read_script(source: Source) -> FileRun:
     launch, (settings, left_out) = ranks_of_launch(words[:at], path), of_environment(source)
     assumed: tuple[str, ...] = ()
     told: list[str] = []
-    if launch.nodes == 1 and launch.world_size < least_ranks(flags):  # whose nodes are still to be filled in
-        assumed = ("world_size",)
-        told.append(f"it launches {launch.world_size} GPUs, fewer than its parallel sizes need")
-    run = run_of_arguments(flags, launch.world_size, path, assumed, environment=environment(source))
+    world = launch.world_size
+    if launch.nodes == 1 and world < least_ranks(flags):  # whose nodes are still to be filled in
+        told.append(f"it launches {world} GPUs, fewer than its parallel sizes need")
+        world, assumed = source.world or world, () if source.world else ("world_size",)
+    run = run_of_arguments(flags, world, path, assumed, environment=environment(source))
     if not {"--vocab-size", "--tokenizer-type"} & flags.keys():
         vocab = f"{run.model.vocab_size:,} (GPT-2's)"
         told.append(f"vocabulary of {vocab}: neither --vocab-size nor --tokenizer-type is stated")

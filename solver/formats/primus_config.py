@@ -77,6 +77,8 @@ def _world(flags: Mapping[str, Any], source: Source) -> tuple[int, tuple[str, ..
     stated = [re.search(rf"\b{name}=(\d{{1,7}})\b", script) for name in ("NNODES", "GPUS_PER_NODE")]
     if stated[0] and stated[1]:
         return int(stated[0][1]) * int(stated[1][1]), ()
+    if source.world:
+        return source.world, ()
     ranks = 1
     for flag in _SIZES:
         ranks *= whole(flags, flag, 1)

@@ -155,7 +155,7 @@ def launched_settings(source: Source, name: str, wanted: str) -> Source:
         raise InputError(f"{source.path}: it must name {wanted}, beside the script")
     path = source.path.parent / name
     own = path.with_suffix(".sh").name
-    return Source(path, text, lambda relative: source.text if relative == own else source.beside(relative))
+    return Source(path, text, lambda relative: source.text if relative == own else source.beside(relative), source.world)
 
 
 def settings_after(source: Source, argument: str, wanted: str) -> Source:

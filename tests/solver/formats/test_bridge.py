@@ -274,4 +274,4 @@ def test_a_recipe_that_states_no_gpus_is_priced_on_those_of_the_option(
         assert (layout["dp"], layout["num_micro_batches"], layout["zero_shard_size"]) == (dp, steps, dp)
     assert foretrain(["compare", "--config", path, "--world_size", "16", "--profile", "b200_sxm", ".", "tp=1"]) == 0
     assert foretrain(["predict", "--config", path, "--world_size", "24"]) == 2
-    assert "run.yaml: its batch of 16 is no multiple of micro batch 1 * dp 12" in capsys.readouterr().err
+    assert "run.yaml: global_batch_size 16 is not a multiple of dp 12 * micro_batch_size 1" in capsys.readouterr().err

@@ -107,3 +107,14 @@ def test_what_is_refused(old: str, new: str, sentence: str, tmp_path: Path) -> N
     with pytest.raises(InputError) as refused:
         load(tmp_path, EXAMPLE.replace(old, new))
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(("world", "shard"), [(8, 1), (64, 8), (256, 32)])
+def test_instances_of_the_optimizer_divide_the_gpus_that_are_stated(world: int, shard: int, tmp_path: Path) -> None:
+    # tp 2 and pp 2 leave a quarter of the GPUs to two instances; of the file alone 8 are taken
+    path = tmp_path / "model_config.yaml"
+    more = "  --num-distributed-optimizer-instances: 2\n  --use-distributed-optimizer: true\n  --bf16"
+    path.write_text(EXAMPLE.replace("  --bf16", more).replace("--global-batch-size: 32", "--global-batch-size: 512"))
+    config = load_run_config(path, world)
+    assert (config.layout["world_size"], config.layout["zero_shard_size"], config.assumed) == (world, shard, ())
+    assert load_run_config(path).layout["zero_shard_size"] == 1 and "world_size" in load_run_config(path).assumed

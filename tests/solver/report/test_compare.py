@@ -107,6 +107,27 @@ def test_a_batch_and_micro_batches_may_be_named(tmp_path: Path) -> None:
     assert layouts[1]["global_batch_sequences"] == 256
 
 
+def test_a_side_names_an_axis_and_what_needs_it(tmp_path: Path) -> None:
+    model = json.loads(Path("configs/models/qwen3_30b_a3b.json").read_text())
+    layout = {"framework": "megatron-core", "ep": 8, "pp": 2, "num_micro_batches": 8}
+    script, config = tmp_path / "run.sh", tmp_path / "run.json"
+    config.write_text(json.dumps({"name": "m", "model": model, "layout": layout}))
+    run("predict", "--config", str(config), "--world_size", "32", "--export", str(script), at=tmp_path)
+    sides = ("vpp=4,moe_exchange_overlap=true", "recompute=selective,recompute_modules=moe", "cp=2,cp_comm=a2a",
+             "recompute=selective,recompute_modules=layernorm+moe_act")  # fmt: skip
+    found = [one["best"][0] for one in run("compare", "--config", str(script), ".", *sides, at=tmp_path)["sides"]]
+    plain, overlapped, recomputed, _, acts = found
+    assert overlapped["step_s"] < plain["step_s"] < recomputed["step_s"]
+    assert recomputed["peak_memory_bytes"] < acts["peak_memory_bytes"] < plain["peak_memory_bytes"]
+    # and back: what belongs to the level of recomputation goes with it
+    again = tmp_path / "again.sh"
+    words = ("--fix", "recompute=selective", "--set", "recompute_modules=layernorm+moe_act", "--search", "micro_batch_size")
+    run("search", "--config", str(script), *words, "--export", str(again), at=tmp_path)
+    one, none = run("compare", "--config", str(again), ".", "recompute=none", at=tmp_path)["sides"]
+    assert one["best"][0]["layout"]["recompute"] == "selective"
+    assert none["best"][0]["step_s"] < one["best"][0]["step_s"]
+
+
 @pytest.mark.parametrize(
     ("sides", "message"),
     [
