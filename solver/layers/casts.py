@@ -67,7 +67,7 @@ def _largest_of_all(shapes: Shapes, cast: Op, split: Array) -> list[Op]:
     row-parallel linears; torchao's casts of a DTensor reduce likewise.
     """
     where = np.asarray(split) & (shapes.keys.tp > 1)
-    if not (shapes.framework.tensor_parallel.gathers_quantised and where.any()):
+    if not (shapes.gathers_quantised and where.any()):
         return []
     return [replace(
         cast, name=cast.name.replace("_cast", "_amax"), kind="all_reduce", dims=message(FP32, shapes.groups.tp), stream="tp",

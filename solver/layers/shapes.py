@@ -15,7 +15,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.precision import activation_bytes
-from solver.spec.recipes import Recipe, recipe_of
+from solver.spec.recipes import Recipe, recipe_name, recipe_of
 from solver.spec.strategy import Strategy
 
 
@@ -58,7 +58,7 @@ class Shapes:
     @property
     def casts_kept_inputs(self) -> bool:
         """Whether a quantised linear casts an input again for its gradient that another module keeps in 16 bits."""
-        delayed = self.run.precision == "fp8" and self.run.fp8_recipe == "delayed"
+        delayed = recipe_name(self.run.precision, self.run.fp8_recipe) == "delayed"
         return self.recipe is not None and self.framework.memory.original_inputs and not delayed
 
     @property
@@ -69,7 +69,13 @@ class Shapes:
     @property
     def gathered_element(self) -> float:
         """Bytes per element of a linear's operand in an all-gather of the tensor group."""
-        return self.recipe.element if self.recipe and self.framework.tensor_parallel.gathers_quantised else self.element
+        return self.recipe.element if self.recipe and self.gathers_quantised else self.element
+
+    @property
+    def gathers_quantised(self) -> bool:
+        """Whether operands of quantised linears are all-gathered as such over the tensor group."""
+        name = recipe_name(self.run.precision, self.run.fp8_recipe)
+        return self.recipe is not None and name in self.framework.tensor_parallel.gathers_quantised
 
     @property
     def recipe(self) -> Recipe | None:

@@ -86,7 +86,7 @@ class TensorParallel:
     norm_gathers: bool = False
     #: Collectives of the backward pass (reduction of input gradients, all-gather of kept shards) overlap with GEMMs.
     async_backward: bool = True
-    gathers_quantised: bool = False  #: operands of quantised linears are all-gathered as such, not in 16 bits
+    gathers_quantised: tuple[str, ...] = ()  #: recipes whose operands are all-gathered quantised, not in 16 bits
     #: A run that does not say so splits activations along the sequence over its tensor group.
     splits_sequence: bool = False
     experts_follow: bool = False  #: a run that states no etp splits its experts as it splits the rest (etp is tp)

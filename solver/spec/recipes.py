@@ -43,9 +43,14 @@ RECIPES = {
 FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 
 
+def recipe_name(precision: str, fp8_recipe: str) -> str:
+    """Return the name in RECIPES of a run's precision; it is in none where linears are not quantised."""
+    return fp8_recipe if precision == "fp8" else precision
+
+
 def recipe_of(precision: str, fp8_recipe: str) -> Recipe | None:
     """Return the recipe of a run's precision; None where its linears are not quantised."""
-    return RECIPES.get(fp8_recipe if precision == "fp8" else precision)
+    return RECIPES.get(recipe_name(precision, fp8_recipe))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,12 @@ def _micro_batches(a: Arguments) -> int:
     return a.size("training.local_batch_size", 8) // a.size("parallelism.pipeline_parallel_microbatch_size")
 
 
+def _compiled(a: Arguments) -> bool:
+    """Whether the model is compiled: by the key of 0.1, or the section of 0.2."""
+    model = "model" in a.get("compile.components", ["model", "loss"])
+    return a.on("training.compile") or (a.on("compile.enable") and model)
+
+
 RULES = (
     Rule("training.global_batch_size is a multiple of local_batch_size times the data-parallel ranks", "train.py",
          lambda a: _replicas(a) < 0 or a.size("training.global_batch_size", -1) < 0
@@ -59,11 +65,11 @@ RULES = (
     Rule("Interleaved1F1B needs micro batches in whole rounds of the stages", "pipelining/schedules.py",
          lambda a: implies(_piped(a) and _schedule(a) == "interleaved1f1b",
                            _micro_batches(a) % max(1, _micro_batches(a) // _degree(a, "pipeline_parallel")) == 0)),
-    Rule("schedules that split the backward pass exclude training.compile", "pipelining/schedules.py",
-         lambda a: implies(_piped(a) and _schedule(a) in _SPLIT, not a.on("training.compile"))),
-    Rule("enable_async_tensor_parallel needs training.compile", _PARALLELIZE,
+    Rule("schedules that split the backward pass exclude a compiled model", "pipelining/schedules.py",
+         lambda a: implies(_piped(a) and _schedule(a) in _SPLIT, not _compiled(a))),
+    Rule("enable_async_tensor_parallel needs a compiled model", "distributed/tensor_parallel.py",
          lambda a: implies(_degree(a, "tensor_parallel") > 1 and a.on("parallelism.enable_async_tensor_parallel"),
-                           a.on("training.compile"))),
+                           _compiled(a))),
     Rule("copies without shards exclude tensor and pipeline parallelism", _PARALLELIZE,
          lambda a: implies(_degree(a, "data_parallel_replicate") > 1 and _degree(a, "context_parallel") == 1
                            and a.size("parallelism.data_parallel_shard_degree", -1) == 1,

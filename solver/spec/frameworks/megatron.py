@@ -9,6 +9,7 @@ from __future__ import annotations
 from solver.spec.can_run import FUSED_CAPS, CanRun
 from solver.spec.choices import CHOICES, CUDA_GRAPH_MODULES, RECOMPUTE_MODULES, SCHEDULES, TpMode
 from solver.spec.framework import ASSUMED_LAUNCH, DataParallel, Framework, Kernels, MemoryUse, Pipeline, TensorParallel
+from solver.spec.recipes import RECIPES
 
 #: Host time of an op of Megatron's own layers: Sailor's authors profiled Megatron-DeepSpeed's (sources in deepspeed.py), where
 #: at one sequence over four tensor ranks the host needs 1.5 ms for the 14 ops of a forward pass.
@@ -127,7 +128,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     pipeline={"scatter_gather": False},  # core/pipeline_parallel/p2p_communication.py sends what a rank holds
     tensor_parallel={
         "async_backward": False,  # Transformer Engine's GEMMs leave no room for NCCL's kernels
-        "gathers_quantised": True,
+        "gathers_quantised": tuple(RECIPES),
         "splits_sequence": True,  # experts need it beside tp (arguments.py); recipes and examples set it
     },
 )

@@ -59,7 +59,11 @@ TORCHTITAN_2025 = Framework(
         repeats_kv=True,  # models/llama3/model/model.py: repeat_kv
     ),
     tensor_parallel=TensorParallel(  # parallelize_llama.py: always with SequenceParallel norms
-        regathers_input=False, shares_input=True, async_backward=False, splits_sequence=True
+        regathers_input=False,
+        shares_input=True,
+        async_backward=False,
+        splits_sequence=True,
+        gathers_quantised=("tensorwise",),  # its Float8ColwiseParallel and PrepareFloat8ModuleInput of torchao
     ),
     data_parallel=DataParallel(
         all_gather_copies=2.0,

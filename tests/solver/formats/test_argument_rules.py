@@ -120,7 +120,10 @@ def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:
         (internevo.RULES, {"parallel": {"weight": {"size": 2}}}, "weight.size above 1 needs tensor.mode isp"),
         (internevo.RULES, {"model": {"use_flash_attn": False}}, "needs model.use_flash_attn=True"),
         (torchtitan.RULES, {"parallelism": {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True}},
-         "enable_async_tensor_parallel needs training.compile"),
+         "enable_async_tensor_parallel needs a compiled model"),
+        (torchtitan.RULES, {"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "ZBVZeroBubble"},
+                            "training": {"local_batch_size": 8}, "compile": {"enable": True}},
+         "schedules that split the backward pass exclude a compiled model"),
         (torchtitan.RULES, {"parallelism": {"pipeline_parallel_degree": 2, "data_parallel_replicate_degree": 2,
                                             "data_parallel_shard_degree": 1}}, "copies without shards exclude"),
         (deepspeed.RULES, {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "without ZeRO gradients"),
@@ -182,3 +185,17 @@ def test_a_script_names_the_first_release_that_knows_its_flags() -> None:
     graphs = plain.replace(cuda_graphs=True)
     for run, release in ((plain, "0.12"), (dealt, "0.13"), (graphs, "0.15")):
         assert f"for Megatron-Core {release} to 0.16" in shell_command(model, run, 8)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "runs"),
+    [
+        ({"training": {"compile": True}}, True),
+        ({"compile": {"enable": True}}, True),
+        ({"compile": {"enable": True, "components": ["loss"]}}, False),
+        ({"compile": {"enable": False, "components": ["model"]}}, False),
+    ],
+)
+def test_torchtitan_compiles_by_the_keys_of_both_releases(compiled: dict[str, Any], runs: bool) -> None:
+    asked = {"parallelism": {"tensor_parallel_degree": 2, "enable_async_tensor_parallel": True}, **compiled}
+    assert (not broken(torchtitan.RULES, Arguments(flattened(asked)))) == runs
