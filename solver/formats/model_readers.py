@@ -61,7 +61,8 @@ class Family:
         read = set(names)
         if self.special:
             self.special(config, values, read)
-        for key in (*_NEEDED, *self.needed):
+        mlp = ("intermediate_size",) if "moe_intermediate_size" not in values else ()  # an MLP's width has no common default
+        for key in (*_NEEDED, *mlp, *self.needed):
             if key not in values:
                 raise KeyError(key)
         return values, read

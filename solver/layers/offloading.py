@@ -1,6 +1,7 @@
 """Saved tensors that wait on the host, module by module (Megatron-Core's ``--fine-grained-activation-offloading``).
 
-Each module names the tensors that autograd saves inside it. Sources, as read: Megatron-Core's
+Each module names the tensors that autograd saves inside it and that nothing else holds: a context that the output projection
+keeps on the device too is copied in vain, which is left out. Sources, as read: Megatron-Core's
 fine_grained_activation_offload.py, attention.py, multi_latent_attention.py and moe/experts.py.
 """
 
@@ -21,7 +22,7 @@ from solver.spec.norms import norms_apart
 OFFLOADED = {
     "attn_norm": ("layer_input",),
     "qkv_linear": ("norm1_output", "low_ranks", "low_ranks_normed", "qk_norm_input"),
-    "core_attn": ("qkv", "context", ATTENTION_SCORES),
+    "core_attn": ("qkv", ATTENTION_SCORES),
     "attn_proj": ("context", "context_quantised"),
     "mlp_norm": ("residual1",),
     "expert_fc1": ("expert_input",),
@@ -32,6 +33,8 @@ OFFLOADED = {
 def offloaded_saved(shapes: Shapes, saved: Sequence[Saved]) -> list[Saved]:
     """Return the ``saved`` tensors of a layer, each with the share of it that waits on the host."""
     names = {name for module in shapes.run.modules_offloaded for name in OFFLOADED[module]}
+    if "core_attn" in shapes.run.modules_offloaded and shapes.copies_kept_inputs:
+        names.add("context")  # else the output projection holds it too, and lets it go with attn_proj alone
     apart = norms_apart(shapes.framework, shapes.model, shapes.kind.experts)
     if "qkv_linear" in shapes.run.modules_offloaded and "norm1" not in apart:
         names.add("layer_input")

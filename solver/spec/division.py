@@ -21,13 +21,14 @@ def heads_divide(model: ModelSpec, tp: int) -> bool:
     return heads % tp == 0 and shared and linear_divides(model, tp) and not any(width % tp for width in widths)
 
 
-def sequence_divides(seq_len: int, cp: int, split: int) -> bool:
+def sequence_divides(seq_len: int, cp: int, split: int, least: int = MIN_LOCAL_TOKENS) -> bool:
     """Whether the sequence can be split over context- and tensor-parallel ranks.
 
-    Context parallelism cuts a causal sequence into 2 * cp chunks; ``split`` ranks (tp, or 1 under MTP) share the rest.
+    Context parallelism cuts a causal sequence into 2 * cp chunks; ``split`` ranks (tp, or 1 under MTP) share the rest. least:
+    fewest tokens of a rank.
     """
     chunks = 2 * cp if cp > 1 else 1
-    long_enough = cp * split == 1 or seq_len // (cp * split) >= MIN_LOCAL_TOKENS
+    long_enough = cp * split == 1 or seq_len // (cp * split) >= least
     return seq_len % (chunks * split) == 0 and long_enough
 
 

@@ -13,6 +13,7 @@ from solver.spec.choices import WAVES, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.deferral_rules import NO_DRAIN, deferral_rules, deferral_runs
 from solver.spec.division import (
+    MIN_LOCAL_TOKENS,
     context_runs,
     heads_divide,
     not_divided,
@@ -275,14 +276,28 @@ def check_layout(model: ModelSpec, cluster: Cluster, s: Strategy) -> None:
     check_rules(model, s)
 
 
+def _undivided(s: Strategy, split: int) -> str:
+    """Return why a sequence cannot be split over ``split`` tensor- and the context-parallel ranks."""
+    if sequence_divides(s.seq_len, s.cp, split, least=1):
+        return f"seq_len {s.seq_len} over tp {s.tp} * cp {s.cp}: fewer than {MIN_LOCAL_TOKENS} tokens a rank are not estimated"
+    return f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"
+
+
+def _heads_undivided(model: ModelSpec, s: Strategy) -> str:
+    """Return whose heads all-to-alls of context parallelism cannot divide: those of a tensor-parallel rank."""
+    kv_heads = model.num_attention_heads if model.has_latent_attention else model.num_key_value_heads
+    queries, keys = (max(heads // s.tp, 1) for heads in (model.num_attention_heads, kv_heads))
+    return f"cp {s.cp} by {s.cp_comm} does not divide the heads of tp {s.tp}, {queries} of queries and {keys} of keys a rank"
+
+
 def check_rules(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError with the first rule of its model and its framework that a layout breaks, on whatever cluster."""
     split = 1 if s.tp_mode == "mtp" else s.tp
     unmet = exchange_broken(model, s) if s.cp > 1 else ""
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
-        (sequence_divides(s.seq_len, s.cp, split), f"seq_len {s.seq_len} cannot be split by tp {s.tp} * cp {s.cp}"),
-        (heads_divide_by_cp(model, s, s.tp, s.cp), f"cp {s.cp} by {s.cp_comm} does not divide the heads of tp {s.tp}"),
+        (sequence_divides(s.seq_len, s.cp, split), _undivided(s, split)),
+        (heads_divide_by_cp(model, s, s.tp, s.cp), _heads_undivided(model, s)),
         *size_rules(model, s),
         *module_rules(framework_of(s.framework), model, s),
         *graph_rules(model, s),

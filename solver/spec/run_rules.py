@@ -65,6 +65,17 @@ def graph_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     )
 
 
+def graphs_left_out(model: ModelSpec, run: Strategy) -> tuple[str, ...]:
+    """Return in words what may keep experts out of CUDA graphs of whole layers: that the host reads how many rows each has.
+
+    Source: Megatron-Core's token_dispatcher.py (_maybe_dtoh_and_synchronize), unless a capacity makes the rows equal; kernels
+    of hybrid-EP may leave the rows to the device.
+    """
+    whole = run.cuda_graphs and not run.modules_graphed and model.is_mixture_of_experts
+    reads = not run.moe_capacity_factor and run.moe_dispatcher != "hybridep"
+    return (f"that no CUDA graph holds dropless experts whose rows the host reads ({run.moe_dispatcher})",) * (whole and reads)
+
+
 def attention_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of what is stated of attention's kernels."""
     flash = s.attention == "flash"

@@ -23,7 +23,7 @@ from solver.spec.model import ModelSpec, check_model
 from solver.spec.pipeline_layout import chunk_layers
 from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes, element_bytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
-from solver.spec.run_rules import check_host
+from solver.spec.run_rules import check_host, graphs_left_out
 from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
 from solver.spec.strategy import Strategy
 from solver.step.collective_checks import CHECKS_INFERRED, are_collectives_checked, with_checks
@@ -53,7 +53,8 @@ class Problem:
     @property
     def left_out(self) -> tuple[str, ...]:
         """What model and run cost, in time or memory, beyond what is priced, in words."""
-        return (*self.model.unmodelled, *self.run.unmodelled, *left_out_of_caps(self.model, self.run))
+        caps = left_out_of_caps(self.model, self.run)
+        return (*self.model.unmodelled, *self.run.unmodelled, *graphs_left_out(self.model, self.run), *caps)
 
     @property
     def weight_recipe(self) -> WeightRecipe | None:
