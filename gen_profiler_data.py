@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, printable, require_torch
 from profiler.profile.merge import merged
 from profiler.profile.plan import DEFAULT_MINUTES, ModelDims
@@ -29,7 +30,7 @@ from solver.spec.strategy import DEFAULT_SEQ_LEN
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser of the command."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--output", type=Path, default=PROF_DATA, metavar="DIR", help="folder of data.pt and pics (%(default)s)")
     p.add_argument("--budget", type=float, default=DEFAULT_MINUTES, metavar="MINUTES",
                    help="time to measure for, the most informative measurements first (%(default)g)")  # fmt: skip

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from predictor.cost_model import CostModel
 from predictor.fitted import cost_model
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, printable
 from profiler.files import replacing
 from profiler.profile.profiles import (
@@ -78,7 +79,7 @@ _EXAMPLES = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """Return the argument parser: the arguments of the InternLM Simulator, and this program's own."""
-    p = argparse.ArgumentParser(
+    p = ArgumentParser(
         description=sys.modules["__main__"].__doc__ or __doc__,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, require_torch
 from solver.arguments import (
     add_approximate_argument,
@@ -39,7 +40,7 @@ _MEASURE_HELP = "measure this machine: torchrun --nproc-per-node N gen_profiler_
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands but ``measure``, whose options are those of gen_profiler_data.py."""
-    p = argparse.ArgumentParser(
+    p = ArgumentParser(
         prog="foretrain",
         description="Predict which parallel layout trains a language model fastest, how fast, if it fits, how sure, and why.",
         epilog=overview(),
@@ -134,7 +135,7 @@ def _measure(options: Sequence[str]) -> int:
 
     Return 2 if the options cannot be used.
     """
-    p = argparse.ArgumentParser(prog="foretrain measure", description=_MEASURE_HELP, add_help=False)
+    p = ArgumentParser(prog="foretrain measure", description=_MEASURE_HELP, add_help=False)
     p.add_argument("--nproc-per-node", type=int, default=1)
     args, rest = p.parse_known_args(options)
     launcher: list[str] = []

@@ -40,6 +40,7 @@ from predictor.accuracy.pictures_exchange import draw_exchange
 from predictor.accuracy.score import Score
 from predictor.fitted import cost_model
 from predictor.kernels.flash_attn import main_rows
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.profile import COLLECTIVES, Profile
@@ -194,7 +195,7 @@ def _notes(accuracy: Accuracy) -> dict[str, str]:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    p = argparse.ArgumentParser(
+    p = ArgumentParser(
         prog="python -m predictor.accuracy",
         description="How far the fits of a profile are off on measurements that they have not seen.",
     )

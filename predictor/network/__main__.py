@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from predictor.network.flows.command import add_flow_arguments, run_flows
 from predictor.network.topology.command import add_topology_arguments, run_topology, stated_options
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, printable
 
 _EXAMPLES = """examples:
@@ -20,7 +21,7 @@ _MOST_MESSAGE = 1200  # characters of an error message
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
+    p = ArgumentParser(
         prog="python -m predictor.network",
         description="Make a topology file as SimAI's generator does, read or draw one, or simulate collectives on topologies.",
         epilog=_EXAMPLES,

@@ -9,7 +9,6 @@ and no single fit holds for both. Each stack below is one network; logs of untun
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -24,6 +23,7 @@ from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
 from predictor.network.physics import NetworkParameters
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.profile.devices import device
 from profiler.profile.profile import MIB, Profile, Table
@@ -193,7 +193,7 @@ def fit_all(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m predictor.network.fit_published", description=__doc__.split("\n")[0])
+    parser = ArgumentParser(prog="python -m predictor.network.fit_published", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of <device>_nccl.parquet files")
     parser.add_argument("--output", type=Path, default=Path("prof_data/network_fits.json"))
     arguments = parser.parse_args()

@@ -8,7 +8,6 @@ states for all measurements the source, the licence, how they were measured and 
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import sys
@@ -20,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.profile.devices import device
 from profiler.profile.profile import Device, Profile, Table
@@ -157,7 +157,7 @@ def import_all(folder: str | Path, output: str | Path, console: Console) -> None
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m profiler.published", description=__doc__.split("\n")[0])
+    parser = ArgumentParser(prog="python -m profiler.published", description=__doc__.split("\n")[0])
     parser.add_argument("folder", metavar="HARDWARE_DIR", help="folder of the collected parquet and csv files")
     parser.add_argument("--output", default="prof_data", help="folder to write the profiles to (default: prof_data)")
     options = parser.parse_args(arguments)

@@ -29,6 +29,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.train.allocator import keep_freed_memory
 from profiler.train.case import Measured, append_line, case_of
@@ -198,7 +199,7 @@ def _mean_losses(trainer: Trainer, losses: list[Tensor]) -> tuple[float, ...]:
 
 
 def _arguments(argv: Sequence[str] | None) -> tuple[Layout, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="torchrun -m profiler.train", description=(__doc__ or "").split("\n\n")[0])
+    parser = ArgumentParser(prog="torchrun -m profiler.train", description=(__doc__ or "").split("\n\n")[0])
     for name in (field.name for field in fields(Dims)):
         parser.add_argument(f"--{name}", type=int, required=name != "num_key_value_heads")
     parser.add_argument("--seq_len", type=int, required=True)

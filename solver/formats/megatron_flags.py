@@ -67,6 +67,7 @@ ARRANGEMENTS = _flags(
     "rotary-seq-len-interpolation-factor rope-scaling-factor rope-type use-cpu-initialization use-rope-scaling "
     "mup-attn-scale-power mup-base-head-dim mup-base-hidden-size mup-embedding-mult mup-output-mult mup-width-mult "
     "no-yarn-correction-range-round-to-int yarn-beta-fast yarn-beta-slow yarn-original-max-position-embeddings "
+    "yarn-rotary-scaling-factor "
     "moe-aux-loss-coeff moe-input-jitter-eps moe-router-bias-update-rate moe-router-num-node-limited moe-z-loss-coeff"
 )
 #: Flags that change neither memory nor time as modelled: numerics, or what is modelled as Megatron's default behaviour.

@@ -104,7 +104,8 @@ def refuse(flags: Mapping[str, Any]) -> None:
                 "Megatron's --num-distributed-optimizer-instances is not of dist_muon, which deals to all replicas"
             )
         if "use-distributed-optimizer" in flags:
-            raise InputError("Megatron's --optimizer muon does not run with --use-distributed-optimizer; dist_muon shards it")
+            why = "leave it out: dist_muon shards without it"
+            raise InputError(f"Megatron's --optimizer {optimizer} does not run with --use-distributed-optimizer; {why}")
     unknown = sorted(flags.keys() - KNOWN - UNMODELLED.keys())
     if unknown:
         raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")

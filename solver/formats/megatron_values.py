@@ -13,7 +13,7 @@ def whole(flags: Mapping[str, Any], flag: str, default: int | None = None) -> in
     value = flags.get(flag, default)
     least = int(flag not in MAY_BE_ZERO)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        given = f"is {shown(value)}" if flag in flags else "is missing"
+        given = "has no value" if value is True else f"is {shown(value)}" if flag in flags else "is missing"
         raise InputError(f"Megatron's --{flag} {given}; it must be a whole number of at least {least}")
     return value
 

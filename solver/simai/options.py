@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from profiler.argument_parser import ArgumentParser
 from solver.arguments import StoreOnce, add_machine_arguments, add_world_size_argument
 from solver.simai.collective_time import NIC_OF, NVLINK_OF
 
@@ -22,7 +23,7 @@ _EXAMPLES = """examples:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all modes."""
-    p = argparse.ArgumentParser(
+    p = ArgumentParser(
         prog="python -m solver.simai", description="Files and arithmetic of SimAI and AICB (docs/simai.md).", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip

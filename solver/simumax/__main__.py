@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError, printable
 from profiler.profile.profile import GIB
 from solver.command_line import run
@@ -21,7 +22,7 @@ _SHOWN = ("duration_time_per_iter", "throughput_per_accelerator", "mfu_6nd_with_
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="python -m solver.simumax", description=__doc__, allow_abbrev=False)
+    p = ArgumentParser(prog="python -m solver.simumax", description=__doc__, allow_abbrev=False)
     p.add_argument("--model", type=Path, required=True, help="SimuMax's model file")
     p.add_argument("--strategy", type=Path, required=True, help="SimuMax's strategy file")
     p.add_argument("--system", required=True, help="SimuMax's system file, or a profile of this program (h100_sxm)")
