@@ -10,7 +10,7 @@ from solver.layers.block import attention_block, mlp_block
 from solver.layers.graphs import graphed_ops
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.offloading import offloaded_saved
-from solver.layers.ops import memory_bound, tp_collective
+from solver.layers.ops import memory_bound, tp_collective, with_sequence_copies
 from solver.layers.program import COMPUTE, FORWARD, INPUT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight, message
 from solver.layers.recompute import recomputed_ops, recomputed_saved, weight_gemms
 from solver.layers.shapes import Shapes
@@ -43,7 +43,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters * (not kind.linear))
     weights = [*attention.weights(shapes), *mlp.weights(shapes), norms, *adapter_weights(shapes, ops)]
     saved = [*offloaded_saved(shapes, recomputed_saved(shapes, ops, saved)), *adapters_saved(shapes, ops)]
-    ops = graphed_ops(shapes, recomputed_ops(shapes, ops))
+    ops = graphed_ops(shapes, with_sequence_copies(shapes, recomputed_ops(shapes, ops)))
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
     stream = shapes.norm_tokens * model.hidden_size * shapes.element
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
@@ -99,7 +99,7 @@ def embedding_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster:
     )  # fmt: skip
     if run.lora_rank:  # nothing before the first adapter has a gradient
         ops = [op for op in ops if op.phase == FORWARD]
-    return LayerProgram("embedding", keys, tuple(ops), (), weights)
+    return LayerProgram("embedding", keys, tuple(with_sequence_copies(shapes, ops)), (), weights)
 
 
 def _table_gradient(shapes: Shapes) -> list[Op]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from solver.layers.adapters import frozen_ops
 from solver.layers.norm import norm_ops
-from solver.layers.ops import linear, memory_bound, tp_collective
+from solver.layers.ops import linear, memory_bound, tp_collective, with_sequence_copies
 from solver.layers.program import FORWARD, INPUT_GRAD, VOCABULARY, WEIGHT_GRAD, LayerKeys, LayerProgram, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.layers.soft_caps import soft_cap_ops
@@ -50,6 +50,7 @@ def head_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     )
     capped = soft_cap_ops(shapes, "logits", "loss", shapes.tokens * shapes.vocab, ()) if model.capped_logits else []
     ops = frozen_ops(shapes, [*norm_ops(shapes, "final_norm"), *_vocab_ops(shapes), *capped, *_loss_ops(shapes)])
+    ops = with_sequence_copies(shapes, ops)
     return LayerProgram("head", keys, tuple(ops), saved, weights, transient_bytes=transient)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -166,6 +166,23 @@ def tp_collective(
         count=np.where(where & (shapes.keys.tp > 1), 1.0, 0.0), overlaps_with=overlaps_with, exposed_share=exposed_share,
         recomputed_by=WHOLE_LAYER if phase == FORWARD else (),
     )  # fmt: skip
+
+
+def with_sequence_copies(shapes: Shapes, ops: Sequence[Op]) -> list[Op]:
+    """Return ``ops`` and the copies that torch's collectives make over the sequence, which is not a tensor's first dimension:
+    what is all-gathered is joined along it, what is reduce-scattered is cut along it before (read and written).
+
+    Source: torch/distributed/_functional_collectives.py (all_gather_tensor with gather_dim, reduce_scatter_tensor with
+    scatter_dim); asynchronous tensor parallelism lays its operands out without them.
+    """
+    if not shapes.framework.tensor_parallel.copies_sequence or shapes.run.tp_comm_overlap:
+        return list(ops)
+    copies = [
+        Op(f"{op.name}.copy", op.module, MEMORY_BOUND, op.phase, {"bytes": 2.0 * op.dims["bytes"]}, count=op.count,
+           variant="copy", recomputed_by=op.recomputed_by)
+        for op in ops if op.stream == "tp" and op.kind in ("all_gather", "reduce_scatter") and np.any(op.count)
+    ]  # fmt: skip
+    return [*ops, *copies]
 
 
 def gradient_sums(shapes: Shapes, name: str, module: str, readers: int) -> list[Op]:

@@ -86,6 +86,8 @@ class TensorParallel:
     norm_gathers: bool = False
     #: Collectives of the backward pass (reduction of input gradients, all-gather of kept shards) overlap with GEMMs.
     async_backward: bool = True
+    #: All-gathers and reduce-scatters along the sequence copy what they gathered, or will scatter (torch's DTensor).
+    copies_sequence: bool = False
     gathers_quantised: tuple[str, ...] = ()  #: recipes whose operands are all-gathered quantised, not in 16 bits
     #: A run that does not say so splits activations along the sequence over its tensor group.
     splits_sequence: bool = False

@@ -63,6 +63,7 @@ TORCHTITAN_2025 = Framework(
         shares_input=True,
         async_backward=False,
         splits_sequence=True,
+        copies_sequence=True,
         gathers_quantised=("tensorwise",),  # its Float8ColwiseParallel and PrepareFloat8ModuleInput of torchao
     ),
     data_parallel=DataParallel(

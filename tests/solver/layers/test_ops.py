@@ -106,3 +106,21 @@ def test_gradients_of_an_input_that_several_linears_read_are_added() -> None:
     assert moved("msp", 4, framework="internevo-2024") == [0, 3 * one / 4]
     adds = ops_of("mtp", 1, framework="torchtitan")[labels[0]]
     assert adds.launches == 2
+
+
+def test_torchs_collectives_copy_along_the_sequence() -> None:
+    # 32 tokens of 64 values in two bytes are read and written once more by each all-gather and reduce-scatter of both passes
+    def copies(**run: Any) -> dict[str, float]:
+        ops = ops_of("msp", 2, framework="torchtitan-2025-06", precision="bf16", **run)
+        return {label: float(np.ravel(op.dims["bytes"])[0]) for label, op in ops.items()
+                if op.name.endswith(".copy") and np.any(op.count)}  # fmt: skip
+
+    whole = 2 * 32 * 64 * 2
+    both = {f"{name}.copy.{phase}" for name, phase in (
+        ("wq.all_gather", "forward"), ("wq.reduce_scatter", "input_grad"), ("wo.reduce_scatter", "forward"),
+        ("wo.all_gather", "input_grad"), ("w1.all_gather", "forward"), ("w1.reduce_scatter", "input_grad"),
+        ("w2.reduce_scatter", "forward"), ("w2.all_gather", "input_grad"))}  # fmt: skip
+    assert copies() == dict.fromkeys(both, whole)
+    assert not copies(tp_comm_overlap=True, compile=True)
+    others = ops_of("msp", 2, framework="megatron-core").values()
+    assert not any(op.name.endswith(".copy") and np.any(op.count) for op in others)
