@@ -8,6 +8,7 @@ from solver.layers.adapters import adapted_ops, adapter_weights, adapters_saved,
 from solver.layers.attention_core import scores_buffer
 from solver.layers.block import attention_block, mlp_block
 from solver.layers.graphs import graphed_ops
+from solver.layers.moe import token_buffer
 from solver.layers.norm import norm_ops, unfused_norm_saved
 from solver.layers.offloading import offloaded_saved
 from solver.layers.ops import memory_bound, tp_collective, with_sequence_copies
@@ -47,7 +48,7 @@ def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clu
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
     stream = shapes.norm_tokens * model.hidden_size * shapes.element
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
-    buffer = scores_buffer(shapes) * (not kind.linear)
+    buffer = scores_buffer(shapes) * (not kind.linear) + token_buffer(shapes)
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), buffer, working)
 
 

@@ -215,6 +215,9 @@ class MemoryUse:
     transformer_engine: bool = False  #: linears are Transformer Engine's, which has a cuBLAS workspace of its own
     #: Unfused attention computes its scores in a buffer that stays (Megatron's own implementation).
     scores_buffer: bool = False
+    #: The tokens that experts' ranks all-gather are in a buffer that stays (GlobalMemoryBuffer of Megatron-Core's all-gather
+    #: dispatcher).
+    token_buffer: bool = False
     offloads_master: bool = False  #: where moments are on the host, the fp32 master weights are there too
     #: ZeRO-1 copies the 16-bit gradients that a rank updates to fp32 before it does.
     fp32_gradient_copy: bool = False

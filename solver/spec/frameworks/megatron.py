@@ -118,6 +118,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     memory={
         "quantised_inputs": True,
         "original_inputs": True,  # since 0.14
+        "token_buffer": True,
         "quantised_weights": True,
         "cublas_threads": 2,
         "transformer_engine": True,

@@ -91,6 +91,14 @@ def test_experts_of_torchtitan_by_hand() -> None:
     assert saved(kept, "products") - saved(none, "products") == 2 * SEQ * TOP * HIDDEN * 2
 
 
+def test_gathered_tokens_have_a_buffer_that_stays() -> None:
+    # Megatron-Core's all-gather dispatcher: the tokens of all four ranks in 16 bits, over the tensor group's too
+    for sizes, tokens in (({"ep": 4}, 4 * SEQ), ({"ep": 2, "mode": "msp", "tp": 2, "etp": 2}, 4 * SEQ / 2), ({"ep": 1}, 0)):
+        layer = program(framework="megatron-core", moe_dispatcher="allgather", **sizes)
+        assert float(np.ravel(layer.buffer_bytes)[0]) == tokens * HIDDEN * 2
+    assert not np.any(program(framework="megatron-core", ep=4, moe_dispatcher="alltoall").buffer_bytes)
+
+
 def test_torchtitan_divides_experts_within_what_it_shards() -> None:
     run = run_of(64, SEQ, framework="torchtitan-2026-02", zero=3, zero_shard_size=16, ep=8)
     normed = MOE.replace(qk_norm="head")
