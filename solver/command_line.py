@@ -6,7 +6,7 @@ import argparse
 import pickle
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from solver.arguments import (
 )
 from solver.batch import batch_or_default, searched_batch
 from solver.formats.cases import read_cases
+from solver.formats.config_file import RunConfig
 from solver.formats.export import not_held, write_export
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
@@ -62,6 +63,8 @@ from solver.search.balance import balanced
 from solver.search.fixed import AXES, LIMITED, fixed_but, parse_fixed, parse_varied
 from solver.search.search import SearchResult, search
 from solver.search.variants import Variant, parse_demanded, search_variants
+from solver.spec.strategy import Strategy
+from solver.step.problem import Problem
 from solver.step.solutions import Solutions
 
 _MOST_MESSAGE = 1200  #: characters of an error message
@@ -155,15 +158,22 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
     _write_layout(args, deal.solutions if deal else solutions, console)
 
 
+def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> Strategy:
+    """Return the config's layout, or with what is fixed otherwise where the constants of the run need that."""
+    try:
+        return configured_strategy(problem, config)
+    except InputError:
+        kept = {name: value for name, value in config.layout.items() if name != "dp" or not fixed.keys() & {"tp", "cp", "pp"}}
+        return configured_strategy(problem, replace(config, layout=kept | dict(fixed)))
+
+
 def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> None:
     problem, config = inputs.problem, inputs.config
     sequences, rounded = searched_batch(args, problem, config)
     fixed, most = parse_fixed(args.fix or ""), {n: size for n in LIMITED if (size := getattr(args, f"max_{n}")) is not None}
     if args.search is not None:
         stated = [name for name, value in config.layout.items() if value != -1]  # InternEvo's -1: as many as there are
-        kept = {name: value for name, value in config.layout.items() if name != "dp" or not fixed.keys() & {"tp", "cp", "pp"}}
-        own = configured_strategy(problem, replace(config, layout=kept | fixed))
-        fixed = fixed_but(parse_varied(args.search), fixed, own, stated)
+        fixed = fixed_but(parse_varied(args.search), fixed, _written(problem, config, fixed), stated)
     problem, timed = time_attention(problem, inputs.profile, sequences, timing=not args.no_timing, folder=inputs.times)
     others: list[Variant] = []
     with progress_bar("estimating layouts") as report:

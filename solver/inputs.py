@@ -61,6 +61,8 @@ class Inputs:
         nothing = idle_settings(changed, of.model, of.run.precision, of.framework)
         found += [f"{key} of the config changes nothing{why}" for key, why in nothing.items() if key not in of.framework.flags]
         said = {f"left out of the estimate: {what}" for what in left_out}
+        if self.config.layout.get("zero") == 0 and self.config.layout.get("zero_shard_size", 1) > 1:
+            found.append("zero_shard_size of the config changes nothing with zero 0")
         found += [printable(line, 400) for line in self.config.notes if line not in said]
         if "world_size" in self.config.assumed and self.config.layout.get("world_size"):
             found.append(f"the config states no number of GPUs: {of.run.world_size} are taken; --world_size says how many")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from solver.formats.model_readers import (
     ALL,
     LLAMA,
@@ -81,7 +81,12 @@ def read_dbrx(config: Mapping[str, Any], values: Values, read: set[str]) -> None
 
 def read_qwen_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which layers have experts: every decoder_sparse_step-th one, but for mlp_only_layers."""
-    step, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers", ()))
+    step, layers = config.get("decoder_sparse_step", 1), layers_of(values)
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise InputError(f"decoder_sparse_step is {shown(step)}; it must be a positive whole number")
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(layer, int) and layer in layers for layer in dense):
+        raise InputError(f"mlp_only_layers is {shown(dense)}; it must be a list of layers from 0 to {len(layers) - 1}")
     _have_experts(values, lambda layer: (layer + 1) % step == 0 and layer not in dense)
     read_qwen_window(config, values, read)
     read |= {"decoder_sparse_step", "mlp_only_layers"}

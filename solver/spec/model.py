@@ -183,6 +183,10 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
             raise InputError(f"{where}: {name} lists {len(values)} layers; the model has {layers}")
     rules = (
         (freq if isinstance(freq, tuple) else freq >= 1, f"moe_layer_freq is {freq}; it must be at least 1, or a list"),
+        (
+            model.first_k_dense_replace <= layers,
+            f"first_k_dense_replace is {model.first_k_dense_replace}; the model has {layers} layers",
+        ),
         (set(model.layer_types) <= set(LAYER_TYPES), f"layer_types must be of {', '.join(LAYER_TYPES)}"),
         (
             LAYER_TYPES[1] not in model.layer_types or model.sliding_window,
