@@ -8,7 +8,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from profiler.profile.attention_times import TIMING_SECONDS
-from profiler.profile.profiles import derived_profiles, shipped_profiles
+from profiler.profile.profiles import DEFAULT_PROFILE, derived_profiles, shipped_profiles
 from solver.search.fixed import AXES, LIMITED
 from solver.search.variants import DEMANDED
 from solver.spec.bounds import number, whole_number
@@ -52,7 +52,7 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--profile",
         help=f"a shipped profile: {', '.join(shipped_profiles())}; one derived from these: "
-        f"{', '.join(derived_profiles())}; or data, what was measured here (default h100_sxm, or that of --cluster)",
+        f"{', '.join(derived_profiles())}; or data, what was measured here (default {DEFAULT_PROFILE}, or that of --cluster)",
     )
     p.add_argument("--as", dest="as_device", metavar="DEVICE", help="rescale the profile to another device: one of "
                    "configs/devices, or a device file of your own (.json)")  # fmt: skip

@@ -14,7 +14,7 @@ from rich.table import Table
 from profiler.errors import InputError
 from profiler.files import replacing, write_text
 from profiler.profile.devices import device_named
-from profiler.profile.profiles import derived_profiles, shipped_profiles
+from profiler.profile.profiles import DEFAULT_PROFILE, derived_profiles, shipped_profiles
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.command_line import progress_bar
 from solver.formats.config_file import CONFIG_ENDINGS, find_model, load_cluster
@@ -39,8 +39,8 @@ def add_sweep_arguments(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--models", required=True, metavar="MODEL,...", help="names as of --model_size, or files as of --config")
     p.add_argument("--world_sizes", required=True, metavar="GPUS,...")
-    p.add_argument("--machines", default="h100_sxm", metavar="NAME,...", help="profiles, clusters of configs/clusters, or "
-                   "cluster files (default h100_sxm)")  # fmt: skip
+    p.add_argument("--machines", default=DEFAULT_PROFILE, metavar="NAME,...", help="profiles, clusters of configs/clusters, or "
+                   f"cluster files (default {DEFAULT_PROFILE})")  # fmt: skip
     p.add_argument("--seq_lens", metavar="TOKENS,...", help="sequences (default: each model's own)")
     p.add_argument("--frameworks", metavar="NAME,...", help="frameworks or their releases (default: each model's own)")
     p.add_argument(

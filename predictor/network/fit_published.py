@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from predictor.network.as_found import bus_bandwidth
 from predictor.network.collective import CollectiveModel
 from predictor.network.collective_points import OPS
 from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_one_scale_out, network_rows
@@ -166,7 +167,7 @@ def _untuned(folder: Path) -> list[dict[str, Any]]:
             ranks = table["intra"][i] * table["inter"][i]
             source = re.sub(r"/(runs/|n\d+\.g\d).*", "", str(table["source"][i]))
             key = (source, str(table["env"][i]), int(table["inter"][i]), int(table["intra"][i]))
-            busbw = 2 * (ranks - 1) / ranks * table["bytes"][i] / table["seconds"][i]
+            busbw = bus_bandwidth(table["seconds"][i], table["bytes"][i], ranks)
             listed[key] = max(listed.get(key, 0.0), _round(busbw))
     names = ("source", "env", "nodes", "gpus_per_node", "all_reduce_busbw")
     return [dict(zip(names, (*key, value), strict=True)) for key, value in sorted(listed.items())]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.errors import InputError
-from solver.spec.model import LAYER_TYPES
+from solver.spec.model import LAYER_TYPES, REQUIRED
 
 Values = dict[str, Any]
 #: Adds or changes what a plain table cannot say: (config, values so far, names of the keys it read).
@@ -32,7 +32,6 @@ _COMMON = {
         "tie_word_embeddings",
     )
 }
-_NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _MOST_LAYERS = 10_000  #: of lists with an entry per layer; no longer ones are made, so that a mistaken number is refused
 
 
@@ -62,7 +61,7 @@ class Family:
         if self.special:
             self.special(config, values, read)
         mlp = ("intermediate_size",) if "moe_intermediate_size" not in values else ()  # an MLP's width has no common default
-        for key in (*_NEEDED, *mlp, *self.needed):
+        for key in (*REQUIRED, *mlp, *self.needed):
             if key not in values:
                 raise KeyError(key)
         return values, read

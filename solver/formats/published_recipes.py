@@ -16,6 +16,7 @@ from typing import Any
 from profiler.profile.devices import FOLDER as DEVICES
 from profiler.profile.devices import read_datasheet
 from solver.formats.model_file import CONFIGS, shipped_model
+from solver.formats.synonyms import spelling
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 
@@ -118,7 +119,7 @@ def is_preset(model: ModelSpec, preset: str, layers: int = 0) -> bool:
 
 def with_facts(model: ModelSpec, stated: Mapping[str, Any], family: str, assumptions: list[str]) -> ModelSpec:
     """Return ``model`` with what the shipped model of its name and shape knows beyond the keys that were ``stated``."""
-    name = next((name for name in _names() if _letters(name) == _letters(model.name)), None)
+    name = next((name for name in _names() if spelling(name) == spelling(model.name)), None)
     if name is None or not is_preset(model, name):
         return model
     known = _preset(name)
@@ -134,10 +135,6 @@ def _states(run: Mapping[str, Any], key: str) -> bool:
     if key == "ep" and run.get("ep", 1) == 1 and run.get("moe_dispatcher") in _BETWEEN_RANKS:
         return False
     return key not in ("vpp", "ep") or key in run
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 @cache

@@ -57,7 +57,7 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
     """
     named = {_OTHER_KEYS.get(key, key) if _OTHER_KEYS.get(key, key) not in run else key: value for key, value in run.items()}
     ours = {key: _word(key, value) for key, value in named.items()}
-    recipe = _RECIPES.get(_spelling(str(named.get("precision", ""))))
+    recipe = _RECIPES.get(spelling(str(named.get("precision", ""))))
     if recipe and "fp8_recipe" not in ours:
         ours["fp8_recipe"] = recipe
     framework = framework_of(str(ours.get("framework", "")))
@@ -68,7 +68,7 @@ def normalized_run(run: Mapping[str, Any], hardware: str, assumptions: list[str]
         ours["zero"] = int(stage[1])
     if "pipeline_layout" in ours and "vpp" not in ours and isinstance(ours.get("pp"), int) and ours["pp"] > 0:
         ours["vpp"] = max(len(chunk_layers(str(ours["pipeline_layout"]))) // ours["pp"], 1)
-    ours = _cut_in_half(ours, assumptions) if _spelling(str(ours.get("schedule", ""))) == "dualpipe" else ours
+    ours = _cut_in_half(ours, assumptions) if spelling(str(ours.get("schedule", ""))) == "dualpipe" else ours
     stated = framework.name in str(ours.get("framework", "")).lower()  # the run names its release
     release = None if stated else _release(framework.name, ours, hardware)
     if release:
@@ -102,11 +102,12 @@ def _word(key: str, value: Any) -> Any:
         return int(text) if text.isdecimal() and len(text) < _LONGEST else value
     if key not in _WORDS or not isinstance(value, str | bool):
         return value
-    own = {_spelling(choice): choice for choice in CHOICES[key]}
-    return {**own, **_WORDS[key]}.get(_spelling(str(value).removeprefix("torch.")), value)
+    own = {spelling(choice): choice for choice in CHOICES[key]}
+    return {**own, **_WORDS[key]}.get(spelling(str(value).removeprefix("torch.")), value)
 
 
-def _spelling(word: str) -> str:
+def spelling(word: str) -> str:
+    """Return a name's letters and digits, in which people agree."""
     return re.sub("[^a-z0-9]", "", word.lower())
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from predictor.kernels.attn_physics import QUERY_TILE
 from solver.layers.casts import CAST
 from solver.layers.context_parallel import context_exchange, kv_gather, kv_regather, ring_ops, whole_kv
 from solver.layers.ops import ATTENTION_CORE, WHOLE_LAYER, filled, gemm_dtype, memory_bound
@@ -16,9 +17,6 @@ from solver.layers.soft_caps import soft_cap_ops
 from solver.spec.recipes import FP32, HALF
 
 ATTENTION_SCORES = "attention_scores"  #: what unfused attention keeps of its scores
-
-#: Rows and columns of the tiles of a flash-attention kernel: a window that moves along the rows of a tile touches a tile more.
-TILE = 128
 
 #: Reads and writes of a score, and of its gradient, in fp32, which fused kernels do not take. Forward: the mask in place, then
 #: softmax. Backward: softmax 3; the mask was set on a view, so autograd (CopySlices) copies the gradient, clones it, masks a
@@ -91,7 +89,8 @@ def _seen(shapes: Shapes) -> int:
     A window that moves along the tile's rows adds a tile; a whole causal triangle is never exceeded.
     """
     kind, seq_len = shapes.kind, shapes.run.seq_len
-    moving = TILE if kind.window else 0
+    # a window that moves along the rows of a tile touches a tile of columns more, which are as wide
+    moving = QUERY_TILE if kind.window else 0
     return max(min(math.ceil(kind.seen_tokens(seq_len)) + moving, seq_len // 2), 1)
 
 

@@ -24,7 +24,7 @@ NVLINK_OF: Mapping[str, float] = {"A100": 20.0 * 12, "A800": 20.0 * 8, "H100": 2
 NIC_OF: Mapping[str, float] = {"cx6": 23.5, "cx7": 48.5, "bf3": 48.5}
 #: Nanoseconds of a message of 2 B to 1 MiB by ranks of its group; any other number of ranks: none at all.
 SMALL_NS: Mapping[int, int] = {2: 10_000, 4: 12_000, 8: 15_000, 16: 66_000, 32: 135_000, 64: 200_000, 128: 320_000}
-_SMALL = range(2, 1 << 20)
+SMALL = range(2, 1 << 20)
 #: What x86 makes of a time that is not a number, where it converts it to an unsigned integer.
 _NOT_A_NUMBER_NS = 1 << 63
 
@@ -153,7 +153,7 @@ def collective_ns(machine: Machine, sizes: Sizes, collective: Collective, group:
     """
     if collective is Collective.NONE:
         return 0
-    if size in _SMALL:
+    if size in SMALL:
         return SMALL_NS.get(ranks, 0)
     place = place_of(machine, sizes, group, ranks)
     if place is None:

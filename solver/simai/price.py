@@ -13,7 +13,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from solver.simai.analytical import Overlaps, PassTime, RowTime, StepTime, analytical_step
-from solver.simai.collective_time import Machine, Sizes
+from solver.simai.collective_time import SMALL, Machine, Sizes
 from solver.simai.workload_text import GA, PP_COMM, VPP, Collective, Group, TextWorkload
 from solver.spec.cluster import placement
 
@@ -30,7 +30,6 @@ _ONCE = ("grad_norm", "grad_gather", "grad_param_comm", "grad_param_compute", "l
          "moe_grad_norm2", "gradient_norm", "optimizer1", "optimizer2", "optimizer3", "optimizer4")  # fmt: skip
 #: Rows whose input gradient needs the mirror of what forward sends.
 _MIRRORING = ("attention_layer", "mlp_layer", "attention_column", "attention_row", "mlp_column", "mlp_row", "final_column")
-_SMALL = range(2, 1 << 20)
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _key(name: str, way: str, part: PassTime, collective: Collective, group: Gro
         return "layernorm"
     if name == "embedding_norm" and way == "forward":
         return "embedding_norm"
-    if part.size in _SMALL:
+    if part.size in SMALL:
         return "small"
     return group.value if group is not Group.NONE else "small"
 
