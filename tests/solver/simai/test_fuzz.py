@@ -88,14 +88,19 @@ def test_a_shape_of_thousands_of_digits_is_refused() -> None:
 
 def test_the_starts_are_understood() -> None:
     read_text(TEXT), read_table(TABLE), read_times(RAW)
+    assert len(parse_workload_text(TEXT, "x").rows) == 12 and len(parse_workload_csv(TABLE, "x").items) == 15
+    assert compute_cache(parse_kernel_times(RAW, "x"))
 
 
-@pytest.mark.parametrize("text", [
-    f"{HEADER} 2 ga: None vpp: None all_gpus: 8\n1\na -1 1 NONE 0 1 NONE 0 1 NONE 0 1",
-    f"{HEADER} 2 all_gpus: 8 mode: None x: ?\n0",
+@pytest.mark.parametrize(("text", "rows", "chunks"), [
+    (f"{HEADER} 2 ga: None vpp: None all_gpus: 8\n1\na -1 1 NONE 0 1 NONE 0 1 NONE 0 1", 1, 0),
+    (f"{HEADER} 2 all_gpus: 8 mode: None x: ?\n0", 0, None),
 ])  # fmt: skip
-def test_none_counts_as_nothing(text: str) -> None:
+def test_none_counts_as_nothing(text: str, rows: int, chunks: int | None) -> None:
     read_text(text)
+    found = parse_workload_text(text, "x")
+    assert (len(found.rows), found.header.value("vpp:"), found.header.size("vpp:")) == (rows, chunks, 1)
+    assert found.header.value("all_gpus:") == 8
 
 
 @pytest.mark.parametrize(("text", "message"), [
