@@ -6,7 +6,7 @@ config.json of another stands beside the file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
@@ -43,7 +43,7 @@ def read_torchtitan(source: Source) -> FileRun:
     file = SectionReader(tables, "", where, set())
     check_described(file, release.described)
     model = _model(file, release, source)
-    layout, assumed = _layout(file, release, model)
+    layout, assumed = _layout(file, release, model, source.world)
     refusals = () if release.year < 2025 else broken(RULES, Arguments(flattened(tables)))
     return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)), refusals=refusals)
 
@@ -79,7 +79,8 @@ class _Sizes:
         return self.replicate * self.shard if self.shard > 0 else 0
 
 
-def _layout(file: SectionReader, release: Release, model: ModelSpec) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _sizes(file: SectionReader, release: Release, world: int) -> _Sizes:
+    """Return the degrees; a shard degree of -1 is what the others leave of ``world`` ranks, where their number is known."""
     ranks, pipeline = file.section(release.ranks), file.section(release.pipeline)
     sizes = _Sizes(
         tp=ranks.whole("tensor_parallel_degree", 1),
@@ -88,8 +89,22 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec) -> tuple[di
         replicate=ranks.whole("data_parallel_replicate_degree", 1),
         shard=ranks.whole("data_parallel_shard_degree", -1, least=-1),
     )
+    others = sizes.tp * sizes.cp * sizes.pp * sizes.replicate
+    if world and sizes.shard < 0:
+        if world % others:
+            raise ranks.wrong(
+                "data_parallel_shard_degree", f"a number: the other degrees, {others}, do not divide {world} GPUs"
+            )
+        sizes = replace(sizes, shard=world // others)
     if sizes.shard == 0 or (sizes.shard < 0 and sizes.replicate > 1):
-        raise ranks.wrong("data_parallel_shard_degree", "a number of ranks, stated beside data_parallel_replicate_degree")
+        raise ranks.wrong(
+            "data_parallel_shard_degree", "a number of ranks beside data_parallel_replicate_degree, or --world_size stated"
+        )
+    return sizes
+
+
+def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int) -> tuple[dict[str, Any], tuple[str, ...]]:
+    ranks, pipeline, sizes = file.section(release.ranks), file.section(release.pipeline), _sizes(file, release, world)
     rotates = pipeline.choice("context_parallel_rotate_method", ROTATES, "allgather")
     found: dict[str, Any] = {
         **framework_of(release.framework).flags,
@@ -140,7 +155,9 @@ def _batch(file: SectionReader, release: Release, sizes: _Sizes) -> dict[str, in
     steps = 1
     if total > 0:
         if not sizes.dp:
-            raise file.section(release.ranks).wrong("data_parallel_shard_degree", "a number beside training.global_batch_size")
+            raise file.section(release.ranks).wrong(
+                "data_parallel_shard_degree", "a number beside training.global_batch_size, or --world_size stated"
+            )
         steps, rest = divmod(total, local * sizes.dp)
         if rest or steps < 1:
             raise training.wrong("global_batch_size", f"a multiple of {release.batch} {local} * {sizes.dp} ranks")

@@ -63,10 +63,18 @@ RUN = Strategy(world_size=16, seq_len=4096, dp=16, zero=3, zero_shard_size=16, g
                framework="torchtitan-2025-06")  # fmt: skip
 
 
-def load(tmp_path: Path, text: str) -> Any:
+def load(tmp_path: Path, text: str, world: int = 0) -> Any:
     path = tmp_path / "run.toml"
     path.write_text(text)
-    return load_run_config(path)
+    return load_run_config(path, world)
+
+
+def test_a_shard_degree_that_is_left_open_follows_from_the_gpus(tmp_path: Path) -> None:
+    text = PRESET.replace("replicate_degree = 1", "replicate_degree = 2").replace("seq_len", "global_batch_size = 256\nseq_len")
+    layout = load(tmp_path, text, 64).layout
+    assert (layout["world_size"], layout["dp"], layout["zero_shard_size"], layout["num_micro_batches"]) == (64, 64, 32, 4)
+    with pytest.raises(InputError, match="a number: the other degrees, 2, do not divide 63 GPUs"):
+        load(tmp_path, text, 63)
 
 
 @pytest.mark.parametrize("framework", ["torchtitan-2026-02", "torchtitan-2025-06", "torchtitan-2024-12"])
@@ -222,7 +230,11 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
         ("steps = 1000", "enable_cpu_offload = true", "it must be False, because parameters on the host is not modelled"),
         ("lr = 3e-4", 'implementation = "foreach"', "an optimizer of several kernels is not modelled"),
         ('flavor = "8B"', 'flavor = "9B"', "flavor '9B' of torchtitan's model 'llama3' is not known here; put its"),
-        ("replicate_degree = 1", "replicate_degree = 2", "a number of ranks, stated beside data_parallel_replicate_degree"),
+        (
+            "replicate_degree = 1",
+            "replicate_degree = 2",
+            "a number of ranks beside data_parallel_replicate_degree, or --world_size stated",
+        ),
         ("tensor_parallel_degree = 1", 'pipeline_parallel_schedule = "DualPipe"', "one of 1F1B, GPipe, Interleaved1F1B, ZBV"),
         ("steps = 1000", "global_batch_size = 64", "a number beside training.global_batch_size"),
         ('selective_ac_option = "op"', 'selective_ac_option = "some"', "op, or n for every n-th layer"),
