@@ -37,46 +37,60 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     gradients.all_reduce: whole gradients over all copies. gradients.reduce_scatter: reduce-scatter inside the shard group and
     all-reduce of the shards across groups (hybrid sharding). parameters.all_gather: 16-bit parameters inside the shard group.
     """
-    sizes, framework, sync = problem.element_bytes, problem.framework, problem.framework.data_parallel
-    grad = sizes.gradient
-    ops: list[Op] = []
-    kept = problem.weight_recipe
     shares, shards = partitioned_elements(problem, splits, groups), shard_ranks(problem, splits)
+    ops: list[Op] = []
     for name, group in groups.items():
         if problem.is_frozen(name):
             continue
-        shard, count = shards[name], buckets(framework, group.elements, group.size)
-        at_once = 1.0 if sync.shards_at_once else count
-        reduced = group.elements * (sync.reduced_gradient_bytes or grad)
-        ops += group_ops(problem, "gradients", reduced, group, shard, count, at_once)
-        ops += copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group)
-        scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
-        ops += copy_ops("gradients.reduce_scatter", group.elements * scattered, group)
-        width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
-        gathered = group.elements * width
-        ops += gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, at_once, problem)
-        ops += copy_ops("parameters.all_gather", gathered * sync.all_gather_copies, group)
-        if kept is not None and name != OTHERS:
-            ops.append(Op("weight_casts", "optimizer", MEMORY_BOUND, "step", {"bytes": group.elements * kept.cast},
-                          variant="quantize"))  # fmt: skip
-        # the new gradient is read, the buffer is read and written; not needed with Megatron's fused GEMMs or FSDP's shards. A
-        # cast before it writes the gradient in the buffer's type, which is read in its place
-        fused = problem.fused_accumulation and not sync.accumulates_whole
-        casts = sync.accumulation_casts and grad > sizes.weight
-        accumulate = {"bytes": group.elements * (sizes.weight + 2.0 * grad * (1 + casts)) * (not fused)}
-        ops.append(Op("accumulation", "gradients", MEMORY_BOUND, "step", accumulate, variant="residual",
-                      count=float(not fused)))  # fmt: skip
-        passes = {"bytes": group.elements * grad * sync.buffer_passes}
-        ops.append(Op("gradient_buffer", "gradients", MEMORY_BOUND, "step", passes, count=float(sync.buffer_passes > 0),
-                      variant="residual"))  # fmt: skip
-        ops += [
-            op
-            for kind, owned in (("whole", group.elements), ("shard", shares[name]))
-            for op in _update_ops(problem, name, kind, owned)
-        ]
+        ops += _exchange_ops(problem, name, group, shards[name])
+        ops += _kernel_ops(problem, name, group)
+        ops += _update_ops(problem, name, "whole", group.elements)
+        ops += _update_ops(problem, name, "shard", shares[name])
     node, copies, number = problem.cluster.gpus_per_domain, splits.cp * splits.dp, np.full(len(splits), 4.0)
-    sums = [(splits.tp * splits.pp, 1), (copies, splits.tp)] if sync.norm_of_model else [(splits.tp * copies * splits.pp, 1)]
+    model = problem.framework.data_parallel.norm_of_model
+    sums = [(splits.tp * splits.pp, 1), (copies, splits.tp)] if model else [(splits.tp * copies * splits.pp, 1)]
     return ops + [_message("gradient_norm", "all_reduce", number, placement(*group, node)) for group in sums]
+
+
+def _exchange_ops(problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray) -> list[Op]:
+    """Return the messages of a group's gradients and parameters, and the copies between these and their buffers."""
+    sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
+    grad, count = sizes.gradient, buckets(problem.framework, group.elements, group.size)
+    at_once = 1.0 if sync.shards_at_once else count
+    reduced = group.elements * (sync.reduced_gradient_bytes or grad)
+    scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
+    width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
+    gathered = group.elements * width
+    return [
+        *group_ops(problem, "gradients", reduced, group, shard, count, at_once),
+        *copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group),
+        *copy_ops("gradients.reduce_scatter", group.elements * scattered, group),
+        *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, at_once, problem),
+        *copy_ops("parameters.all_gather", gathered * sync.all_gather_copies, group),
+    ]
+
+
+def _kernel_ops(problem: Problem, name: str, group: ParameterGroup) -> list[Op]:
+    """Return the kernels that cast a group's weights, add its gradients to a buffer, and pass over that buffer.
+
+    An addition reads the new gradient, reads and writes the buffer; it is not needed with Megatron's fused GEMMs or FSDP's
+    shards. A cast before it writes the gradient in the buffer's type, which is read in its place.
+    """
+    sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
+    apart = not problem.fused_accumulation or sync.accumulates_whole
+    casts = sync.accumulation_casts and sizes.gradient > sizes.weight
+    added = sizes.weight + 2.0 * sizes.gradient * (1 + casts)
+
+    def kernel(what: str, module: str, size: float, there: bool, variant: str) -> Op:
+        dims = {"bytes": group.elements * size * there}
+        return Op(what, module, MEMORY_BOUND, "step", dims, count=float(there), variant=variant)
+
+    cast = [] if kept is None or name == OTHERS else [kernel("weight_casts", "optimizer", kept.cast, True, "quantize")]
+    return [
+        *cast,
+        kernel("accumulation", "gradients", added, apart, "residual"),
+        kernel("gradient_buffer", "gradients", sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0, "residual"),
+    ]
 
 
 def _update_ops(problem: Problem, name: str, kind: str, owned: np.ndarray) -> list[Op]:
