@@ -1,7 +1,9 @@
-"""Atomic file writing: a path holds either its old content or the complete new content, never a part. Digests of sources."""
+"""Atomic file writing: a path holds either its old content or the complete new content, never a part; whole lines that are
+appended; digests of sources."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import stat
@@ -62,6 +64,33 @@ def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a complete line or nothing, after a last line that is one; do not repeat a line that the file already ends with.
+
+    Jobs that write at once wait for each other. Raises InputError if the file cannot be written.
+    """
+    data = (line + "\n").encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - len(data), 0))
+            if file.read() == data:
+                return
+            file.seek(max(size - 1, 0))
+            begun = b"\n" if file.read(1) not in (b"", b"\n") else b""
+            try:
+                file.write(begun + data)
+                file.flush()
+                os.fsync(file.fileno())
+            except OSError:
+                os.ftruncate(file.fileno(), size)
+                raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot write there: {error.strerror}") from None
 
 
 def source_digest(folders: Iterable[Path]) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from predictor.learned import FACTORS, write_learned
 from profiler.errors import InputError
-from profiler.files import write_text
+from profiler.files import append_line
 from profiler.profile.profile import GIB
 from profiler.profile.profiles import derived_profiles, known_profiles, shipped_profiles
 from profiler.text_file import read_text
@@ -156,8 +156,7 @@ def _append(args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layo
     if not args.pre_profiling_data_path and hardware not in (*shipped_profiles(), *derived_profiles()):
         raise InputError(f"runs name a profile that others can find; {hardware} is none of them: leave out --as, or --runs")
     case = case_line(args.id or args.log.stem, hardware, solutions, layout, measured)
-    before = read_text(args.runs, "a file of cases", _MOST_BYTES) if args.runs.exists() else ""
-    write_text(args.runs, before + ("" if before.endswith("\n") or not before else "\n") + json.dumps(case) + "\n")
+    append_line(args.runs, json.dumps(case))
 
 
 def case_line(name: str, hardware: str, solutions: Solutions, layout: Strategy, measured: dict[str, Any]) -> dict[str, Any]:

@@ -134,8 +134,8 @@ def sweep(
     except TypeError as error:
         raise InputError(f"{journal} is no unfinished sweep ({error}); delete it or name another output") from None
     left = [point for point in dict.fromkeys(asked) if point not in done]
-    rows = _by_dask(left, options, scheduler) if scheduler else _by_joblib(left, options, jobs)
     with _opened(journal) as file:
+        rows = _by_dask(left, options, scheduler) if scheduler else _by_joblib(left, options, jobs)
         if not lines:
             _append(file, {"options": asdict(options), "inputs": inputs})
         elif further := new_inputs(lines, inputs):

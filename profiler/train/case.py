@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from profiler.errors import InputError
 from profiler.profile.profile import GIB
 from profiler.train.layout import Layout
 
@@ -77,28 +73,3 @@ def _measured_keys(measured: Measured | None) -> dict[str, Any]:
         "losses": [round(loss, 6) for loss in measured.losses],
         "gradient_norm": measured.gradient_norm,
     }
-
-
-def append_line(path: Path, line: str) -> None:
-    """Append a complete line or nothing; do not repeat a line that the file already ends with.
-
-    Jobs that write at once wait for each other. Raises InputError if the file cannot be written.
-    """
-    data = (line + "\n").encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - len(data), 0))
-            if file.read() == data:
-                return
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            except OSError:
-                os.ftruncate(file.fileno(), size)
-                raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot write there: {error.strerror}") from None

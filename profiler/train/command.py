@@ -31,8 +31,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
+from profiler.files import append_line
 from profiler.train.allocator import keep_freed_memory
-from profiler.train.case import Measured, append_line, case_of
+from profiler.train.case import Measured, case_of
 from profiler.train.layout import PRECISIONS, Layout, Trainer, build
 from profiler.train.model import Dims, loss_of
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from profiler.errors import InputError
-from profiler.train.case import append_line
+from profiler.files import append_line
 from profiler.train.command import main
 from profiler.train.layout import Layout
 from profiler.train.model import Dims
@@ -172,5 +172,8 @@ def test_lines_are_appended_once(tmp_path: Path) -> None:
     for line in ('{"a": 1}', '{"b": 2}', '{"b": 2}'):
         append_line(path, line)
     assert path.read_text() == '{"a": 1}\n{"b": 2}\n'
+    path.write_text('{"a": 1}')  # whose line was not ended
+    append_line(path, '{"c": 3}')
+    assert path.read_text() == '{"a": 1}\n{"c": 3}\n'
     with pytest.raises(InputError, match="cannot write"):
         append_line(tmp_path, "x")
