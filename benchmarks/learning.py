@@ -16,6 +16,7 @@ import numpy as np
 from predictor.learned import FACTORS
 from predictor.network.as_found import FOUND_STD
 from predictor.network.collective import UNSEEN_NETWORK_STD
+from profiler.files import write_text
 from profiler.profile.profiles import known_profiles
 from solver.command_line import CostModels, progress_bar
 from solver.formats.cases import Case, read_cases
@@ -127,14 +128,14 @@ def main() -> None:
             table += found
             factors += [line] if line.split(": ", 1)[1] not in "\n".join(factors) else []
             report(number, len(sets))
-    OUTPUT.write_text(
+    write_text(
+        OUTPUT,
         _HEAD.format(scatter=LAYOUT_STD, network=UNSEEN_NETWORK_STD, links=FOUND_STD)
         + "\n".join(table)
         + "\n"
         + _TAIL
         + "\n".join(factors)
         + "\n",
-        encoding="utf-8",
     )
     print(f"wrote {OUTPUT.relative_to(ROOT)}")
 

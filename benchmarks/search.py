@@ -97,7 +97,7 @@ def main() -> None:
         rows.append({"config": config.stem, **json.loads(output.splitlines()[-1])})
     show(rows, wall)
     if args.json:
-        args.json.write_text(json.dumps({"main_job_seconds": wall, "worlds": rows}, indent=1) + "\n")
+        write_text(args.json, json.dumps({"main_job_seconds": wall, "worlds": rows}, indent=1) + "\n")
 
 
 def show(rows: list[dict[str, float]], wall: list[float]) -> None:

@@ -26,6 +26,7 @@ from predictor.network.fit import NetworkRows, fit_network, held_out_std, leave_
 from predictor.network.physics import NetworkParameters
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
+from profiler.files import write_text
 from profiler.profile.devices import device
 from profiler.profile.profile import MIB, Profile, Table
 from profiler.published.nccl_rows import OPS as NCCL_TESTS
@@ -203,7 +204,7 @@ def main() -> None:
     except InputError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
-    arguments.output.write_text(json.dumps(fit, indent=1) + "\n", encoding="utf-8")
+    write_text(arguments.output, json.dumps(fit, indent=1) + "\n")
     for name, entry in fit["networks"].items():
         print(f"{name}: {entry['rows']} measurements; left-out scales {entry['left_out_scale_error']}")
 

@@ -21,6 +21,7 @@ from rich.progress import track
 
 from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
+from profiler.files import write_text
 from profiler.profile.devices import device
 from profiler.profile.profile import Device, Profile, Table
 from profiler.profile.store import write_profile
@@ -148,7 +149,7 @@ def import_all(folder: str | Path, output: str | Path, console: Console) -> None
         raise InputError(f"{files.folder}: holds none of the expected files, such as {sorted(files.missing)[0]}")
     for profile, _ in built:
         write_profile(output / f"{profile.name}.pt", profile)
-    (output / "SOURCES.md").write_text(sources_page(built), encoding="utf-8")
+    write_text(output / "SOURCES.md", sources_page(built))
     for name in sorted(files.missing):
         console.print(f"[yellow]not found, left out:[/] {name}")
     for profile, _ in built:
