@@ -20,6 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from profiler.files import write_text
+
 ROOT = Path(__file__).resolve().parent.parent
 WORLD_SIZES = (8, 64, 128, 1024, 16384, 131072)
 DENSE = ROOT / "configs" / "7B_internlm2.py"
