@@ -108,9 +108,14 @@ def _loss_ops(shapes: Shapes) -> list[Op]:
         ops = memory_bound("cross_entropy", "loss", "residual", logits, *NATIVE_LOSS_BYTES, ())
         return [*(replace(op, launches=float(NATIVE_LOSS_KERNELS)) for op in ops), *exchange]
     exchange += _copied_logits(shapes, logits)
-    if shapes.framework.kernels.loss_metric:
-        exchange += memory_bound("metric", "loss", "residual", logits, FP32, 0.0, ())
-    twice, fused = 2 * shapes.element, shapes.run.cross_entropy_fusion or _compiled(shapes)
+    if passes := shapes.framework.kernels.loss_metric:
+        exchange += memory_bound("metric", "loss", "residual", logits, passes * FP32, 0.0, ())
+    fused = shapes.run.cross_entropy_fusion or _compiled(shapes)
+    if shapes.framework.kernels.wide_logits and fused:
+        cast = shapes.element + FP32
+        exchange += memory_bound("logits.cast", "loss", "residual", logits, cast, cast, ())
+        return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, 2 * FP32, 2 * FP32, ()), *exchange]
+    twice = 2 * shapes.element
     return [*memory_bound("cross_entropy", "loss", "cross_entropy", logits, twice, twice, (), fused=fused), *exchange]
 
 
@@ -133,6 +138,7 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     Fused: the 16-bit logits, which become their gradient, and nothing else; Megatron's compiled functions do not work in place,
     and hold two fp32 copies of the logits beside them. Compiled: the logits, later also their gradient.
     With the projection: never all logits.
+    Cast to fp32: these, which become their gradient, and once more while their log is made.
     Unfused, Megatron's: fp32 probabilities, which become their gradient in place, in addition to the 16-bit logits (as read).
     Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
     16-bit logits; on sharded logits one more (torch/distributed/tensor/parallel/loss.py: zeros, their sum with the
@@ -146,6 +152,9 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     if _with_projection(shapes):  # the gradient of the input is kept; the logits of one chunk come and go, also in fp32
         inputs = shapes.tokens * shapes.model.hidden_size
         return inputs * shapes.element, inputs * (shapes.element + FP32) + dummy
+    if shapes.framework.kernels.wide_logits and shapes.run.cross_entropy_fusion:
+        beside = FP32 if shapes.framework.kernels.loss_metric else shapes.element  # exponentials for a log; later the gradient
+        return logits * FP32, np.maximum(logits * beside, dummy)
     if shapes.run.cross_entropy_fusion:
         if shapes.run.cross_entropy_fusion_impl == "native":
             return logits * FP32, np.maximum(logits * (shapes.element + FP32), dummy)

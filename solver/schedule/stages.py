@@ -70,6 +70,15 @@ def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
     return StageLayers(*(np.where(pp == 1, layers, n) for n in (first, middle, last)))
 
 
+def stage_layers_last_first(layers: int, pp: Any) -> StageLayers:
+    """Return the layers of the stages where the remainder goes to the last stages, one each (InternEvo's partition_uniform)."""
+    pp = np.asarray(pp, dtype=np.int64)
+    share, rest = layers // pp, layers % pp
+    last, middle = share + (rest > 0), share + (rest > 1)
+    middle = np.where(pp == 2, np.maximum(share, last), middle)
+    return StageLayers(*(np.where(pp == 1, layers, n) for n in (share, middle, last)))
+
+
 def stage_layers_by_cost(layers: int, pp: Any, head: float) -> StageLayers:
     """Return the layers of the stages where a stage ends with the layer that makes it exceed its share of all cost.
 

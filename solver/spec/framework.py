@@ -62,7 +62,8 @@ class Kernels:
     tf32: bool = False
     torch_loss: bool = False  #: the cross entropy is torch's, in fp32; otherwise Megatron's, in place
     compiled_loss: bool = False  #: torch.compile includes the cross entropy
-    loss_metric: bool = False  #: the share of right tokens is counted beside the loss: each fp32 logit is read once more
+    wide_logits: bool = False  #: the logits are cast to fp32 before the loss
+    loss_metric: int = 0  #: reads and writes of each fp32 logit beside the loss, for what a log says of it
     #: Host time to launch one op: steps of many tiny kernels are bound by the host. None: of layers of plain PyTorch modules,
     #: which the profiler measures (solver/step/host.py).
     launch_seconds: float | None = None
@@ -159,8 +160,9 @@ class Pipeline:
     #: Buffers of what a stage receives of all micro batches are there all the while, and the outputs that it sent until their
     #: backward pass (torch/distributed/pipelining/stage.py).
     keeps_messages: bool = False
-    #: How layers are assigned to stages: ``even``; ``items``: embedding, final norm and head count as layers; ``cost``: stages
-    #: of equal multiplications in linears, of which the head's are as many as some layers'.
+    #: How layers are assigned to stages: ``even``; ``last``: the last stages get what is left; ``items``: embedding, final norm
+    #: and head count as layers; ``cost``: stages of equal multiplications in linears, of which the head's are as many as some
+    #: layers'.
     assignment: str = "even"
     #: What the framework calls ZeRO-3 keeps gathered weights and whole gradients between the micro batches of a pipeline.
     keeps_weights: bool = False
@@ -206,6 +208,9 @@ class MemoryUse:
     #: ZeRO-1 and 2.
     synchronisation_bytes: tuple[float, float] = (0.0, 0.0)
     partition_bytes: float = 0.0  #: per parameter that ZeRO-1 or 2 gives a rank, beside its states
+    #: Bytes per parameter that a rank updates, weights and states of ZeRO-1 included, at the peak of a step whose gradients are
+    #: joined and cast and then let go; 0: nothing beside what is held.
+    step_peak: float = 0.0
     list_bytes: float = 0.0  #: per parameter of the lists that ZeRO-1 or 2 reduces and gathers after the last backward pass
     #: Buffers of an activation that a tensor group gathers, which stay once they were made.
     gather_buffers: int = 0
@@ -223,8 +228,10 @@ class MemoryUse:
     fp32_gradient_copy: bool = False
     #: The 16-bit gradients of the backward pass stay beside fp32 gradients, into which they are accumulated.
     keeps_half_gradients: bool = False
-    #: Buckets of gradients (data_parallel.bucket_elements) that are allocated beside the gradients.
+    #: Buckets of gradients (data_parallel.bucket_elements) that are allocated beside the gradients; buckets_as_needed: of no
+    #: more elements than there are gradients.
     gradient_buckets: float = 0.0
+    buckets_as_needed: bool = False
     runtime_bytes: float = 1.5 * GIB  #: CUDA context, NCCL's channels, cuBLAS's workspaces: outside the allocator (assumed)
     #: Weights are held in fp32 and cast for each GEMM (autocast), whose backward pass keeps the cast ones.
     fp32_weights: bool = False

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.layers.program import ADAPTERS, EXPERTS, LINEARS, OTHERS
-from solver.schedule.stages import StageLayers, stage_layers, stage_layers_by_cost, stage_layers_counting_ends, wave_stages
+from solver.schedule.stages import (
+    StageLayers,
+    stage_layers,
+    stage_layers_by_cost,
+    stage_layers_counting_ends,
+    stage_layers_last_first,
+    wave_stages,
+)
 from solver.spec.choices import TpMode
 from solver.spec.strategy import replicas
 from solver.step.layouts import Splits
@@ -105,12 +112,10 @@ def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     how = problem.framework.pipeline.assignment
     if how == "even":
         return plain
-    by_cost = how == "cost"
-    dealt = (
-        stage_layers_by_cost(layers, splits.pp, _head_cost(problem))
-        if by_cost
-        else stage_layers_counting_ends(layers, splits.pp)
-    )
+    if how == "cost":
+        dealt = stage_layers_by_cost(layers, splits.pp, _head_cost(problem))
+    else:
+        dealt = (stage_layers_last_first if how == "last" else stage_layers_counting_ends)(layers, splits.pp)
     stated = np.any(splits.stage_columns[1:], axis=0) | splits.waves
     return StageLayers(*(np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")))
 

@@ -39,6 +39,7 @@ def stage_state(
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     autocast = problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
+    trained = np.zeros(len(key))
     for name, share in shares.items():
         own = np.array([part.parameters_of[name][key] for part in table.layers])
         layers = over_kinds(stages.counts[stage], own)
@@ -48,6 +49,7 @@ def stage_state(
             out[0, :3] += problem.element_bytes.activation * elements
             out[0, 3] += problem.element_bytes.activation * partitioned
             continue
+        trained += elements
         if autocast:  # the vocabulary's projection is a linear among the others
             out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
         if kept is not None and name != OTHERS:
@@ -59,8 +61,18 @@ def stage_state(
             held, step = _trained_bytes(problem, name, zero, elements, partitioned, several, piped)
             out[:3, zero] += held
             update[int(name == EXPERTS), zero] += step
+    out[1] += _bucket_bytes(problem, trained)
     out[3] = update.max(axis=0)
     return out
+
+
+def _bucket_bytes(problem: Problem, trained: np.ndarray) -> np.ndarray:
+    """Return the bytes of the buckets of gradients that are allocated beside ``trained`` gradients, [splits]."""
+    memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket_elements
+    if not memory.gradient_buckets:
+        return np.zeros(len(trained))
+    size = np.minimum(elements, trained) if memory.buckets_as_needed else np.full(len(trained), elements)
+    return memory.gradient_buckets * size * problem.element_bytes.gradient
 
 
 def _trained_bytes(
@@ -93,18 +105,18 @@ def _trained_bytes(
     step: np.ndarray = sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
     if zero in (1, 2):
         step = step + memory.list_bytes * elements * several
+    if memory.step_peak and zero < 2:
+        step = step + np.maximum((memory.step_peak - sizes.states) * owned - sizes.gradient * elements, 0.0)
     return np.array([weights, gradients, state * owned]), step
 
 
 def _gradient_buffers(problem: Problem, table: LayerTable, key: np.ndarray, has_head: np.ndarray) -> np.ndarray:
-    """Return the bytes of dummy gradients of one layer's linears and of the head, and of buckets, [splits]."""
+    """Return the bytes of dummy gradients of one layer's linears and of the head, [splits]."""
     framework, shapes = problem.framework, {n: size for part in table.layers for n, size in part.shaped_alike.items()}
     accumulates = problem.run.gradient_accumulation_fusion is not False and not problem.is_frozen(LINEARS)
     of_layers = sum(shapes.values(), np.zeros(len(table.keys)))[key]
     of_head = table.head.shaped_alike[VOCABULARY][key] * has_head
     found: np.ndarray = HALF * (of_layers + of_head) * (framework.memory.dummy_gradients and accumulates)
-    if buckets := framework.memory.gradient_buckets:
-        found = found + buckets * framework.data_parallel.bucket_elements * problem.element_bytes.gradient
     return found
 
 

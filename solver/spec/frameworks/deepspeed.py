@@ -100,7 +100,7 @@ ALEPH_ALPHA = Framework(
         fused_softmax=False,
         torch_loss=True,
         flash_unstated=1,  # the paper compares runs with FlashAttention 1 and 2, which cases both call flash
-        loss_metric=True,  # its language model's loss function also counts the tokens whose largest logit is right
+        loss_metric=1,  # its language model's loss function also counts the tokens whose largest logit is right
         attention_layout_copies=(0, 2),
     ),
     # core/nn/norm/rms_norm.py all-gathers the norm's output; each ColumnParallelLinear all-reduces its own input's gradient

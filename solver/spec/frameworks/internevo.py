@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from solver.spec.can_run import CanRun
 from solver.spec.choices import TpMode
-from solver.spec.framework import DataParallel, Framework, Kernels, TensorParallel
+from solver.spec.framework import DataParallel, Framework, Kernels, MemoryUse, Pipeline, TensorParallel
 
 INTERNEVO_2024 = Framework(
     name="internevo-2024",
@@ -28,7 +28,13 @@ INTERNEVO_2024 = Framework(
         overlaps_interleaving=True,
         overlaps_split_backward=False,  # launch.py, of ZBH1
     ),
-    kernels=Kernels(fused_gate_up=False),
+    kernels=Kernels(
+        fused_gate_up=False,
+        wide_logits=True,  # train/pipeline.py: NaiveAMPModel with output_to_fp32
+        # model/metrics.py after every forward pass, of each logit: a second cross entropy 1, two maxima and their place 3, less
+        # the maximum 2, exponentials 2, their sum 1
+        loss_metric=9,
+    ),
     tensor_parallel=TensorParallel(regathers_input=False),
     data_parallel=DataParallel(
         grad_collective="all_reduce",  # of bf16 gradients
@@ -42,6 +48,15 @@ INTERNEVO_2024 = Framework(
         fused_gradient_accumulation=False,
         partitions_whole_tensors=True,
     ),
+    pipeline=Pipeline(assignment="last"),  # core/parallel/shard.py: partition_uniform
+    memory=MemoryUse(
+        frees_gradients=True,  # zero_grad with set_to_none
+        # hybrid_zero_optim.py, _step: gradients are flattened (2 bytes) and let go, then cast (4), beside the states (12)
+        step_peak=18.0,
+        # _reduce_grads_by_rank: the next bucket is flattened before the one on its way is copied back
+        gradient_buckets=2.0,
+        buckets_as_needed=True,
+    ),
 )
 
 #: The releases of 2023, whose figures are published.
@@ -50,8 +65,10 @@ INTERNEVO_2023 = INTERNEVO_2024.derive(
     "2023-07",
     aliases=("internevo", "internlm"),
     flags={"overlap_param_gather": False},  # parameters are broadcast after the step
+    memory={"step_peak": 24.0},  # AdamW is not fused: two temporaries of 4 bytes instead of the flat 16-bit gradients
     kernels={
         "flash_attention": 1,
+        "loss_metric": 0,  # logs of July 2023 have no accuracy and no perplexity
         "norm_kernels": (("residual", 6, 15), ("row", 6, 22)),  # apex norms on fp32 copies, computed again in backward
     },
     data_parallel={

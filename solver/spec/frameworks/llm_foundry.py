@@ -38,6 +38,9 @@ LLM_FOUNDRY_2024 = LLM_FOUNDRY_2023.derive(
     "2024-03",
     aliases=("llm-foundry 2024",),
     kernels={"flash_attention": 2},  # attn_impl "flash" by default, FlashAttention-2 since October 2023
+    # activation_checkpointing_reentrant is false in its benchmarks; torch 2.1 ends such a recomputation early (its pull request
+    # 96866)
+    recomputation={"stops_early": True},
 )
 
 FAMILY = (LLM_FOUNDRY_2023, LLM_FOUNDRY_2024)

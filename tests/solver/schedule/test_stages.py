@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.schedule.stages import stage_layers, stage_layers_by_cost
+from solver.schedule.stages import stage_layers, stage_layers_by_cost, stage_layers_last_first
 from solver.search.divisions import Division, divisions
 from solver.spec.frameworks import framework_of
 from solver.spec.pipeline_layout import layers_of_chunks
@@ -82,3 +82,13 @@ def test_stages_of_equal_cost_hold_all_layers(layers: int, pp: int, head: float)
     held = [len(each) for each in layers_of_chunks(chunk_sizes(layers, pp, 1, (first, middle, last)), pp)]
     assert sum(held) == layers and len(held) == pp and min(held) >= 0
     assert held[0] == first and held[-1] == last and max(held[1:-1], default=0) == middle * (pp > 2)
+
+
+def test_what_is_left_goes_to_the_last_stages() -> None:
+    # 32 layers on five stages are 6, 6, 6, 7 and 7; 60 on sixteen four of 3 and twelve of 4; InternEvo's partition_uniform
+    found = stage_layers_last_first(32, np.array([1, 2, 3, 5, 16, 31]))
+    assert found.first.tolist() == [32, 16, 10, 6, 2, 1]
+    assert found.middle.tolist() == [32, 16, 11, 7, 2, 1]
+    assert found.last.tolist() == [32, 16, 11, 7, 2, 2]
+    many = stage_layers_last_first(60, np.array([16]))
+    assert (many.first[0], many.middle[0], many.last[0]) == (3, 4, 4)

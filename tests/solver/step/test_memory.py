@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import DEVICE, TINY, changed, column, estimated, make_problem, run_of, some_layouts, tiny, toy_cost
+from toy import DEVICE, TINY, changed, column, estimated, make_problem, some_layouts, tiny, toy_cost
 
 from predictor.cost_model import CostModel
+from solver.spec.choices import SCHEDULES
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS, least_memory
@@ -22,6 +23,8 @@ MODEL = ModelSpec(
     num_key_value_heads=8, head_dim=128, vocab_size=128256,
 )  # fmt: skip
 TINY_RUN = {"seq_len": 32, "compile": True}
+#: Of a framework whose optimizer needs nothing beside what is held.
+PLAIN = TINY_RUN | {"framework": "generic"}
 #: Bytes that one micro batch of TINY saves in a layer: 32 tokens; input, two norm outputs and residual 4 * 64, q, k, v 8 * 16,
 #: context 64, gate, up and product 3 * 128, two bytes each, and the log-sum-exp of 4 heads in four bytes.
 TINY_SAVED = 32 * (2 * (4 * 64 + 8 * 16 + 64 + 3 * 128) + 4 * 4)
@@ -41,7 +44,7 @@ def parts(solutions: Solutions, index: int = 0) -> dict[str, float]:
 @pytest.fixture(scope="module")
 def sample() -> Solutions:
     """Estimate random layouts of an 8B model on 64 accelerators; memory needs no fitted machine."""
-    problem = make_problem(MODEL, 64, toy_cost())
+    problem = make_problem(MODEL, 64, toy_cost(), framework="generic")
     return estimate_layouts(problem, some_layouts(problem, 512, 3000, seed=5))
 
 
@@ -51,7 +54,7 @@ def with_zero(solutions: Solutions, zero: int) -> Solutions:
 
 def test_two_stages_by_hand() -> None:
     assert TINY_SAVED == 53_760
-    problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY, 2, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0)])
     # The last stage: one layer, the head of 256 * 64 and its norm; 16-bit weights and gradients, 12 bytes of fp32 states.
     elements = TINY_LAYER + 256 * 64 + 64
@@ -77,7 +80,7 @@ def test_two_stages_by_hand() -> None:
 def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
     # four stages of one layer each: the first holds up to four micro batches of activations, fewer where there are fewer
     model = TINY.replace(num_hidden_layers=4)
-    problem = make_problem(model, 4, toy_cost(), **TINY_RUN)
+    problem = make_problem(model, 4, toy_cost(), **PLAIN)
     layout = problem.run.replace(dp=1, pp=4, zero=0)
     found = estimated(problem, [layout.replace(num_micro_batches=m) for m in (1, 2, 3, 4, 8)])
     first = 16 * (TINY_LAYER + 256 * 64) + TINY_SAVED * np.array([1, 2, 3, 4, 4]) + TINY_WORKING
@@ -88,7 +91,7 @@ def test_the_first_stage_peaks_where_activations_outweigh_the_loss() -> None:
 
 def test_recomputation_by_hand() -> None:
     # one device, two layers: full recomputation saves each layer's input (32 * 64 * 2 bytes) and all of one layer
-    problem = make_problem(TINY, 1, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY, 1, toy_cost(), **PLAIN)
     layout = problem.run.replace(zero=0)
     found = estimated(problem, [layout, layout.replace(recompute="full"), layout.replace(recompute="full", recompute_layers=1)])
     kept = 32 * 64 * 2
@@ -102,7 +105,7 @@ def test_recomputation_by_hand() -> None:
 
 def test_states_by_zero_stage_by_hand() -> None:
     # as in the ZeRO paper's example of 7.5 billion parameters: 2 + 2 + 12 bytes per parameter, over 8 ranks, optimizer first
-    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=8) for z in range(4)])
     elements = 2 * TINY_LAYER + 2 * 256 * 64 + 64
     state = found.memory.parts[:3] / elements
@@ -110,13 +113,13 @@ def test_states_by_zero_stage_by_hand() -> None:
     assert state[1:, 3].tolist() == [2 / 8, 12 / 8] and state[0, 3] <= 2 / 8
     # all-gather buffers of ZeRO-3: two layers of 16-bit weights and one layer's gradients
     assert parts(found, 3)["gather_buffers"] == (2 * 2 + 2) * TINY_LAYER
-    fp32 = make_problem(TINY, 8, toy_cost(), **TINY_RUN, grad_dtype="fp32")
+    fp32 = make_problem(TINY, 8, toy_cost(), **PLAIN, grad_dtype="fp32")
     assert estimated(fp32, [fp32.run.replace(zero=0)]).memory.parts[1, 0] == 4 * elements
 
 
 def test_weight_parallel_states_by_hand() -> None:
     # ISP over wp 4 of 8 ranks: a quarter of the linears; whole norms, embedding and head; a pool of two blocks' whole weights
-    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=0)])
     elements = 2 * (36_864 / 4 + 2 * 64) + 2 * 256 * 64 + 64
     assert found.memory.parts[:3, 0].tolist() == [2 * elements, 2 * elements, 12 * elements]
@@ -166,7 +169,9 @@ def test_sharding_over_more_ranks_holds_less(sample: Solutions) -> None:
 
 
 def test_fewer_micro_batches_than_stages_hold_less(sample: Solutions) -> None:
-    piped = changed(sample.layouts.take(np.flatnonzero(column(sample.layouts, "pp") >= 4)), vpp=1)
+    piped = changed(
+        sample.layouts.take(np.flatnonzero(column(sample.layouts, "pp") >= 4)), vpp=1, schedule=SCHEDULES.index("1f1b")
+    )
     pp = column(piped, "pp")
     allocated = [
         estimate_layouts(sample.problem, changed(piped, num_micro_batches=m)).memory.allocated for m in (1, 2, pp, 4 * pp)
@@ -179,7 +184,7 @@ def test_fewer_micro_batches_than_stages_hold_less(sample: Solutions) -> None:
 def test_the_longest_stage_holds_most_where_layers_do_not_divide() -> None:
     # 5 layers on 4 stages: 1, 2, 1, 1. The second holds 2 layers and 3 micro batches, the first 1 and 4
     model = TINY.replace(num_hidden_layers=5, vocab_size=128)
-    problem = make_problem(model, 4, toy_cost(), **TINY_RUN)
+    problem = make_problem(model, 4, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
     middle = 16 * 2 * TINY_LAYER + 2 * 3 * TINY_SAVED
     assert found.memory.allocated[0] >= middle
@@ -189,7 +194,7 @@ def test_gpipe_holds_all_micro_batches_and_zero_bubble_no_less_than_1f1b() -> No
     model = TINY.replace(num_hidden_layers=4)
 
     def activations(schedule: str, m: int) -> float:
-        problem = make_problem(model, 4, toy_cost(), **TINY_RUN, schedule=schedule)
+        problem = make_problem(model, 4, toy_cost(), **PLAIN, schedule=schedule)
         found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=m)])
         return parts(found)["activations"] / TINY_SAVED
 
@@ -200,15 +205,15 @@ def test_gpipe_holds_all_micro_batches_and_zero_bubble_no_less_than_1f1b() -> No
 def test_interleaving_holds_more() -> None:
     # arXiv 2104.04473: chunks in flight on the first stage: 2 (pp - 1) + (vpp - 1) pp + 1, each with 1 / vpp of its layers
     model = TINY.replace(num_hidden_layers=16)
-    problem = make_problem(model, 4, toy_cost(), **TINY_RUN)
+    problem = make_problem(model, 4, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(dp=1, pp=4, vpp=v, zero=0, num_micro_batches=16) for v in (1, 2, 4)])
     held = found.memory.parts[PARTS.index("activations")] / TINY_SAVED
     assert held.tolist() == [4 * 4, 11 * 2, 19 * 1]
 
 
 def test_memory_scales_with_micro_batch_and_parameters() -> None:
-    problem = make_problem(MODEL, 1, toy_cost())
-    found = estimated(problem, [run_of(1, zero=0, micro_batch_size=b) for b in (1, 2, 4)])
+    problem = make_problem(MODEL, 1, toy_cost(), framework="generic")
+    found = estimated(problem, [problem.run.replace(zero=0, micro_batch_size=b) for b in (1, 2, 4)])
     activations = found.memory.parts[PARTS.index("activations")]
     assert activations.tolist() == [activations[0], 2 * activations[0], 4 * activations[0]]
     # an 8B model trained in 16 bits on one device: 16 bytes per parameter, except for the padding of the vocabulary
@@ -236,7 +241,7 @@ def test_dummy_gradients_of_megatron_by_hand() -> None:
 
 def test_the_second_stage_by_hand() -> None:
     # 5 layers on 4 stages: 1, 2, 1, 1. The second holds 2 layers of 3 micro batches; the first 1 of 4, and a table of 128 * 64
-    problem = make_problem(TINY.replace(num_hidden_layers=5, vocab_size=128), 4, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY.replace(num_hidden_layers=5, vocab_size=128), 4, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(dp=1, pp=4, zero=0, num_micro_batches=8)])
     assert found.memory.allocated[0] == 16 * 2 * TINY_LAYER + 2 * 3 * TINY_SAVED + TINY_WORKING
 
@@ -245,7 +250,7 @@ def test_gpipe_keeps_the_logits_of_all_micro_batches() -> None:
     # the last of two stages: inputs of norm and head (64 values of two bytes) and fp32 probabilities of 32 tokens, four times;
     # the 16-bit logits once. 1F1B holds one micro batch there
     def loss(schedule: str) -> float:
-        problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, schedule=schedule)
+        problem = make_problem(TINY, 2, toy_cost(), **PLAIN, schedule=schedule)
         found = estimated(problem, [problem.run.replace(dp=1, pp=2, zero=0, num_micro_batches=4)])
         assert found.memory.on_last_stage[0] or schedule == "1f1b"
         return parts(found)["loss"]
@@ -275,14 +280,14 @@ def test_fsdp_keeps_its_root_gathered_and_reduced_gradients_in_fp32() -> None:
 
 def test_two_weight_ranks_hold_a_pool_too() -> None:
     # two blocks of 36,864 16-bit weights, however few ranks share them; none where each rank has its own weights
-    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=wp, zero=0) for wp in (1, 2)])
     assert found.memory.parts[PARTS.index("gather_buffers")].tolist() == [0, 2 * 36_864 * 2]
 
 
 def test_states_of_weight_shards_are_split_over_their_copies() -> None:
     # 8 ranks of 4 weight shards: two ranks hold the same quarter of the linears, which ZeRO-1 splits; the rest over all 8
-    problem = make_problem(TINY, 8, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY, 8, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(tp_mode="isp", wp=4, zero=1, zero_shard_size=8)])
     rest = 2 * 2 * 64 + 2 * 256 * 64 + 64
     assert found.memory.parts[2, 0] == 12 * (2 * 36_864 / 4 / 2 + rest / 8)
@@ -290,7 +295,7 @@ def test_states_of_weight_shards_are_split_over_their_copies() -> None:
 
 def test_gaps_of_the_allocator_by_stages() -> None:
     # a tenth of what comes and goes where micro batches free their blocks in reverse order, 35% where stages interleave them
-    problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN)
+    problem = make_problem(TINY, 2, toy_cost(), **PLAIN)
     found = estimated(problem, [problem.run.replace(dp=2 // pp, pp=pp, zero=0) for pp in (1, 2)])
     dynamic = found.memory.parts[STATIC_PARTS:].sum(axis=0)
     np.testing.assert_allclose(found.memory.reserved - found.memory.allocated, [0.1, 0.35] * dynamic, rtol=1e-9)
@@ -301,7 +306,8 @@ def test_gaps_of_the_allocator_by_stages() -> None:
 
 def test_three_verdicts() -> None:
     # the bound: 3% of what is allocated and 15% of what comes and goes, above the estimate
-    memory = estimated(make_problem(TINY, 1, toy_cost(), **TINY_RUN), [run_of(1, 32, zero=0)]).memory
+    problem = make_problem(TINY, 1, toy_cost(), **PLAIN)
+    memory = estimated(problem, [problem.run.replace(zero=0)]).memory
     dynamic = memory.parts[STATIC_PARTS:].sum()
     assert memory.bound[0] - memory.device[0] == pytest.approx(0.15 * dynamic + 0.03 * memory.allocated[0])
     limits = memory.bound[0], memory.device[0], memory.device[0] - 1

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from toy import TINY, tiny
+from toy import TINY, estimated, make_problem, tiny
 
+from predictor.cost_model import CostModel
 from solver.spec.frameworks import framework_of
+from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.spec.precision import element_bytes
 from solver.spec.strategy import Strategy
@@ -69,3 +71,37 @@ def test_narrow_moments_are_widened_for_the_step() -> None:
     large = {"recompute": "none", "micro_batch_size": 64}
     assert updated("bf16", **large).memory.parts[OPTIMIZER, 0] == pytest.approx(owned * (2 + 4))
     assert updated("bf16", **large).memory.parts[ACTIVATIONS, 0] == updated("fp32", **large).memory.parts[ACTIVATIONS, 0]
+
+
+@pytest.mark.parametrize(("framework", "peak"), [("internevo-2023", 24), ("internevo-2024", 18)])
+def test_internevo_joins_and_casts_gradients_for_its_step(framework: str, peak: int) -> None:
+    # hybrid_zero_optim.py: whole 16-bit weights; of what a rank updates the states (12 bytes), and flat gradients of 2 and 4
+    # bytes, or the cast ones and two temporaries of an AdamW that is not fused; whole gradients and their two buckets before
+    elements = parameters(MODEL)
+    held = 2 + 2 + 2 * 2 + 12
+    for shard, at_step in ((1, max(2 + peak + 2 * 2, held)), (8, 0)):
+        found = tiny(framework, 8, MODEL, dp=8, zero=1, zero_shard_size=shard, recompute="full")
+        states = float(found.memory.parts[:3, 0].sum())
+        if at_step:
+            assert states == pytest.approx(at_step * elements, rel=1e-9)
+        else:
+            assert states < held * elements
+
+
+#: InternEvo, doc/en/train_performance.md (v0.2.1dev20231121; A800, whole layers recomputed, 4 micro batches of 2,048 tokens):
+#: layers, GPUs, tp, pp and GB. Nothing here is fitted to them.
+PUBLISHED = [("7b", 4, 4, 1, 61), ("7b", 4, 1, 4, 69), ("7b", 5, 1, 5, 62), ("7b", 6, 1, 6, 56), ("7b", 3, 1, 3, 75),
+             ("20b", 16, 1, 16, 52)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "gpus", "tp", "pp", "published"), PUBLISHED)
+def test_memory_that_internevo_published(
+    size: str, gpus: int, tp: int, pp: int, published: float, a100_model: CostModel
+) -> None:
+    wide = {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 60, "num_attention_heads": 40}
+    plain = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+    sizes = wide if size == "20b" else plain
+    model = ModelSpec(name=size, vocab_size=103_168, head_dim=128, num_key_value_heads=sizes["num_attention_heads"], **sizes)
+    problem = make_problem(model, gpus, a100_model, 2048, framework="internevo-2023", precision="bf16")
+    run = problem.run.replace(tp=tp, pp=pp, dp=1, zero=1, num_micro_batches=4, recompute="full")
+    assert estimated(problem, [run]).memory.device[0] == pytest.approx(published * 1e9, rel=0.15)
