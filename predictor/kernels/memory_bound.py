@@ -30,13 +30,16 @@ GIVEN_UNCERTAINTY = 0.25
 KIND_SHARE = {
     "norm": 0.54, "norm_grad": 0.52, "norm_grad_torch": 0.25, "norm_grad_apex": 0.33, "row": 0.40, "gated_act": 0.55,
     "act": 0.67, "act_grad": 0.75, "softmax": 0.78, "softmax_grad": 0.75, "rope": 0.48, "residual": 0.90, "embedding": 0.17,
-    "quantize": 0.85, "hadamard_quantize": 0.38, "cross_entropy": 0.35,
+    "quantize": 0.85, "hadamard_quantize": 0.38, "cross_entropy": 0.35, "mixed": 0.69,
 }  # fmt: skip
 #: For kernel chains of an eager framework that were not measured: kind -> {kind whose constants the chain's kernels use: bytes
 #: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
 #: rope: multiply by cosine 4, negate and join the halves 6, multiply by sine 4, add 6 = 20, fused 4; backward:
 #: one more sum, 24, fused 4.
-#: gated_act: activation 4, product 6 = 10, fused 6; backward 16, fused 10.
+#: gated_act: activation 4, product 6 = 10, fused 6; backward two products 12, activation 6 = 18, fused 10; gated_act_split, of
+#: two halves of one tensor: their gradients joined 8 more.
+#: mixed: a 16-bit value is added to one in fp32: kernels of torch that cast as they load read no vectors; a cast alone reaches
+#: 1.41 of 2.04 TB/s on H100 PCIe (pytorch's pull request 137053, before it vectorised casts).
 #: norm: to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, multiply by weight 4 = 36, fused 4; backward: weight 12, casts 12,
 #: scale 8 and 16, mean 8, square 20, the sum of both paths 12 = 88, fused 6. Kernels that reduce a row or broadcast along it
 #: (16 of the 36, 44 of the 88) run at the rate of ``row``, that of vLLM's RMSNorm. Liger's benchmark of Hugging Face's chain at
@@ -50,7 +53,8 @@ KIND_SHARE = {
 #: gradients of each 28, fused 6.
 EAGER_BYTES = {
     "rope_eager": {"residual": 20 / 4}, "rope_eager_grad": {"residual": 24 / 4},
-    "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 16 / 10},
+    "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 18 / 10},
+    "gated_act_split_eager": {"residual": 10 / 6}, "gated_act_split_eager_grad": {"residual": 26 / 10},
     "norm_eager": {"residual": 20 / 4, "row": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "row": 44 / 6},
     "expert_bias_eager": {"residual": 24 / 4, "row": 4 / 4}, "expert_bias_eager_grad": {"residual": 16 / 2, "row": 24 / 2},
     "expert_bias_half_eager": {"residual": 12 / 4}, "expert_bias_half_eager_grad": {"residual": 4 / 2, "row": 12 / 2},

@@ -145,12 +145,25 @@ def _flash_core(shapes: Shapes) -> list[Op]:
 def _layout_copies(shapes: Shapes) -> list[Op]:
     """Copies between the framework's order of dimensions and the kernel's, in both directions; each is a read and a write."""
     of_qkv, of_context = shapes.framework.kernels.attention_layout_copies
+    apart = _kv_joined(shapes) if shapes.framework.kernels.splits_and_joins_kv else []
     if not of_qkv + of_context:
-        return []
+        return apart
     width = of_qkv * _qkv_width(shapes) + of_context * shapes.heads * shapes.model.value_head_dim
     several, twice = np.where(shapes.keys.micro_batch_size > 1, 1.0, 0.0), 2 * shapes.element
     copies = memory_bound("layout", ATTENTION, "copy", shapes.tokens * width, twice, twice, ATTENTION_CORE)
-    return [replace(op, count=several) for op in copies]
+    return [*apart, *(replace(op, count=several) for op in copies)]
+
+
+def _kv_joined(shapes: Shapes) -> list[Op]:
+    """Copies of splits_and_joins_kv, counted in torch. Forward: all three, then keys and values twice; backward: keys and
+    values, then all three twice. The host's launches are in the time of nanotron's layers as measured."""
+    kv = shapes.tokens * shapes.kv_heads * shapes.kv_width
+    whole, twice = shapes.tokens * _qkv_width(shapes), 2 * shapes.element
+    copies = [
+        *memory_bound("layout.split", ATTENTION, "copy", whole + 2 * kv, twice, 0.0, ATTENTION_CORE),
+        *memory_bound("layout.split", ATTENTION, "copy", 2 * whole + kv, 0.0, twice, ATTENTION_CORE),
+    ]
+    return [replace(op, launches=0.0) for op in copies]
 
 
 def _unfused_core(shapes: Shapes) -> list[Op]:

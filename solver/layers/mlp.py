@@ -40,6 +40,8 @@ def activation_ops(shapes: Shapes, name: str, module: str, elements: Array) -> l
     gated, element = shapes.model.gated_mlp, shapes.element
     kind, forward, backward = ("gated_act", 3, 5) if gated else ("act", 2, 3)
     fused = shapes.fused_elementwise or not gated
+    if not fused and shapes.framework.kernels.fused_gate_up:  # both are halves of one tensor
+        kind = "gated_act_split"
     return memory_bound(
         name, module, kind, elements, forward * element, backward * element, fused=fused, gradient=f"{kind}_grad"
     )

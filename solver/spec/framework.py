@@ -39,6 +39,9 @@ class Kernels:
     norm_gradient: str = "norm_grad"
     flash_attention: int = 0  #: generation of FlashAttention; 0: the best one for the device
     flash_unstated: int = 0  #: an older generation that runs which state none may have had; 0: none
+    #: Whatever the micro batch, queries, keys and values of one GEMM are copied into tensors of their own, keys and values are
+    #: joined and copied again; in the backward pass keys' and values' gradients are joined, all three joined and copied.
+    splits_and_joins_kv: bool = False
     #: How often q, k and v, and how often the context, are copied between the framework's order of dimensions (sequence first)
     #: and FlashAttention's (batch first). With one sequence in a micro batch the two orders are the same.
     attention_layout_copies: tuple[int, int] = (0, 0)
@@ -114,6 +117,7 @@ class DataParallel:
     #: bucket of a backward pass cannot overlap with anything.
     bucket_elements: float = 40e6
     bucket_elements_per_rank: float = 0.0
+    buckets_of_tensors: bool = False  #: a bucket is full when it exceeds 25 MiB (torch's DistributedDataParallel)
     #: Sharded gradients are reduce-scattered, and parameters gathered, in one collective, after the last backward pass.
     shards_at_once: bool = False
     #: Seconds of the host for the part of a tensor that each rank owns, where both collectives are of lists: ZeRO 1 and 2.
@@ -143,6 +147,7 @@ class DataParallel:
     accumulation_casts: bool = False
     accumulating_gemms: bool = True  #: weight-gradient GEMMs add to a buffer of fp32 gradients; otherwise they write 16 bits
     optimizer_bytes_per_parameter: float = 30.0  #: memory traffic of one Adam step
+    optimizer_launches: float = 0.0  #: kernels that the host launches for each tensor in a step; 0: for all at once
     gradient_passes: float = 2.0  #: further reads or writes of the gradients that a rank updates in a step (norm, clipping)
     #: Reads or writes of all gradients that a rank accumulates: zeroing, averaging, the search for NaN.
     buffer_passes: float = 0.0

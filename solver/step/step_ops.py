@@ -9,8 +9,8 @@ import numpy as np
 from solver.layers.program import MEMORY_BOUND, OTHERS, Op, message
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Placement, placement
-from solver.spec.framework import Framework
 from solver.spec.precision import MOMENTS
+from solver.step.ddp_buckets import ddp_buckets
 from solver.step.layouts import Splits
 from solver.step.offload import gradient_ops, optimizer_ops
 from solver.step.parameter_groups import ParameterGroup, partitioned_elements, shard_ranks
@@ -21,12 +21,14 @@ from solver.step.problem import LayerTable, Problem
 MUON_BYTES = 54.0
 
 
-def buckets(framework: Framework, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Return the number of collectives that carry ``elements`` gradients over ``ranks``.
+def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Return the number of collectives that carry ``elements`` of a rank's ``whole`` gradients over ``ranks``.
 
     It follows the framework's bucket size: at least one, fractions allowed.
     """
-    sync = framework.data_parallel
+    sync = problem.framework.data_parallel
+    if sync.buckets_of_tensors:
+        return ddp_buckets(problem.model, problem.framework.kernels, splits) * elements / whole
     bucket = np.maximum(sync.bucket_elements, sync.bucket_elements_per_rank * ranks)
     return np.maximum(elements / bucket, 1.0)
 
@@ -39,10 +41,11 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     """
     shares, shards = partitioned_elements(problem, splits, groups), shard_ranks(problem, splits)
     ops: list[Op] = []
+    whole = np.sum([group.elements for group in groups.values()], axis=0)
     for name, group in groups.items():
         if problem.is_frozen(name):
             continue
-        ops += _exchange_ops(problem, name, group, shards[name])
+        ops += _exchange_ops(problem, name, group, shards[name], buckets(problem, splits, group.elements, whole, group.size))
         ops += _kernel_ops(problem, name, group)
         ops += _update_ops(problem, name, "whole", group.elements)
         ops += _update_ops(problem, name, "shard", shares[name])
@@ -52,10 +55,11 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     return ops + [_message("gradient_norm", "all_reduce", number, placement(*group, node)) for group in sums]
 
 
-def _exchange_ops(problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray) -> list[Op]:
-    """Return the messages of a group's gradients and parameters, and the copies between these and their buffers."""
+def _exchange_ops(problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, count: np.ndarray) -> list[Op]:
+    """Return the messages of a group's gradients, ``count`` buckets, and parameters, and the copies between these and their
+    buffers."""
     sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
-    grad, count = sizes.gradient, buckets(problem.framework, group.elements, group.size)
+    grad = sizes.gradient
     at_once = 1.0 if sync.shards_at_once else count
     reduced = group.elements * (sync.reduced_gradient_bytes or grad)
     scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
@@ -88,7 +92,9 @@ def _kernel_ops(problem: Problem, name: str, group: ParameterGroup) -> list[Op]:
     cast = [] if kept is None or name == OTHERS else [kernel("weight_casts", "optimizer", kept.cast, True, "quantize")]
     return [
         *cast,
-        kernel("accumulation", "gradients", added, apart, "residual"),
+        kernel(
+            "accumulation", "gradients", added, apart, "mixed" if sizes.gradient > sizes.weight and not casts else "residual"
+        ),
         kernel("gradient_buffer", "gradients", sizes.gradient * sync.buffer_passes, sync.buffer_passes > 0, "residual"),
     ]
 

@@ -87,6 +87,8 @@ def estimate_synchronisation(
     estimates = estimate_ops(ops, len(splits), problem.cost)
     if not problem.checks_collectives:
         return estimates
+    if problem.framework.data_parallel.buckets_of_tensors:
+        return with_checks(estimates)
     return with_checks(estimates, tensors_of_layer(problem) * problem.model.num_hidden_layers / splits.pp + 1)
 
 

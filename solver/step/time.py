@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from solver.spec.framework import Framework
+from solver.spec.framework import ASSUMED_LAUNCH, Framework
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.offload import late_gradients
@@ -63,6 +63,7 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
         sync = sync + late_gradients(terms.to_host[row], passes[0], terms.splits.num_micro_batches[row])
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
     optimizer = optimizer + np.where(layouts.zero == 3, _sharded_casts(problem, terms)[row], terms.weight_casts[row])
+    optimizer = np.maximum(optimizer, _optimizer_launches(problem, terms)[row])
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
     return StepTimes(alone + waiting, pipelines, same, np.array([accumulation, sync, gather, optimizer, waiting]))
@@ -80,6 +81,14 @@ def _accumulation(problem: Problem, terms: SplitTerms, layouts: Layouts) -> np.n
         cast = (sizes.weight + sizes.gradient) / (sizes.weight + 2.0 * sizes.gradient) * (sizes.gradient > sizes.weight)
         whole = (layouts.zero == 2) & (terms.splits.pp[layouts.row] > 1)
         seconds = np.where(whole, ((number - 1 + cast) * terms.accumulation)[layouts.row], seconds)
+    return seconds
+
+
+def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
+    """Return the seconds in which the host launches the kernels of an optimizer that works tensor by tensor, [splits]."""
+    sync = problem.framework.data_parallel
+    tensors = sync.tensors_per_layer * problem.model.num_hidden_layers / terms.splits.pp + 2  # and the ends
+    seconds: np.ndarray = sync.optimizer_launches * ASSUMED_LAUNCH * tensors
     return seconds
 
 
@@ -133,7 +142,7 @@ def _synchronisation(
     gathers = times if framework.data_parallel.frees_gathered_weights else np.ones_like(times)
     gather = terms.all_gather.take(row) * gathers
     parameters, embedding = terms.parameters, terms.embedding_parameters
-    one_bucket = 1 / buckets(framework, parameters, split.dp * split.cp)
+    one_bucket = 1 / buckets(problem, split, parameters, parameters, split.dp * split.cp)
     last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
     interleaved = (vpp > 1) & ~split.waves[row]
     group = run.micro_batch_group or pp

@@ -36,7 +36,10 @@ NANOTRON = Framework(
         fused_elementwise=False,
         fused_rope=True,  # flash-attn's
         flash_attention=2,
-        attention_layout_copies=(2, 1),  # q, k and v to batch first, keys and values joined; the context back
+        # models/llama.py, CausalSelfAttention: view, permute and contiguous of all three, cat of keys and values, permute and
+        # contiguous of both, split
+        splits_and_joins_kv=True,
+        attention_layout_copies=(0, 1),  # the context back to sequence first
         # Runs of 1.3B and 3.6B models on 8 H100 with tp 4 and 8 and micro batches of one sequence take 4.5 ms a layer, whatever
         # the model and tp are; the program of a layer has 39 ops
         launch_seconds=115e-6,
@@ -49,7 +52,8 @@ NANOTRON = Framework(
     scripts_check_collectives=True,  # run_multinode.sh
     data_parallel=DataParallel(
         grad_collective="reduce_scatter",
-        bucket_elements=12.5e6,  # 25 MB of 16-bit gradients
+        buckets_of_tensors=True,
+        bucket_copy_bytes=8.0,  # DDP copies gradients into buckets, and what was reduced back (reducer.cpp)
         # trainer.py makes no DDP of models whose gradients ZeRO shards in fp32: sync_gradients_across_dp follows
         shards_at_once=True,
         # distributed.py views, checks and joins the parts of all tensors for each rank, twice, and copies each gathered one
@@ -60,6 +64,9 @@ NANOTRON = Framework(
         fused_gradient_accumulation=False,  # every backward pass ends with fp32_grad.add_(grad)
         accumulating_gemms=False,
         optimizer_bytes_per_parameter=34.0,  # fused AdamW on fp32 parameters, and their 16-bit copies
+        # helpers.py makes a group of parameters of each tensor: step counter and AdamW; its norm and scale (clip_grads.py), its
+        # copy (gradient_accumulator.py)
+        optimizer_launches=5.0,
         # optim/clip_grads.py: norm and scaling are of the whole fp32 buffer under ZeRO-1 too; and it is set to zero
         gradient_passes=0.0,
         buffer_passes=4.0,

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import DEVICE, LINK, NETWORK, toy_cost
+from toy import DEVICE, LINK, NETWORK, TINY, make_problem, toy_cost
 
 from predictor.cost_model import CostModel
 from predictor.network.rank_skew import rank_skew_seconds
 from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
-from solver.spec.frameworks import framework_of
+from solver.step.ddp_buckets import bucket_sizes, ddp_buckets
+from solver.step.layouts import Layouts
 from solver.step.side_stream import SideStreamWork
 from solver.step.step_ops import buckets
 
@@ -88,11 +89,34 @@ def test_nodes_of_one_accelerator_have_contention_too() -> None:
 
 def test_gradients_are_reduced_in_the_buckets_of_the_framework() -> None:
     elements, ranks = np.array([400e6, 400e6, 1e6]), np.array([8, 100, 8])
+
+    def of(framework: str, elements: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        problem = make_problem(TINY, 8, toy_cost(), framework=framework)
+        splits = Layouts.of([problem.run] * 3).splits
+        return buckets(problem, splits, elements, elements, ranks)
+
     # Megatron-Core: buckets of 40 million elements, or a million per rank
-    np.testing.assert_allclose(buckets(framework_of("megatron-core"), elements, ranks), [10, 4, 1])
-    np.testing.assert_allclose(buckets(framework_of("internevo"), elements * 10, ranks), [4e9 / 2**29, 4e9 / 2**29, 1])
-    np.testing.assert_allclose(buckets(framework_of("internevo"), elements * 10, ranks * 100), [4e9 / 2**29, 4e9 / 2**29, 1])
-    np.testing.assert_allclose(buckets(framework_of("aleph alpha"), elements * 10, ranks), [8, 8, 1])
+    np.testing.assert_allclose(of("megatron-core", elements, ranks), [10, 4, 1])
+    np.testing.assert_allclose(of("internevo", elements * 10, ranks), [4e9 / 2**29, 4e9 / 2**29, 1])
+    np.testing.assert_allclose(of("internevo", elements * 10, ranks * 100), [4e9 / 2**29, 4e9 / 2**29, 1])
+    np.testing.assert_allclose(of("aleph alpha", elements * 10, ranks), [8, 8, 1])
+
+
+def test_buckets_of_torchs_ddp_are_of_whole_tensors() -> None:
+    # in reverse order; the first holds at least 1 MiB of 16 bits, each further one at least 25 MiB
+    mebi = 2**19
+    assert bucket_sizes([5 * mebi, 30 * mebi, 10 * mebi, 20 * mebi, 2 * mebi, 3]) == [
+        2 * mebi + 3,
+        30 * mebi,
+        30 * mebi,
+        5 * mebi,
+    ]
+    model = TINY.replace(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=16, head_dim=64,
+                         vocab_size=4096)  # fmt: skip
+    problem = make_problem(model, 8, toy_cost(), framework="nanotron")
+    splits = Layouts.of([problem.run.replace(tp=tp, pp=pp, dp=8 // tp // pp) for tp, pp in ((1, 1), (2, 1), (1, 2))]).splits
+    # MiB of two layers: 0, 6, 2, 0, 16 and 8 each; table and head 8. From the end: 8; 8, 16 and 2; 6, 8 and 16; 2, 6 and 8
+    assert ddp_buckets(model, problem.framework.kernels, splits).tolist() == [4, 3, 2]
 
 
 def test_rank_skew_of_a_step(h100_model: CostModel) -> None:
