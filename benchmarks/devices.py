@@ -47,7 +47,7 @@ _COSTS = (
     "* **NVLink domain.** Collectives that stay inside it delay the compute beside them by all that they move; of those that",
     "  leave it only what passes inside the node does. A larger domain may so cost some 0.003% where all of it is hidden. Of",
     "  links that a PCIe tree shares it is another matter: a layout whose groups span 16 A100 PCIe of one domain may take a",
-    "  sixth longer than on two domains of 8 with a network between them.",
+    "  sixth longer than on two domains of 8 with a network between them.\n",
 )
 
 
