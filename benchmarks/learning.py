@@ -30,7 +30,7 @@ PUBLISHED = ROOT / "configs/cases/published.jsonl"
 OUTPUT = ROOT / "docs/learning.md"
 _HEAD = """# Learning from your own runs
 
-    foretrain import job.log --runs runs.jsonl              # logs of Megatron-LM and Megatron-Bridge state what they run; others need --config
+    foretrain import job.log --runs runs.jsonl              # Megatron's logs state what they run; others need --config
     foretrain learn runs.jsonl --output mine.json           # from two runs on; ten or more tell much
     foretrain search --world_size 512 --learned mine.json   # later predictions use it and say so
 

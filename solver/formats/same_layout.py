@@ -31,10 +31,13 @@ _QUANTISED = ("fp8_recipe", "fp8_param_gather", "num_layers_at_start_in_bf16", "
 def effective(model: ModelSpec, run: Strategy) -> Strategy:
     """Return the layout with its default in every field that changes nothing beside the others."""
     experts = tuple(field.name for field in fields(Strategy) if field.name.startswith("moe_"))
-    several = run.replicas > 1
+    several, framework = run.replicas > 1, framework_of(run.framework)
+    copies = several or run.dp * run.cp > 1  # under isp of embedding and head alone, perhaps
+    shared = framework.shares_vocabulary(run.tp_mode == "isp")
     idle = (
         (run.cp == 1, ("cp_comm", "cp_a2a_size")),
-        (run.tp == run.wp == 1, ("tp_mode", "tp_comm_overlap")),
+        (run.tp == run.wp == 1, ("tp_comm_overlap",)),
+        (run.tp == run.wp == 1 and not shared, ("tp_mode",)),
         (run.tp_mode != "isp" or run.tp == run.wp == 1, ("overlap_weight_gather",)),
         (run.pp == 1, _PIPELINE),
         (run.vpp == 1 or run.schedule in WAVES, ("p2p_overlap", "micro_batch_group")),
@@ -47,11 +50,10 @@ def effective(model: ModelSpec, run: Strategy) -> Strategy:
         (run.precision not in PRIMARY, ("fp8_param_gather",)),
         (run.precision != "fp8", ("fp8_recipe",)),
         (not run.cross_entropy_fusion, ("cross_entropy_fusion_impl",)),
-        (not several, ("overlap_grad_reduce", "overlap_param_gather")),
-        (not run.zero or run.optimizer == "muon", ("overlap_param_gather",)),
+        (not copies, ("overlap_grad_reduce", "overlap_param_gather")),
+        (not (run.zero or shared) or run.optimizer == "muon", ("overlap_param_gather",)),
     )
     changes: dict[str, Any] = {name: getattr(Strategy, name) for holds, names in idle if holds for name in names}
-    framework = framework_of(run.framework)
     changes["dropout"] = applies_dropout(model, run)
     if run.gradient_accumulation_fusion is None and framework.data_parallel.fused_gradient_accumulation:
         changes["gradient_accumulation_fusion"] = True

@@ -190,7 +190,7 @@ def _expert_groups(problem: Problem, tp: int, ranks: int) -> list[tuple[int, int
 def _modes(modes: Sequence[TpMode], tp: int, cp: int, dp: int) -> Iterator[tuple[TpMode, int]]:
     """Yield (mode, wp) for a framework's modes.
 
-    With one tensor rank MTP, MSP, FSP, and ISP without wp are the same layout.
+    With one tensor rank MTP, MSP, FSP, and ISP without wp are the same layout, but for the vocabulary's states in InternEvo.
     """
     plain = [mode for mode in modes if mode != TpMode.ISP]
     yield from ((mode, 1) for mode in (plain if tp > 1 else [TpMode.MTP] * bool(plain)))

@@ -81,13 +81,12 @@ def stage_memory(solutions: Solutions, index: int) -> list[StageMemory]:
     shares = shard_ranks(problem, splits)
     recomputed = stages.recomputed(recomputed_limit(problem, one), np.zeros(1, dtype=np.int64))[0][:, :, 0]
     kept, whole = (np.array([part.saved[at, key[0]] for part in table.layers]) for at in (level, 0))
-    several = splits.dp * splits.cp > 1
     found = []
     for stage in range(len(stages.index)):
 
         def state(names: set[str], stage: int = stage) -> np.ndarray:
             some = {name: share for name, share in shares.items() if name in names}
-            held: np.ndarray = stage_state(problem, table, key, some, several, stages, stage)[:3, zero, 0]
+            held: np.ndarray = stage_state(problem, table, key, some, splits, stages, stage)[:3, zero, 0]
             return held
 
         beside = state(set())

@@ -297,6 +297,13 @@ class Framework:
     #: of several laboratories or models agree, more where settings or code are less certain. Judged, not fitted.
     uncertainty: float = 0.05
 
+    def shares_vocabulary(self, is_isp: Any) -> Any:
+        """Whether all data-parallel ranks share the states of embedding and head, under ZeRO-0 too; of the shape of ``is_isp``.
+
+        So it is under InternEvo's ISP (create_param_groups: optimizer_mode DATA of embed_head).
+        """
+        return is_isp & self.data_parallel.partitions_whole_tensors
+
     def fuses_accumulation(self, stated: bool | None) -> bool:
         """Whether the weight-gradient GEMMs add to the gradients: as a run states it, or as the release does."""
         return self.data_parallel.fused_gradient_accumulation if stated is None else stated

@@ -178,9 +178,8 @@ class PeakMemory:
         kept_logits += has_head * (self._deferred_operands[self._key] * waiting)[row]
         # the loss's memory is freed before the last layer's backward pass: the larger of the two counts
         loss = has_head * (head + transient)
-        several = splits.dp * splits.cp > 1
         zeros = self._layouts.zero_stages
-        *state, update = stage_state(problem, self._table, self._key, self._shares, several, stages, stage, zeros)
+        *state, update = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zeros)
         absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
         return _StageBytes(np.array(state), absent, update, activations, kept_logits, loss, backward)
 
@@ -213,8 +212,8 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
     splits = layouts.splits
     stages = stages_of(problem, splits)
     shares = shard_ranks(problem, splits)
-    several, zeros = splits.dp * splits.cp > 1, layouts.zero_stages
-    state = stage_state(problem, table, key, shares, several, stages, 0, zeros)[:3].sum(axis=0)
+    zeros = layouts.zero_stages
+    state = stage_state(problem, table, key, shares, splits, stages, 0, zeros)[:3].sum(axis=0)
     if problem.run.offload_layers or problem.run.offload_modules or problem.chunks:
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]

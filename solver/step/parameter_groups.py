@@ -128,6 +128,12 @@ def _head_cost(problem: Problem) -> float:
     return model.vocab_size / (attention + matrices * model.intermediate_size)
 
 
+def shares_vocabulary(problem: Problem, splits: Splits) -> np.ndarray:
+    """Whether all data-parallel ranks share the states of embedding and head, under ZeRO-0 too; bool [splits]."""
+    found: np.ndarray = problem.framework.shares_vocabulary(splits.mode == TpMode.ISP)
+    return found
+
+
 def shard_ranks(problem: Problem, splits: Splits) -> dict[str, np.ndarray]:
     """Return the ranks over which ZeRO shards one copy, by group of parameters: zero_shard_size, if the group has that many.
 
@@ -136,21 +142,26 @@ def shard_ranks(problem: Problem, splits: Splits) -> dict[str, np.ndarray]:
     """
     sizes = {name: size for name, (size, _) in rank_groups(problem, splits).items()}
     shards = {name: np.minimum(splits.zero_shard_size, size) for name, size in sizes.items()}
+    shards[OTHERS] = np.where(shares_vocabulary(problem, splits), sizes[OTHERS], shards[OTHERS])
     if EXPERTS in shards and problem.framework.can_run.shards_experts_alike:
         copies = splits.dp * splits.cp // splits.zero_shard_size
         shards[EXPERTS] = np.where(splits.zero_shard_size > 1, np.maximum(sizes[EXPERTS] // copies, 1), 1)
     return shards
 
 
-def partitioned_elements(problem: Problem, splits: Splits, groups: Mapping[str, ParameterGroup]) -> dict[str, np.ndarray]:
-    """Return the parameters of each group that the fullest ZeRO rank updates; shape [splits] each.
+def partitions(
+    problem: Problem, splits: Splits, held: Mapping[str, np.ndarray], shards: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the parameters of each group that the fullest ZeRO rank updates, of those ``held`` by group; shape [splits] each.
 
-    Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the others), the largest of most models.
+    Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the others), the largest of most models,
+    and as much less of the rest, unless embedding and head are assigned apart (_partition_param_list of InternEvo's
+    hybrid_zero_optim.py).
     """
-    shards = shard_ranks(problem, splits)
-    shares = {name: group.elements / shards[name] for name, group in groups.items()}
-    if problem.framework.data_parallel.partitions_whole_tensors:
+    shares = {name: elements / shards[name] for name, elements in held.items()}
+    if problem.framework.data_parallel.partitions_whole_tensors and OTHERS in held:
         matrix = problem.model.vocab_size * problem.model.hidden_size / splits.tp
         rest = sum((share for name, share in shares.items() if name != OTHERS), np.zeros(len(splits)))
-        shares[OTHERS] = np.maximum(shares[OTHERS], np.minimum(matrix - rest, groups[OTHERS].elements))
+        room = np.where(shares_vocabulary(problem, splits), matrix, matrix - rest)
+        shares[OTHERS] = np.maximum(shares[OTHERS], np.minimum(room, held[OTHERS]))
     return shares

@@ -12,21 +12,21 @@ from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Splits
 from solver.step.muon import largest_matrix, momentum_saved
 from solver.step.offload import gradients_here, states_on_host
-from solver.step.parameter_groups import end_elements, joined_ends, trained_elements
+from solver.step.parameter_groups import end_elements, joined_ends, partitions, shares_vocabulary, trained_elements
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import gathered_bytes
 from solver.step.stage_kinds import StageKinds, over_kinds
 
 
 def stage_state(
-    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], several: np.ndarray,
+    problem: Problem, table: LayerTable, key: np.ndarray, shares: Mapping[str, np.ndarray], splits: Splits,
     stages: StageKinds, stage: int, zeros: Iterable[int] = range(4),
 ) -> np.ndarray:  # fmt: skip
     """Return the bytes of weights, gradients and optimizer states on a stage by ZeRO stage, and what the optimizer's step adds:
     [4, 4 ZeRO stages, splits].
 
-    shares: ranks over which ZeRO shards the parameters, by group, each of shape [splits]. several: whether ranks hold copies,
-    bool [splits]. zeros: ZeRO stages that are asked for; the rows of others are not filled in.
+    shares: ranks over which ZeRO shards the parameters, of the groups that are asked for, each of shape [splits]. zeros: ZeRO
+    stages that are asked for; the rows of others are not filled in.
 
     16-bit weights, gradients in grad_dtype, fp32 master weights and two Adam moments (12 bytes; spec.precision has the other
     combinations), and the dummy gradients of one layer's linears where the framework keeps them. ZeRO-1 shards the 12 bytes,
@@ -39,12 +39,17 @@ def stage_state(
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     autocast = problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
-    trained = np.zeros(len(key))
-    for name, share in shares.items():
-        own = np.array([part.parameters_of[name][key] for part in table.layers])
-        layers = over_kinds(stages.counts[stage], own)
-        elements = layers + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
-        partitioned = np.minimum(elements, np.maximum(elements / share, largest_matrix(problem, table, key, name)))
+    trained, several = np.zeros(len(key)), splits.dp * splits.cp > 1
+    shared = shares_vocabulary(problem, splits)
+    of_layers = {name: np.array([part.parameters_of[name][key] for part in table.layers]) for name in shares}
+    groups = {
+        name: over_kinds(stages.counts[stage], own)
+        + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
+        for name, own in of_layers.items()
+    }
+    for name, updated in partitions(problem, splits, groups, shares).items():
+        elements, own, share = groups[name], of_layers[name], shares[name]
+        partitioned = np.minimum(elements, np.maximum(updated, largest_matrix(problem, table, key, name)))
         if problem.is_frozen(name):  # of a frozen weight nothing else is there
             out[0, :3] += problem.element_bytes.activation * elements
             out[0, 3] += problem.element_bytes.activation * partitioned
@@ -57,8 +62,9 @@ def stage_state(
             out[0, :3] += kept.held * of_kinds
             if kept.sharded and problem.framework.memory.keeps_shards:
                 out[0, 3] += (kept.sharded - HALF) * of_kinds / share
+        owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zeros:
-            held, step = _trained_bytes(problem, name, zero, elements, partitioned, several, piped)
+            held, step = _trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, piped)
             out[:3, zero] += held
             update[int(name == EXPERTS), zero] += step
     out[1] += _bucket_bytes(problem, trained)
@@ -80,28 +86,27 @@ def _trained_bytes(
     name: str,
     zero: int,
     elements: np.ndarray,
-    partitioned: np.ndarray,
+    owned: np.ndarray,
     several: np.ndarray,
     piped: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of weights, gradients and states of a group's trained parameters in a ZeRO stage, [3, splits], and those
     that the optimizer's step adds, [splits].
 
-    elements, partitioned: parameters of a rank, and those of its ZeRO partition. several, piped: whether ranks hold copies, and
-    whether there is a pipeline.
+    elements, owned: parameters of a rank, and those that it updates. several, piped: whether ranks hold copies, and whether
+    there is a pipeline.
     """
     sizes, memory = problem.element_bytes, problem.framework.memory
-    weights = sizes.weight * (elements if zero < 3 else partitioned * memory.keeps_shards)
-    whole = np.where(piped, elements, partitioned) if zero == 2 else elements if zero < 2 else partitioned
+    weights = sizes.weight * (elements if zero < 3 else owned * memory.keeps_shards)
+    whole = np.where(piped, elements, owned) if zero == 2 else elements if zero < 2 else owned
     here = gradients_here(problem) if zero > 1 else 1.0
     reduced = memory.sharded_gradient_bytes if zero == 3 else 0
     gradients = elements * several * (memory.synchronisation_bytes[min(zero, 1)] if zero < 3 else 0.0)
     gradients = gradients + ((reduced or sizes.gradient) + kept_halves(problem)) * whole * here
     if zero and memory.fp32_gradient_copy and sizes.gradient == HALF:
-        gradients = gradients + FP32 * partitioned * here
+        gradients = gradients + FP32 * owned * here
     beside = memory.partition_bytes if zero in (1, 2) else 0.0
     state = (sizes.sharded if zero == 3 else sizes.states) + beside - states_on_host(problem) - momentum_saved(problem, name)
-    owned = elements if zero == 0 else partitioned
     step: np.ndarray = sizes.step * (1 - problem.run.optimizer_offload_fraction) * owned
     if zero in (1, 2):
         step = step + memory.list_bytes * elements * several

@@ -13,7 +13,7 @@ from solver.spec.precision import MOMENTS
 from solver.step.ddp_buckets import ddp_buckets
 from solver.step.layouts import Splits
 from solver.step.offload import gradient_ops, optimizer_ops
-from solver.step.parameter_groups import ParameterGroup, partitioned_elements, shard_ranks
+from solver.step.parameter_groups import ParameterGroup, partitions, shard_ranks, shares_vocabulary
 from solver.step.problem import LayerTable, Problem
 
 #: Bytes per parameter around Muon's iterations (solver.step.muon), in fp32: momentum (gradient and it read, it written: 12),
@@ -39,15 +39,19 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     gradients.all_reduce: whole gradients over all copies. gradients.reduce_scatter: reduce-scatter inside the shard group and
     all-reduce of the shards across groups (hybrid sharding). parameters.all_gather: 16-bit parameters inside the shard group.
     """
-    shares, shards = partitioned_elements(problem, splits, groups), shard_ranks(problem, splits)
+    shards = shard_ranks(problem, splits)
+    shares = partitions(problem, splits, {name: group.elements for name, group in groups.items()}, shards)
     ops: list[Op] = []
     whole = np.sum([group.elements for group in groups.values()], axis=0)
     for name, group in groups.items():
         if problem.is_frozen(name):
             continue
-        ops += _exchange_ops(problem, name, group, shards[name], buckets(problem, splits, group.elements, whole, group.size))
+        shared = shares_vocabulary(problem, splits) & (name == OTHERS)
+        tensors = np.where(shared, 2, problem.framework.data_parallel.tensors_per_layer * problem.model.num_hidden_layers)
+        count = buckets(problem, splits, group.elements, whole, group.size)
+        ops += _exchange_ops(problem, name, group, shards[name], count, np.minimum(shards[name], tensors))
         ops += _kernel_ops(problem, name, group)
-        ops += _update_ops(problem, name, "whole", group.elements)
+        ops += _update_ops(problem, name, "whole", np.where(shared, shares[name], group.elements))
         ops += _update_ops(problem, name, "shard", shares[name])
     node, copies, number = problem.cluster.gpus_per_domain, splits.cp * splits.dp, np.full(len(splits), 4.0)
     model = problem.framework.data_parallel.norm_of_model
@@ -55,9 +59,14 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
     return ops + [_message("gradient_norm", "all_reduce", number, placement(*group, node)) for group in sums]
 
 
-def _exchange_ops(problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, count: np.ndarray) -> list[Op]:
+def _exchange_ops(
+    problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, count: np.ndarray, senders: np.ndarray
+) -> list[Op]:
     """Return the messages of a group's gradients, ``count`` buckets, and parameters, and the copies between these and their
-    buffers."""
+    buffers.
+
+    senders: of frameworks that broadcast, which assign whole tensors to ranks, so that no more send than there are tensors.
+    """
     sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
     grad = sizes.gradient
     at_once = 1.0 if sync.shards_at_once else count
@@ -65,11 +74,12 @@ def _exchange_ops(problem: Problem, name: str, group: ParameterGroup, shard: np.
     scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
     width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
     gathered = group.elements * width
+    messages = senders * 1.0 if sync.param_collective == "broadcast" else at_once
     return [
         *group_ops(problem, "gradients", reduced, group, shard, count, at_once),
         *copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group),
         *copy_ops("gradients.reduce_scatter", group.elements * scattered, group),
-        *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, at_once, problem),
+        *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, messages, problem),
         *copy_ops("parameters.all_gather", gathered * sync.all_gather_copies, group),
     ]
 
@@ -207,12 +217,5 @@ def copy_ops(name: str, size: np.ndarray, group: ParameterGroup) -> list[Op]:
 def gather_ops(
     name: str, how: str, size: np.ndarray, group: ParameterGroup, shard: np.ndarray, count: np.ndarray | float, problem: Problem
 ) -> list[Op]:
-    """Parameters of ``size`` bytes inside the shard group: all-gathered at once, or each rank broadcasts its part in turn.
-
-    Broadcasting frameworks assign whole tensors to ranks, so no more ranks send than there are tensors.
-    """
-    place = placement(shard, group.stride, problem.cluster.gpus_per_domain)
-    if how == "broadcast":
-        senders = np.minimum(shard, problem.framework.data_parallel.tensors_per_layer * problem.model.num_hidden_layers)
-        return [_message(name, "broadcast", size, place, senders * 1.0)]
-    return [_message(name, "all_gather", size, place, count)]
+    """Parameters of ``size`` bytes in the shard group in ``count`` messages: all-gathered, or broadcast rank by rank."""
+    return [_message(name, how, size, placement(shard, group.stride, problem.cluster.gpus_per_domain), count)]

@@ -12,6 +12,7 @@ from solver.spec.framework import ASSUMED_LAUNCH, Framework
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.offload import late_gradients
+from solver.step.parameter_groups import shares_vocabulary
 from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
@@ -154,4 +155,5 @@ def _synchronisation(
     gathered = (
         gather.overlapped_with(forward * gathers, last_bucket) if run.overlap_param_gather and not muon else gather.exposed
     )
-    return sync * (zero < 3), gathered * ((zero == 1) | (zero == 2))
+    shared = (zero == 1) | (zero == 2) | ((zero == 0) & shares_vocabulary(problem, split)[row])
+    return sync * (zero < 3), gathered * shared

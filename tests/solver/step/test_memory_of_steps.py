@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from toy import TINY, estimated, make_problem, tiny
+from toy import TINY, estimated, make_problem, part, tiny
 
 from predictor.cost_model import CostModel
 from solver.spec.frameworks import framework_of
@@ -88,6 +88,23 @@ def test_internevo_joins_and_casts_gradients_for_its_step(framework: str, peak: 
             assert states < held * elements
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "layout", "linears", "others"),
+    [
+        (256, {"zero_shard_size": 8}, 147_456 / 8, (2 * 16_384 + 576) / 8),  # a table has less than an equal share
+        (4096, {"zero_shard_size": 8}, 147_456 / 8, 262_144 - 147_456 / 8),  # more: its rank updates nothing else
+        (256, {"zero_shard_size": 4, "tp_mode": "isp", "wp": 2}, 147_456 / 8, 16_384),  # apart: a table and a share of the rest
+        (256, {"zero_shard_size": 1, "tp_mode": "isp", "wp": 2}, 147_456 / 2, 16_384),
+        (256, {"zero": 0, "tp_mode": "isp", "wp": 2}, 147_456 / 2, 16_384),  # zero1 size 1, which is the same
+    ],
+)
+def test_internevo_deals_whole_tensors(vocabulary: int, layout: dict[str, Any], linears: float, others: float) -> None:
+    # 4 layers of 36,864 in linears, 9 norms of 64, two tables of 64 x the vocabulary
+    model = MODEL.replace(vocab_size=vocabulary)
+    found = tiny("internevo-2024", 8, model, **{"dp": 8, "zero": 1, "recompute": "none", "micro_batch_size": 64, **layout})
+    assert found.memory.parts[OPTIMIZER, 0] == pytest.approx(12 * (linears + others), rel=1e-9)
+
+
 #: InternEvo, doc/en/train_performance.md (v0.2.1dev20231121; A800, whole layers recomputed, 4 micro batches of 2,048 tokens):
 #: layers, GPUs, tp, pp and GB. Nothing here is fitted to them.
 PUBLISHED = [("7b", 4, 4, 1, 61), ("7b", 4, 1, 4, 69), ("7b", 5, 1, 5, 62), ("7b", 6, 1, 6, 56), ("7b", 3, 1, 3, 75),
@@ -105,3 +122,11 @@ def test_memory_that_internevo_published(
     problem = make_problem(model, gpus, a100_model, 2048, framework="internevo-2023", precision="bf16")
     run = problem.run.replace(tp=tp, pp=pp, dp=1, zero=1, num_micro_batches=4, recompute="full")
     assert estimated(problem, [run]).memory.device[0] == pytest.approx(published * 1e9, rel=0.15)
+
+
+def test_zero_1_of_one_rank_is_zero_0_under_isp() -> None:
+    isp = {"dp": 8, "tp_mode": "isp", "wp": 2, "zero_shard_size": 1}
+    plain, one = (tiny("internevo-2024", 8, MODEL, zero=zero, **isp) for zero in (0, 1))
+    assert plain.times.seconds[0] == pytest.approx(one.times.seconds[0], rel=1e-12)
+    assert part(plain, "parameter_gather")[0] > 0  # of the tables, by the two ranks that update them
+    assert part(tiny("internevo-2024", 8, MODEL, dp=8, zero=0), "parameter_gather")[0] == 0
