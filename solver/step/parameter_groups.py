@@ -46,18 +46,24 @@ def parameter_groups(problem: Problem, table: LayerTable, key: np.ndarray, split
     Embedding and head are with the others.
     """
     stages = stages_of(problem, splits)
-    ends = [end_elements(problem, table, key, stages, stage) for stage in range(len(stages.counts))]
-    held = {}  # by group: [stages, splits]
     of_ranks = rank_groups(problem, splits)
-    for name in of_ranks:
-        each = np.array([part.parameters_of[name][key] for part in table.layers])
-        last = table.head.parameters_of[name][key]  # of multi-token prediction
-        of_stages = zip(stages.counts, stages.has_head, ends, strict=True)
-        held[name] = np.array(
-            [over_kinds(counts, each) + (end if name == OTHERS else has_head * last) for counts, has_head, end in of_stages]
-        )
+    every = range(len(stages.counts))
+    held = {name: np.array([elements_of(problem, table, key, stages, at, name) for at in every]) for name in of_ranks}
     fullest = (np.sum(list(held.values()), axis=0).argmax(axis=0), np.arange(len(splits)))
     return {name: ParameterGroup(held[name][fullest], *of) for name, of in of_ranks.items()}
+
+
+def elements_of(problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str) -> np.ndarray:
+    """Return the parameters of a group that one rank of a stage holds, [splits]: of its layers, and of its ends embedding and
+    head, or what multi-token prediction has beside them."""
+    at_head = stages.has_head[stage] * table.head.parameters_of[name][key]
+    end = end_elements(problem, table, key, stages, stage) if name == OTHERS else at_head
+    return over_kinds(stages.counts[stage], of_layers(table, key, name)) + end
+
+
+def of_layers(table: LayerTable, key: np.ndarray, name: str) -> np.ndarray:
+    """Return the parameters of a group in a layer of each kind on one rank, [kinds, splits]."""
+    return np.array([part.parameters_of[name][key] for part in table.layers])
 
 
 def trained_elements(problem: Problem, part: Part, key: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from solver.spec.recipes import FP32, HALF
 from solver.step.layouts import Splits
 from solver.step.muon import largest_matrix, momentum_saved
 from solver.step.offload import gradients_here, states_on_host
-from solver.step.parameter_groups import end_elements, joined_ends, partitions, shares_vocabulary, trained_elements
+from solver.step.parameter_groups import elements_of, joined_ends, of_layers, partitions, shares_vocabulary, trained_elements
 from solver.step.problem import LayerTable, Problem
 from solver.step.sharded_weights import gathered_bytes
 from solver.step.stage_kinds import StageKinds, over_kinds
@@ -33,22 +33,16 @@ def stage_state(
     ZeRO-2 also the gradients (with a pipeline only after the last micro batch), ZeRO-3 everything, and its sharded master
     weights are the only ones (Rajbhandari et al. 2020), unless the framework also shards those that it gathers.
     """
-    has_head, ends = stages.has_head[stage], end_elements(problem, table, key, stages, stage)
     out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
-    out[1] += _gradient_buffers(problem, table, key, has_head)
+    out[1] += _gradient_buffers(problem, table, key, stages.has_head[stage])
     kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
     autocast = problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
     trained, several = np.zeros(len(key)), splits.dp * splits.cp > 1
     shared = shares_vocabulary(problem, splits)
-    of_layers = {name: np.array([part.parameters_of[name][key] for part in table.layers]) for name in shares}
-    groups = {
-        name: over_kinds(stages.counts[stage], own)
-        + (ends if name == OTHERS else table.head.parameters_of[name][key] * has_head)
-        for name, own in of_layers.items()
-    }
+    groups = {name: elements_of(problem, table, key, stages, stage, name) for name in shares}
     for name, updated in partitions(problem, splits, groups, shares).items():
-        elements, own, share = groups[name], of_layers[name], shares[name]
+        elements = groups[name]
         partitioned = np.minimum(elements, np.maximum(updated, largest_matrix(problem, table, key, name)))
         if problem.is_frozen(name):  # of a frozen weight nothing else is there
             out[0, :3] += problem.element_bytes.activation * elements
@@ -56,12 +50,14 @@ def stage_state(
             continue
         trained += elements
         if autocast:  # the vocabulary's projection is a linear among the others
-            out[0, :3] += HALF * (elements if name != OTHERS else has_head * table.head.parameters_of[OTHERS][key])
+            out[0, :3] += HALF * (
+                elements if name != OTHERS else stages.has_head[stage] * table.head.parameters_of[OTHERS][key]
+            )
         if kept is not None and name != OTHERS:
-            of_kinds = over_kinds(stages.counts[stage] * quantised, own)
+            of_kinds = over_kinds(stages.counts[stage] * quantised, of_layers(table, key, name))
             out[0, :3] += kept.held * of_kinds
             if kept.sharded and problem.framework.memory.keeps_shards:
-                out[0, 3] += (kept.sharded - HALF) * of_kinds / share
+                out[0, 3] += (kept.sharded - HALF) * of_kinds / shares[name]
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zeros:
             held, step = _trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, piped)
