@@ -237,7 +237,7 @@ def _step_parts(solutions: Solutions, index: int) -> dict[str, tuple[str, ...]]:
     zero = int(solutions.layouts.zero[index])
     whole = reduces_whole(solutions.problem.framework, solutions.problem.run, zero)
     return {
-        "fsdp_exposed": ("layer", "root"),
+        "fsdp_exposed": ("layer", "root", "head"),
         "gradient_accumulation": ("accumulation",),
         "gradient_sync": ("gradients.all_reduce" if whole else "gradients.reduce_scatter", TO_HOST),
         "parameter_gather": ("parameters.all_gather",),

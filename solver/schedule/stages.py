@@ -19,11 +19,15 @@ from solver.spec.choices import SCHEDULES, WAVES
 
 @dataclass(frozen=True)
 class StageLayers:
-    """Layers of the first, the fullest middle and the last stage; int64 arrays. With pp 1 each is the whole model."""
+    """Layers of the first, the fullest middle and the last stage; int64 arrays. With pp 1 each is the whole model.
+
+    fuller_last: where middle stages differ, the fuller ones come after the others, not before.
+    """
 
     first: np.ndarray
     middle: np.ndarray
     last: np.ndarray
+    fuller_last: bool = False
 
 
 def stage_layers(
@@ -76,7 +80,7 @@ def stage_layers_last_first(layers: int, pp: Any) -> StageLayers:
     share, rest = layers // pp, layers % pp
     last, middle = share + (rest > 0), share + (rest > 1)
     middle = np.where(pp == 2, np.maximum(share, last), middle)
-    return StageLayers(*(np.where(pp == 1, layers, n) for n in (share, middle, last)))
+    return StageLayers(*(np.where(pp == 1, layers, n) for n in (share, middle, last)), fuller_last=True)
 
 
 def stage_layers_by_cost(layers: int, pp: Any, head: float) -> StageLayers:

@@ -16,6 +16,7 @@ from solver.step.terms import estimate_send_recv, estimate_synchronisation
 _OF_COPIES = {False: "dp", True: "ep_dp"}
 #: Ops once per step whose messages are of other groups than data parallelism.
 _GROUPS = {"gradient_norm": "all", "tied_embedding": "embedding"}
+_UNITS = ("layer", "root", "head")  #: what ZeRO-3 gathers and reduces together
 _FIRST = "gradients.reduce_scatter"  #: the first op of each group of parameters
 
 
@@ -62,13 +63,14 @@ def _send_bytes(solutions: Solutions, index: int) -> int:
 
 
 def sharded_messages(solutions: Solutions, index: int) -> Mapping[str, tuple[Piece, ...]]:
-    """Return ZeRO-3's messages of a layer of each kind (layer0, ...) and of embedding and head (root); nothing otherwise."""
+    """Return ZeRO-3's messages of a layer of each kind (layer0, ...), of embedding and head (root), and of a head that is a unit
+    of its own (head); nothing otherwise."""
     if int(solutions.layouts.zero[index]) != 3:
         return {}
     found = dict[str, list[Piece]]()
     for name, piece in _pieces(solutions, index):
         owner = name.split(".")[0]
-        if piece.is_message and (owner == "root" or owner.startswith("layer")):
+        if piece.is_message and owner.startswith(_UNITS):
             found.setdefault(owner, []).append(piece)
     return {owner: tuple(pieces) for owner, pieces in found.items()}
 
@@ -83,7 +85,7 @@ def _pieces(solutions: Solutions, index: int) -> Iterator[tuple[str, Piece]]:
     for op, op_seconds in zip(estimates.ops, seconds, strict=True):
         number += op.name == _FIRST and op.kind == "reduce_scatter"
         experts = groups[min(max(number, 0), len(groups) - 1)] == EXPERTS
-        if op.name.startswith(("layer", "root")):
+        if op.name.startswith(_UNITS):
             experts = _second_of_its_kind(op, owners)
         group = _GROUPS.get(op.name) or _OF_COPIES[experts]
         if op_seconds > 0:

@@ -123,7 +123,8 @@ def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     else:
         dealt = (stage_layers_last_first if how == "last" else stage_layers_counting_ends)(layers, splits.pp)
     stated = np.any(splits.stage_columns[1:], axis=0) | splits.waves
-    return StageLayers(*(np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")))
+    ends = (np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last"))
+    return StageLayers(*ends, fuller_last=dealt.fuller_last)
 
 
 def _head_cost(problem: Problem) -> float:

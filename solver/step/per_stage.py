@@ -32,7 +32,8 @@ def chunks_of(solutions: Solutions, index: int) -> tuple[int, ...]:
     )  # fmt: skip
     stages = stage_sizes(problem, s)
     counts = int(stages.first[0]), int(stages.middle[0]), int(stages.last[0])
-    return problem.chunks or chunk_sizes(problem.model.num_hidden_layers, pp, vpp, counts, embedding, loss, bool(wave))
+    layers, last = problem.model.num_hidden_layers, stages.fuller_last
+    return problem.chunks or chunk_sizes(layers, pp, vpp, counts, embedding, loss, bool(wave), last)
 
 
 def slowest_stage(solutions: Solutions, index: int) -> int:

@@ -111,6 +111,7 @@ def stage_kinds(
             order,
             kinds,
             *(int(column[i]) for column in dealt),
+            stages.fuller_last,
             every,
             stated,
         )  # fmt: skip
@@ -157,10 +158,11 @@ def _composition(
     embedding: int,
     loss: int,
     wave: int,
+    fuller_last: bool,
     every: bool,
     stated: tuple[int, ...],
 ) -> _Composition:
-    sizes = stated or chunk_sizes(len(order), pp, vpp, (first, most, last), embedding, loss, bool(wave))
+    sizes = stated or chunk_sizes(len(order), pp, vpp, (first, most, last), embedding, loss, bool(wave), fuller_last)
     held = layers_of_chunks(sizes, pp, bool(wave))
     kind_of = np.array(order)
     tables = []
@@ -181,13 +183,14 @@ def _composition(
 
 
 def chunk_sizes(
-    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False
-) -> tuple[int, ...]:
+    layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False,
+    fuller_last: bool = False,
+) -> tuple[int, ...]:  # fmt: skip
     """Return the layers of every chunk, in the order in which a micro batch passes them.
 
-    counts: layers of the first, the fullest middle and the last stage. Where middle stages differ, the fuller ones come first;
-    frameworks differ in which ones these are. embedding, loss: 1 where it takes the place of a layer of the very first or the
-    very last chunk. wave: under a V-shaped schedule, whose first stage holds both.
+    counts: layers of the first, the fullest middle and the last stage. Where middle stages differ, the fuller ones come first,
+    or, with fuller_last, last. embedding, loss: 1 where it takes the place of a layer of the very first or the very last chunk.
+    wave: under a V-shaped schedule, whose first stage holds both.
     """
     first, most, last = counts
     each = [first, last][:pp]
@@ -195,7 +198,8 @@ def chunk_sizes(
         middle = layers - first - last
         full = middle - (most - 1) * (pp - 2)
         few = [most] * (middle // most) + [middle % most] if most else []  # some middle stages hold none
-        each = [first, *([most] * full + [most - 1] * (pp - 2 - full) if full > 0 else (few + [0] * pp)[: pp - 2]), last]
+        dealt = [most] * full + [most - 1] * (pp - 2 - full) if full > 0 else (few + [0] * pp)[: pp - 2]
+        each = [first, *(dealt[::-1] if fuller_last else dealt), last]
     sizes = np.repeat(np.array([each]) // vpp, vpp, axis=0)
     if wave:
         share = (first + embedding + loss) // 2

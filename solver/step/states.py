@@ -63,18 +63,23 @@ def stage_state(
             held, step = _trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, piped)
             out[:3, zero] += held
             update[int(name == EXPERTS), zero] += step
-    out[1] += _bucket_bytes(problem, trained)
+    out[1] += bucket_bytes(problem, trained)
     out[3] = update.max(axis=0)
     return out
 
 
-def _bucket_bytes(problem: Problem, trained: np.ndarray) -> np.ndarray:
-    """Return the bytes of the buckets of gradients that are allocated beside ``trained`` gradients, [splits]."""
+def bucket_bytes(problem: Problem, trained: np.ndarray) -> np.ndarray:
+    """Return the bytes of the buckets of gradients that are allocated beside ``trained`` gradients, [4 ZeRO stages, splits].
+
+    As needed: no more than there are gradients, and none under ZeRO-3, which is FSDP, or where all gradients fit one bucket,
+    which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step).
+    """
     memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket_elements
-    if not memory.gradient_buckets:
-        return np.zeros(len(trained))
-    size = np.minimum(elements, trained) if memory.buckets_as_needed else np.full(len(trained), elements)
-    return memory.gradient_buckets * size * problem.element_bytes.gradient
+    size = np.full((4, len(trained)), memory.gradient_buckets * elements)
+    if memory.buckets_as_needed:
+        size = np.where(trained > elements, np.minimum(size, trained), 0.0)
+        size[3] = 0.0
+    return size * problem.element_bytes.gradient
 
 
 def _trained_bytes(

@@ -92,3 +92,11 @@ def test_what_is_left_goes_to_the_last_stages() -> None:
     assert found.last.tolist() == [32, 16, 11, 7, 2, 2]
     many = stage_layers_last_first(60, np.array([16]))
     assert (many.first[0], many.middle[0], many.last[0]) == (3, 4, 4)
+
+
+@pytest.mark.parametrize(("pp", "expected"), [(10, (3,) * 8 + (4, 4)), (5, (6, 6, 6, 7, 7)), (3, (10, 11, 11)), (2, (16, 16))])
+def test_the_fuller_stages_of_internevo_are_the_last_ones(pp: int, expected: tuple[int, ...]) -> None:
+    # partition_uniform(32, pp)
+    found = stage_layers_last_first(32, np.array([pp]))
+    ends = int(found.first[0]), int(found.middle[0]), int(found.last[0])
+    assert chunk_sizes(32, pp, 1, ends, fuller_last=found.fuller_last) == expected

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from toy import TINY, estimated, make_problem, part, tiny
+from toy import TINY, estimated, make_problem, part, tiny, toy_cost
 
 from predictor.cost_model import CostModel
 from solver.spec.frameworks import framework_of
@@ -16,6 +17,7 @@ from solver.spec.strategy import Strategy
 from solver.step.memory import PARTS
 from solver.step.per_stage import memory_of_stages
 from solver.step.solutions import Solutions
+from solver.step.states import bucket_bytes
 
 MODEL = TINY.replace(num_hidden_layers=4)
 OPTIMIZER, ACTIVATIONS = PARTS.index("optimizer"), PARTS.index("activations")
@@ -76,10 +78,11 @@ def test_narrow_moments_are_widened_for_the_step() -> None:
 @pytest.mark.parametrize(("framework", "peak"), [("internevo-2023", 24), ("internevo-2024", 18)])
 def test_internevo_joins_and_casts_gradients_for_its_step(framework: str, peak: int) -> None:
     # hybrid_zero_optim.py: whole 16-bit weights; of what a rank updates the states (12 bytes), and flat gradients of 2 and 4
-    # bytes, or the cast ones and two temporaries of an AdamW that is not fused; whole gradients and their two buckets before
+    # bytes, or the cast ones and two temporaries of an AdamW that is not fused; whole gradients before, which are less than a
+    # bucket, flattened when the activations have gone
     elements = parameters(MODEL)
-    held = 2 + 2 + 2 * 2 + 12
-    for shard, at_step in ((1, max(2 + peak + 2 * 2, held)), (8, 0)):
+    held = 2 + 2 + 12
+    for shard, at_step in ((1, max(2 + peak, held)), (8, 0)):
         found = tiny(framework, 8, MODEL, dp=8, zero=1, zero_shard_size=shard, recompute="full")
         states = float(found.memory.parts[:3, 0].sum())
         if at_step:
@@ -130,3 +133,12 @@ def test_zero_1_of_one_rank_is_zero_0_under_isp() -> None:
     assert plain.times.seconds[0] == pytest.approx(one.times.seconds[0], rel=1e-12)
     assert part(plain, "parameter_gather")[0] > 0  # of the tables, by the two ranks that update them
     assert part(tiny("internevo-2024", 8, MODEL, dp=8, zero=0), "parameter_gather")[0] == 0
+
+
+@pytest.mark.parametrize(("elements", "buckets"), [(2**29, 0), (2**29 + 2, 1), (3 * 2**28, 1.5), (2**31, 2)])
+def test_buckets_of_internevo(elements: int, buckets: float) -> None:
+    # of 512 Mi elements in 16 bits, at most two and no more than there are gradients; none while all fit one, or under FSDP
+    problem = make_problem(MODEL, 8, toy_cost(), 32, framework="internevo-2024")
+    found = bucket_bytes(problem, np.array([float(elements)]))
+    assert found[:3, 0] == pytest.approx(np.full(3, buckets * 2**29 * 2), rel=1e-8)
+    assert found[3, 0] == 0.0
