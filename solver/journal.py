@@ -36,9 +36,15 @@ def _digest(content: Any, name: str) -> str:
     """Return the digest of what is read of an input, or of what it is refused for, which its rows then give as their reason."""
     try:
         text = content(name)
-    except InputError as error:
-        text = str(error)
+    except InputError as error:  # perhaps for want of a number of GPUs, which the sweep gives
+        text = f"{error}\n{_digest_of_file(Path(name))}"
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _digest_of_file(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _of_model(name: str) -> str:

@@ -28,11 +28,10 @@ from solver.step.solutions import Solutions, estimate_layouts
 FLOP, BYTE, LINK, NETWORK = 1e-15, 1e-12, 1e-11, 2e-11
 CONTENTION = 0.1
 #: Bytes that a chain of eager kernels moves for each byte of the fused kernel, counted from eager code on 16-bit values (by
-#: element: rope 20 and 24 of 4; gated activation 10 of 6, 18 of 10, of halves 26; norm 36 of 4, 88 of 6; cross entropy 38 and
+#: element: rope 20 and 24 of 4; gated activation 10 of 6, 18 of 10; norm 36 of 4, 88 of 6; cross entropy 38 and
 #: 16 of 4; softmax 24 of 4, 28 of 6; the second of each pair is backward).
 EAGER = {
     "rope_eager": 20 / 4, "rope_eager_grad": 24 / 4, "gated_act_eager": 10 / 6, "gated_act_eager_grad": 18 / 10,
-    "gated_act_split_eager": 10 / 6, "gated_act_split_eager_grad": 26 / 10,
     "norm_eager": 36 / 4, "norm_eager_grad": 88 / 6, "cross_entropy_eager": 38 / 4, "cross_entropy_eager_grad": 16 / 4,
     "softmax_eager": 24 / 4, "softmax_eager_grad": 28 / 6,
 }  # fmt: skip

@@ -36,8 +36,7 @@ KIND_SHARE = {
 #: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
 #: rope: multiply by cosine 4, negate and join the halves 6, multiply by sine 4, add 6 = 20, fused 4; backward:
 #: one more sum, 24, fused 4.
-#: gated_act: activation 4, product 6 = 10, fused 6; backward two products 12, activation 6 = 18, fused 10; gated_act_split, of
-#: two halves of one tensor: their gradients joined 8 more.
+#: gated_act: activation 4, product 6 = 10, fused 6; backward two products 12, activation 6 = 18, fused 10.
 #: mixed: a 16-bit value is added to one in fp32: kernels of torch that cast as they load read no vectors; a cast alone reaches
 #: 1.41 of 2.04 TB/s on H100 PCIe (pytorch's pull request 137053, before it vectorised casts).
 #: norm: to fp32 6, square 8, mean 4, scale 8, to 16 bits 6, multiply by weight 4 = 36, fused 4; backward: weight 12, casts 12,
@@ -54,7 +53,6 @@ KIND_SHARE = {
 EAGER_BYTES = {
     "rope_eager": {"residual": 20 / 4}, "rope_eager_grad": {"residual": 24 / 4},
     "gated_act_eager": {"residual": 10 / 6}, "gated_act_eager_grad": {"residual": 18 / 10},
-    "gated_act_split_eager": {"residual": 10 / 6}, "gated_act_split_eager_grad": {"residual": 26 / 10},
     "norm_eager": {"residual": 20 / 4, "row": 16 / 4}, "norm_eager_grad": {"residual": 44 / 6, "row": 44 / 6},
     "expert_bias_eager": {"residual": 24 / 4, "row": 4 / 4}, "expert_bias_eager_grad": {"residual": 16 / 2, "row": 24 / 2},
     "expert_bias_half_eager": {"residual": 12 / 4}, "expert_bias_half_eager_grad": {"residual": 4 / 2, "row": 12 / 2},

@@ -5,6 +5,7 @@ Source: NVIDIA/Megatron-LM megatron/training/arguments.py of autumn 2025, as rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,8 +46,8 @@ def without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[st
 
 def _without_parts_of_linears(flags: dict[str, Any], assumptions: list[str]) -> dict[str, Any]:
     """Return the flags without norms to recompute where these are parts of linears (solver.spec.norms): Megatron ignores it."""
-    modules = str(flags.get("recompute-modules", "")).split()
-    apart = not flags.keys().isdisjoint(("num-experts", "multi-latent-attention"))
+    modules = re.findall(r"[a-z_]+", str(flags.get("recompute-modules", "")))
+    apart = flags.get("num-experts") not in (None, "None") or "multi-latent-attention" in flags
     if "layernorm" not in modules or apart or flags.get("transformer-impl") == "local":
         return flags
     assumptions.append("ignored, as Megatron does where norms are parts of linears: layernorm of --recompute-modules")

@@ -42,6 +42,7 @@ def moe_ops(shapes: Shapes) -> list[Op]:
     shared = model.shared_expert_intermediate_size
     # router, dispatch, shared experts and their gate
     readers = 2 + (shared > 0) + (shared > 0 and model.shared_expert_gate)
+    kept = np.where(shapes.keeps_shard, shapes.local_tokens, shapes.linear_tokens)  # by the router
     return [
         *gradient_sums(shapes, "norm2", ROUTER, readers),
         *_tensor_group_ops(shapes),
@@ -50,7 +51,7 @@ def moe_ops(shapes: Shapes) -> list[Op]:
         *_expert_ops(shapes),
         *combine_ops(shapes),
         *(mlp_ops(shapes, shared, "shared.", SHARED) if shared else []),
-        *(kept_input_casts(shapes, "shared.w13", SHARED, shapes.linear_tokens, model.hidden_size) if shared else []),
+        *(kept_input_casts(shapes, "shared.w13", SHARED, kept, model.hidden_size) if shared else []),
         *(_shared_sum(shapes) if shared else []),
     ]
 

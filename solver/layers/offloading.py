@@ -16,7 +16,7 @@ from solver.layers.attention_core import ATTENTION_SCORES
 from solver.layers.program import Saved
 from solver.layers.shapes import Shapes
 from solver.spec.choices import OFFLOAD_LEAST_ELEMENTS
-from solver.spec.norms import norms_apart
+from solver.spec.norms import norms_beside_linears
 
 #: By module; where the norm before attention is a part of the projection, as without latent attention, so is its input.
 OFFLOADED = {
@@ -35,7 +35,7 @@ def offloaded_saved(shapes: Shapes, saved: Sequence[Saved]) -> list[Saved]:
     names = {name for module in shapes.run.modules_offloaded for name in OFFLOADED[module]}
     if "core_attn" in shapes.run.modules_offloaded and shapes.copies_kept_inputs:
         names.add("context")  # else the output projection holds it too, and lets it go with attn_proj alone
-    apart = norms_apart(shapes.framework, shapes.model, shapes.kind.experts)
+    apart = norms_beside_linears(shapes.model, shapes.kind.experts)  # Megatron-Core's, under whatever framework
     if "qkv_linear" in shapes.run.modules_offloaded and "norm1" not in apart:
         names.add("layer_input")
     if "norm2" not in apart:  # it is then a part of the MLP's first linear, which stays

@@ -52,7 +52,8 @@ def stage_layers(
     n_first = np.where(pair & (last > 0), layers - last, n_first)
     n_last = np.where(pair, layers - n_first, n_last)
     n_middle = np.where(pair, np.maximum(n_first, n_last), n_middle)
-    return StageLayers(*(np.where(single, layers, n) for n in (n_first, n_middle, n_last)))
+    n_first, n_middle, n_last = (np.where(single, layers, n) for n in (n_first, n_middle, n_last))
+    return StageLayers(n_first, n_middle, n_last)
 
 
 def wave_stages(stages: StageLayers, waves: np.ndarray, counts_loss: np.ndarray) -> StageLayers:
@@ -71,7 +72,8 @@ def stage_layers_counting_ends(layers: int, pp: Any) -> StageLayers:
     first, middle = share + (rest > 0) - 1, share + (rest > 1)
     last = np.maximum(share - 2, 0)  # a single item is the head; the norm before it then fills a stage
     middle = np.where(pp == 2, np.maximum(first, last), middle)
-    return StageLayers(*(np.where(pp == 1, layers, n) for n in (first, middle, last)))
+    first, middle, last = (np.where(pp == 1, layers, n) for n in (first, middle, last))
+    return StageLayers(first, middle, last)
 
 
 def stage_layers_last_first(layers: int, pp: Any) -> StageLayers:
@@ -80,7 +82,8 @@ def stage_layers_last_first(layers: int, pp: Any) -> StageLayers:
     share, rest = layers // pp, layers % pp
     last, middle = share + (rest > 0), share + (rest > 1)
     middle = np.where(pp == 2, np.maximum(share, last), middle)
-    return StageLayers(*(np.where(pp == 1, layers, n) for n in (share, middle, last)), fuller_last=True)
+    share, middle, last = (np.where(pp == 1, layers, n) for n in (share, middle, last))
+    return StageLayers(share, middle, last, fuller_last=True)
 
 
 def stage_layers_by_cost(layers: int, pp: Any, head: float) -> StageLayers:

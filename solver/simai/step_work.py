@@ -12,6 +12,7 @@ from solver.simai.pieces import Piece, piece_of
 from solver.step.parameter_groups import parameter_groups
 from solver.step.solutions import Solutions
 from solver.step.terms import estimate_send_recv, estimate_synchronisation
+from solver.step.time import accumulations, reduces_whole, sharded_casts
 
 _OF_COPIES = {False: "dp", True: "ep_dp"}
 #: Ops once per step whose messages are of other groups than data parallelism.
@@ -33,20 +34,26 @@ class StepWork:
 
 
 def step_work(solutions: Solutions, index: int) -> StepWork:
-    """Return what layout ``index`` does once per step. ZeRO-2's gradients are reduced in every micro batch."""
+    """Return what layout ``index`` does once per step. Without a pipeline ZeRO-2 reduces gradients in every micro batch."""
     zero, problem = int(solutions.layouts.zero[index]), solutions.problem
     split = solutions.layouts.take(np.array([index])).splits
-    m = int(split.num_micro_batches[0])
-    whole = zero == 0 or (zero == 1 and problem.framework.data_parallel.grad_collective == "all_reduce")
+    m, pp = int(split.num_micro_batches[0]), int(split.pp[0])
+    times = {
+        "accumulation": round(float(accumulations(problem, zero, m, pp))),
+        "weight_casts": int(sharded_casts(problem, m)) if zero == 3 else 1,
+    }
+    whole = reduces_whole(problem.framework, problem.run, zero)
     reducing = "" if zero == 3 else "gradients.all_reduce" if whole else "gradients.reduce_scatter"
     gathering = "parameters.all_gather" if zero in (1, 2) else ""
-    updating = {"optimizer.whole" if zero == 0 else "optimizer.shard", "gradient_buffer", "weight_casts"}
+    updating = {"optimizer.whole" if zero == 0 else "optimizer.shard", "gradient_buffer", *times}
+    every = {reducing, gathering if problem.framework.data_parallel.frees_gathered_weights else reducing}
+    every = every if zero == 2 and pp == 1 else set()
     found = dict[str, list[Piece]]()
     for name, piece in _pieces(solutions, index):
-        runs = m if zero == 2 and name == reducing else m - 1 if name == "accumulation" else 1
+        runs = m if name in every else times.get(name, 1)
         kind = (
             "reduced" if name == reducing else "gathered" if name == gathering else "other" if name in _GROUPS
-            else "update" if name in updating or (name == "accumulation" and zero < 2) else ""
+            else "update" if name in updating else ""
         )  # fmt: skip
         kind = kind if piece.is_message or kind in ("", "update") else "update"  # copies into and out of buckets
         found.setdefault(kind, []).extend([piece] * runs)
@@ -63,8 +70,8 @@ def _send_bytes(solutions: Solutions, index: int) -> int:
 
 
 def sharded_messages(solutions: Solutions, index: int) -> Mapping[str, tuple[Piece, ...]]:
-    """Return ZeRO-3's messages of a layer of each kind (layer0, ...), of embedding and head (root), and of a head that is a unit
-    of its own (head); nothing otherwise."""
+    """Return ZeRO-3's messages of a layer of each kind (layer0, ...), of embedding and head (root), and of a head that is a
+    unit of its own (head); nothing otherwise."""
     if int(solutions.layouts.zero[index]) != 3:
         return {}
     found = dict[str, list[Piece]]()

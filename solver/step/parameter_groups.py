@@ -8,7 +8,7 @@ ranks that are tp apart). Without ISP the first and the last are the same group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -123,8 +123,8 @@ def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     else:
         dealt = (stage_layers_last_first if how == "last" else stage_layers_counting_ends)(layers, splits.pp)
     stated = np.any(splits.stage_columns[1:], axis=0) | splits.waves
-    ends = (np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last"))
-    return StageLayers(*ends, fuller_last=dealt.fuller_last)
+    ends = {end: np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")}
+    return replace(dealt, **ends)
 
 
 def _head_cost(problem: Problem) -> float:

@@ -75,7 +75,7 @@ def bucket_bytes(problem: Problem, trained: np.ndarray) -> np.ndarray:
     which is flattened after the backward pass (InternEvo's hybrid_zero_optim.py, step).
     """
     memory, elements = problem.framework.memory, problem.framework.data_parallel.bucket_elements
-    size = np.full((4, len(trained)), memory.gradient_buckets * elements)
+    size = np.full((4, len(trained)), memory.gradient_buckets * elements if memory.gradient_buckets else 0.0)
     if memory.buckets_as_needed:
         size = np.where(trained > elements, np.minimum(size, trained), 0.0)
         size[3] = 0.0

@@ -24,7 +24,8 @@ MUON_BYTES = 54.0
 def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """Return the number of collectives that carry ``elements`` of a rank's ``whole`` gradients over ``ranks``.
 
-    It follows the framework's bucket size: at least one, fractions allowed.
+    It follows the framework's bucket size: at least one, fractions allowed; where buckets are of whole tensors, this part's of
+    all of them.
     """
     sync = problem.framework.data_parallel
     if sync.buckets_of_tensors:

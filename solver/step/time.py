@@ -63,7 +63,8 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
     if problem.run.offload_gradients:
         sync = sync + late_gradients(terms.to_host[row], passes[0], terms.splits.num_micro_batches[row])
     optimizer = np.where(layouts.zero == 0, terms.optimizer_whole[row], terms.optimizer_shard[row]) + terms.once[row]
-    optimizer = optimizer + np.where(layouts.zero == 3, _sharded_casts(problem, terms)[row], terms.weight_casts[row])
+    casts = np.where(layouts.zero == 3, sharded_casts(problem, terms.splits.num_micro_batches[row]), 1)
+    optimizer = optimizer + casts * terms.weight_casts[row]
     optimizer = np.maximum(optimizer, _optimizer_launches(problem, terms)[row])
     alone = pipeline + accumulation + sync + gather + optimizer
     waiting = alone * straggler_share(problem.run.world_size, problem.cluster.gpus_per_node)
@@ -71,18 +72,23 @@ def step_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> StepTim
 
 
 def _accumulation(problem: Problem, terms: SplitTerms, layouts: Layouts) -> np.ndarray:
-    """Return the seconds per step of the kernels that add gradients to those of the micro batches before, [layouts].
+    """Return the seconds per step of the kernels that add gradients to those of the micro batches before, [layouts]."""
+    row, splits = layouts.row, terms.splits
+    seconds: np.ndarray = terms.accumulation[row]
+    return seconds * accumulations(problem, layouts.zero, splits.num_micro_batches[row], splits.pp[row])
 
-    To a buffer that is wider than what autograd returns all micro batches are added; else the first one's gradients stay.
+
+def accumulations(problem: Problem, zero: Any, number: Any, pp: Any) -> np.ndarray:
+    """Return how often the kernels that add gradients run in ``number`` micro batches; arguments broadcast.
+
+    To a buffer that is wider than what autograd returns all are added; else the first ones stay. FSDP2 behind a pipeline casts
+    the first ones, and adds the others, unless it reduces all at once (_fsdp_param.py, to_accumulated_grad_if_needed).
     """
-    sizes, number = problem.element_bytes, terms.splits.num_micro_batches
-    again = (number - (sizes.gradient <= sizes.weight)) * terms.accumulation * (not problem.fused_accumulation)
-    seconds = np.where(layouts.zero < 2, again[layouts.row], 0.0)
-    if problem.framework.data_parallel.accumulates_whole:
-        cast = (sizes.weight + sizes.gradient) / (sizes.weight + 2.0 * sizes.gradient) * (sizes.gradient > sizes.weight)
-        whole = (layouts.zero == 2) & (terms.splits.pp[layouts.row] > 1)
-        seconds = np.where(whole, ((number - 1 + cast) * terms.accumulation)[layouts.row], seconds)
-    return seconds
+    sizes = problem.element_bytes
+    again = (number - (sizes.gradient <= sizes.weight)) * (not problem.fused_accumulation)
+    cast = (sizes.weight + sizes.gradient) / (sizes.weight + 2.0 * sizes.gradient) * (sizes.gradient > sizes.weight)
+    whole = (zero == 2) & (pp > 1) & problem.framework.data_parallel.accumulates_whole
+    return np.where(whole, (number - 1 + cast) * (number > 1), np.where(zero < 2, again, 0.0))
 
 
 def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
@@ -93,17 +99,16 @@ def _optimizer_launches(problem: Problem, terms: SplitTerms) -> np.ndarray:
     return seconds
 
 
-def _sharded_casts(problem: Problem, terms: SplitTerms) -> np.ndarray:
-    """Return the seconds per step of the casts of weights under ZeRO-3, [splits].
+def sharded_casts(problem: Problem, number: Any) -> np.ndarray:
+    """Return how often weights are cast under ZeRO-3 in a step of ``number`` micro batches, of its shape.
 
     Of weights that are held quantised the optimizer casts its shard alone, which is left out; the copy in the other order is
     made of what is gathered in every micro batch, or sharded too.
     """
     kept = problem.weight_recipe
     if kept is None or not kept.unit:
-        return terms.weight_casts
-    seconds: np.ndarray = terms.weight_casts * terms.splits.num_micro_batches * (kept.sharded == kept.unit)
-    return seconds
+        return np.ones_like(number)
+    return np.asarray(number) * (kept.sharded == kept.unit)
 
 
 def reduces_whole(framework: Framework, run: Strategy, zero: Any) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from profiler.errors import InputError
 from solver import load_problem, search
 from solver.console import main
+from solver.journal import inputs_of
 from solver.report.explain import explain
 from solver.sweep import Options, Point, points, price, sweep
 
@@ -221,3 +222,11 @@ def test_a_config_that_the_gpus_do_not_hold_says_that_its_batch_is_the_default(
     assert json.loads(found.read_text())["best"][0]["layout"]["global_batch_sequences"] == 4_194_304 // 4096
     said = "global batch: the default, because the config's tp * cp * pp do not divide 4 GPUs"
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_that_needs_a_number_of_gpus_is_told_from_its_edited_self(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("seq_len = 4096")  # refused, for want of all else
+    before = inputs_of([str(path)], [])[f"model {path}"]
+    path.write_text("seq_len = 8192")
+    assert inputs_of([str(path)], [])[f"model {path}"] != before

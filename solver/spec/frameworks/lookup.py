@@ -29,6 +29,7 @@ FRAMEWORKS: tuple[Framework, ...] = (
 
 _TRANSFORMER_ENGINE = re.compile(r"transformer[-_ ]engine\D{0,10}(\d+)\.(\d+)")
 _DUMMY_GRADIENTS_SINCE = (2, 3)
+_ORIGINAL_INPUTS_SINCE = (2, 6)  # save_original_input; Megatron-Core's attention.py asks for 2.7 in 4 bits
 
 
 @cache
@@ -42,8 +43,10 @@ def framework_of(name: str) -> Framework:
     framework = framework or _first_named(name, [(f, f.broad_aliases) for f in FRAMEWORKS]) or GENERIC
     engine = _TRANSFORMER_ENGINE.search(name.lower())
     if engine:
-        keeps = (int(engine[1]), int(engine[2])) >= _DUMMY_GRADIENTS_SINCE
-        return framework.derive(framework.name, framework.released, memory={"dummy_gradients": keeps})
+        release = int(engine[1]), int(engine[2])
+        originals = framework.memory.original_inputs and release >= _ORIGINAL_INPUTS_SINCE
+        keeps = {"dummy_gradients": release >= _DUMMY_GRADIENTS_SINCE, "original_inputs": originals}
+        return framework.derive(framework.name, framework.released, memory=keeps)
     return framework
 
 

@@ -177,6 +177,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     },
     memory={
         "quantised_inputs": False,
+        "original_inputs": False,
         "quantised_weights": False,
         "transformer_engine": False,
         "scores_buffer": True,

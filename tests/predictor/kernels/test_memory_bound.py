@@ -36,12 +36,11 @@ def test_kinds_that_were_not_measured(kind: str, share: float) -> None:
 
 
 #: Bytes of each eager chain for each byte of the fused kernel: by plain streams, and by kernels that reduce a row or broadcast
-#: along it. Per 16-bit element: rope 20 and 24 of 4; gated activation 10 of 6, 18 of 10, of two halves 26; norm 20 + 16 of 4,
+#: along it. Per 16-bit element: rope 20 and 24 of 4; gated activation 10 of 6, 18 of 10; norm 20 + 16 of 4,
 #: 44 + 44 of 6; cross entropy 38 and 16 of 4; softmax 24 of 4 and 28 of 6.
 CHAINS = {
     "rope_eager": (5.0, 0.0), "rope_eager_grad": (6.0, 0.0),
     "gated_act_eager": (10 / 6, 0.0), "gated_act_eager_grad": (1.8, 0.0),
-    "gated_act_split_eager": (10 / 6, 0.0), "gated_act_split_eager_grad": (2.6, 0.0),
     "norm_eager": (5.0, 4.0), "norm_eager_grad": (44 / 6, 44 / 6),
     "cross_entropy_eager": (9.5, 0.0), "cross_entropy_eager_grad": (4.0, 0.0),
 }  # fmt: skip

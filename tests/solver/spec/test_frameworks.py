@@ -238,3 +238,14 @@ def test_a_run_of_experts_means_the_first_release_that_has_them() -> None:
     names = ("torchtitan", "megatron-core", "megatron-lm", "fsdp")
     means = [first_with_experts(framework_of(name)).name for name in names]
     assert means == ["torchtitan-2026-02", "megatron-core-0.12", "megatron-core-0.8", "fsdp"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "dummies", "originals"),
+    [("1.13", False, False), ("2.3", True, False), ("2.5", True, False), ("2.6", True, True)],
+)
+def test_releases_of_transformer_engine(engine: str, dummies: bool, originals: bool) -> None:
+    # dummy gradients since 2.3; save_original_input, which Megatron-Core sets, since 2.6
+    memory = framework_of(f"megatron-core-0.12, transformer-engine {engine}").memory
+    assert (memory.dummy_gradients, memory.original_inputs) == (dummies, originals)
+    assert not framework_of(f"megatron-core-0.8, transformer-engine {engine}").memory.original_inputs

@@ -47,6 +47,9 @@ def test_fsdp2_adds_whole_gradients_behind_a_pipeline() -> None:
         "torchtitan-2025-06", 2, run={**RUN, "grad_dtype": "fp32"}, dp=2, zero=2, zero_shard_size=2, num_micro_batches=4
     )
     assert part(alone, "gradient_accumulation")[0] == 0, "without a pipeline each micro batch is reduced into shards"
+    single = tiny("torchtitan-2025-06", 4, run={**RUN, "grad_dtype": "fp32"}, dp=2, pp=2, zero=2, zero_shard_size=2,
+                  num_micro_batches=1)  # fmt: skip
+    assert part(single, "gradient_accumulation")[0] == 0, "the only micro batch is reduced as it is"
 
 
 def test_the_device_idles_where_the_host_has_waited_for_a_message() -> None:
