@@ -109,9 +109,9 @@ def page(rows: list[list[str]]) -> str:
         "frees tensors early and limits the micro batches in flight, neither of which is described.\n",
         "**DeepSeek-V3.** Theirs is predicted 1% slower than it ran, and not to fit, which it did: of what it does to save",
         "memory (section 3.2.3 of its report) a part is described. The best layout found shards weights (ZeRO-3) instead of",
-        "having a pipeline: all-gathers hide under 15 micro batches.\n",
-        "**Qwen3-235B.** Theirs is predicted 2% faster than it ran. The best one keeps the exchange of tokens inside a node",
-        "(ep 8) and has twice the stages instead.\n",
+        "having a pipeline: most of the all-gathers hide under compute.\n",
+        "**Qwen3-235B.** Theirs is predicted 2% faster than it ran. The best one has context for tensor parallelism, and more",
+        "chunks a stage.\n",
     ])  # fmt: skip
 
 

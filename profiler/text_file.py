@@ -32,13 +32,24 @@ def read_text(path: Path, what: str, most_bytes: int) -> str:
 
 
 def json_value(text: str, path: Path) -> Any:
-    """Return the value of a JSON text. Raises InputError with the line for what is not JSON."""
+    """Return the value of a JSON text. Raises InputError with the line for what is not JSON, and for keys that stand twice."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=distinct_keys)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {error.lineno}: not valid JSON: {error.msg}") from None
     except (RecursionError, ValueError) as error:  # nested too deeply; a number of thousands of digits
         raise InputError(f"{path}: not valid JSON: {error}") from None
+
+
+def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of ``pairs``. Raises InputError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [key for key, _ in pairs]
+        raise InputError(f"key {next(key for key in names if names.count(key) > 1)!r} stands twice in one object")
+    return found
 
 
 def json_object(text: str, path: Path) -> dict[str, Any]:

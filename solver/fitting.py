@@ -13,8 +13,9 @@ from solver.arguments import add_json_argument, add_machine_arguments, add_world
 from solver.batch import batch_or_default
 from solver.inputs import load_inputs
 from solver.largest import Limit, Tried, fewest_gpus, largest_micro_batch, longest_sequence
-from solver.report.describe import describe
+from solver.report.describe import describe, describe_strategy
 from solver.report.output import layout_dict, write_json
+from solver.search.fixed import AXES
 
 
 def add_fit_arguments(p: argparse.ArgumentParser) -> None:
@@ -34,9 +35,10 @@ def fit(args: argparse.Namespace, console: Console) -> None:
         gpus = fewest_gpus(problem, config, layout.global_batch_sequences)
         limits = (largest_micro_batch(problem, layout), longest_sequence(problem, layout), gpus)
     run, device = problem.run, problem.cost.device.name
+    notes = inputs.notes(rounded, stated=set(AXES) & config.layout.keys())
     console.print(
-        f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {device}, "
-        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{inputs.notes(rounded)}", markup=False,
+        f"{problem.model.name}, {run.precision}, {run.framework}, {run.world_size} x {device}, {describe_strategy(layout)}, "
+        f"{problem.cluster.memory_bytes / GIB:.1f} GiB per GPU; {inputs.said}\n{notes}", markup=False,
     )  # fmt: skip
     for limit in limits:
         console.print(_text(limit, layout.global_batch_sequences), markup=False)

@@ -95,7 +95,10 @@ def read_accelerate(sections: Section, source: Source) -> FileRun:
 def _sharding(file: SectionReader, world: int, machines: int) -> dict[str, Any]:
     """Return framework, ZeRO stage and the ranks of a shard; in stage 2 weights stay gathered until the backward pass."""
     fsdp, sizes = file.section("fsdp_config"), file.section("parallelism_config")
-    if fsdp.whole("fsdp_version", 1) == 1:
+    version = fsdp.whole("fsdp_version", 1)
+    if version not in (1, 2):
+        raise fsdp.wrong("fsdp_version", "1 or 2")
+    if version == 1:
         number = fsdp.get("fsdp_sharding_strategy", "FULL_SHARD")
         named = dict(enumerate(STRATEGIES, 1))
         word = named.get(number, str(number)) if isinstance(number, int) else str(number).lstrip("_")

@@ -11,7 +11,7 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from profiler.profile.devices import DEVICES, device_named
-from profiler.text_file import read_text
+from profiler.text_file import distinct_keys, read_text
 from solver.formats.case_layout import count_of, layout_of_case
 from solver.formats.hugging_face import MARKS, model_of_config, unread_keys
 from solver.formats.megatron_args import sections_of_megatron
@@ -79,7 +79,7 @@ def _case_of_line(line: str, number: int) -> Case:
     """Return the case of one line of a file; what cannot be read is skipped with the reason."""
     reason = ""
     try:
-        plain = json.loads(line, object_pairs_hook=_distinct_keys)
+        plain = json.loads(line, object_pairs_hook=distinct_keys)
         missing = [key for key in _CASE_KEYS if not isinstance(plain, dict) or key not in plain]
         if not missing:
             return case_of(plain)
@@ -91,15 +91,6 @@ def _case_of_line(line: str, number: int) -> Case:
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
         reason = f"a value of the wrong kind: {str(error)[:80]}"
     return Case(f"{_LINE} {number}", "", {}, None, None, {}, (), reason)
-
-
-def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of ``pairs``. Raises InputError for a key that stands twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise InputError(f"key {next(key for key in names if names.count(key) > 1)!r} stands twice in one object")
-    return found
 
 
 def case_of(plain: Mapping[str, Any]) -> Case:

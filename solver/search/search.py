@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_all_start_methods, get_context
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +24,9 @@ from solver.step.layouts import Layouts, Splits
 from solver.step.memory import least_memory, peak_memory
 from solver.step.problem import LayerTable, Problem, layer_table
 from solver.step.solutions import Solutions, estimate_layouts
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 CHUNK_SPLITS = 32768  #: splits estimated at once; with about 6 times as many layouts they take about 100 MB
 _EVERY = 61  #: of so many layouts one is in the sample that tells whether many are too large

@@ -16,6 +16,9 @@ def _graphs(a: Arguments) -> bool:
 
 
 RULES = (
+    Rule("model.virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1", "parallel_state.py",
+         lambda a: implies(a.size("model.virtual_pipeline_model_parallel_size") > 1,
+                           a.size("model.pipeline_model_parallel_size") > 1)),
     Rule("model.sequence_parallel needs model.tensor_model_parallel_size above 1", "model_parallel_config.py",
          lambda a: implies(a.on("model.sequence_parallel"), a.size("model.tensor_model_parallel_size") > 1)),
     Rule("model.seq_length equals dataset.sequence_length", _CONFIG,

@@ -14,7 +14,7 @@ from profiler.text_file import json_object
 from solver.formats.file_run import FileRun, Source, model_beside, model_path
 from solver.formats.simumax.configs import ModelConfig, StrategyConfig
 from solver.formats.simumax.model import is_model, model_of
-from solver.formats.simumax.strategy import FRAMEWORK, KEEPING, SHARDING_FRAMEWORK, layout_of
+from solver.formats.simumax.strategy import FRAMEWORK, KEEPING, ORIGINALS, SHARDING_FRAMEWORK, layout_of
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
@@ -61,6 +61,7 @@ def simumax_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str
 
 def _strategy(model: ModelSpec, run: Strategy) -> dict[str, Any]:
     framework = framework_of(run.framework)
+    memory = framework.memory
     if framework.name not in (FRAMEWORK, SHARDING_FRAMEWORK):
         raise InputError(f"the layout is {run.framework}'s; SimuMax's strategies are of {FRAMEWORK}")
     if run.cp > 1 and run.cp_comm not in _CONTEXT:
@@ -78,7 +79,7 @@ def _strategy(model: ModelSpec, run: Strategy) -> dict[str, Any]:
         "use_fused_norm": run.fused_norm, "use_flash_sdp": run.attention == "flash", "use_math_sdp": run.attention != "flash",
         "use_fp32_accum_grad": run.grad_dtype == "fp32", "grad_reduce_in_bf16": False,
         "use_fused_grad_accumulation": run.gradient_accumulation_fusion is not False,
-        "te_version": KEEPING if framework.memory.dummy_gradients else None,
+        "te_version": ORIGINALS if memory.original_inputs else KEEPING if memory.dummy_gradients else None,
         "cross_entropy_loss_fusion": run.cross_entropy_fusion, "overlap_grad_reduce": run.overlap_grad_reduce,
         "pp_comm_async": run.p2p_overlap, **_recomputation(model, run),
     }  # fmt: skip

@@ -13,6 +13,7 @@ from solver.formats.simumax.recompute import recompute_of
 #: What runs the layout. ZeRO-2 and ZeRO-3 are not in Megatron-Core's distributed optimizer, but in Megatron FSDP.
 FRAMEWORK, SHARDING_FRAMEWORK = "megatron-core-0.12", "megatron-bridge-25"
 KEEPING, FREEING = "2.3.0", "2.2"  #: the first Transformer Engine that keeps dummy gradients, and the last that does not
+ORIGINALS = "2.6.0"  #: the first with save_original_input
 _SIZES = {
     "seq_len": "seq_len", "world_size": "world_size", "tp_size": "tp", "cp_size": "cp", "pp_size": "pp",
     "micro_batch_size": "micro_batch_size", "micro_batch_num": "num_micro_batches", "interleaving_size": "vpp",

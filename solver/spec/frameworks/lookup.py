@@ -57,22 +57,38 @@ def first_with_experts(framework: Framework) -> Framework:
 
 
 def known_framework(name: str) -> Framework:
-    """As framework_of, for a name that a user chose: raises InputError where no framework answers to it."""
+    """As framework_of, for a name that a user chose: raises InputError where no framework, or no release, answers to it."""
     framework = framework_of(name)
+    names = [*(f.name for f in FRAMEWORKS), GENERIC.name]
     if framework.name == GENERIC.name and name != GENERIC.name:
-        names = [*(f.name for f in FRAMEWORKS), GENERIC.name]
         families = {f.family for f in FRAMEWORKS}
         raise InputError(f"no framework is called {name!r}{closest(name, [*families, *names])}; known are {', '.join(names)}")
+    if unknown := _unknown_release(name):
+        of_family = [f.name for f in FRAMEWORKS if f.family == framework.family]
+        raise InputError(f"{unknown!r} of {name!r} is no release that is described; described are {', '.join(of_family)}")
     return framework
+
+
+def _unknown_release(name: str) -> str:
+    """Return what follows the name of a framework where that states no release, or "": a release may be stated more closely."""
+    text = _words(_TRANSFORMER_ENGINE.split(name.lower())[0])
+    names = [_words(alias) for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases)]
+    ends = [(len(alias), place.end()) for alias in names if (place := re.search(re.escape(alias) + "(?![a-z])", text))]
+    end = max(ends, default=(0, len(text)))[1]
+    rest = text[end:]
+    states_release = any(character.isdigit() for character in text[:end])
+    return "" if states_release or any(alias in rest for alias in names) else rest.strip()
 
 
 def release_for_search(name: str) -> str:
     """Return the release that a search means by ``name``: of the bare name of a family its newest release, of an alias its
-    release; any other name comes back as it is (it may state more, such as a release of Transformer Engine)."""
+    release; a name that states a release of Transformer Engine too, or none that is described, comes back as it is."""
     family = [f for f in FRAMEWORKS if _words(f.family) == _words(name)]
     aliased = [f for f in FRAMEWORKS if _words(name) in map(_words, f.aliases)]
     found = max(family, key=lambda f: f.released) if family else next(iter(aliased), None)
-    return found.name if found else name
+    if found or _TRANSFORMER_ENGINE.search(name.lower()) or _unknown_release(name) or framework_of(name).name == GENERIC.name:
+        return found.name if found else name
+    return framework_of(name).name
 
 
 def _first_named(name: str, aliases: Sequence[tuple[Framework, tuple[str, ...]]]) -> Framework | None:

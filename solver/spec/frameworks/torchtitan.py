@@ -98,6 +98,7 @@ TORCHTITAN_2024 = TORCHTITAN_2025.derive(
 TORCHTITAN_2026 = TORCHTITAN_2025.derive(
     "torchtitan-2026-02",
     "2026-02",
+    aliases=("torchtitan 0.2", "torchtitan v0.2"),
     flags={"fused_norm": True, "moe_permute_fusion": False},
     can_run={
         "experts": True, "folds_experts": True, "splits_experts": False, "splits_alone": False,

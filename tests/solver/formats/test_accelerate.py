@@ -271,3 +271,9 @@ def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureF
     out = command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
     assert all(f"wrote {tmp_path}/{name}" in out for name in ("best.yaml", "best.sh", "best_model/config.json"))
     assert "tokens/GPU/s" in command("--config", str(tmp_path / "best.sh"))
+
+
+def test_a_version_of_fsdp_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "accelerate.yaml").write_text("distributed_type: FSDP\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 3\n")
+    with pytest.raises(InputError, match=r"fsdp_version .*1 or 2"):
+        load_run_config(tmp_path / "accelerate.yaml")

@@ -135,6 +135,9 @@ def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:
         (nemo.RULES, {"trainer": {"precision": "16"}, "model": {"megatron_amp_O2": True, "optim": {"name": "fused_adam"}}},
          "fp16 with megatron_amp_O2"),
         (bridge.RULES, {"model": {"cuda_graph_impl": "local"}}, "needs rng.te_rng_tracker or model.use_te_rng_tracker"),
+        *((rules, {"model": {"virtual_pipeline_model_parallel_size": 4, "megatron_amp_O2": True}},
+           "virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1")
+          for rules in (bridge.RULES, nemo.RULES)),
         (primus.RULES, {"patch_zero_bubble": True, "overlap_grad_reduce": True, "pipeline_model_parallel_size": 4},
          "zero bubble excludes overlap_grad_reduce"),
     ],

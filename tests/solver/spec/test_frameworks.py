@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from toy import BYTE, FLOP, LINK, NETWORK, TINY, all_layouts, make_problem, part, tiny, toy_cost
 
+from profiler.errors import InputError
 from solver.report.explain import explain
 from solver.schedule.stages import stage_layers_counting_ends
 from solver.spec.choices import Recompute, TpMode
@@ -249,3 +250,28 @@ def test_releases_of_transformer_engine(engine: str, dummies: bool, originals: b
     memory = framework_of(f"megatron-core-0.12, transformer-engine {engine}").memory
     assert (memory.dummy_gradients, memory.original_inputs) == (dummies, originals)
     assert not framework_of(f"megatron-core-0.8, transformer-engine {engine}").memory.original_inputs
+
+
+@pytest.mark.parametrize(
+    ("name", "release"),
+    [
+        ("torchtitan-0.2.2", "torchtitan-2026-02"),
+        ("torchtitan", "torchtitan-2026-02"),
+        ("megatron-core 0.14.1", "megatron-core-0.12"),
+        ("megatron-lm core_v0.13", "megatron-core-0.12"),
+        ("mcore 0.8", "megatron-core-0.8"),
+        ("nemo 25.04", "nemo-25"),
+        ("Hugging Face transformers", "fsdp"),
+    ],
+)
+def test_releases_that_a_user_may_name(name: str, release: str) -> None:
+    assert release_for_search(name) == release and known_framework(name).name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torchtitan-2026-03", "torchtitan-0.3", "megatron-core-0.17", "megatron-core-foo", "nemo-26", "fsdp-2", "internevo-2025"],
+)
+def test_a_release_that_is_not_described_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="is no release that is described; described are"):
+        known_framework(release_for_search(name))
