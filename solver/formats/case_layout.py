@@ -9,7 +9,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.spec.choices import WAVES
 from solver.spec.framework import Framework
-from solver.spec.frameworks import first_with_experts, framework_of
+from solver.spec.frameworks import first_with_experts, framework_of, unknown_release
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import layout_text
 from solver.spec.soft_caps import attention_of
@@ -33,6 +33,8 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
     if framework is not framework_of(stated):
         assumptions.append(f"framework {framework.name}: the first release of {framework.family} described with experts")
         stated = framework.name
+    elif unknown_release(stated):
+        assumptions.append(f"framework {shown(stated)}: priced as {framework.name}, no such release is described")
     if framework.name == "generic":
         assumptions.append(f"framework {run.get('framework', 'not given')}: Megatron-like defaults")
     flags = framework.flags_of(given.get("precision", framework.flags.get("precision", Strategy.precision)))

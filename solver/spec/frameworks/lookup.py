@@ -63,13 +63,13 @@ def known_framework(name: str) -> Framework:
     if framework.name == GENERIC.name and name != GENERIC.name:
         families = {f.family for f in FRAMEWORKS}
         raise InputError(f"no framework is called {name!r}{closest(name, [*families, *names])}; known are {', '.join(names)}")
-    if unknown := _unknown_release(name):
+    if unknown := unknown_release(name):
         of_family = [f.name for f in FRAMEWORKS if f.family == framework.family]
         raise InputError(f"{unknown!r} of {name!r} is no release that is described; described are {', '.join(of_family)}")
     return framework
 
 
-def _unknown_release(name: str) -> str:
+def unknown_release(name: str) -> str:
     """Return what follows the name of a framework where that states no release, or "": a release may be stated more closely."""
     text = _words(_TRANSFORMER_ENGINE.split(name.lower())[0])
     names = [_words(alias) for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases)]
@@ -86,7 +86,7 @@ def release_for_search(name: str) -> str:
     family = [f for f in FRAMEWORKS if _words(f.family) == _words(name)]
     aliased = [f for f in FRAMEWORKS if _words(name) in map(_words, f.aliases)]
     found = max(family, key=lambda f: f.released) if family else next(iter(aliased), None)
-    if found or _TRANSFORMER_ENGINE.search(name.lower()) or _unknown_release(name) or framework_of(name).name == GENERIC.name:
+    if found or _TRANSFORMER_ENGINE.search(name.lower()) or unknown_release(name) or framework_of(name).name == GENERIC.name:
         return found.name if found else name
     return framework_of(name).name
 

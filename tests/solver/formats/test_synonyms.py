@@ -88,6 +88,16 @@ def test_a_case_in_the_words_of_its_source() -> None:
     assert "not read: model.layer_drop=0.1" in case.assumptions
 
 
+@pytest.mark.parametrize(
+    ("name", "priced"), [("torchtitan", ""), ("torchtitan-0.2.1", ""), ("torchtitan-0.9", "torchtitan-2024-12")]
+)
+def test_a_release_that_is_not_described_is_named(name: str, priced: str) -> None:
+    plain = {"id": "X-1", "hardware": "h100_sxm", "model": MODEL, "measured": {},
+             "run": {"framework": name, "world_size": 8, "seq_len": 4096, "dp": 8}}  # fmt: skip
+    said = f"framework {name!r}: priced as {priced}, no such release is described"
+    assert (said in case_of(plain).assumptions) == bool(priced)
+
+
 def test_the_rest_of_a_name_is_kept() -> None:
     normalized = normalized_run({"framework": "Megatron-LM, transformer-engine 2.11.0"}, "h100_sxm", [])
     assert (
