@@ -15,7 +15,7 @@ from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
 from solver.spec.precision import activation_bytes
-from solver.spec.recipes import Recipe, recipe_name, recipe_of
+from solver.spec.recipes import Recipe, delays_scales, recipe_name, recipe_of
 from solver.spec.strategy import Strategy
 
 
@@ -58,7 +58,7 @@ class Shapes:
     @property
     def casts_kept_inputs(self) -> bool:
         """Whether a quantised linear casts an input again for its gradient that another module keeps in 16 bits."""
-        delayed = recipe_name(self.run.precision, self.run.fp8_recipe) == "delayed"
+        delayed = delays_scales(self.run.precision, self.run.fp8_recipe)
         return self.recipe is not None and self.framework.memory.original_inputs and not delayed
 
     @property

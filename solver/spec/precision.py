@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from solver.spec.framework import Framework
-from solver.spec.recipes import FP32, HALF
+from solver.spec.recipes import FP32, HALF, delays_scales
 from solver.spec.strategy import Strategy
 
 QUANTISED = ("fp8", "mxfp8", "nvfp4")  #: formats of the linears only; everything else is then 16-bit
@@ -40,7 +40,7 @@ def activation_bytes(run: Strategy) -> int:
 def keeps_remainders(run: Strategy) -> bool:
     """Whether Transformer Engine's Adam can keep of the fp32 weights only the 16 bits that bf16 weights lack: not beside
     quantised weights, but for those of the delayed recipe (megatron/core/optimizer/optimizer_config.py)."""
-    return run.precision == "bf16" or (run.precision == "fp8" and run.fp8_recipe == "delayed")
+    return run.precision == "bf16" or delays_scales(run.precision, run.fp8_recipe)
 
 
 def element_bytes(run: Strategy, framework: Framework) -> ElementBytes:

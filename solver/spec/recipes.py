@@ -48,6 +48,11 @@ def recipe_name(precision: str, fp8_recipe: str) -> str:
     return fp8_recipe if precision == "fp8" else precision
 
 
+def delays_scales(precision: str, fp8_recipe: str) -> bool:
+    """Whether linears are quantised with scales from the largest values of past steps."""
+    return recipe_name(precision, fp8_recipe) == "delayed"
+
+
 def recipe_of(precision: str, fp8_recipe: str) -> Recipe | None:
     """Return the recipe of a run's precision; None where its linears are not quantised."""
     return RECIPES.get(recipe_name(precision, fp8_recipe))

@@ -15,6 +15,7 @@ from solver.spec.model import ModelSpec
 from solver.spec.norms import norms_apart
 from solver.spec.optimizer_rules import check_optimizer
 from solver.spec.precision import QUANTISED
+from solver.spec.recipes import delays_scales
 from solver.spec.strategy import Strategy
 
 
@@ -94,7 +95,7 @@ def ends_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
     """Return (holds, what is broken) of layers that stay in bf16, which scales of earlier steps exclude (Megatron-Core's
     transformer_config.py)."""
     ends = s.num_layers_at_start_in_bf16 + s.num_layers_at_end_in_bf16
-    delayed = framework.memory.transformer_engine and s.precision == "fp8" and s.fp8_recipe == "delayed"
+    delayed = framework.memory.transformer_engine and delays_scales(s.precision, s.fp8_recipe)
     return not (ends and delayed), "layers that stay in bf16 need another fp8_recipe than delayed"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from solver.spec.can_run import CanRun
 from solver.spec.framework import Framework
+from solver.spec.recipes import delays_scales
 from solver.spec.strategy import Strategy
 
 #: Modules whose recomputation keeps a quantised input, which Transformer Engine does not do where scales are delayed.
@@ -65,7 +66,7 @@ def _modules_broken(framework: Framework, run: Strategy) -> str:
     """Return what of a run does not go together with the modules that it recomputes, or ""; rules of Megatron-Core's
     transformer_config.py."""
     modules = run.modules_recomputed
-    delayed = framework.memory.transformer_engine and run.precision == "fp8" and run.fp8_recipe == "delayed"
+    delayed = framework.memory.transformer_engine and delays_scales(run.precision, run.fp8_recipe)
     quantised = sorted(_QUANTISED_MODULES & set(modules))
     rules = (
         (not run.lora_rank, "adapters (lora_rank) are not described with recompute selective"),

@@ -152,7 +152,7 @@ class Layouts:
         modes = column([TpMode[s.tp_mode.upper()] for s in strategies])
         schedules = column([schedule_code(s.schedule, s.vpp) for s in strategies])
         rest = {name: column([getattr(s, name) for s in strategies]) for name in (*_SIZES, *LAYOUT_FLAGS)}
-        rest["zero_shard_size"] = column([s.zero_shard_size if s.zero else 1 for s in strategies])
+        rest["zero_shard_size"] = column([s.zero_shard_size if s.zero else 1 for s in strategies])  # ZeRO-0 shards nothing
         return cls(
             Splits(mode=modes, schedule=schedules, **rest), np.arange(len(strategies)), column([s.zero for s in strategies]),
             column([Recompute[s.recompute.upper()] for s in strategies]), column([s.recompute_layers for s in strategies]),

@@ -37,8 +37,8 @@ _TOPOLOGY = {
     "apbw": "asw_psw_bandwidth", "ap_bandwidth": "asw_psw_bandwidth", "app": "asws_per_pod", "asw_per_psw": "asws_per_pod",
     "er": "error_rate", "error_rate": "error_rate",
 }  # fmt: skip
-#: GPUs whose NVSwitches add numbers up, as SimAI knows them, and the smallest group that uses that.
 _MOST_BYTES, _MOST_US = 1 << 28, 1e12
+#: GPUs whose NVSwitches add numbers up, as SimAI knows them, and the smallest group that uses that.
 _NVLS_GPUS, _NVLS_LEAST = ("H100", "H800"), 8
 
 

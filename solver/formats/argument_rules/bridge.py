@@ -15,10 +15,14 @@ def _graphs(a: Arguments) -> bool:
     return a.text("model.cuda_graph_impl", "none") != "none"
 
 
+#: Of Megatron-Core, by the names that NeMo has too.
+VIRTUAL_STAGES = Rule(
+    "model.virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1", "parallel_state.py",
+    lambda a: implies(a.size("model.virtual_pipeline_model_parallel_size") > 1,
+                      a.size("model.pipeline_model_parallel_size") > 1),
+)  # fmt: skip
 RULES = (
-    Rule("model.virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1", "parallel_state.py",
-         lambda a: implies(a.size("model.virtual_pipeline_model_parallel_size") > 1,
-                           a.size("model.pipeline_model_parallel_size") > 1)),
+    VIRTUAL_STAGES,
     Rule("model.sequence_parallel needs model.tensor_model_parallel_size above 1", "model_parallel_config.py",
          lambda a: implies(a.on("model.sequence_parallel"), a.size("model.tensor_model_parallel_size") > 1)),
     Rule("model.seq_length equals dataset.sequence_length", _CONFIG,

@@ -6,15 +6,14 @@ read.
 
 from __future__ import annotations
 
+from solver.formats.argument_rules.bridge import VIRTUAL_STAGES
 from solver.formats.argument_rules.rule import Rule, implies
 
 _BASE, _GPT = "megatron_base_model.py", "megatron_gpt_model.py"
 _HALF = ("16", "16-mixed", "fp16")
 
 RULES = (
-    Rule("model.virtual_pipeline_model_parallel_size needs model.pipeline_model_parallel_size above 1", "parallel_state.py",
-         lambda a: implies(a.size("model.virtual_pipeline_model_parallel_size") > 1,
-                           a.size("model.pipeline_model_parallel_size") > 1)),
+    VIRTUAL_STAGES,
     Rule("virtual stages need megatron_amp_O2", _GPT,
          lambda a: implies(a.size("model.virtual_pipeline_model_parallel_size") > 1, a.on("model.megatron_amp_O2"))),
     Rule("fp16 with megatron_amp_O2 needs the optimizer distributed_fused_adam", _BASE,

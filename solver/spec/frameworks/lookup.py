@@ -69,6 +69,7 @@ def known_framework(name: str) -> Framework:
     return framework
 
 
+@cache
 def unknown_release(name: str) -> str:
     """Return what follows the name of a framework where that states no release, or "": a release may be stated more closely."""
     text = _words(_TRANSFORMER_ENGINE.split(name.lower())[0])

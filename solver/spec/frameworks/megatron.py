@@ -66,7 +66,8 @@ MEGATRON_LM_2021 = MEGATRON_LM_2023.derive(
     memory={"vocab_dummy_gradient": False},
 )
 
-RELEASES_0_12_TO_0_16 = tuple(
+#: Names of the releases that are described as 0.12 is.
+_RELEASES_0_12_TO_0_16 = tuple(
     f"{name} {letter}0.{minor}"
     for name in ("megatron-core", "mcore", "megatron-lm core", "megatron-lm")
     for letter in ("", "v", "r")
@@ -76,7 +77,7 @@ RELEASES_0_12_TO_0_16 = tuple(
 MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
     "megatron-core-0.12",
     "2025-05",
-    aliases=("megatron-core", "megatron-lm core", "megatron-lm v0.", "mcore", *RELEASES_0_12_TO_0_16),
+    aliases=("megatron-core", "megatron-lm core", "megatron-lm v0.", "mcore", *_RELEASES_0_12_TO_0_16),
     best_practice={"overlap_param_gather": True, "cross_entropy_fusion": True},  # Transformer Engine's fused cross entropy
     can_run={
         "cp_comms": CHOICES["cp_comm"],  # --cp-comm-type, since 0.10; a2a+p2p with --hierarchical-context-parallel-sizes
