@@ -64,7 +64,7 @@ def plan(args: argparse.Namespace, console: Console) -> None:
     prices = _prices(args)
     if args.budget is not None and None in prices.values():
         raise InputError("--budget needs a price: --price, or --machines NAME=PRICE,...")
-    config = named_config(args)
+    config = _config(args)
     asked = [(Machine(name, price), _named(args, name, config)) for name, price in prices.items()]
     offers = [(machine, named, load_inputs(named, config)) for machine, named in asked]  # names are checked before any search
     tried = [_on_machine(named, inputs, machine) for machine, named, inputs in offers]
@@ -128,6 +128,14 @@ def _prices(args: argparse.Namespace) -> dict[str, float | None]:
     if len({price is None for price in found.values()}) > 1:
         raise InputError(f"--machines {args.machines}: either all machines have a price or none has")
     return found
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    """Return the config of a plan; one whose ranks follow from the number of GPUs is read for the fewest."""
+    try:
+        return named_config(args)
+    except InputError:
+        return named_config(argparse.Namespace(**vars(args), world_size=args.least))
 
 
 def _named(args: argparse.Namespace, name: str, config: RunConfig) -> argparse.Namespace:

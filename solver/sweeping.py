@@ -75,6 +75,8 @@ def sweep_all(args: argparse.Namespace, console: Console) -> None:
     console.print(_table(rows))
     failed = sum(row["reason"] is not None for row in rows)
     console.print(f"wrote {args.output}: {len(rows)} problem{'s' * (len(rows) != 1)}, {failed} without a layout", markup=False)
+    if failed == len(rows):
+        raise InputError(f"no problem has a layout: {rows[0]['reason']}")
     if args.plot:
         save_figure(sweep_figure(rows), args.plot)
         console.print(f"wrote {args.plot}", markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -56,11 +57,15 @@ def load_run_config(path: str | Path, world: int = 0) -> RunConfig:
     """
     path = Path(path)
     if path.suffix not in _READERS:
+        if os.path.isdir(path):  # pathlib's raises for a name that is too long
+            raise InputError(f"{path} is a folder; a configuration is one file, as {path}/config.json")
         endings = ", ".join(_READERS)
         raise InputError(f"{path}: a configuration is a framework's file, or a model's: {endings} (docs/formats.md)")
     text = read_text(path, WHAT, MAX_BYTES)
     source = Source(path, text, _neighbours(path), world)
     if path.suffix != ".json":
+        if not text.strip():
+            raise InputError(f"{path} is empty")
         return run_config_of(source, read_source(source))
     plain = json_object(text, path)
     if "model" in plain:

@@ -63,7 +63,7 @@ class Family:
         mlp = ("intermediate_size",) if "moe_intermediate_size" not in values else ()  # an MLP's width has no common default
         for key in (*REQUIRED, *mlp, *self.needed):
             if key not in values:
-                raise KeyError(key)
+                raise KeyError(next((own for own, field in names.items() if field == key), key))
         return values, read
 
 
@@ -114,11 +114,13 @@ def read_flags(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
 
 
 def layer_types_of(config: Mapping[str, Any], allowed: tuple[str, ...] = LAYER_TYPES[:2]) -> list[str]:
-    """Return the config's layer_types. Raises InputError for a kind of layer that the family does not have."""
-    kinds = config.get("layer_types") or []
+    """Return the config's layer_types, one a layer. Raises InputError for a kind of layer that the family does not have."""
+    kinds, layers = config.get("layer_types") or [], config.get("num_hidden_layers")
     other = [kind for kind in kinds if kind not in allowed]
     if other:
         raise InputError(f"layer_types has {other[0]!r}, which is not modelled")
+    if kinds and layers is not None and len(kinds) != layers:
+        raise InputError(f"layer_types lists {len(kinds)} layers; the model has {layers}")
     return list(kinds)
 
 

@@ -9,6 +9,7 @@ from profiler.errors import InputError
 from solver.formats.literal_python import Section
 
 _MOST = 10**9  #: upper limit of any size, count or length
+_SHOWN = 8  #: items of a list that a message repeats; a longer one may repeat others thousands of times
 
 
 class SectionReader:
@@ -33,8 +34,7 @@ class SectionReader:
         if key not in self:
             return InputError(f"{self._where}: {self.full(key)} is missing; it must be {wanted}")
         line, value = self._section.lines.get(key), self._section[key]
-        # a list or section may repeat others thousands of times, so only its type is shown
-        shown = f"{value!r:.60}" if isinstance(value, int | float | str) else f"a {type(value).__name__.lower()}"
+        shown = f"{value!r:.60}" if _is_plain(value) else f"a {type(value).__name__.lower()}"
         place = f", line {line}" if line else ""
         return InputError(f"{self._where}{place}: {self.full(key)} is {shown}; it must be {wanted}")
 
@@ -102,3 +102,10 @@ class SectionReader:
         if not isinstance(listed, list) or not all(isinstance(part, str) for part in listed):
             raise self.wrong(key, "a list of texts")
         return listed
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is short enough to be repeated in a message: a scalar, or a short list of texts."""
+    if isinstance(value, list):
+        return len(value) <= _SHOWN and all(isinstance(item, str) for item in value)
+    return isinstance(value, int | float | str)

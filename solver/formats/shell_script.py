@@ -78,7 +78,7 @@ class Shell:
 
 
 def read_shell(text: str) -> Shell:
-    """Return the words of a script. Raises ValueError where quotes are not closed, and for blocks within a hundred others."""
+    """Return the words of a script. Raises ValueError for quotes or lists that stay open, and for blocks nested too deeply."""
     state, tokens, at = _State(), tokens_of(text), 0
     found: list[Word] = []
     starts = True  # whether the next token begins a command
@@ -166,6 +166,8 @@ def _assign(state: _State, match: re.Match[str], tokens: Sequence[str], at: int)
     parts, joint = [value], ""
     if not value and at < len(tokens) and tokens[at] == "(":
         end = next((i for i in range(at, len(tokens)) if tokens[i] == ")"), len(tokens))
+        if end == len(tokens):
+            raise ValueError(f"the list that {name} is set to has no closing parenthesis")
         parts, joint, at = [token for token in tokens[at + 1 : end] if token != "\n"], " ", end + 1
     if state.runs is False:
         return at

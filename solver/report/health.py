@@ -33,6 +33,7 @@ _LEAST_OFF, _LEAST_MEMORY = math.log(1.25), 0.10
 #: The slowest of twenty steps over the median, and the second half of a log over the first: more is a finding.
 _UNEVEN, _DRIFT = 1.10, 1.03
 _MOST_FACTOR = 20.0  #: a part that must be slower than this does not explain a step
+_FARTHEST = 200.0  #: a factor that no fault of a machine explains; milliseconds taken for seconds are a thousand
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,19 @@ class Finding:
 
 
 def health(solutions: Solutions, index: int, observed: Observation) -> list[Finding]:
-    """Return what fits and what does not, of a job that ran layout ``index``."""
+    """Return what fits and what does not, of a job that ran layout ``index``.
+
+    Raises InputError for a step that cannot be of this job, or is in another unit than seconds.
+    """
     found = [*_networks(solutions, observed), *(_collective(solutions, measured) for measured in observed.collectives)]
     why = explain(solutions, index)
     if len(observed.steps):
-        found += [*_step(solutions, index, why, float(np.median(observed.steps))), *_evenness(observed.steps)]
+        step = float(np.median(observed.steps))
+        if not why.seconds / _FARTHEST < step < why.seconds * _FARTHEST:
+            raise InputError(
+                f"a step of {step:g} s, where {why.seconds:.3g} s are predicted, is not in seconds, or of another job"
+            )
+        found += [*_step(solutions, index, why, step), *_evenness(observed.steps)]
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
     found += [*_checks(solutions.problem, observed), *_as_found(solutions, index, observed)]

@@ -86,7 +86,9 @@ def _with_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
     values.setdefault("num_key_value_heads", heads)
     if values.get("kv_lora_rank"):
         values["head_dim"] = values.get("qk_nope_head_dim", 0) + values.get("qk_rope_head_dim", 0) or 1
-    if not values.get("head_dim") and not values.get("v_head_dim") and hidden % heads:
+    if values.get("head_dim", 1) < 1:
+        raise InputError(f"{where}: head_dim is {values['head_dim']}; it must be positive, or left out for hidden_size / heads")
+    if "head_dim" not in values and not values.get("v_head_dim") and hidden % heads:
         raise InputError(f"{where}: num_attention_heads {heads} does not divide hidden_size {hidden}; state head_dim")
     values["head_dim"] = values.get("head_dim") or values.get("v_head_dim") or hidden // heads
     values.setdefault("norm", "rmsnorm" if values["gated_mlp"] else "layernorm")

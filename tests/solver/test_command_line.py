@@ -588,6 +588,8 @@ def test_health_is_of_one_layout_and_of_a_file_that_says_something(tmp_path: Pat
     assert "leave out --run_all_solu" in refused("--run_all_solu", "--health", empty)
     assert "no step times and no table of nccl-tests" in refused("--config", CONFIG, "--world_size", 128, "--health", empty)
     assert "no such file" in refused("--config", CONFIG, "--world_size", 128, "--health", tmp_path / "none.log")
+    empty.write_text('{"step_s": 16100}')  # milliseconds
+    assert "is not in seconds, or of another job" in refused("--config", CONFIG, "--world_size", 128, "--health", empty)
 
 
 def test_a_device_that_was_not_measured(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_rows_without_a_layout_state_their_problem_too() -> None:
         assert found[0][name] == found[1][name] is not None
 
 
+def test_a_sweep_without_any_layout_fails_and_writes_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.csv"
+    assert main(["sweep", str(out), "--models", "llama3_405b", "--world_sizes", "1", "--jobs", "1"]) == 2
+    assert "error: no problem has a layout: llama3_405b fits on 1 accelerator" in capsys.readouterr().err
+    (row,) = csv.DictReader(out.read_text().splitlines())
+    assert row["reason"].startswith("llama3_405b fits on 1 accelerator")
+
+
 def test_two_processes_write_the_same_table(alone: bytes, tmp_path: Path) -> None:
     assert table(tmp_path, "out.csv", "--jobs", "2") == alone
 

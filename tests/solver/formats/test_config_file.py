@@ -422,6 +422,7 @@ def test_invalid_json_files(load, content, message):
 def test_files_that_cannot_be_read(load, tmp_path):
     for path, message in [
         (tmp_path / "none.py", "no such file; it should be a configuration file"),
+        (tmp_path, "is a folder; a configuration is one file"),
         (tmp_path / "run.ini", "a configuration is a framework's file, or a model's"),
         (tmp_path / ("x" * 300 + ".py"), "cannot be read"), (Path("a\0b.py"), "cannot be read"),
     ]:  # fmt: skip
@@ -433,6 +434,9 @@ def test_files_that_cannot_be_read(load, tmp_path):
     (tmp_path / "device.py").symlink_to("/dev/zero")
     with pytest.raises(InputError, match="not a regular file"):
         load_run_config(tmp_path / "device.py")
+    (tmp_path / "run.toml").write_text("\n")
+    with pytest.raises(InputError, match=r"run\.toml is empty"):
+        load_run_config(tmp_path / "run.toml")
     with pytest.raises(InputError, match=r"not UTF-8 text \(byte 5\)"):
         load(b"a = '\xe9'")
 

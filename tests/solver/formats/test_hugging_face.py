@@ -76,6 +76,8 @@ def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> N
         (LLAMA | {"model_type": "kimi_linear"}, "kimi_linear is a hybrid of attention and linear attention"),
         (LLAMA | {"model_type": "minimax_text_01"}, "a hybrid of softmax attention and lightning attention"),
         (LLAMA | {"layer_types": ["sliding_attention"] * 32}, "layer_types has 'sliding_attention', which is not modelled"),
+        (LLAMA | {"layer_types": ["full_attention"] * 7}, "config.json: layer_types lists 7 layers; the model has 32"),
+        (LLAMA | {"head_dim": 0}, "config.json: head_dim is 0; it must be positive, or left out for hidden_size / heads"),
         (LLAMA | {"attention_chunk_size": 8192}, "attention_chunk_size of llama is not modelled"),
         (LLAMA | {"hidden_size": "4096"}, "hidden_size is '4096'; it must be a whole number"),
         (LLAMA | {"num_attention_heads": 24, "num_key_value_heads": 8}, "24 does not divide hidden_size 4096; state head_dim"),

@@ -126,6 +126,11 @@ def test_a_variable_that_grows_is_cut() -> None:
         ("--seq-length 4096", "--seq-length $LENGTH", "$LENGTH is not known from the script alone; write its value"),
         ("NODES=${NUM_NODES:-2}", "NODES=$1", "$(( WORLD * 4 )) is not known from the script alone"),
         ("TYPE=${DTYPE:-bf16}", "TYPE='", "it cannot be read as a command: No closing quotation"),
+        (
+            "echo done",
+            "MORE=(--lr 1",
+            "it cannot be read as a command: the list that MORE is set to has no closing parenthesis",
+        ),
         ("--nnodes $NODES", "--nnodes " + "9" * 5000, "must say the number of GPUs, as numbers"),
         ("GPUS=8", "if true; then\n" * 200, "it cannot be read as a command: blocks are nested too deeply"),
         ("echo done", "torchrun pretrain_gpt.py --num-layers 2", "it launches pretrain_gpt.py more than once"),

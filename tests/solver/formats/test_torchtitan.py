@@ -227,6 +227,7 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
         ("tensor_parallel_degree", "tensor_paralel_degree", "parallelism has no key 'tensor_paralel_degree' (did you mean"),
         ("[metrics]", "[metric]", "line 4: there is no section or setting 'metric' (did you mean 'metrics'?)"),
         ("seq_len = 8192", 'seq_len = "long"', "line 15: training.seq_len is 'long'; it must be a whole number"),
+        ('flavor = "8B"', 'flavor = "8B"\nconverters = ["int8"]', "model.converters is ['int8']; it must be one of float8"),
         ("steps = 1000", "enable_cpu_offload = true", "it must be False, because parameters on the host is not modelled"),
         ("lr = 3e-4", 'implementation = "foreach"', "an optimizer of several kernels is not modelled"),
         ('flavor = "8B"', 'flavor = "9B"', "flavor '9B' of torchtitan's model 'llama3' is not known here; put its"),

@@ -207,6 +207,19 @@ def test_a_derived_machine_beside_the_one_it_is_derived_from_is_no_equal_compari
     assert " beside " not in capsys.readouterr().out
 
 
+def test_a_plan_of_a_file_whose_ranks_follow_from_the_gpus_has_its_global_batch(tmp_path: Path) -> None:
+    """torchtitan's shard degree -1 is the GPUs that are left, and 96 sequences are a step on any number of them."""
+    config, out = tmp_path / "run.toml", tmp_path / "plan.json"
+    config.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\nlocal_batch_size = 1\nglobal_batch_size = 96\n'
+    )
+    words = ["plan", "--config", str(config), "--tokens", "1e11", "--least", "8", "--most", "16", "--json", str(out)]
+    assert main(words) == 0
+    found = json.loads(out.read_text())["plan"]
+    assert [row["world_size"] for row in found] == [8, 16]
+    assert [row["layout"]["global_batch_sequences"] for row in found] == [96, 96]
+
+
 def test_a_plan_trains_with_the_batch_that_its_config_states(tmp_path: Path) -> None:
     """On any number of GPUs, also where the config states its own."""
     layout = {"world_size": 64, "tp": 2, "tp_mode": "msp", "dp": 32, "zero": 1, "zero_shard_size": -1, "num_micro_batches": 4,
