@@ -38,7 +38,7 @@ def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": whole(flags, "kv-channels", hidden // heads),
         "gated_mlp": not flags.keys().isdisjoint(("swiglu", "quick-geglu")),
         "clamped_gate": "activation-func-clamp-value" in flags,
-        "qkv_bias": bias or "add-qkv-bias" in flags,
+        "qkv_bias": not latent and (bias or "add-qkv-bias" in flags),  # latent attention has one of its output alone
         "output_bias": bias,
         "mlp_bias": bias,
         "norm": choice(flags, "normalization", "LayerNorm", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}),

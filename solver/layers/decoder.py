@@ -140,8 +140,9 @@ def _weight_gathers(shapes: Shapes, ops: tuple[Op, ...]) -> list[Op]:
     where = np.where(keys.is_mode(TpMode.ISP) & (keys.wp > 1), 1.0, 0.0)
     linears = weight_gemms(ops)
     after_attention = ("wo", "norm2", "w1", "w3", "w13", "activation", "w2", "residual1", "residual2")
-    forward = tuple(op.label for op in ops if op.phase == FORWARD and op.stream == COMPUTE and op.name in after_attention)
-    backward = tuple(op.label for op in ops if op.phase != FORWARD and op.stream == COMPUTE)
+    computed = [op for op in ops if op.stream == COMPUTE]  # of a norm with several kernels all have one label
+    forward = tuple(dict.fromkeys(op.label for op in computed if op.phase == FORWARD and op.name in after_attention))
+    backward = tuple(dict.fromkeys(op.label for op in computed if op.phase != FORWARD))
     gathers: list[Op] = []
     for gemm in linears:
         dims = message(1.0 * gemm.dims["n"] * gemm.dims["k"] * shapes.element, shapes.groups.wp)

@@ -153,6 +153,7 @@ def _under(shapes: Shapes, phase: str) -> tuple[str, ...]:
     model = shapes.model
     if not (shapes.run.moe_shared_expert_overlap and model.shared_expert_intermediate_size):
         return ()
-    names = ("w13", "w2") if model.gated_mlp and shapes.framework.kernels.fused_gate_up else ("w1", "w2")
+    fused = shapes.framework.kernels.fused_gate_up
+    names = (*((("w13",) if fused else ("w1", "w3")) if model.gated_mlp else ("w1",)), "w2")
     passes = (FORWARD,) if phase == FORWARD else (INPUT_GRAD, WEIGHT_GRAD)
     return tuple(f"shared.{name}.{which}" for which in passes for name in names)

@@ -93,14 +93,18 @@ def _logits(shapes: Shapes) -> np.ndarray:
 def _loss_ops(shapes: Shapes) -> list[Op]:
     """Ops of the loss. Fused (or compiled): logits read and gradient written, twice. Eager: a chain of kernels in fp32.
 
-    On sharded logits the maximum, the sum of exponentials and the target's logit are all-reduced, one fp32 per token each.
+    On sharded logits the maximum, the sum of exponentials and the target's logit are all-reduced, one fp32 per token each;
+    natively the last two are one message.
     """
     logits, everywhere = _logits(shapes), shapes.keys.tp > 1
     native = shapes.run.cross_entropy_fusion and shapes.run.cross_entropy_fusion_impl == "native"
     if shapes.framework.tensor_parallel.vocab_parallel_loss:
         size = shapes.tokens * FP32
-        parts = ("max", "sum") if native else ("max", "sum", "target")  # natively sum and target are one message, here the sum
-        exchange = [tp_collective(shapes, f"loss.{p}", "loss", "all_reduce", FORWARD, everywhere, size=size) for p in parts]
+        parts = {"max": size, "sum": 2 * size} if native else dict.fromkeys(("max", "sum", "target"), size)
+        exchange = [
+            tp_collective(shapes, f"loss.{part}", "loss", "all_reduce", FORWARD, everywhere, size=sent)
+            for part, sent in parts.items()
+        ]
     else:
         sent = logits * shapes.element
         exchange = [tp_collective(shapes, "logits.all_gather", "loss", "all_gather", FORWARD, everywhere, size=sent)]

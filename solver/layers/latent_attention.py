@@ -11,7 +11,7 @@ import numpy as np
 from solver.layers.attention_core import core_ops, core_saved
 from solver.layers.casts import gradient_casts, input_casts, kept_input_casts, weight_casts
 from solver.layers.norm import norm_passes
-from solver.layers.ops import column_linears, gradient_sums, linear, memory_bound, row_linear, tp_collective
+from solver.layers.ops import bias_ops, column_linears, gradient_sums, linear, memory_bound, row_linear, tp_collective
 from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, LINEARS, OTHERS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 
@@ -42,6 +42,7 @@ def latent_attention_ops(shapes: Shapes) -> list[Op]:
         *core_ops(shapes),
         *row_linear(shapes, "wo", ATTENTION, model.hidden_size, context),
         *kept_input_casts(shapes, "wo", ATTENTION, shapes.linear_tokens, context),
+        *bias_ops(shapes, "wo", ATTENTION, shapes.norm_tokens * model.hidden_size, model.output_bias),
     ]
 
 
@@ -133,5 +134,8 @@ def latent_attention_weights(shapes: Shapes) -> list[Weight]:
         "attention.out": model.num_attention_heads * model.v_head_dim // shapes.split * h,
         "attention.down": low,
     }
-    norms = Weight("attention.norms", model.q_lora_rank + model.kv_lora_rank, OTHERS)
-    return [*(Weight(name, elements, LINEARS) for name, elements in found.items()), norms]
+    others = {"attention.norms": model.q_lora_rank + model.kv_lora_rank, "attention.bias": h * model.output_bias}
+    return [
+        *(Weight(name, elements, LINEARS) for name, elements in found.items()),
+        *(Weight(name, elements, OTHERS) for name, elements in others.items() if elements),
+    ]

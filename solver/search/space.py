@@ -12,7 +12,7 @@ import numpy as np
 from profiler.errors import InputError
 from solver.search.divisions import Division, divisions, divisors
 from solver.search.pipelines import pipelines
-from solver.spec.choices import Recompute, TpMode
+from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, Recompute, TpMode
 from solver.spec.division import (
     context_runs,
     heads_divide,
@@ -33,6 +33,7 @@ from solver.spec.expert_rules import (
 from solver.spec.feasibility import check_world
 from solver.spec.optimizer_rules import zero_stages
 from solver.spec.run_rules import check_run
+from solver.spec.schedule_rules import split_backward_broken
 from solver.spec.state_rules import copies_run, expert_shards_run, recompute_broken, shards_run
 from solver.spec.strategy import replicas
 from solver.step.layouts import Layouts, Splits
@@ -231,6 +232,8 @@ def cross(problem: Problem, splits: Splits) -> Layouts:
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1
     sharded = ~whole_states & shards_run(can_run, splits.zero_shard_size, splits.cp, splits.dp * splits.cp)
     copied = whole_states & copies_run(can_run, problem.run, splits.tp, splits.cp, splits.pp, splits.dp, splits.ep)
+    if split_backward_broken(can_run, problem.run, 1):
+        sharded &= one_stage | ~np.isin(splits.schedule, [SCHEDULES.index(name) for name in SPLIT_BACKWARD])
     if problem.run.optimizer == "muon":
         sharded &= splits.zero_shard_size == splits.dp * splits.cp
     if problem.model.is_mixture_of_experts:

@@ -27,7 +27,7 @@ from solver.simai.workload_text import read_workload_text
 from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
-from solver.spec.model_size import mlp_biases, mlp_linears, parameters
+from solver.spec.model_size import expert_parameters, parameters
 
 
 def show_prices(args: argparse.Namespace, console: Console) -> None:
@@ -115,9 +115,7 @@ def true_parameters(model: ModelSpec, sizes: Sizes) -> tuple[float, float]:
     """Return the parameters of one rank of an average stage: without experts, and of experts, which ep ranks share."""
     found = layer_kinds(model)
     layers = sum(int(count) for count, kind in zip(found.counts, found.kinds, strict=True) if kind.experts)
-    width = model.moe_intermediate_size
-    expert = mlp_linears(model, width) + mlp_biases(model, width) if layers else 0
-    experts = float(layers * model.num_experts * expert)
+    experts = float(layers * model.num_experts * expert_parameters(model)) if layers else 0.0
     shards = sizes.tp * sizes.pp
     return (parameters(model) - experts) / shards, experts / (shards * sizes.ep)
 

@@ -16,7 +16,7 @@ from solver.simumax.pricing import Priced
 from solver.simumax.stages import StageMemory, breakdown, stage_memory
 from solver.spec.layer_kinds import layer_kinds
 from solver.spec.model import ModelSpec
-from solver.spec.model_size import flops_per_token, mlp_linears, parameters
+from solver.spec.model_size import expert_parameters, flops_per_token, parameters
 from solver.step.solutions import Solutions
 
 STAGES = ("first_stage", "middle_stage", "last_stage")
@@ -113,7 +113,7 @@ def parameter_numbers(model: ModelSpec) -> dict[str, float]:
     """Return numbers of parameters: of all, of experts, of the rest, and of those that one token passes through."""
     every, active, kinds = parameters(model), parameters(model, active=True), layer_kinds(model)
     layers = sum(int(count) for count, kind in zip(kinds.counts, kinds.kinds, strict=True) if kind.experts)
-    experts = layers * model.num_experts * mlp_linears(model, model.moe_intermediate_size) if layers else 0
+    experts = layers * model.num_experts * expert_parameters(model) if layers else 0
     found = {"dense": every - experts, "moe": experts, "all": every, "activations": active}
     return found | {"activations_ratio": active / every}
 

@@ -37,12 +37,13 @@ from solver.spec.frameworks import framework_of
 from solver.spec.linear_rules import linear_rules
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import optimizer_rules, zero_broken
-from solver.spec.precision import QUANTISED
 from solver.spec.run_rules import (
+    LAYERS_ALONE,
     attention_rules,
     check_host,
     dispatch_rules,
     ends_rule,
+    gather_rule,
     graph_rules,
     graphs_offered,
     module_rules,
@@ -152,7 +153,7 @@ def _division_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tupl
             s.vpp == 1 or s.schedule in WAVES or "interleaved" in can.schedules,
             f"{name} does not interleave pipeline stages (vpp {s.vpp})",
         ),
-        (s.pp == 1 or not (wrong := schedule_broken(framework, model, s, s.schedule)), wrong),
+        (s.pp == 1 or not (wrong := schedule_broken(framework, model, s, s.schedule, s.zero)), wrong),
         (
             s.cp == 1 or TpMode[s.tp_mode.upper()] in can.context_modes,
             f"{name} does not run cp {s.cp} with tp_mode {s.tp_mode}",
@@ -208,10 +209,7 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
             for module in s.modules_recomputed
         ),
         *graphs_offered(framework, s),
-        (
-            framework.memory.quantised_weights or s.precision not in QUANTISED or not s.fp8_param_gather,
-            f"{name} does not offer fp8_param_gather",
-        ),
+        gather_rule(framework, s),
     )
 
 
@@ -303,10 +301,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         *graph_rules(model, s),
         *offload_rules(model, s),
         *attention_rules(framework_of(s.framework), s),
-        (
-            not s.offload_layers or (s.pp == 1 and s.recompute == "none" and not s.cuda_graphs),
-            "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)",
-        ),
+        (not s.offload_layers or (s.pp == 1 and s.recompute == "none"), LAYERS_ALONE),
         (mode_runs(model, s.tp_mode, s.tp), f"tp_mode {s.tp_mode} with tp {s.tp} is not described for {model.name}"),
         (not unmet, f"cp {s.cp} by {s.cp_comm} does not work {unmet}"),
     )

@@ -232,6 +232,10 @@ def _linear_rules(model: ModelSpec) -> tuple[tuple[bool, str], ...]:
         ),
         (not (model.has_linear_attention and model.has_latent_attention), "linear attention beside latent attention"),
         (not (model.attention_gate and model.has_latent_attention), "attention_gate with latent attention"),
+        (
+            not (model.has_latent_attention and (model.qkv_bias or model.qk_norm != "none")),
+            "qkv_bias, or qk_norm beside the norms that it has, with latent attention",
+        ),
     )
 
 

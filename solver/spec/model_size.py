@@ -75,15 +75,20 @@ def router_parameters(model: ModelSpec) -> int:
     return model.num_experts * (model.hidden_size + model.router_bias) + model.shared_expert_gate * model.hidden_size
 
 
+def expert_parameters(model: ModelSpec) -> int:
+    """Return the parameters of one expert."""
+    return mlp_linears(model, model.moe_intermediate_size) + int(mlp_biases(model, model.moe_intermediate_size))
+
+
 def layer_parameters(model: ModelSpec, kind: LayerKind, active: bool = False) -> int:
     """Return the parameters of one layer. active: only those that one token passes through."""
     rest = _mixing(model, kind) + model.norms_per_layer * model.norm_parameters
     if not kind.experts:
         return rest + mlp_linears(model, model.intermediate_size) + mlp_biases(model, model.intermediate_size)
-    expert = mlp_linears(model, model.moe_intermediate_size) + mlp_biases(model, model.moe_intermediate_size)
-    shared = mlp_linears(model, model.shared_expert_intermediate_size)
+    width = model.shared_expert_intermediate_size
+    shared = mlp_linears(model, width) + (mlp_biases(model, width) if width else 0)
     experts = model.num_experts_per_tok if active else model.num_experts
-    return rest + router_parameters(model) + experts * expert + shared
+    return rest + router_parameters(model) + experts * expert_parameters(model) + shared
 
 
 def nextn_parameters(model: ModelSpec, active: bool = False) -> int:

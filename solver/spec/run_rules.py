@@ -18,6 +18,8 @@ from solver.spec.precision import QUANTISED
 from solver.spec.recipes import delays_scales
 from solver.spec.strategy import Strategy
 
+LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)"
+
 
 def projection_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
     """Return (holds, what is broken) of a cross entropy that is fused with the vocabulary's projection."""
@@ -99,6 +101,12 @@ def ends_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
     return not (ends and delayed), "layers that stay in bf16 need another fp8_recipe than delayed"
 
 
+def gather_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
+    """Return (holds, what is broken) of weights that are all-gathered in 8 bits."""
+    gathers = s.fp8_param_gather and s.precision in QUANTISED
+    return framework.memory.quantised_weights or not gathers, f"{framework.name} does not offer fp8_param_gather"
+
+
 def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the modules whose activations wait on the host; rules of Megatron-Core's
     transformer_config.py. Its norms are modules of their own before experts and latent attention only."""
@@ -110,12 +118,9 @@ def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]
         *((there.get(name, True), f"{model.name} has no {name} {away} under Megatron-Core") for name in modules),
         ("attn_proj" not in modules or "core_attn" in modules, f"offload_modules attn_proj {away} needs core_attn"),
         (not modules or not s.offload_layers, "give offload_modules or offload_layers, not both"),
+        (not (s.offload_layers and s.cuda_graphs), LAYERS_ALONE),
         (not modules or s.recompute != "full", "offload_modules leaves nothing to full recomputation; give none or selective"),
         (not (modules and graphed), "offload_modules does not go together with CUDA graphs of whole layers"),
-        (
-            "core_attn" not in modules or s.recompute != "selective" or "core_attn" not in s.modules_recomputed,
-            "core_attn is recomputed, so nothing of it is kept on the host; leave it out of offload_modules",
-        ),
     )
 
 
@@ -165,7 +170,7 @@ def dispatch_rules(framework: Framework, s: Strategy) -> tuple[tuple[bool, str],
 
 def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     """Raise InputError where a search's framework or model does not run what all its layouts share."""
-    require((*attention_rules(framework, run), ends_rule(framework, run)))
+    require((*attention_rules(framework, run), ends_rule(framework, run), gather_rule(framework, run)))
     _check_modules(framework, model, run)
     check_adapters(framework, model, run)
     check_deferral(framework, run)

@@ -71,6 +71,10 @@ def _modules_broken(framework: Framework, run: Strategy) -> str:
     rules = (
         (not run.lora_rank, "adapters (lora_rank) are not described with recompute selective"),
         (not (delayed and quantised), f"recomputing {(*quantised, '')[0]} in fp8 needs another fp8_recipe than delayed"),
+        (
+            "core_attn" not in modules or "core_attn" not in run.modules_offloaded,
+            "core_attn is recomputed, so nothing of it is kept on the host; leave it out of offload_modules",
+        ),
         ("moe_act" not in modules or run.moe_grouped_gemm, "recomputing moe_act needs moe_grouped_gemm"),
         (
             "shared_experts" not in modules or not run.moe_shared_expert_overlap,

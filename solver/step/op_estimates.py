@@ -87,13 +87,16 @@ class OpEstimates:
         """
         total = self.seconds * self.counts()
         out = total.copy()
-        rows = {op.label: i for i, op in enumerate(self.ops) if op.stream == COMPUTE}
+        computed: dict[str, np.ndarray] = {}  # by label, which the kernels of one norm may share
+        for seconds, op in zip(total, self.ops, strict=True):
+            if op.stream == COMPUTE:
+                computed[op.label] = computed.get(op.label, 0.0) + seconds
         used: dict[tuple[str, ...], np.ndarray] = {}
         for i, op in enumerate(self.ops):
             if op.stream == COMPUTE or not op.overlaps_with or blocking:
                 continue
             if op.overlaps_with not in used:
-                used[op.overlaps_with] = sum((total[rows[label]] for label in op.overlaps_with), np.zeros(total.shape[1]))
+                used[op.overlaps_with] = sum((computed[label] for label in op.overlaps_with), np.zeros(total.shape[1]))
             compute = used[op.overlaps_with]
             out[i] = exposed_seconds(total[i], compute, self.contention[i], op.exposed_share)
             used[op.overlaps_with] = compute - np.minimum(total[i] * (1 - op.exposed_share), compute)
@@ -216,11 +219,13 @@ def _waits(op: Op, keys: int) -> np.ndarray:
 
 
 def ring_delays(estimates: OpEstimates, delay: float) -> np.ndarray:
-    """Return ``delay`` seconds for each ring step of each tensor-parallel collective between nodes; shape [ops, keys]."""
+    """Return ``delay`` seconds for each ring step of each tensor-parallel collective between nodes, of which an all-reduce has
+    twice as many as the others; shape [ops, keys]."""
     delays = np.zeros(estimates.seconds.shape)
     for row, op in zip(delays, estimates.ops, strict=True):
         if op.stream == "tp" and op.variant != BEFORE_ANOTHER:
-            row[:] = delay * (op.dims["inter"] > 1) * (op.dims["intra"] * op.dims["inter"] - 1) * op.count
+            steps = (2 if op.kind == "all_reduce" else 1) * (op.dims["intra"] * op.dims["inter"] - 1)
+            row[:] = delay * (op.dims["inter"] > 1) * steps * op.count
     return delays
 
 

@@ -40,7 +40,8 @@ def test_the_native_loss_by_hand() -> None:
         ops = head_program(layer_keys("msp", tp=2), MODEL, run.replace(cross_entropy_fusion_impl=impl), cluster).ops
         found = [float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.name == "cross_entropy"]
         assert found == [logits * each for each in moved]
-        assert len([op for op in ops if op.module == "loss" and op.kind == "all_reduce"]) == sent
+        messages = [float(np.ravel(op.dims["bytes"])[0]) for op in ops if op.module == "loss" and op.kind == "all_reduce"]
+        assert len(messages) == sent and sum(messages) == 256 * 3 * 4, "natively sum and target's logit are one message"
 
 
 def test_it_saves_memory_and_takes_no_less_time(h100_model: CostModel) -> None:

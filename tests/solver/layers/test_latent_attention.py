@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import DEVICE, TINY, layer_keys, run_of
 
+from profiler.errors import InputError
 from solver.layers.decoder import layer_program
 from solver.layers.program import FLASH_ATTN, LayerProgram, Op
 from solver.spec.cluster import cluster_of
@@ -84,6 +85,20 @@ def test_parameters_and_flops_of_latent_attention(q_rank: int) -> None:
     area = SEQ * (SEQ + 1) / 2
     core = HEADS * area * (12 + 6) * (2 + 5)
     assert layer.flops()[0] == pytest.approx(6.0 * SEQ * layer.weight_elements("linears")[0] + core, rel=1e-12)
+
+
+def test_the_output_alone_has_a_bias() -> None:
+    """Megatron-Core's multi_latent_attention.py: linear_proj has the bias of add_bias_linear, no other projection has one."""
+    model = MLA.replace(output_bias=True)
+    plain, biased = program(MLA), program(model)
+    assert biased.weight_elements("others")[0] - plain.weight_elements("others")[0] == HIDDEN
+    assert biased.weight_elements("linears")[0] == plain.weight_elements("linears")[0]
+    assert layer_parameters(model, PLAIN) - layer_parameters(MLA, PLAIN) == HIDDEN
+    further = {o.label for o in biased.ops} - {o.label for o in plain.ops}
+    assert further == {"wo.bias.input_grad"}
+    for changes in ({"qkv_bias": True}, {"qk_norm": "head"}):
+        with pytest.raises(InputError, match="qkv_bias, or qk_norm beside the norms that it has, with latent attention"):
+            MLA.replace(**changes)
 
 
 def test_the_core_sees_wider_keys_than_values() -> None:

@@ -188,6 +188,17 @@ def test_shared_experts_run_beside_the_exchange_where_asked() -> None:
         under = {o.label: o.overlaps_with for o in layer.ops if o.stream == "ep" and o.name in ("dispatch", "combine")}
         assert all(bool(labels) == overlap for labels in under.values())
         assert {label for labels in under.values() for label in labels} <= {o.label for o in layer.ops}
+    apart = program(model, ep=4, moe_shared_expert_overlap=True, framework="internevo")  # gate and up are two GEMMs
+    (under,) = (o.overlaps_with for o in apart.ops if o.label == "dispatch.forward")
+    assert under == ("shared.w1.forward", "shared.w3.forward", "shared.w2.forward")
+
+
+def test_biases_of_shared_experts_are_counted() -> None:
+    model = MOE.replace(shared_expert_intermediate_size=48, mlp_bias=True)
+    assert layer_parameters(model, KIND) - layer_parameters(model.replace(mlp_bias=False), KIND) == (
+        EXPERTS * (2 * WIDTH + HIDDEN) + 2 * 48 + HIDDEN
+    )
+    assert layer_parameters(model, KIND) == program(model).weight_elements()[0]
 
 
 def test_a_router_limited_to_groups_limits_the_nodes() -> None:

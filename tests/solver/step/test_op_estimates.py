@@ -12,8 +12,8 @@ from toy import toy_cost
 from predictor.estimate import Estimate
 from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from solver.layers.program import FORWARD, GROUPED_LINEAR, WEIGHT_GRAD, Op, op_flops
-from solver.step.op_estimates import estimate_ops, layer_times
+from solver.layers.program import BEFORE_ANOTHER, FORWARD, GROUPED_LINEAR, WEIGHT_GRAD, Op, op_flops
+from solver.step.op_estimates import estimate_ops, layer_times, ring_delays
 
 
 class _Dense:
@@ -81,3 +81,21 @@ def test_the_host_beside_the_device(host: float, blocking: bool, forward: float,
     assert found.backward.sum() == pytest.approx(backward * 1e-6, rel=1e-9)
     assert found.weight_grad[0] == pytest.approx(deferrable * 1e-6, rel=1e-9)
     assert found.host[:, 0] == pytest.approx([2 * host * 1e-6] * 2)
+
+
+def test_a_collective_hides_behind_all_kernels_of_a_label() -> None:
+    """Two kernels of one norm, 1 us and 2 us, hide 3 of the 4 us of an all-gather, and are a tenth of that late."""
+    kernels = [Op("n", "x", "memory_bound", FORWARD, {"bytes": size}, variant="norm") for size in (1e6, 2e6)]
+    sent = {"bytes": 4e5, "intra": 8, "inter": 1, "strided": 0}
+    gather = Op("g", "x", "all_gather", FORWARD, sent, "wp", overlaps_with=("n.forward",))
+    exposed = estimate_ops([*kernels, gather], 1, toy_cost()).exposed()
+    assert exposed[2, 0] == pytest.approx((4 - 3 + 0.1 * 3) * 1e-6, rel=1e-9)
+
+
+def test_steps_of_a_ring_between_nodes() -> None:
+    """Over 2 nodes of 8: 15 steps of an all-gather, 30 of an all-reduce, none of what stays in a node or precedes another."""
+    dims = {"bytes": 1e5, "intra": 8, "inter": np.array([2, 1]), "strided": 0}
+    kinds = [Op("a", "x", kind, FORWARD, dims, "tp") for kind in ("all_gather", "all_reduce")]
+    before = Op("b", "x", "all_reduce", FORWARD, dims, "tp", variant=BEFORE_ANOTHER)
+    found = ring_delays(estimate_ops([*kinds, before], 2, toy_cost()), 1e-6)
+    np.testing.assert_allclose(found, [[15e-6, 0.0], [30e-6, 0.0], [0.0, 0.0]])
