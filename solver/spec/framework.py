@@ -132,8 +132,9 @@ class DataParallel:
     #: ZeRO-3 gathers and reduces tensor by tensor and waits for the device before each; what recomputation has gathered is
     #: gathered again for the gradients. Otherwise it does so layer by layer, beside compute.
     zero3_by_tensor: bool = False
-    #: ZeRO-2 frees the gathered weights after each backward pass and gathers them again (FSDP's SHARD_GRAD_OP).
-    frees_gathered_weights: bool = False
+    #: ZeRO-2 is FSDP's SHARD_GRAD_OP: a message is of one unit, a layer or all outside the layers, and the gathered weights are
+    #: freed after each backward pass and gathered again.
+    shards_units: bool = False
     list_seconds_per_rank: float = 0.0  #: host time of such a collective per rank of its group: lists of views, copied singly
     partitions_whole_tensors: bool = False  #: ZeRO assigns whole tensors to ranks, so that one rank updates the largest tensor
     tensors_per_layer: int = 7  #: five or so linears and two norms

@@ -34,6 +34,12 @@ def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.nd
     return np.maximum(elements / bucket, 1.0)
 
 
+def units(problem: Problem, splits: Splits, name: str) -> np.ndarray:
+    """Return FSDP's units on a stage that hold a group's parameters, fractions allowed: its layers, or one of the rest."""
+    layers = problem.model.num_hidden_layers if name != OTHERS else 1
+    return np.maximum(layers / splits.pp, 1.0)
+
+
 def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], splits: Splits) -> list[Op]:
     """Return every message and kernel that some ZeRO stage needs once per step (or, under FSDP, per layer); arrays over splits.
 
@@ -50,7 +56,8 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
         shared = shares_vocabulary(problem, splits) & (name == OTHERS)
         tensors = np.where(shared, 2, problem.framework.data_parallel.tensors_per_layer * problem.model.num_hidden_layers)
         count = buckets(problem, splits, group.elements, whole, group.size)
-        ops += _exchange_ops(problem, name, group, shards[name], count, np.minimum(shards[name], tensors))
+        sharded = units(problem, splits, name) if problem.framework.data_parallel.shards_units else count
+        ops += _exchange_ops(problem, name, group, shards[name], (count, sharded), np.minimum(shards[name], tensors))
         ops += _kernel_ops(problem, name, group)
         ops += _update_ops(problem, name, "whole", np.where(shared, shares[name], group.elements))
         ops += _update_ops(problem, name, "shard", shares[name])
@@ -61,23 +68,24 @@ def synchronisation_ops(problem: Problem, groups: Mapping[str, ParameterGroup], 
 
 
 def _exchange_ops(
-    problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, count: np.ndarray, senders: np.ndarray
-) -> list[Op]:
-    """Return the messages of a group's gradients, ``count`` buckets, and parameters, and the copies between these and their
-    buffers.
+    problem: Problem, name: str, group: ParameterGroup, shard: np.ndarray, counts: tuple[np.ndarray, np.ndarray],
+    senders: np.ndarray,
+) -> list[Op]:  # fmt: skip
+    """Return the messages of a group's gradients and parameters, and the copies between these and their buffers.
 
-    senders: of frameworks that broadcast, which assign whole tensors to ranks, so that no more send than there are tensors.
+    counts: messages of whole gradients, and of what is sharded. senders: of frameworks that broadcast, which assign whole
+    tensors to ranks, so that no more send than there are tensors.
     """
     sizes, sync, kept = problem.element_bytes, problem.framework.data_parallel, problem.weight_recipe
     grad = sizes.gradient
-    at_once = 1.0 if sync.shards_at_once else count
+    whole, sharded = counts[0], 1.0 if sync.shards_at_once else counts[1]
     reduced = group.elements * (sync.reduced_gradient_bytes or grad)
     scattered = grad * sync.reduce_scatter_copies or sync.bucket_copy_bytes  # FSDP's own copies, else those into buckets
     width = kept.gathered if kept is not None and kept.gathered and name != OTHERS else sizes.weight
     gathered = group.elements * width
-    messages = senders * 1.0 if sync.param_collective == "broadcast" else at_once
+    messages = senders * 1.0 if sync.param_collective == "broadcast" else sharded
     return [
-        *group_ops(problem, "gradients", reduced, group, shard, count, at_once),
+        *group_ops(problem, "gradients", reduced, group, shard, whole, sharded),
         *copy_ops("gradients.all_reduce", group.elements * sync.bucket_copy_bytes, group),
         *copy_ops("gradients.reduce_scatter", group.elements * scattered, group),
         *gather_ops("parameters.all_gather", sync.param_collective, gathered, group, shard, messages, problem),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from solver.layers.program import LINEARS
 from solver.spec.framework import ASSUMED_LAUNCH, Framework
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -17,7 +18,7 @@ from solver.step.pipeline import PIPELINE_PARTS, PipelineTimes, pipeline_times
 from solver.step.problem import Problem
 from solver.step.side_stream import SideStreamWork
 from solver.step.stage_seconds import SlowestStage
-from solver.step.step_ops import buckets
+from solver.step.step_ops import buckets, units
 from solver.step.stragglers import straggler_share
 from solver.step.terms import SplitTerms
 
@@ -145,11 +146,13 @@ def _synchronisation(
     pp, vpp = split.pp[row], split.vpp[row]
     times = np.where((zero == 2) & (pp == 1), split.num_micro_batches[row], 1)
     reduce = SideStreamWork.where(whole, terms.all_reduce.take(row), terms.reduce_scatter.take(row)) * times
-    gathers = times if framework.data_parallel.frees_gathered_weights else np.ones_like(times)
+    gathers = times if framework.data_parallel.shards_units else np.ones_like(times)
     gather = terms.all_gather.take(row) * gathers
     parameters, embedding = terms.parameters, terms.embedding_parameters
-    one_bucket = 1 / buckets(problem, split, parameters, parameters, split.dp * split.cp)
-    last_bucket = np.minimum(np.maximum(one_bucket, embedding / parameters), 1.0)[row]
+    of_units = framework.data_parallel.shards_units & ~whole
+    messages = buckets(problem, split, parameters, parameters, split.dp * split.cp)[row]
+    one_bucket = 1 / np.where(of_units, units(problem, split, LINEARS)[row], messages)
+    last_bucket = np.minimum(np.maximum(one_bucket, (embedding / parameters)[row]), 1.0)
     interleaved = (vpp > 1) & ~split.waves[row]
     group = run.micro_batch_group or pp
     under = np.where(interleaved, group * backward * (vpp - 1) / vpp, backward * times)

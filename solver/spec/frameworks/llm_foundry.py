@@ -27,7 +27,7 @@ LLM_FOUNDRY_2023 = Framework(
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
     data_parallel=DataParallel(
         reduce_scatter_copies=4.0,
-        frees_gathered_weights=True,
+        shards_units=True,
         optimizer_bytes_per_parameter=80.0,  # composer's DecoupledAdamW: a kernel for each operation on fp32 shards
     ),
     memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head")),

@@ -85,7 +85,7 @@ FSDP = Framework(
         flash_attention=2,  # what scaled_dot_product_attention runs
     ),
     tensor_parallel=TensorParallel(vocab_parallel_loss=False),
-    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, frees_gathered_weights=True),
+    data_parallel=DataParallel(reduce_scatter_copies=4.0, accumulating_gemms=False, shards_units=True),
     recomputation=Recomputation(stops_early=True),
     # the root unit has no reshard_after_forward; _runtime_utils.py, _cast_grad_to_param_dtype
     memory=MemoryUse(frees_gradients=True, root_stays=("embedding", "head"), sharded_gradient_bytes=4),

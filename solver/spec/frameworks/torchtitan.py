@@ -72,7 +72,7 @@ TORCHTITAN_2025 = Framework(
         # takes as long as 2.7 reads or writes of 4 bytes at the rate of other copies there
         reduce_scatter_copies=2.7,
         accumulating_gemms=False,
-        frees_gathered_weights=True,
+        shards_units=True,
         accumulates_whole=True,
     ),
     recomputation=Recomputation(stops_early=True, selective_by_op=True),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from toy import BYTE, LINK, NETWORK, TINY, estimated, make_problem, part, tiny, toy_cost
 
+from predictor.cost_model import CostModel
 from solver.step.layouts import Layouts
 from solver.step.parameter_groups import parameter_groups
 from solver.step.step_ops import synchronisation_ops
@@ -56,6 +57,35 @@ def test_every_rank_broadcasts_its_tensors_but_no_more_ranks_than_tensors() -> N
     # others all-gather them at once: one bucket each
     assert [gather["kind"] for gather in _tables_of_gathers("generic", 8)] == ["all_gather"] * 2
     assert [gather["count"] for gather in _tables_of_gathers("generic", 8)] == [1, 1]
+
+
+def test_messages_of_fsdp_are_of_its_units() -> None:
+    """A layer each and one of what is outside them, however large the layers are, where other frameworks fill buckets."""
+    large = TINY.replace(hidden_size=8192, intermediate_size=28672, head_dim=2048, num_hidden_layers=4)
+
+    def counts(framework: str, zero: int) -> dict[str, list[float]]:
+        problem = make_problem(large, 8, toy_cost(), 32, framework=framework)
+        found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=8)])
+        splits = found.layouts.splits
+        ops = synchronisation_ops(problem, parameter_groups(problem, found.table, found.terms.key, splits), splits)
+        names = {"gradients.reduce_scatter", "parameters.all_gather"}
+        sent = [op for op in ops if op.name in names and op.stream == "dp" and op.kind in ("reduce_scatter", "all_gather")]
+        return {name: [float(np.ravel(op.count)[0]) for op in sent if op.name == name] for name in names}
+
+    assert counts("fsdp", 2) == dict.fromkeys(("gradients.reduce_scatter", "parameters.all_gather"), [4.0, 1.0])
+    linears = 4 * (8192 * 2048 * (4 + 2 * 2) + 8192 * 4 * 2048 + 3 * 8192 * 28672)
+    assert counts("generic", 1)["gradients.reduce_scatter"][0] == pytest.approx(linears / 40e6)
+
+
+@pytest.mark.parametrize("framework", ["fsdp", "llm-foundry-2024", "torchtitan-2026-02", "nemo-automodel"])
+@pytest.mark.parametrize("ranks", [8, 64, 512])
+def test_weights_that_stay_gathered_between_passes_cost_no_time(framework: str, ranks: int, h100_model: CostModel) -> None:
+    """SHARD_GRAD_OP sends one all-gather of a unit less than FULL_SHARD, and nothing more."""
+    model = TINY.replace(hidden_size=4096, intermediate_size=14336, head_dim=128, num_attention_heads=32, num_hidden_layers=32,
+                         num_key_value_heads=8, vocab_size=128256)  # fmt: skip
+    problem = make_problem(model, ranks, h100_model, 8192, framework=framework)
+    found = estimated(problem, [problem.run.replace(zero=zero, zero_shard_size=ranks) for zero in (2, 3)])
+    assert found.times.seconds[0] <= found.times.seconds[1] < 1.1 * found.times.seconds[0]
 
 
 def test_gradients_of_tied_tables_are_summed_over_the_end_stages() -> None:
