@@ -9,8 +9,12 @@ from predictor.cost_model import CostModel
 from predictor.kernels.derating import OTHER_LABORATORY
 from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES, DeviceUncertainty
 from predictor.kernels.dtypes import ELEMENT_BYTES, FAMILIES, HALF_BYTES
+from predictor.kernels.gemm_physics import GemmPhysics
 from predictor.network.overlap import contention_on
 from profiler.profile.profile import Derivation, Device
+
+#: Share of its peak that a chip's largest GEMMs reach where power does not hold its clocks down: the measured A100's do.
+HELD_CLOCKS = 0.92
 
 
 def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, links: CostModel) -> CostModel:
@@ -23,11 +27,15 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
     scale, slowdown = derivation.kernel_scale, derivation.power_slowdown
     # what a laboratory's machine is slower than others is no property of its device
     derating, quantised = min(base.derating, OTHER_LABORATORY.factor), base.quantised_derating
-    sustained = _at_power(device, slowdown, derating, quantised.factor)
-    linears = base.linears.on(sustained)
+    parts = base.linears.parts
+    most = [factor * _room(parts.get(name, parts["bf16"]).physics)
+            for name, factor in (("bf16", derating), ("fp8", quantised.factor))]  # fmt: skip
+    sustained = _at_power(device, slowdown, *most)
+    throttled = min(slowdown.get("bf16", 1.0) * most[0], 1.0)  # less the farther power is from its limit
+    linears = base.linears.on(sustained, throttled)
     return replace(
         links, device=device, linears=linears, grouped=replace(base.grouped, linear=linears),
-        attention=base.attention.on(sustained), kernels=replace(base.kernels, bandwidth=device.memory_bandwidth),
+        attention=base.attention.on(sustained, throttled), kernels=replace(base.kernels, bandwidth=device.memory_bandwidth),
         collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
         network_bandwidth=device.network_bandwidth,
         contention=contention_on(device, base.device, base.contention),
@@ -48,8 +56,14 @@ def _uncertainty(device: Device, derivation: Derivation, links: Device) -> Devic
     return found if alike else replace(found, collective=DEVICE_UNCERTAINTIES[""].collective)
 
 
+def _room(physics: GemmPhysics) -> float:
+    """Return how much faster the largest GEMMs are where power does not hold their clocks down."""
+    return max(HELD_CLOCKS / physics.efficiency, 1.0)
+
+
 def _at_power(device: Device, slowdown: Mapping[str, float], derating: float, quantised: float) -> Device:
-    """Return the device with the peaks that its power sustains, before the deratings of 16-bit and of quantised GEMMs.
+    """Return the device with the peaks that its power sustains; derating, quantised: the most that 16-bit and quantised kernels
+    gain from it.
 
     Below its limit of power a chip clocks higher, until its own peak is what limits a derated kernel. All of this is in the
     peaks and none in the deratings, which are of whole kernels: a kernel bound by memory or launch is no slower for a higher

@@ -100,10 +100,11 @@ class FlashAttnModel:
         found = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
         return Estimate(*(values.reshape(arrays[0].shape) for values in found))
 
-    def on(self, device: Device) -> FlashAttnModel:
-        """Return the model on another device: the same kernels on its units, peak and memory."""
+    def on(self, device: Device, throttled: float = 1.0) -> FlashAttnModel:
+        """Return the model on another device: the same kernels on its units, peak and memory; throttled as of GEMMs."""
+        physics = replace(self.physics, throttle=throttled * self.physics.throttle)
         machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms, exponentials=device.exponentials)
-        return replace(self, machine=machine, known=MeasuredTimes.none())
+        return replace(self, physics=physics, machine=machine, known=MeasuredTimes.none())
 
     def bare_seconds(self, *shape: Any) -> np.ndarray:
         """Forward seconds of the physical model, without correction; arguments in the order of AttnShape."""

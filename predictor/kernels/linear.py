@@ -112,16 +112,18 @@ class LinearModel:
             found = found._replace(basis=np.maximum(found.basis, np.int8(Basis.EXTRAPOLATED)))
         return Estimate(*(values.reshape(shape) for values in found))
 
-    def on(self, device: Device) -> LinearModel:
+    def on(self, device: Device, throttled: float = 1.0) -> LinearModel:
         """Return the model on another device: the same kernels on its units, peaks and memory.
 
+        throttled: share of what long kernels lose to the limit of power that they lose there too.
         An arithmetic that this one lacks gets the physical model of 16 bits.
         """
         half = replace(self.parts["bf16"], residual=None)
-        parts = {
-            name: replace(self.parts.get(name, half), machine=machine, known=MeasuredTimes.none())
-            for name, machine in _machines(device).items()
-        }
+        parts = {}
+        for name, machine in _machines(device).items():
+            part = self.parts.get(name, half)
+            physics = replace(part.physics, throttle=throttled * part.physics.throttle)
+            parts[name] = replace(part, physics=physics, machine=machine, known=MeasuredTimes.none())
         return LinearModel(parts)
 
     def bare_seconds(self, m: Any, n: Any, k: Any, batch: Any = 1, dtype: str = "bf16") -> np.ndarray:

@@ -32,7 +32,7 @@ def derived_profile(name: str, sheet: Datasheet, kernels: Profile, links: Profil
     of_vendor = _vendor(kernels) == sheet.device.name.split()[0]
     same = base is not None and base.architecture == sheet.architecture
     similarity = "architecture" if same else "vendor" if of_vendor else ""
-    beside = kernels.name if same else power_reference(sheet)
+    beside = kernels.name if same else sheet.kernel_scale_of or power_reference(sheet)
     try:
         slower = power_slowdown(DATASHEETS[beside], sheet) if beside else dict.fromkeys(sheet.device.peak_flops, 1.0)
         _check_scale(sheet, kernels)

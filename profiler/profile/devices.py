@@ -24,8 +24,8 @@ _MOST_BYTES = 1 << 20
 KERNELS_FLASH = 1000
 _EXPONENTIALS = "exponentials_per_clock"
 _OPTIONAL = (
-    "nvlink_domain", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale", "aliases",
-    *_HOST,
+    "nvlink_domain", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale",
+    "kernel_scale_of", "aliases", *_HOST,
 )  # fmt: skip
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 #: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
@@ -51,8 +51,8 @@ class Datasheet:
     architecture: generation of the chip, in small letters; kernels of one generation scale with clocks, units and bandwidths.
     power: watts at most. derived_from: the profile whose measurements are rescaled, "" where it has its own. links_from: the
     profile whose collectives are, where that is another one. sources: where each figure is from, by its key. kernel_scale: time
-    of GEMMs that were measured on it over the rescaled one, by number format (bf16, fp8). aliases: other names that people
-    write, in any spelling.
+    of GEMMs that were measured on it over the rescaled one, by number format (bf16, fp8); on the device kernel_scale_of, where
+    that is another one. aliases: other names that people write, in any spelling.
     """
 
     device: Device
@@ -62,6 +62,7 @@ class Datasheet:
     links_from: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     kernel_scale: Mapping[str, float] = field(default_factory=dict)
+    kernel_scale_of: str = ""
     aliases: tuple[str, ...] = ()
 
 
@@ -74,6 +75,8 @@ def read_datasheet(path: Path) -> Datasheet:
         if name and name not in measured:
             meant = closest(name, measured)
             raise InputError(f"{path}: {key} is {shown(name)}{meant}; it must name a measured device: {', '.join(measured)}")
+    if (of := sheet.kernel_scale_of) and of not in DATASHEETS:
+        raise InputError(f"{path}: kernel_scale_of is {shown(of)}{closest(of, [*DATASHEETS])}; it must name a known device")
     return sheet
 
 
@@ -97,15 +100,8 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         raise InputError(f"{what}; a device states {', '.join(needed)}, and may state {', '.join(_OPTIONAL)}")
     words = {key: _word(key, values[key]) for key in _WORDS}
     figures = {key: _number(key, values[key]) for key in _FIGURES if key not in _COUNTS}
-    peaks = values["peak_tflops"]
-    if not isinstance(peaks, Mapping) or not peaks:
-        raise InputError(f"peak_tflops is {shown(peaks)}; it must be an object, {{number format: dense TFLOP/s}}")
-    formats = [*_NARROWER, "fp32"]
-    if other := next((dtype for dtype in peaks if dtype not in formats), ""):
-        raise InputError(f"peak_tflops states {shown(other)}{closest(other, formats)}; formats are {', '.join(formats)}")
-    flops = {dtype: float(round(_number("peak_tflops", peak, dtype) * 1e12)) for dtype, peak in peaks.items()}
     device = Device(
-        words["name"], flops, figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
+        words["name"], _peaks(values["peak_tflops"]), figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
         _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * 1e9,
         figures["network_gbit"] * 1e9 / 8, str(values.get("link_kind", "")),
         _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
@@ -114,11 +110,11 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         *([_number(_EXPONENTIALS, values[_EXPONENTIALS])] if _EXPONENTIALS in values else []),
     )  # fmt: skip
     _check(device)
-    derived_from, links_from = (_word(key, values[key]) if key in values else "" for key in ("derived_from", "links_from"))
-    stated = values.get("kernel_scale", {})
-    if not isinstance(stated, Mapping) or set(stated) - {"bf16", "fp8"}:
-        raise InputError(f"kernel_scale is {shown(stated)}; it must be factors by bf16 and fp8, which other formats follow")
-    scale = {dtype: _number("kernel_scale", value, dtype) for dtype, value in stated.items()}
+    names = ("derived_from", "links_from", "kernel_scale_of")
+    derived_from, links_from, scale_of = (_word(key, values[key]) if key in values else "" for key in names)
+    scale = _scale(values.get("kernel_scale", {}))
+    if scale_of and not scale:
+        raise InputError("kernel_scale_of changes nothing without kernel_scale; state both or none")
     aliases = values.get("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(alias, str) and _spelling(alias) for alias in aliases):
         raise InputError(f"aliases is {shown(aliases)}; it must be a list of names")
@@ -130,8 +126,26 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         links_from,
         _sources(values),
         scale,
+        scale_of,
         tuple(aliases),
     )
+
+
+def _peaks(stated: Any) -> dict[str, float]:
+    """Return the dense FLOP/s of each number format, whole."""
+    if not isinstance(stated, Mapping) or not stated:
+        raise InputError(f"peak_tflops is {shown(stated)}; it must be an object, {{number format: dense TFLOP/s}}")
+    formats = [*_NARROWER, "fp32"]
+    if other := next((dtype for dtype in stated if dtype not in formats), ""):
+        raise InputError(f"peak_tflops states {shown(other)}{closest(other, formats)}; formats are {', '.join(formats)}")
+    return {dtype: float(round(_number("peak_tflops", peak, dtype) * 1e12)) for dtype, peak in stated.items()}
+
+
+def _scale(stated: Any) -> dict[str, float]:
+    """Return the factors of kernel_scale by number format."""
+    if not isinstance(stated, Mapping) or set(stated) - {"bf16", "fp8"}:
+        raise InputError(f"kernel_scale is {shown(stated)}; it must be factors by bf16 and fp8, which other formats follow")
+    return {dtype: _number("kernel_scale", value, dtype) for dtype, value in stated.items()}
 
 
 def _sources(values: Mapping[str, Any]) -> dict[str, str]:
