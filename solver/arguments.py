@@ -26,6 +26,18 @@ _OF_A_PREDICTION = (
 )  # fmt: skip
 
 
+_NAMES = ("cluster", "as_device")  #: of something known, or a file
+#: Arguments that name files, inputs first, and what those that are no options are called.
+_FILES = (
+    "config", "pre_profiling_data_path", "learned", "validate", "health", "log", "file", *_NAMES, "runs", "output", "json",
+    "csv", "measurements", "export", "trace", "memory_trace", "report", *_PICTURES,
+)  # fmt: skip
+_ARGUMENTS = {
+    ("import", "log"): "LOG", ("health", "log"): "LOG", ("validate", "file"): "FILE", ("learn", "runs"): "RUNS",
+    ("sweep", "output"): "OUT", ("export", "export"): "OUT",
+}  # fmt: skip
+
+
 class StoreOnce(argparse.Action):
     """Stores the value of an option; the same option a second time is an error, not the one that counts."""
 
@@ -181,14 +193,14 @@ def check_picture(name: str, path: Path | None, also: tuple[str, ...] = ()) -> N
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    files = ("config", "pre_profiling_data_path", "learned", "validate", "health", "json", "csv", "export", "trace",
-             "memory_trace", "report", *_PICTURES)  # fmt: skip
-    named = {name: getattr(args, name, None) for name in files}
     seen: dict[Path, str] = {}
-    for name, path in named.items():
-        if path is None or (path.exists() and not path.is_file()):  # a device or a pipe may take several
-            continue
-        real = path.resolve()
-        if real in seen:
-            raise InputError(f"--{seen[real]} and --{name} are both {path}; the one would overwrite the other")
-        seen[real] = name
+    for name in _FILES:
+        given = getattr(args, name, None)
+        for path in map(Path, given if isinstance(given, list) else [given] if given else []):
+            if (name in _NAMES or path.exists()) and not path.is_file():  # a device or a pipe may take several
+                continue
+            option = "--as" if name == "as_device" else f"--{name}"
+            real, option = path.resolve(), _ARGUMENTS.get((getattr(args, "command", ""), name), option)
+            if real in seen:
+                raise InputError(f"{seen[real]} and {option} are both {path}; the one would overwrite the other")
+            seen[real] = option

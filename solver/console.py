@@ -119,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def command(console: Console) -> None:
         if args.command == "validate":
+            check_machine_arguments(args)
             validate(args.file, args.json, args.approximate, console)
         elif args.command in _QUESTIONS:
             check_machine_arguments(args)

@@ -102,8 +102,7 @@ def import_log(args: argparse.Namespace, console: Console) -> None:
     if trace is not None:
         plain["trace"] = _show_trace(console, trace, explain(solutions, 0))
     if args.runs:
-        _append(args, inputs, solutions, layout, observed)
-        console.print(f"appended to {args.runs}", markup=False)
+        console.print(_append(args.runs, _case_of(args, inputs, solutions, layout, observed)), markup=False)
     if args.json:
         write_json(args.json, plain)
         console.print(f"wrote {args.json}", markup=False)
@@ -143,8 +142,10 @@ def _config_of(args: argparse.Namespace) -> RunConfig | None:
     return config_in_log(text, args.log)
 
 
-def _append(args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layout: Strategy, observed: Observation) -> None:
-    """Append the run as a case. Raises InputError where nothing was measured, or the hardware has no name to find it by."""
+def _case_of(
+    args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layout: Strategy, observed: Observation
+) -> dict[str, Any]:  # fmt: skip
+    """Return the run as a case. Raises InputError where nothing was measured, or the hardware has no name to find it by."""
     measured: dict[str, Any] = {}
     if len(observed.steps):
         measured["step_s"] = float(np.median(observed.steps))
@@ -155,8 +156,24 @@ def _append(args: argparse.Namespace, inputs: Inputs, solutions: Solutions, layo
     hardware = str(args.pre_profiling_data_path) if args.pre_profiling_data_path else inputs.profile.name
     if not args.pre_profiling_data_path and hardware not in (*shipped_profiles(), *derived_profiles()):
         raise InputError(f"runs name a profile that others can find; {hardware} is none of them: leave out --as, or --runs")
-    case = case_line(args.id or args.log.stem, hardware, solutions, layout, measured)
-    append_line(args.runs, json.dumps(case))
+    return case_line(args.id or args.log.stem, hardware, solutions, layout, measured)
+
+
+def _append(path: Path, case: dict[str, Any]) -> str:
+    """Append a case to a file of runs, if it is not there yet; return in words what was done.
+
+    Where another run has its id it gets a number of its own.
+    """
+    there = read_text(path, "a file of cases", _MOST_BYTES).splitlines() if path.is_file() else []
+    names = (case["id"], *(f"{case['id']}-{number}" for number in range(2, len(there) + 2)))
+    for name in names:
+        line = json.dumps({**case, "id": name})
+        if line in there:
+            return f"already in {path}"
+        if not any(f'"id": {json.dumps(name)}' in other for other in there):
+            append_line(path, line)
+            break
+    return f"appended to {path}" + (f" as {name}" if name != case["id"] else "")
 
 
 def case_line(name: str, hardware: str, solutions: Solutions, layout: Strategy, measured: dict[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from predictor.learned import conditions_of, read_learned
 from predictor.network.measured_groups import describe_network
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
+from profiler.profile.devices import device_named
 from profiler.profile.profile import Profile
-from profiler.profile.profiles import PROF_DATA, profile_of
+from profiler.profile.profiles import PROF_DATA, derived_profiles, profile_of, shipped_profiles
 from solver.api import load_problem
 from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
-from solver.formats.topology_cluster import TOPOLOGY
+from solver.formats.topology_cluster import TOPOLOGY, is_topology
 from solver.search.fixed import parse_constants
 from solver.spec.idle import idle_settings
 from solver.spec.strategy import Strategy
@@ -76,6 +77,19 @@ class Inputs:
 def named_config(args: argparse.Namespace) -> RunConfig:
     """Return the config that the options name, or the default one."""
     return load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL), getattr(args, "world_size", None) or 0)
+
+
+def check_machine(name: str) -> None:
+    """Raise InputError where a name is neither a profile's nor a cluster's."""
+    profiles = (*shipped_profiles(), *derived_profiles())
+    if device_named(name) in profiles:
+        return
+    try:
+        load_cluster(name)
+    except InputError as error:
+        is_file = Path(name).suffix or is_topology(name)
+        of = "" if is_file else f"; profiles are {', '.join(profiles)}"
+        raise InputError(f"{'' if is_file else 'no profile and '}{error}{of}") from None
 
 
 def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows: bool = True) -> Inputs:

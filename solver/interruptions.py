@@ -18,7 +18,7 @@ _NUMBERS = ("mtbf", "mtbf_node", "mtbf_link", "restart", "repair", "storage", "n
 _NEEDS = {
     "restart": ("mtbf", "mtbf_node", "mtbf_link"), "spares": ("repair",), "repair": ("mtbf", "mtbf_node", "mtbf_link"),
     "node_storage": ("storage",), "checkpoint_interval": ("storage",), "async_checkpoints": ("storage",),
-    "one_writer": ("node_storage",),
+    "one_writer": ("node_storage",), "storage": ("mtbf", "mtbf_node", "mtbf_link", "checkpoint_interval"),
 }  # fmt: skip
 _EVALUATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)/(\d{1,9})")
 
@@ -54,7 +54,8 @@ def check_interruptions(args: argparse.Namespace) -> None:
         raise InputError(f"--spares is {args.spares}; it must be a number of nodes, 0 or more")
     for name, others in _NEEDS.items():
         if getattr(args, name) and not any(getattr(args, other) for other in others):
-            raise InputError(f"--{name} says nothing without --{' or --'.join(others)}; give that too, or leave it out")
+            which = "one of them" if len(others) > 1 else "that"
+            raise InputError(f"--{name} says nothing without --{' or --'.join(others)}; give {which} too, or leave it out")
     if any(getattr(args, name) for name in ("mtbf", "mtbf_node", "mtbf_link")) and not args.storage:
         raise InputError("a job that fails starts again from a checkpoint: give --storage, what it writes in GB/s, with --mtbf")
     if args.evaluation is not None and (not (found := _EVALUATION.fullmatch(args.evaluation)) or not int(found[2])):

@@ -17,7 +17,7 @@ from solver.arguments import add_json_argument, add_machine_arguments, check_pic
 from solver.batch import searched_batch
 from solver.command_line import progress_bar
 from solver.formats.config_file import RunConfig, load_cluster
-from solver.inputs import Inputs, load_inputs, named_config
+from solver.inputs import Inputs, check_machine, load_inputs, named_config
 from solver.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
 from solver.report.output import write_json
 from solver.report.picture_plan import plan_figure
@@ -122,6 +122,8 @@ def _prices(args: argparse.Namespace) -> dict[str, float | None]:
             price = 0.0
         if name in found:
             raise InputError(f"--machines {args.machines} names {name} twice")
+        if name:
+            check_machine(name)
         if not name or not (price is None or 0 < price < 1e18):
             raise InputError(f"--machines {word.strip()!r} must be a machine and a positive price, as in h100_sxm=2.5")
         found[name] = price
@@ -166,6 +168,8 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
     domain = int(stated.get("nvlink_domain", device.nvlink_domain))
     sequences, fixed = _sequences(args, inputs)[0], parse_fixed(args.fix or "")
     try:
+        if args.least > args.most:
+            raise InputError(f"--least {args.least} is more than --most {args.most}")
         worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
             found = trainings(

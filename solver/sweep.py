@@ -134,8 +134,9 @@ def sweep(
     except TypeError as error:
         raise InputError(f"{journal} is no unfinished sweep ({error}); delete it or name another output") from None
     left = [point for point in dict.fromkeys(asked) if point not in done]
+    client = _client(scheduler) if scheduler else None
     with _opened(journal) as file:
-        rows = _by_dask(left, options, scheduler) if scheduler else _by_joblib(left, options, jobs)
+        rows = _by_dask(left, options, client) if client else _by_joblib(left, options, jobs)
         if not lines:
             _append(file, {"options": asdict(options), "inputs": inputs})
         elif further := new_inputs(lines, inputs):
@@ -181,16 +182,22 @@ def _by_joblib(left: Iterable[Point], options: Options, jobs: int) -> Iterator[t
     return rows
 
 
-def _by_dask(left: Sequence[Point], options: Options, scheduler: str) -> Iterator[tuple[Point, Row]]:
-    """Yield rows from the workers of a Dask cluster, on which this program must be installed too."""
+def _client(scheduler: str) -> Any:
+    """Return a client of a Dask cluster. Raises InputError where there is none."""
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
     except ImportError:
         raise InputError("--scheduler needs the package distributed: pip install 'foretrain[cluster]'") from None
     try:
-        client = Client(scheduler, timeout=10)
+        return Client(scheduler, timeout=10)
     except (OSError, ValueError) as error:
         raise InputError(f"no Dask scheduler answers at {scheduler}: {error}") from None
+
+
+def _by_dask(left: Sequence[Point], options: Options, client: Any) -> Iterator[tuple[Point, Row]]:
+    """Yield rows from the workers of a Dask cluster, on which this program must be installed too."""
+    from distributed import as_completed
+
     with client:
         futures = client.map(_priced, left, options=options, pure=False)
         for _, found in as_completed(futures, with_results=True):

@@ -13,17 +13,19 @@ from rich.table import Table
 
 from profiler.errors import InputError
 from profiler.files import replacing, write_text
-from profiler.profile.devices import device_named
-from profiler.profile.profiles import DEFAULT_PROFILE, derived_profiles, shipped_profiles
+from profiler.profile.profiles import DEFAULT_PROFILE
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.command_line import progress_bar
-from solver.formats.config_file import CONFIG_ENDINGS, find_model, load_cluster
+from solver.formats.config_file import CONFIG_ENDINGS, find_model
+from solver.inputs import check_machine
 from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
 from solver.report.words import gibibytes, seconds
 from solver.search.fixed import parse_constants, parse_fixed
 from solver.spec.bounds import whole_number
+from solver.spec.frameworks import known_framework
+from solver.spec.strategy import DEFAULT_SEQ_LEN, Strategy
 from solver.step.memory import VERDICTS
 from solver.sweep import COLUMNS, Options, Point, Row, points, sweep
 
@@ -70,13 +72,14 @@ def sweep_all(args: argparse.Namespace, console: Console) -> None:
     except KeyboardInterrupt:
         console.print(f"what is priced is in {journal}; the same command goes on from there", markup=False)
         raise
-    _write(args.output, rows)
-    journal.unlink(missing_ok=True)
     console.print(_table(rows))
     failed = sum(row["reason"] is not None for row in rows)
-    console.print(f"wrote {args.output}: {len(rows)} problem{'s' * (len(rows) != 1)}, {failed} without a layout", markup=False)
     if failed == len(rows):
-        raise InputError(f"no problem has a layout: {rows[0]['reason']}")
+        journal.unlink(missing_ok=True)
+        raise InputError(f"no problem has a layout, so that {args.output} is left as it is: {rows[0]['reason']}")
+    _write(args.output, rows)
+    journal.unlink(missing_ok=True)
+    console.print(f"wrote {args.output}: {len(rows)} problem{'s' * (len(rows) != 1)}, {failed} without a layout", markup=False)
     if args.plot:
         save_figure(sweep_figure(rows), args.plot)
         console.print(f"wrote {args.plot}", markup=False)
@@ -88,13 +91,16 @@ def _asked(args: argparse.Namespace) -> list[Point]:
     for model in models:
         if Path(model).suffix not in CONFIG_ENDINGS:
             find_model(model)
-    known = (*shipped_profiles(), *derived_profiles())
+        elif not Path(model).is_file():
+            raise InputError(f"--models {model}: no such file")
     for machine in machines:
-        if device_named(machine) not in known:
-            load_cluster(machine)
+        check_machine(machine)
+    frameworks = _names("frameworks", args.frameworks) if args.frameworks else [None]
+    for framework in filter(None, frameworks):
+        known_framework(framework)
     found = points(
         model=models, seq_len=_numbers("seq_lens", args.seq_lens, "seq_len"), machine=machines,
-        framework=_names("frameworks", args.frameworks) if args.frameworks else [None],
+        framework=frameworks,
         world_size=_numbers("world_sizes", args.world_sizes, "world_size"),
         global_batch_size=_numbers("global_batch_sizes", args.global_batch_sizes, "global_batch_size"),
     )  # fmt: skip
@@ -111,7 +117,7 @@ def _options(args: argparse.Namespace) -> Options:
         raise InputError(f"{args.output}: a table is a .csv or a .parquet file")
     check_picture("plot", args.plot)
     parse_fixed(args.fix or "")
-    parse_constants(args.set or "")
+    Strategy(world_size=1, seq_len=DEFAULT_SEQ_LEN, **parse_constants(args.set or ""))  # refuses a value that none can be
     return Options(args.set, args.fix, args.memory_limit_gib, args.approximate)
 
 

@@ -80,11 +80,16 @@ KINDS = (
 def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int, keep: Path | None = None) -> list[Path]:
     """Write the files of a layout beside each other; return their paths.
 
-    keep: a file that must not be one of them. Raises InputError where it is, and as ``exported`` does.
+    keep: a file that must not be one of them. Raises InputError where it is, where a file beside ``path`` would be replaced
+    that no export wrote, and as ``exported`` does.
     """
     files = {path.parent / name: text for name, text in exported(path, model, run, gpus_per_node).items()}
     if keep and keep.resolve() in {file.resolve() for file in files}:
         raise InputError(f"--export {path} would overwrite {keep}, which the layout is from; give another name")
+    if taken := next((file for file in files if file.exists() and not path.exists()), None):
+        raise InputError(
+            f"--export {path} comes with {taken}, which is there already and would be overwritten; give another name"
+        )
     for file, text in files.items():
         write_text(file, text)
     return list(files)

@@ -89,3 +89,50 @@ def test_every_question_checks_its_options(
 ) -> None:
     assert console.main([*words, *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "both"),
+    [
+        ("health a.json --config C --world_size 128 --json a.json", "LOG and --json"),
+        ("import a.json --config C --world_size 128 --runs a.json", "LOG and --runs"),
+        ("search --cluster a.json --json a.json", "--cluster and --json"),
+        ("search --as a.json --csv a.json", "--as and --csv"),
+        ("explain --measurements x.csv --json x.csv", "--json and --measurements"),
+        ("learn a.json --output a.json", "RUNS and --output"),
+        ("validate a.json --json a.json", "FILE and --json"),
+    ],
+)
+def test_no_output_replaces_an_input_or_another_output(
+    words: str, both: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(ROOT / "configs" / "7B_internlm2.py")
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text('{"step_s": 16.1}')
+    assert console.main([config if word == "C" else word for word in words.split()]) == 2
+    assert f"error: {both} are both " in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["a.json"] and Path("a.json").read_text() == '{"step_s": 16.1}'
+
+
+def test_a_job_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same log again adds nothing, and another job of its name gets a number."""
+    log, runs = tmp_path / "job.json", tmp_path / "runs.jsonl"
+    words = [
+        "import",
+        str(log),
+        "--config",
+        str(ROOT / "configs" / "7B_internlm2.py"),
+        "--world_size",
+        "128",
+        "--runs",
+        str(runs),
+    ]
+    for step, said in (
+        (16.1, f"appended to {runs}\n"), (16.1, f"already in {runs}\n"), (16.4, f"appended to {runs} as job-2\n"),
+        (16.1, f"already in {runs}\n"), (16.4, f"already in {runs}\n"),
+    ):  # fmt: skip
+        log.write_text(json.dumps({"step_s": step}))
+        assert console.main(words) == 0
+        assert capsys.readouterr().out.replace("\n", "").endswith(said.replace("\n", ""))
+    found = [json.loads(line) for line in runs.read_text().splitlines()]
+    assert [(one["id"], one["measured"]["step_s"]) for one in found] == [("job", 16.1), ("job-2", 16.4)]

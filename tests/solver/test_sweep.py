@@ -61,12 +61,13 @@ def test_rows_without_a_layout_state_their_problem_too() -> None:
         assert found[0][name] == found[1][name] is not None
 
 
-def test_a_sweep_without_any_layout_fails_and_writes_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_without_any_layout_fails_and_leaves_the_last_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out.csv"
+    out.write_text("what was there")
     assert main(["sweep", str(out), "--models", "llama3_405b", "--world_sizes", "1", "--jobs", "1"]) == 2
-    assert "error: no problem has a layout: llama3_405b fits on 1 accelerator" in capsys.readouterr().err
-    (row,) = csv.DictReader(out.read_text().splitlines())
-    assert row["reason"].startswith("llama3_405b fits on 1 accelerator")
+    said = capsys.readouterr()
+    assert f"no problem has a layout, so that {out} is left as it is: llama3_405b fits on 1 accelerator" in said.err
+    assert "llama3_405b" in said.out and out.read_text() == "what was there" and list(tmp_path.iterdir()) == [out]
 
 
 def test_two_processes_write_the_same_table(alone: bytes, tmp_path: Path) -> None:
@@ -186,6 +187,11 @@ def test_pictures_and_parquet(alone: bytes, tmp_path: Path) -> None:
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,eight"], "--world_sizes 8,eight: eight is no whole number"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,8"], "--world_sizes 8,8: give names, each once"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "h900"], "no cluster is called 'h900'"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "h900"], "; profiles are a100_pcie_80gb, "),
+        (["out.csv", "--models", "none.json", "--world_sizes", "8"], "--models none.json: no such file"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--frameworks", "foo"], "no framework is called 'foo'"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--set", "precision=fp7"], "precision is 'fp7'"),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--plot", "out.csv"], "OUT and --plot are both out.csv"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--fix", "tp=0"], "tp is 0"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--jobs", "0"], "jobs is 0"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--plot", "a.txt"], "--plot a.txt: the file must end in"),

@@ -42,6 +42,17 @@ def test_the_file_that_the_layout_is_from_is_kept(tmp_path: Path) -> None:
         write_export(tmp_path / "a.yaml", model_of("llama3_8b"), run, 8, keep=tmp_path / "a.sh")
 
 
+def test_a_file_beside_the_named_one_is_replaced_by_the_next_export_only(tmp_path: Path) -> None:
+    run, script = RUN.replace(grad_dtype="bf16", framework="fsdp"), tmp_path / "a.sh"
+    script.write_text("my own")
+    with pytest.raises(InputError, match=r"a\.yaml comes with .*a\.sh, which is there already and would be overwritten"):
+        write_export(tmp_path / "a.yaml", model_of("llama3_8b"), run, 8)
+    assert script.read_text() == "my own" and not (tmp_path / "a.yaml").exists()
+    script.unlink()
+    written = [write_export(tmp_path / "a.yaml", model_of("llama3_8b"), run, 8) for _ in range(2)]
+    assert written[0] == written[1] and script in written[0]
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.what)
 def test_a_name_may_have_a_space(kind: Kind, tmp_path: Path) -> None:
     flags = {key: value for key, value in framework_of(kind.frameworks[0]).flags_of("bf16").items() if key != "tp_comm_overlap"}

@@ -162,6 +162,10 @@ def test_the_command_counts_interruptions(tmp_path: Path, capsys: pytest.Capture
         ("--restart 5", "--restart says nothing without --mtbf or --mtbf_node or --mtbf_link"),
         ("--mtbf 1000 --storage 5 --spares 2", "--spares says nothing without --repair"),
         ("--one_writer --storage 5", "--one_writer says nothing without --node_storage"),
+        (
+            "--storage 5",
+            "--storage says nothing without --mtbf or --mtbf_node or --mtbf_link or --checkpoint_interval; give one",
+        ),
         ("--evaluation 60", "--evaluation is 60; it must be SECONDS/STEPS, as in 60/1000"),
         ("--evaluation 60/0", "--evaluation is 60/0; it must be"),
         ("--spares -1", "--spares is -1"),
