@@ -17,6 +17,8 @@ from solver.spec.model_from_keys import model_from_keys
 #: Parts of a multimodal model beside its text model.
 _TOWER = re.compile(r"(vision|image|visual|audio|speech|video|vq)_config")
 
+#: Keys that a null switches off, where one that is left out has what its class has by default.
+_OFF_BY_NULL = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "attention_chunk_size")
 MARKS = {"model_type", "architectures", "transformers_version"}
 
 
@@ -70,9 +72,22 @@ def _text_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
 
 
 def _given(config: Mapping[str, Any], defaults_of: Family | None) -> dict[str, Any]:
-    """Return the keys that are not null, after the defaults of a nested config's class."""
+    """Return the keys that are not null, after the defaults of a nested config's class; a null that switches off is a zero.
+
+    A head_dim that is null is hidden_size / heads, whatever its class has by default.
+    """
     defaults = defaults_of.class_defaults if defaults_of else {}
-    return {key: value for key, value in {**defaults, **config}.items() if value is not None}
+    stated = {**defaults, **config, **{key: 0 for key in _OFF_BY_NULL if config.get(key, 0) is None}}
+    hidden, heads = stated.get("hidden_size"), stated.get("num_attention_heads")
+    if (
+        config.get("head_dim", 0) is None
+        and isinstance(hidden, int)
+        and isinstance(heads, int)
+        and heads
+        and hidden % heads == 0
+    ):
+        stated["head_dim"] = hidden // heads
+    return {key: value for key, value in stated.items() if value is not None}
 
 
 def _family(config: Mapping[str, Any], where: str) -> tuple[Family, str]:
@@ -130,8 +145,12 @@ def unread_keys(config: Mapping[str, Any]) -> list[str]:
     given = _given(config, family if nested else None)
     try:
         read = family.read(given)[1] if family else set()
-    except (TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError):
+    except (InputError, TypeError, ValueError, ZeroDivisionError, KeyError, AttributeError):
         return []  # no model can be read, which says why
     called = str(config.get("model_type"))
-    unread = (k for k, v in given.items() if k not in read and not is_harmless(k, called) and not is_other_work(k, v, called))
+    unread = (
+        k
+        for k, v in given.items()
+        if k not in read and config.get(k) is not None and not is_harmless(k, called) and not is_other_work(k, v, called)
+    )
     return towers + sorted(unread)

@@ -13,7 +13,7 @@ from typing import Any
 from solver.formats.argument_rules.internevo import RULES
 from solver.formats.argument_rules.rule import Arguments, broken, flattened
 from solver.formats.file_run import FileRun
-from solver.formats.internevo_keys import DESCRIBED, KNOWN
+from solver.formats.internevo_keys import DESCRIBED, KNOWN, MODEL_TYPES, OTHER_TYPES
 from solver.formats.known_keys import check_described, check_keys, unknown_key, unread_keys
 from solver.formats.literal_python import Assignments, read_assignments
 from solver.formats.section_reader import SectionReader
@@ -37,11 +37,21 @@ def internevo_run(text: str, where: str, name: str) -> FileRun:
     _check_top_level(assigned, where)
     file = SectionReader(assigned.values, "", where, set())
     check_described(file, DESCRIBED)
+    notes = _note_on_type(file)
     model_keys = file.section("model")
     model = _model(model_keys, file.section("moe"), name)
     layout, assumed = _Layout(file, model_keys, model.num_hidden_layers).values()
     refusals = broken(RULES, Arguments(flattened(assigned.values)))
-    return FileRun(model, layout, assumed, tuple(unread_keys(assigned.values, KNOWN, "", file.read)), refusals=refusals)
+    ignored = tuple(unread_keys(assigned.values, KNOWN, "", file.read))
+    return FileRun(model, layout, assumed, ignored, notes, refusals)
+
+
+def _note_on_type(file: SectionReader) -> tuple[str, ...]:
+    """Return what there is to say of a model_type whose own code is not described. Raises InputError for one of other work."""
+    called = file.text("model_type", MODEL_TYPES[0])
+    if other := next((what for kind, what in OTHER_TYPES.items() if kind in called), ""):
+        raise file.wrong("model_type", f"one of {', '.join(MODEL_TYPES)}, because {other}")
+    return () if called in MODEL_TYPES else (f"model_type {called} is not known here: its keys are read as those of a Llama",)
 
 
 def _check_top_level(assigned: Assignments, where: str) -> None:
@@ -77,9 +87,9 @@ def _model(keys: SectionReader, moe: SectionReader, name: str) -> ModelSpec:
         num_key_value_heads=keys.whole("num_kv_attention_heads", heads),
         head_dim=keys.whole("head_dim", hidden // heads),
         vocab_size=keys.whole("vocab_size"),
-        qkv_bias=bias,
-        output_bias=bias,
-        mlp_bias=bias,
+        qkv_bias=keys.flag("qkv_bias", bias),
+        output_bias=keys.flag("o_bias", bias),
+        mlp_bias=keys.flag("mlp_bias", bias),
         norm=keys.choice("norm_type", ("rmsnorm", "layernorm"), "rmsnorm"),
         **experts,  # type: ignore[arg-type]
     )

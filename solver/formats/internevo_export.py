@@ -48,7 +48,7 @@ def internevo_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: s
         f'"""{model.name} on {run.world_size} GPUs, for {version}.\n',
         f"{torchrun(run, gpus_per_node)} train.py --config {name}.py --launcher torch",
         'Training data are yours to name: train_folder None trains on random tokens.\n"""\n',
-        f"JOB_NAME = {name!r}\nmodel_type = {'INTERNLM' if model.output_bias else 'LLAMA2'!r}\nDO_ALERT = False\n",
+        f"JOB_NAME = {name!r}\nmodel_type = {_type(model)!r}\nDO_ALERT = False\n",
     ]
     sections = {
         "data": {"seq_len": run.seq_len, "micro_num": run.num_micro_batches, "micro_bsz": run.micro_batch_size,
@@ -97,10 +97,21 @@ def _model(model: ModelSpec, run: Strategy) -> dict[str, Any]:
         "num_kv_attention_heads": model.num_key_value_heads,
         **({} if model.head_dim * model.num_attention_heads == hidden else {"head_dim": model.head_dim}),
         "mlp_ratio": ratio, "multiple_of": min(wide & -wide, 256), "vocab_size": model.vocab_size,
-        "no_bias": not model.output_bias, "norm_type": model.norm, "layer_norm_epsilon": 1e-5, "dtype": _DTYPES[run.precision],
+        **_biases(model), "norm_type": model.norm, "layer_norm_epsilon": 1e-5, "dtype": _DTYPES[run.precision],
         "use_flash_attn": run.attention == "flash", "parallel_output": True, "embed_split_hidden": True, "embed_grad_scale": 1,
         "apply_post_layer_norm": False, "qk_interleaved": False,
     }  # fmt: skip
+
+
+def _type(model: ModelSpec) -> str:
+    """Return the model of InternEvo's registry that has these biases."""
+    return "INTERNLM" if model.output_bias else "QWEN2" if model.qkv_bias else "LLAMA2"
+
+
+def _biases(model: ModelSpec) -> dict[str, bool]:
+    if _type(model) == "QWEN2":  # internlm/model/modeling_qwen2.py: with no_bias there are none at all
+        return {"qkv_bias": True, "o_bias": False}
+    return {"no_bias": not model.output_bias}
 
 
 def _checkpoint(model: ModelSpec, run: Strategy) -> bool | float:

@@ -62,6 +62,12 @@ KNOWN: Known = keys(
         "use_fused_gating parallel_mode"
     ),
 )
+#: Models of InternEvo's registry whose sections say what they are (internlm/model/builder.py and registry.py, as read).
+MODEL_TYPES = ("INTERNLM2", "INTERNLM2_PUBLIC", "INTERNLM", "INTERNLM_MoE", "INTERNLM2_MoE", "LLAMA2", "BAICHUAN2", "QWEN2",
+               "QWEN2MOE", "MIXTRAL", "MIXTRALMOE", "GEMMA")  # fmt: skip
+#: Parts of other names, and what those models are beside.
+OTHER_TYPES = {"LLAVA": "its vision tower is not modelled", "CHAMELEON": "its image tokens are not modelled",
+               "HF": "its sizes are in another file: give its config.json"}  # fmt: skip
 #: Values of keys that change time or memory and whose other values are not described.
 DESCRIBED: Described = {
     "model.use_swiglu": ((True,), "an MLP without a gate, which InternEvo itself refuses,"),
@@ -69,6 +75,11 @@ DESCRIBED: Described = {
     "model.residual_in_fp32": ((False,), "a residual stream of 32 bits"),
     "model.drop_rate": ((0, 0.0), "dropout"),
     "model.attn_drop_rate": ((0, 0.0), "dropout"),
+    "model.norm_head": ((False,), "a head whose weights are normed in every pass"),
+    "model.deepnorm": ((False,), "a scaled residual stream"),
+    "model.apply_post_layer_norm": ((False,), "norms behind the blocks instead of before them"),
+    "model.is_reward": ((False,), "a head of one output"),
+    "model.moe_use_residual": ((False,), "an MLP beside the experts"),
     "selective_checkpoint": ((False,), "recomputation of all but attention"),
     "cpu_offloading": ((False,), "activations on the host"),
 }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from solver.spec.model import LAYER_TYPES, REQUIRED
 
 Values = dict[str, Any]
@@ -88,6 +88,23 @@ def layers_of(values: Values) -> range:
     return range(min(values["num_hidden_layers"], _MOST_LAYERS))
 
 
+def flag_of(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    """Return what a key switches. Raises InputError for what is neither true nor false: a text such as "false" is not off."""
+    value = config.get(key, default)
+    if value not in (True, False):
+        raise InputError(f"{key} is {shown(value)}; it must be true or false")
+    return bool(value)
+
+
+def size_of(config: Mapping[str, Any], key: str, default: int, least: int = 1) -> int:
+    """Return a whole number of at least ``least``. Raises InputError for what is none."""
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        kind = "a positive whole number" if least == 1 else f"a whole number of at least {least}"
+        raise InputError(f"{key} is {shown(value)}; it must be {kind}")
+    return value
+
+
 def refuse_if_on(config: Mapping[str, Any], read: set[str], *keys: str) -> None:
     """Raise InputError for a key that this program's description of the model has no place for, unless it is off."""
     for key in keys:
@@ -108,8 +125,8 @@ def refuse_unless(
 
 def read_flags(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read attention_bias (q, k, v and output) and mlp_bias, as the Llama classes have them."""
-    attention = bool(config.get("attention_bias", False))
-    values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": bool(config.get("mlp_bias", False))}
+    attention = flag_of(config, "attention_bias")
+    values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": flag_of(config, "mlp_bias")}
     read |= {"attention_bias", "mlp_bias"}
 
 
@@ -130,7 +147,7 @@ def read_window(config: Mapping[str, Any], values: Values, read: set[str], every
     Some families carry a window that use_sliding_window turns off.
     """
     kinds = layer_types_of(config)
-    window = config.get("sliding_window", 0) if config.get("use_sliding_window", True) else 0
+    window = config.get("sliding_window", 0) if flag_of(config, "use_sliding_window", True) else 0
     if LAYER_TYPES[1] in kinds:
         values |= {"sliding_window": window, "layer_types": kinds}
     elif window and not kinds:

@@ -18,11 +18,13 @@ from solver.formats.model_readers import (
     Special,
     Values,
     class_of,
+    flag_of,
     layer_types_of,
     layers_of,
     read_flags,
     read_window,
     refuse_if_on,
+    size_of,
 )
 from solver.formats.model_readers_llama import read_qwen_window
 from solver.spec.model import LAYER_TYPES
@@ -55,7 +57,7 @@ def read_mixtral(config: Mapping[str, Any], values: Values, read: set[str]) -> N
 def read_phimoe(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     read_mixtral(config, values, read)
     read_flags(config, values, read)
-    values["head_bias"] = bool(config.get("lm_head_bias", False))
+    values["head_bias"] = flag_of(config, "lm_head_bias")
     read |= {"lm_head_bias"}
 
 
@@ -81,9 +83,7 @@ def read_dbrx(config: Mapping[str, Any], values: Values, read: set[str]) -> None
 
 def read_qwen_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which layers have experts: every decoder_sparse_step-th one, but for mlp_only_layers."""
-    step, layers = config.get("decoder_sparse_step", 1), layers_of(values)
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise InputError(f"decoder_sparse_step is {shown(step)}; it must be a positive whole number")
+    step, layers = size_of(config, "decoder_sparse_step", 1), layers_of(values)
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(layer, int) and layer in layers for layer in dense):
         raise InputError(f"mlp_only_layers is {shown(dense)}; it must be a list of layers from 0 to {len(layers) - 1}")
@@ -94,7 +94,7 @@ def read_qwen_experts(config: Mapping[str, Any], values: Values, read: set[str])
 
 def read_qwen2_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     read_qwen_experts(config, values, read)
-    values["qkv_bias"] = bool(config.get("qkv_bias", True))
+    values["qkv_bias"] = flag_of(config, "qkv_bias", True)
     read |= {"qkv_bias"}
 
 
@@ -107,7 +107,7 @@ def read_gpt_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> N
     """Read GPT-OSS: every second layer sees all tokens, the others a window; everything has a bias; YaRN, clamped gates."""
     _read_expert_width(config, values)
     read_window({"sliding_window": 128, **config}, values, read, every=2)
-    attention = bool(config.get("attention_bias", True))
+    attention = flag_of(config, "attention_bias", True)
     values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": True, "clamped_gate": True, "scaled_rope": True}
     values.setdefault("head_dim", 64)
     read |= {"attention_bias", "initial_context_length"}
@@ -120,17 +120,17 @@ def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     weights (256 per layer) are counted though there are none.
     """
     read_flags({"attention_bias": config.get("attention_bias", False)}, values, read)
-    width, every = config["intermediate_size"], config.get("no_rope_layer_interval", 4)
+    width, every = config["intermediate_size"], size_of(config, "no_rope_layer_interval", 4)
     values |= {"moe_intermediate_size": width, "shared_expert_intermediate_size": width}
-    values["intermediate_size"] = config.get("intermediate_size_mlp", 16384)
+    values["intermediate_size"] = size_of(config, "intermediate_size_mlp", 16384)
     rope = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
     kinds = layer_types_of(config, (LAYER_TYPES[0], LAYER_TYPES[2])) or [LAYER_TYPES[2 * bool(has)] for has in rope]
     values["no_rope_layers"] = rope
-    chunk = config.get("attention_chunk_size", 0)
+    chunk = size_of(config, "attention_chunk_size", 0, least=0)
     values |= {"attention_chunk_size": chunk, "layer_types": kinds} if chunk else {}
-    step, listed = config.get("interleave_moe_layer_step", 1), config.get("moe_layers")
+    step, listed = size_of(config, "interleave_moe_layer_step", 1), config.get("moe_layers")
     _have_experts(values, lambda layer: layer in listed if listed is not None else (layer + 1) % step == 0)
-    values["qk_norm"] = "head" if config.get("use_qk_norm", True) else "none"
+    values["qk_norm"] = "head" if flag_of(config, "use_qk_norm", True) else "none"
     read |= {"intermediate_size_mlp", "no_rope_layers", "no_rope_layer_interval", "attention_chunk_size", "layer_types"}
     read |= {"interleave_moe_layer_step", "moe_layers", "use_qk_norm", "attn_scale", "floor_scale", "attn_temperature_tuning"}
     read |= {"cache_implementation", "for_llm_compressor"}
@@ -138,26 +138,26 @@ def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 
 def _read_groups(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read the groups of experts of which a token may use topk_group; where it may use all, there are none."""
-    groups = config.get("n_group", 1)
-    chosen = config.get("topk_group", groups)
+    groups = size_of(config, "n_group", 1)
+    chosen = size_of(config, "topk_group", groups)
     values |= {"router_groups": groups, "router_topk_groups": chosen} if groups > chosen else {"router_groups": 0}
     read |= {"n_group", "topk_group"}
 
 
 def read_glm_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    values["qkv_bias"] = bool(config.get("attention_bias", False))
-    values["qk_norm"] = "head" if config.get("use_qk_norm", False) else "none"
+    values["qkv_bias"] = flag_of(config, "attention_bias")
+    values["qk_norm"] = "head" if flag_of(config, "use_qk_norm") else "none"
     _read_groups(config, values, read)
     read |= {"attention_bias", "use_qk_norm"}
 
 
 def read_dots(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read dots.llm1: layers from max_window_layers on have the window, where one is stated."""
-    attention = bool(config.get("attention_bias", False))
+    attention = flag_of(config, "attention_bias")
     values |= {"qkv_bias": attention, "output_bias": attention}
     _read_groups(config, values, read)
     if config.get("sliding_window") and not config.get("layer_types"):
-        first = config.get("max_window_layers", 62)
+        first = size_of(config, "max_window_layers", 62, least=0)
         config = {**config, "layer_types": [LAYER_TYPES[n >= first] for n in layers_of(values)]}
     read_window({**config, "use_sliding_window": True}, values, read)
     read |= {"attention_bias", "max_window_layers", "scoring_func"}
@@ -165,8 +165,8 @@ def read_dots(config: Mapping[str, Any], values: Values, read: set[str]) -> None
 
 def read_ernie_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which layers have experts: every moe_layer_interval-th one from a first to a last."""
-    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
-    every = config.get("moe_layer_interval", 1)
+    first, last = size_of(config, "moe_layer_start_index", 1, least=0), config.get("moe_layer_end_index", -1)
+    every = size_of(config, "moe_layer_interval", 1)
     _have_experts(values, lambda n: (n + 1) % every == 0 and first <= n and (last == -1 or n <= last))
     refuse_if_on(config, read, "use_bias")
     read |= {"moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min", "moe_use_aux_free"}

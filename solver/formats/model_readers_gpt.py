@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.model_readers import Values, layers_of, read_flags, read_window, refuse_if_on, refuse_unless
+from solver.formats.model_readers import (
+    Values,
+    flag_of,
+    layers_of,
+    read_flags,
+    read_window,
+    refuse_if_on,
+    refuse_unless,
+    size_of,
+)
 from solver.spec.model import LAYER_TYPES
 
 
@@ -19,7 +28,7 @@ def read_gpt2(config: Mapping[str, Any], values: Values, read: set[str]) -> None
 def read_bigcode(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     read_gpt2(config, values, read)
     # modeling_gpt_bigcode.py looks at this flag alone, whatever num_key_value_heads says
-    values["num_key_value_heads"] = 1 if config.get("multi_query", True) else values["num_attention_heads"]
+    values["num_key_value_heads"] = 1 if flag_of(config, "multi_query", True) else values["num_attention_heads"]
     read |= {"multi_query"}
 
 
@@ -31,13 +40,13 @@ def read_gpt_neo(config: Mapping[str, Any], values: Values, read: set[str]) -> N
         groups = config.get("attention_types", [[["global", "local"], 12]])
         kinds = [kind for group, times in groups for _ in range(min(times, len(layers_of(values)))) for kind in group]
     if "local" in kinds:
-        values["sliding_window"] = config.get("window_size", 256)
+        values["sliding_window"] = size_of(config, "window_size", 256)
         values["layer_types"] = [LAYER_TYPES[kind == "local"] for kind in kinds]
     read |= {"attention_types", "attention_layers", "window_size"}
 
 
 def read_gpt_neox(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    attention = bool(config.get("attention_bias", True))
+    attention = flag_of(config, "attention_bias", True)
     values |= {"qkv_bias": attention, "output_bias": attention, "mlp_bias": True}
     read |= {"attention_bias", "use_parallel_residual"}  # both branches have a norm of their own
 
@@ -51,10 +60,10 @@ def read_gptj(config: Mapping[str, Any], values: Values, read: set[str]) -> None
 def read_opt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     if config.get("word_embed_proj_dim", values["hidden_size"]) != values["hidden_size"]:
         raise InputError(f"word_embed_proj_dim {config['word_embed_proj_dim']} differs from hidden_size, which is not modelled")
-    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("enable_bias", True)))
-    if not config.get("do_layer_norm_before", True) or config.get("_remove_final_layer_norm"):
+    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), flag_of(config, "enable_bias", True))
+    if not flag_of(config, "do_layer_norm_before", True) or flag_of(config, "_remove_final_layer_norm"):
         raise InputError("do_layer_norm_before false and _remove_final_layer_norm mean no final norm, which is not modelled")
-    values["norm_weight"] = bool(config.get("layer_norm_elementwise_affine", True))
+    values["norm_weight"] = flag_of(config, "layer_norm_elementwise_affine", True)
     values["position_rows"] = values["max_position_embeddings"] + 2
     read |= {
         "word_embed_proj_dim",
@@ -77,19 +86,19 @@ def read_bloom(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
 
 
 def read_falcon(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    new, heads = bool(config.get("new_decoder_architecture")), values["num_attention_heads"]
+    new, heads = flag_of(config, "new_decoder_architecture"), values["num_attention_heads"]
     values["num_key_value_heads"] = (
-        config.get("num_kv_heads", heads) if new else 1 if config.get("multi_query", True) else heads
+        size_of(config, "num_kv_heads", heads) if new else 1 if flag_of(config, "multi_query", True) else heads
     )
-    parallel = new or config.get("parallel_attn", True)
+    parallel = new or flag_of(config, "parallel_attn", True)
     if parallel and not new and config.get("num_ln_in_parallel_attn") == 2:
         raise InputError(
             "num_ln_in_parallel_attn 2 needs new_decoder_architecture; without it transformers runs one norm a layer"
         )
     values["norms_per_layer"] = config.get("num_ln_in_parallel_attn") or 2 if new else 1 if parallel else 2
     values["intermediate_size"] = config.get("ffn_hidden_size") or 4 * values["hidden_size"]
-    values["position"] = "alibi" if config.get("alibi") else "rope"
-    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("bias", False)))
+    values["position"] = "alibi" if flag_of(config, "alibi") else "rope"
+    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), flag_of(config, "bias"))
     read |= {
         "new_decoder_architecture",
         "num_kv_heads",
@@ -114,7 +123,7 @@ def read_mpt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     kinds = {"multihead_attention": heads, "multiquery_attention": 1, "grouped_query_attention": attention.get("kv_n_heads")}
     values["num_key_value_heads"] = kinds[attention.get("attn_type", "multihead_attention")]
     values["position"] = "alibi" if attention.get("alibi") else "learned"
-    bias = not config.get("no_bias", True)
+    bias = not flag_of(config, "no_bias", True)
     values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "norm_bias"), bias)
     values["qk_norm"] = "all" if attention.get("qk_ln") else "none"
     read |= {
@@ -134,7 +143,7 @@ def read_mpt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
 
 
 def read_starcoder2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), bool(config.get("use_bias", True)))
+    values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), flag_of(config, "use_bias", True))
     read_window(config, values, read)
     refuse_unless(config, read, {"norm_type": ("layer_norm",), "mlp_type": ("default",)})
     read |= {"use_bias"}
@@ -142,7 +151,7 @@ def read_starcoder2(config: Mapping[str, Any], values: Values, read: set[str]) -
 
 def read_phi(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read Phi, whose norms of q and k have biases as its other LayerNorms have."""
-    values |= {"qk_norm": "head", "qk_norm_bias": True} if config.get("qk_layernorm") else {"qk_norm": "none"}
+    values |= {"qk_norm": "head", "qk_norm_bias": True} if flag_of(config, "qk_layernorm") else {"qk_norm": "none"}
     read |= {"qk_layernorm"}
 
 
@@ -154,11 +163,11 @@ def read_baichuan(config: Mapping[str, Any], values: Values, read: set[str]) -> 
 
 def read_chatglm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     values["num_key_value_heads"] = (
-        config["multi_query_group_num"] if config.get("multi_query_attention") else values["num_attention_heads"]
+        config["multi_query_group_num"] if flag_of(config, "multi_query_attention") else values["num_attention_heads"]
     )
-    linear, qkv = bool(config.get("add_bias_linear", False)), bool(config.get("add_qkv_bias", False))
+    linear, qkv = flag_of(config, "add_bias_linear"), flag_of(config, "add_qkv_bias")
     values |= {"qkv_bias": linear or qkv, "output_bias": linear, "mlp_bias": linear}
-    values["norm"] = "rmsnorm" if config.get("rmsnorm", True) else "layernorm"
+    values["norm"] = "rmsnorm" if flag_of(config, "rmsnorm", True) else "layernorm"
     refuse_if_on(
         config, read, "pre_seq_len", "prefix_projection", "quantization_bit", "apply_residual_connection_post_layernorm"
     )

@@ -19,6 +19,7 @@ from solver.formats.model_readers import (
     layers_of,
     refuse_if_on,
     refuse_unless,
+    size_of,
 )
 from solver.formats.model_readers_experts import read_qwen3_experts
 from solver.spec.model import LAYER_TYPES, LINEAR_SIZES
@@ -29,7 +30,7 @@ _DEFAULTS = dict(zip(LINEAR_SIZES, (16, 32, 128, 128, 4), strict=True))
 
 def _read_linear(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which layers have linear attention, all but every fourth or as listed, and its sizes."""
-    every = config.get("full_attention_interval", 4)
+    every = size_of(config, "full_attention_interval", 4)
     allowed = (LAYER_TYPES[0], LAYER_TYPES[3])
     kinds = layer_types_of(config, allowed) or [allowed[(n + 1) % every != 0] for n in layers_of(values)]
     values |= {"layer_types": kinds, "attention_gate": True}
@@ -38,7 +39,7 @@ def _read_linear(config: Mapping[str, Any], values: Values, read: set[str]) -> N
     values.setdefault("head_dim", 256)
     refuse_if_on(config, read, "attention_bias")
     refuse_unless(config, read, {"attn_output_gate": (True,)})
-    values["num_nextn_predict_layers"] = config.get("mtp_num_hidden_layers", 0)
+    values["num_nextn_predict_layers"] = size_of(config, "mtp_num_hidden_layers", 0, least=0)
     refuse_if_on(config, read, "mtp_use_dedicated_embeddings")
     read |= {"full_attention_interval", "layer_types", "mtp_num_hidden_layers", *LINEAR_SIZES}
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from solver.formats.model_readers import Values, biases, layers_of, read_flags, read_window, refuse_unless
+from solver.formats.model_readers import Values, biases, flag_of, layers_of, read_flags, read_window, refuse_unless, size_of
 from solver.spec.model import LAYER_TYPES
 
 
 def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a model of which every fourth layer has no rotary embedding; a window would be of the others."""
     read_flags(config, values, read)
-    every = config.get("no_rope_layer_interval", 4)
+    every = size_of(config, "no_rope_layer_interval", 4)
     values["no_rope_layers"] = config.get("no_rope_layers") or [int((n + 1) % every != 0) for n in layers_of(values)]
     read_window({"use_sliding_window": False, **config}, values, read, every)
     read |= {"no_rope_layers", "no_rope_layer_interval"}
@@ -20,8 +20,8 @@ def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> N
 
 def read_qwen_window(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read the window of a Qwen model: off unless use_sliding_window is true, and then of the layers from max_window_layers."""
-    if config.get("use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
-        first = config.get("max_window_layers", 28)
+    if flag_of(config, "use_sliding_window") and config.get("sliding_window") and not config.get("layer_types"):
+        first = size_of(config, "max_window_layers", 28, least=0)
         config = {**config, "layer_types": [LAYER_TYPES[n >= first] for n in layers_of(values)]}
     read_window({"use_sliding_window": False, **config}, values, read)
     read |= {"max_window_layers"}
@@ -61,8 +61,7 @@ def read_gemma2(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 def _window_pattern(config: Mapping[str, Any], read: set[str], usual: int) -> int:
     """Return which one of how many layers sees all tokens; newer releases write the name with an underscore."""
     read |= {"sliding_window_pattern", "_sliding_window_pattern"}
-    every: int = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", usual))
-    return every
+    return size_of(config, "sliding_window_pattern", size_of(config, "_sliding_window_pattern", usual))
 
 
 def read_gemma3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
@@ -73,16 +72,16 @@ def read_gemma3(config: Mapping[str, Any], values: Values, read: set[str]) -> No
 
 
 def read_stablelm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    values |= biases(qkv_bias=bool(config.get("use_qkv_bias", False)))
-    values["qk_norm"] = "all" if config.get("qk_layernorm") else "none"
-    values["norms_per_layer"] = 1 if config.get("use_parallel_residual") else 2
+    values |= biases(qkv_bias=flag_of(config, "use_qkv_bias"))
+    values["qk_norm"] = "all" if flag_of(config, "qk_layernorm") else "none"
+    values["norms_per_layer"] = 1 if flag_of(config, "use_parallel_residual") else 2
     read |= {"use_qkv_bias", "qk_layernorm", "use_parallel_residual"}
 
 
 def read_cohere(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    attention = bool(config.get("attention_bias", False))
+    attention = flag_of(config, "attention_bias")
     values |= biases(qkv_bias=attention, output_bias=attention)
-    values["qk_norm"] = "all" if config.get("use_qk_norm") else "none"
+    values["qk_norm"] = "all" if flag_of(config, "use_qk_norm") else "none"
     refuse_unless(config, read, {"use_gated_activation": (True,), "use_parallel_block": (True,)})
     read |= {
         "attention_bias",
@@ -105,11 +104,11 @@ def read_cohere2(config: Mapping[str, Any], values: Values, read: set[str]) -> N
 
 
 def read_internlm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    bias = bool(config.get("bias", False))
+    bias = flag_of(config, "bias")
     values |= biases(qkv_bias=bias, output_bias=bias)
     read |= {"bias", "attn_implementation"}
 
 
 def read_glm(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    values |= biases(qkv_bias=bool(config.get("attention_bias", False)))
+    values |= biases(qkv_bias=flag_of(config, "attention_bias"))
     read |= {"attention_bias"}

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.model_readers import LLAMA, Family, Values, biases, class_of, read_window, refuse_if_on
+from solver.formats.model_readers import LLAMA, Family, Values, biases, class_of, flag_of, read_window, refuse_if_on
 from solver.formats.model_readers_llama import read_qwen, read_qwen3
 
 
 def read_ernie(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
-    bias = bool(config.get("use_bias", False))
+    bias = flag_of(config, "use_bias")
     values |= biases(qkv_bias=bias, output_bias=bias, mlp_bias=bias)
     values.setdefault("head_dim", 128)
     read |= {"use_bias"}
@@ -23,9 +23,9 @@ def read_ernie(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
 
 def read_seed_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     values |= biases(
-        qkv_bias=bool(config.get("attention_bias", True)),
-        output_bias=bool(config.get("attention_out_bias", False)),
-        mlp_bias=bool(config.get("mlp_bias", False)),
+        qkv_bias=flag_of(config, "attention_bias", True),
+        output_bias=flag_of(config, "attention_out_bias"),
+        mlp_bias=flag_of(config, "mlp_bias"),
     )
     values.setdefault("head_dim", 128)
     read |= {"attention_bias", "attention_out_bias", "mlp_bias"}
@@ -33,7 +33,7 @@ def read_seed_oss(config: Mapping[str, Any], values: Values, read: set[str]) -> 
 
 def read_olmo3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a model of which every fourth layer, or as its layer_types say, sees all tokens, and the others a window."""
-    attention = bool(config.get("attention_bias", False))
+    attention = flag_of(config, "attention_bias")
     values |= biases(qkv_bias=attention, output_bias=attention)
     read_window({"sliding_window": 4096, **config}, values, read, every=4)
     read |= {"attention_bias"}
@@ -41,10 +41,10 @@ def read_olmo3(config: Mapping[str, Any], values: Values, read: set[str]) -> Non
 
 def read_hunyuan(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read a dense Hunyuan; keys that only its own code beside the checkpoints reads must say what transformers does."""
-    attention, width = bool(config.get("attention_bias", False)), values["hidden_size"] // values["num_attention_heads"]
+    attention, width = flag_of(config, "attention_bias"), values["hidden_size"] // values["num_attention_heads"]
     values |= biases(qkv_bias=attention, output_bias=attention)
     refuse_if_on(config, read, "use_cla")
-    if not config.get("use_qk_norm", True):
+    if not flag_of(config, "use_qk_norm", True):
         raise InputError("use_qk_norm is False, which is not modelled: transformers norms q and k of every dense Hunyuan")
     stated = values.get("head_dim", width)
     if config.get("attention_head_dim", stated) != stated:

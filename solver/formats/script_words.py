@@ -47,8 +47,12 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
     for word in takewhile(lambda word: word.text != _END, shell.words[at + 1 :]):
         name = word.text.partition("=")[0] if word.text.startswith("--") else name
         used |= set() if name in ignored else word.defaults
-    taken = "; ".join(f"{name} is {shell.defaults[name]}" for name in sorted(used - _PLACES))
-    return (f"the script's own, unless the environment says otherwise: {taken}",) if taken else ()
+    written = {name: f"${name}" if name.isdecimal() else name for name in used - _PLACES}
+    taken = "; ".join(f"{written[name]} is {shell.defaults[name]}" for name in sorted(written))
+    told = [f"the script's own, unless the environment says otherwise: {taken}"] if taken else []
+    if shell.sourced:
+        told.append(f"not read, though the script runs it and it may set variables: {', '.join(dict.fromkeys(shell.sourced))}")
+    return tuple(told)
 
 
 class Launch(NamedTuple):

@@ -60,7 +60,7 @@ def model_from_keys(config: Mapping[str, Any], where: str, name: str = "") -> Mo
             raise InputError(f"{where}: model key {key} is {shown(value)}; it must be {words[kinds[key]]}")
     called = printable(name or str(given.get("name") or where))
     try:
-        return ModelSpec(**{**_with_defaults(dict(given), where), "name": called})
+        return ModelSpec(**{**_with_defaults(dict(given)), "name": called})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
@@ -72,7 +72,7 @@ def _is_of(value: Any, kind: str) -> bool:
     return type(value).__name__ in kind.split(" | ")
 
 
-def _with_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     hidden, heads = values["hidden_size"], max(values["num_attention_heads"], 1)
     values.setdefault("gated_mlp", "gelu_new" not in values.pop("hidden_act", ""))
@@ -87,9 +87,9 @@ def _with_defaults(values: dict[str, Any], where: str) -> dict[str, Any]:
     if values.get("kv_lora_rank"):
         values["head_dim"] = values.get("qk_nope_head_dim", 0) + values.get("qk_rope_head_dim", 0) or 1
     if values.get("head_dim", 1) < 1:
-        raise InputError(f"{where}: head_dim is {values['head_dim']}; it must be positive, or left out for hidden_size / heads")
+        raise InputError(f"head_dim is {values['head_dim']}; it must be positive, or left out for hidden_size / heads")
     if "head_dim" not in values and not values.get("v_head_dim") and hidden % heads:
-        raise InputError(f"{where}: num_attention_heads {heads} does not divide hidden_size {hidden}; state head_dim")
+        raise InputError(f"num_attention_heads {heads} does not divide hidden_size {hidden}; state head_dim")
     values["head_dim"] = values.get("head_dim") or values.get("v_head_dim") or hidden // heads
     values.setdefault("norm", "rmsnorm" if values["gated_mlp"] else "layernorm")
     values.setdefault("position", "rope" if values["gated_mlp"] else "learned")

@@ -479,3 +479,32 @@ def test_lists_are_repeated_up_to_a_length() -> None:
         read_assignments("layers = [0, 1] * 40000", "x.py")
     with pytest.raises(InputError, match="is not read"):
         read_assignments("layers = 'a' * 3", "x.py")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("model = dict(", 'model_type = "LLAVA"\nmodel = dict(', "model_type is 'LLAVA'; it must be one of INTERNLM2"),
+        ("model = dict(", 'model_type = "LLAMA2_HF"\nmodel = dict(', "because its sizes are in another file"),
+        ("model = dict(", "model = dict(norm_head=True, ", "model.norm_head is True; it must be False, because a head whose"),
+        (
+            "model = dict(",
+            "model = dict(deepnorm=True, ",
+            "model.deepnorm is True; it must be False, because a scaled residual",
+        ),
+    ],
+)
+def test_models_of_internevo_that_are_others_are_refused(load, old: str, new: str, message: str) -> None:
+    assert old in SMALL
+    with pytest.raises(InputError, match=message):
+        load(SMALL.replace(old, new))
+
+
+def test_biases_of_internevo_are_read_and_an_unknown_model_is_named(load) -> None:
+    plain, biased = load(SMALL).model, load(SMALL.replace("model = dict(", "model = dict(qkv_bias=True, mlp_bias=True, ")).model
+    assert (plain.qkv_bias, plain.output_bias, plain.mlp_bias) == (False, False, False)
+    assert (biased.qkv_bias, biased.output_bias, biased.mlp_bias) == (True, False, True)
+    assert load(SMALL).notes == ()
+    assert load('model_type = "FOO"\n' + SMALL).notes == (
+        "model_type FOO is not known here: its keys are read as those of a Llama",
+    )

@@ -194,6 +194,36 @@ def test_soft_caps_are_read() -> None:
     assert gemma.capped_scores and gemma.capped_logits
 
 
+def test_what_is_null_is_off_and_what_is_left_out_is_as_its_class_has_it() -> None:
+    gemma = next(c["config"] for c in CHECKPOINTS if c["name"] == "gemma-2-9b")
+    caps = ("attn_logit_softcapping", "final_logit_softcapping")
+    plain = read({**gemma, **dict.fromkeys(caps)})
+    assert not plain.capped_scores and not plain.capped_logits and plain == read({**gemma, **dict.fromkeys(caps, 0)})
+    without = read({key: value for key, value in gemma.items() if key not in caps})
+    assert without.capped_scores and without.capped_logits
+    olmo = {"model_type": "olmo3", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6, "vocab_size": 1000,
+            "num_attention_heads": 8}  # fmt: skip
+    assert windows(olmo) == [4096, 4096, 4096, 0, 4096, 4096] and windows({**olmo, "sliding_window": None}) == [0] * 6
+    seed = {**olmo, "model_type": "seed_oss", "num_key_value_heads": 2}
+    assert read(seed).head_dim == 128 and read({**seed, "head_dim": None}).head_dim == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": "false"}, "config.json: attention_bias is 'false'; it must be true or false"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64, "max_window_layers": "x"},
+         "config.json: max_window_layers is 'x'; it must be a whole number of at least 0"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval is 0; it must be a positive whole"),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 0}, "sliding_window_pattern is 0; it must be a positive"),
+    ],
+)  # fmt: skip
+def test_values_of_the_wrong_kind_are_named_with_their_key(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        read(LLAMA | changes)
+    assert message in str(refused.value)
+
+
 def windows(config: dict[str, Any]) -> list[int]:
     """Windows of the layers, 0 for those that see all tokens."""
     found = layer_kinds(read(config))

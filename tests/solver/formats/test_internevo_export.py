@@ -73,7 +73,6 @@ def test_what_is_refused(changes: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("qwen2_7b", "qwen2_7b: InternEvo's configuration has no place for qkv_bias True (it would mean False)"),
         ("mixtral_8x7b", "mixtures of experts under InternEvo are not described"),
         ("gpt3_175b", "InternEvo's configuration has no place for"),
     ],
@@ -82,6 +81,17 @@ def test_models_that_its_sections_do_not_describe(name: str, sentence: str) -> N
     with pytest.raises(InputError) as refused:
         exported(Path("run.py"), model_of(name), RUN, 8)
     assert sentence in str(refused.value)
+
+
+def test_biases_of_queries_keys_and_values_alone_are_qwen2_s(tmp_path: Path) -> None:
+    """Its configs/7B_qwen2.py states qkv_bias and o_bias, and no no_bias."""
+    model = model_of("qwen2_7b")
+    (text,) = exported(Path("run.py"), model, RUN, 8).values()
+    assert "model_type = 'QWEN2'" in text and "qkv_bias=True" in text and "o_bias=False" in text and "no_bias=" not in text
+    path = tmp_path / "run.py"
+    path.write_text(text)
+    read = load_run_config(path).model
+    assert (read.qkv_bias, read.output_bias, read.mlp_bias) == (True, False, False)
 
 
 def test_the_command_writes_and_reads_it(tmp_path: Path) -> None:

@@ -142,3 +142,46 @@ def test_what_only_the_shell_knows_is_refused(old: str, new: str, sentence: str,
     with pytest.raises(InputError) as refused:
         load_run_config(path)
     assert sentence in str(refused.value)
+
+
+RUN = "torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 "
+RUN += "--seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 --bf16 --vocab-size 32000 "
+RUN += "--tokenizer-type NullTokenizer"
+
+
+@pytest.mark.parametrize(
+    ("script", "tp", "notes"),
+    [
+        (f"TP=4; ( TP=2 )\n{RUN} --tensor-model-parallel-size $TP", 4, ()),
+        (f"TP=4\n(cd /tmp; TP=2; bash prepare.sh)\n{RUN} --tensor-model-parallel-size $TP", 4, ()),
+        (f"TP=4\nTP=2 bash prepare.sh\n{RUN} --tensor-model-parallel-size $TP", 4, ()),
+        (f"export A=1 TP=2\nCUDA_DEVICE_MAX_CONNECTIONS=1 {RUN} --tensor-model-parallel-size $TP $@", 2, ()),
+        (f"set -euo pipefail\nmain() {{\n{RUN} --tensor-model-parallel-size 2 \"$@\"\n}}\nmain \"$@\"", 2, ()),
+        (f"TP=2\nsource ./cluster.env\n. more.env\n{RUN} --tensor-model-parallel-size $TP", 2,
+         ("not read, though the script runs it and it may set variables: ./cluster.env, more.env",)),
+        (f"TP=2\nif [ -n \"$WIDE\" ]; then TP=4; fi\n{RUN} --tensor-model-parallel-size $TP", 2,
+         ("the script's own, unless the environment says otherwise: WIDE is not set",)),
+        (f"TP=${{1:-4}}\n{RUN} --tensor-model-parallel-size $TP", 4,
+         ("the script's own, unless the environment says otherwise: $1 is 4",)),
+    ],
+)  # fmt: skip
+def test_what_reaches_the_launch_and_what_may_change_it(script: str, tp: int, notes: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    config = load_run_config(path)
+    assert config.layout["tp"] == tp and config.notes == notes
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f'launch() {{ {RUN} "$@"; }}\nlaunch --tensor-model-parallel-size 4',
+        f'function launch {{\n{RUN} "$@"\n}}\nlaunch --tensor-model-parallel-size 4',
+        f'set -- --tensor-model-parallel-size 4\n{RUN} "$@"',
+    ],
+)
+def test_arguments_that_a_script_passes_on_are_not_lost(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    with pytest.raises(InputError, match=r"\$@ is not known from the script alone; write its value"):
+        load_run_config(path)
