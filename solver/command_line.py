@@ -36,7 +36,7 @@ from solver.arguments import (
 from solver.batch import batch_or_default, searched_batch
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
-from solver.formats.export import not_held, write_export
+from solver.formats.export import not_expressed, not_held, write_export
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
 from solver.report.decision import decision_of_search
@@ -147,15 +147,29 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
         console.print(balance_text(deal))
     if args.health:
         show_health(console, findings)
+    untold = _tell_not_expressed(args, deal.solutions if deal else solutions, console)
     if args.json:
-        whole = problem_dict(solutions, inputs.said) | {"network": inputs.network, "best": [solution_dict(solutions, 0)]}
+        whole = problem_dict(solutions, inputs.said) | inputs.plain | {"best": [solution_dict(solutions, 0)]}
         whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})
+        whole |= untold
         write_json(args.json, whole | balanced_dict(deal))
     if args.csv:
         write_csv(args.csv, solutions)
     if args.plot_stages:
         save_figure(stages_figure(solutions, 0), args.plot_stages)
     _write_layout(args, deal.solutions if deal else solutions, console)
+
+
+def _tell_not_expressed(args: argparse.Namespace, solutions: Solutions, console: Console) -> dict[str, str]:
+    """Say where no file of its framework states the first layout, unless one is asked for; return that for JSON."""
+    problem = solutions.problem
+    if args.export:
+        return {}
+    run = solutions.layouts.strategy(0, problem.run)
+    why = not_expressed(problem.model, run, problem.cluster.gpus_per_node)
+    if why:
+        console.print(why, markup=False)
+    return {"not_expressed": why} if why else {}
 
 
 def _written(problem: Problem, config: RunConfig, fixed: Mapping[str, Any]) -> Strategy:
@@ -188,7 +202,8 @@ def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> N
     show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others)
     if deal:
         console.print(balance_text(deal))
-    found = {"network": inputs.network} | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
+    found = inputs.plain | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
+    found |= _tell_not_expressed(args, deal.solutions if deal else result.best, console)
     _write_search(args, result, inputs.said, found, console)
     _write_layout(args, deal.solutions if deal else result.best, console)
 

@@ -73,6 +73,11 @@ class Inputs:
             found.append(f"not read from the config: {printable(', '.join(ignored[:_SHOWN_KEYS]), 400)}{more}")
         return "\n".join(filter(None, found))
 
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What belongs to the answer's JSON: the network in words, and every key of the config that was not read."""
+        return {"network": self.network, "not_read": list(self.config.ignored)}
+
 
 def named_config(args: argparse.Namespace) -> RunConfig:
     """Return the config that the options name, or the default one."""

@@ -119,6 +119,21 @@ def not_held(path: Path, model: ModelSpec, run: Strategy) -> str:
     return f"{model.name}'s config.json also says {others}: add it before you train" if others else ""
 
 
+def not_expressed(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
+    """Return why no file of a layout's framework states it, in one sentence: what the framework itself may not run; or "".
+
+    "" also for a framework that no file is written for.
+    """
+    framework = known_framework(run.framework).name
+    if not any(framework in kind.frameworks for kind in KINDS):
+        return ""
+    try:
+        launch_file(model, run, gpus_per_node)
+    except InputError as error:
+        return f"{framework} may not run this as it is, because no file of its own states it: {error}"
+    return ""
+
+
 def launch_file(model: ModelSpec, run: Strategy, gpus_per_node: int) -> tuple[str, str]:
     """Return (its name, its text) of the first kind of file that is written for the layout's framework.
 

@@ -136,3 +136,24 @@ def test_a_job_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert capsys.readouterr().out.replace("\n", "").endswith(said.replace("\n", ""))
     found = [json.loads(line) for line in runs.read_text().splitlines()]
     assert [(one["id"], one["measured"]["step_s"]) for one in found] == [("job", 16.1), ("job-2", 16.4)]
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "why"),
+    [
+        ("gpt3_175b", "torchtitan", "torchtitan-2026-02 may not run this as it is, because no file of its own states it: gpt3"),
+        ("gemma3_12b", "nanotron", "nanotron's YAML has no place for head_dim 256"),
+        ("llama3_8b", "torchtitan", ""),
+        ("llama3_8b", "megatron-core", ""),
+        ("gpt3_175b", "megatron-lm-2023", ""),  # which no file is written for
+    ],
+)
+@pytest.mark.parametrize("command", [["predict"], ["search", "--top", "1"]])
+def test_a_layout_that_no_file_of_its_framework_states_is_named(
+    command: list[str], model: str, framework: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.json"
+    words = [*command, "--model_size", model, "--framework", framework, "--world_size", "256", "--json", str(out)]
+    assert console.main(words) == 0
+    shown, found = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())
+    assert (why in shown and why in found["not_expressed"]) if why else ("may not run" not in shown + str(found.keys()))

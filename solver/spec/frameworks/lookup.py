@@ -65,7 +65,11 @@ def known_framework(name: str) -> Framework:
         raise InputError(f"no framework is called {name!r}{closest(name, [*families, *names])}; known are {', '.join(names)}")
     if unknown := unknown_release(name):
         of_family = [f.name for f in FRAMEWORKS if f.family == framework.family]
-        raise InputError(f"{unknown!r} of {name!r} is no release that is described; described are {', '.join(of_family)}")
+        written = re.search(r"\W*".join(map(re.escape, unknown.split())), name, re.IGNORECASE)
+        raise InputError(
+            f"{written[0] if written else unknown!r} of {name!r} is no release that is described; described are "
+            f"{', '.join(of_family)}; docs/frameworks.md says which others are alike"
+        )
     return framework
 
 
@@ -73,7 +77,8 @@ def known_framework(name: str) -> Framework:
 def unknown_release(name: str) -> str:
     """Return what follows the name of a framework where that states no release, or "": a release may be stated more closely."""
     text = _words(_TRANSFORMER_ENGINE.split(name.lower())[0])
-    names = [_words(alias) for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases)]
+    aliases = (alias for f in (*FRAMEWORKS, GENERIC) for alias in (f.name, *f.aliases, *f.broad_aliases))
+    names = [_words(alias) for alias in aliases if not alias.endswith(".")]  # the beginning of a release is none
     ends = [(len(alias), place.end()) for alias in names if (place := re.search(re.escape(alias) + "(?![a-z])", text))]
     end = max(ends, default=(0, len(text)))[1]
     rest = text[end:]
