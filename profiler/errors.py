@@ -44,7 +44,10 @@ def shown(value: Any) -> str:
     return printable(repr(value))
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """Return `` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty string."""
-    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.65)
+def closest(word: str, known: Iterable[str], least: float = 0.65) -> str:
+    """Return `` (did you mean 'x'?)`` where a known word resembles ``word``, else an empty string.
+
+    least: of difflib's ratio; words with parts in common need more.
+    """
+    found = difflib.get_close_matches(str(word), list(known), n=1, cutoff=least)
     return f" (did you mean {found[0]!r}?)" if found else ""

@@ -52,9 +52,14 @@ def distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+#: JSON's own words for what Python makes of it.
+_JSON_TYPES = {str: "string", int: "number", float: "number", bool: "boolean"}
+
+
 def json_object(text: str, path: Path) -> dict[str, Any]:
     """Return the object of a JSON text. Raises InputError for what is not JSON, or is another value."""
     plain = json_value(text, path)
     if not isinstance(plain, dict):
-        raise InputError(f"{path}: a JSON configuration is an object {{...}}, not a {type(plain).__name__}")
+        what = "null" if plain is None else f"a {_JSON_TYPES.get(type(plain), type(plain).__name__)}"
+        raise InputError(f"{path}: a JSON configuration is an object {{...}}, not {what}")
     return plain

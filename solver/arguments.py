@@ -22,7 +22,7 @@ _OF_A_SEARCH = ("search", "also", *(f"max_{name}" for name in LIMITED))
 _OF_A_PREDICTION = (
     "run_all_solu", "config", "model_size", "world_size", "global_batch_size", "pre_profiling_data_path", "profile",
     "as_device", "cluster", "seq_len", "framework", "memory_limit_gib", "csv", "fix", "round_batch", "health", "balance",
-    "export", "trace", "memory_trace", "learned", *_PICTURES, *_OF_A_SEARCH,
+    "export", "trace", "memory_trace", "learned", "set", "no_timing", *_PICTURES, *_OF_A_SEARCH,
 )  # fmt: skip
 
 
@@ -84,14 +84,15 @@ def add_machine_arguments(p: argparse.ArgumentParser) -> None:
     add_approximate_argument(p)
 
 
-def add_prediction_arguments(p: argparse.ArgumentParser) -> None:
-    """Add the arguments of a prediction, of one layout or of all."""
+def add_prediction_arguments(p: argparse.ArgumentParser, of_one: bool = True) -> None:
+    """Add the arguments of a prediction, of one layout or of all. of_one: those too that only one layout has."""
     add_machine_arguments(p)
     add_world_size_argument(p)
     p.add_argument("--no-timing", action="store_true", help="time no attention: a machine that has the profile's "
                    f"device times shapes that are new, for {TIMING_SECONDS:.0f} s at most")  # fmt: skip
-    p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
-                   "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
+    if of_one:
+        p.add_argument("--health", type=Path, metavar="FILE", help="what was measured of the config's layout: a trainer's log, "
+                       "one of nccl-tests, or JSON such as {\"step_s\": 16.1}; says what does not fit")  # fmt: skip
     p.add_argument("--balance", action="store_true", help="deal the layers of the (best) layout to its stages one by one, "
                    "and recompute to match, so that none is waited for")  # fmt: skip
     p.add_argument("--export", type=Path, metavar="OUT", help="write the (best) layout as its framework runs it: "
@@ -157,17 +158,23 @@ def check_machine_arguments(args: argparse.Namespace) -> None:
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise InputError for values of a search or a prediction that cannot be used, alone or together."""
     check_machine_arguments(args)
+    given: set[str] = getattr(args, "given", set())
+    search = "--best" if getattr(args, "command", "") == "export" else "--run_all_solu"
     if args.validate:
-        ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)]
+        ignored = [name for name in _OF_A_PREDICTION if getattr(args, name)] + ["top"] * ("top" in given)
         if ignored:
-            raise InputError(f"--{ignored[0]} says nothing to --validate: each case names its own hardware, model and layout")
+            option = _option(ignored[0])
+            raise InputError(f"{option} says nothing to --validate: each case names its own hardware, model and layout")
     if args.jobs > 1 and not args.run_all_solu:
-        raise InputError("--jobs shares a search; give --run_all_solu too")
+        raise InputError(f"--jobs shares a search; give {search} too")
     if args.fix is not None and not args.run_all_solu:
-        raise InputError("--fix fixes axes of a search; give --run_all_solu too")
-    for name in _OF_A_SEARCH:
-        if getattr(args, name) is not None and not args.run_all_solu:
-            raise InputError(f"--{name.replace('_', '-')} belongs to a search; give --run_all_solu too")
+        raise InputError(f"--fix fixes axes of a search; give {search} too")
+    for name in (*_OF_A_SEARCH, "top"):
+        if (name in given if name == "top" else getattr(args, name) is not None) and not args.run_all_solu:
+            raise InputError(f"{_option(name)} belongs to a search; give {search} too")
+    for name in (f"max_{axis}" for axis in LIMITED):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise InputError(f"{_option(name)} is {getattr(args, name)}; it must be a positive whole number")
     if args.health and args.run_all_solu:
         raise InputError("--health compares a job with one layout, the config's; leave out --run_all_solu")
     for name in ("plot", "plot_scaling", "report"):
@@ -177,6 +184,11 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in (*_PICTURES, "trace", "memory_trace"):
         path, also = getattr(args, name), {"trace": (".json",), "memory_trace": (".pickle",)}.get(name, ())
         check_picture(name, path, also)
+
+
+def _option(name: str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-') if name.startswith('max_') or name == 'no_timing' else name}"
 
 
 def check_report(path: Path | None) -> None:

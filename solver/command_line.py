@@ -36,7 +36,7 @@ from solver.arguments import (
 from solver.batch import batch_or_default, searched_batch
 from solver.formats.cases import read_cases
 from solver.formats.config_file import RunConfig
-from solver.formats.export import not_expressed, not_held, write_export
+from solver.formats.export import check_export, not_expressed, not_held, write_export
 from solver.formats.step_log import read_observation
 from solver.inputs import Inputs, load_inputs
 from solver.report.decision import decision_of_search
@@ -127,6 +127,8 @@ def run(command: Callable[[Console], None]) -> int:
 def predict(args: argparse.Namespace, console: Console) -> None:
     """Predict the layout of the config, or every layout; print the report and write the files that were requested."""
     inputs = load_inputs(args)
+    if args.export:
+        check_export(args.export, inputs.problem.run)
     if args.run_all_solu:
         _search_all(args, inputs, console)
     else:

@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
         return commands.add_parser(name, allow_abbrev=False, help=about, epilog=epilog(name), formatter_class=shape)
 
     search = command("search", "estimate every layout of a model on a number of GPUs")
-    search.set_defaults(run_all_solu=True, validate=None)
-    add_prediction_arguments(search)
+    search.set_defaults(run_all_solu=True, validate=None, health=None)
+    add_prediction_arguments(search, of_one=False)
     add_search_arguments(search)
     single = command("predict", "estimate the layout that a config states")
     single.set_defaults(run_all_solu=False, validate=None, top=1, jobs=1, plot=None, plot_scaling=None, fix=None, search=None)

@@ -117,6 +117,8 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
             config, _world_size(args.world_size, config), profile=profile, cluster=cluster, seq_len=args.seq_len,
             memory_limit_gib=args.memory_limit_gib, approximate=args.approximate, **constants,
         )  # fmt: skip
+    if shows and args.approximate and not (config.model.capped_scores or config.model.capped_logits):
+        raise InputError(f"--approximate changes nothing: {config.model.name} has no soft caps; leave it out")
     if getattr(args, "learned", None):
         problem, said = _learned(args.learned, problem, said)
     network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""

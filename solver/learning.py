@@ -74,7 +74,8 @@ def learn(
     if len(used) < 2:
         reasons = sorted({p.skipped for p in before if p.skipped})
         raise InputError(
-            f"{len(used)} runs with a step time can be predicted; to learn needs two{': ' + reasons[0] if reasons else ''}"
+            f"{len(used)} run{'s' * (len(used) != 1)} with a step time can be predicted; to learn needs two"
+            f"{': ' + reasons[0] if reasons else ''}"
         )
     runs = [p.case for p in used]
     conditions = _conditions(used)

@@ -184,7 +184,7 @@ def _launched(words: Sequence[str], script: Source, source: Source, precision: s
     at = trainer if at is None else at
     if at is None:
         raise InputError(f"{path}: neither {PROGRAM} of Megatron-DeepSpeed nor {TRAINER} of transformers in it")
-    launch, given = ranks_of_launch(words[:at], path), arguments(words[at + 1 :], path)
+    launch, given = ranks_of_launch(words[:at], script), arguments(words[at + 1 :], path)
     world, (settings, left_out) = launch.world_size, of_environment(script)
     if at == trainer:
         fields, ignored = trainer_fields(given, precision, path)

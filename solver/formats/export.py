@@ -95,6 +95,11 @@ def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int
     return list(files)
 
 
+def check_export(path: Path, run: Strategy) -> None:
+    """Raise InputError where a layout of the run's framework is written as no such file."""
+    _kind(path, run)
+
+
 def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) -> dict[str, str]:
     """Return the files of a layout, by their paths from the folder of ``path``, the file itself first.
 

@@ -120,7 +120,8 @@ def _meant(called: Any) -> str:
     """Return a family that may be misspelt, as ``closest`` does; one with other digits is another version."""
     if not isinstance(called, str):
         return ""
-    return closest(called, [family for family in FAMILIES if re.sub(r"\D", "", family) == re.sub(r"\D", "", called)])
+    alike = [family for family in FAMILIES if re.sub(r"\D", "", family) == re.sub(r"\D", "", called)]
+    return closest(called, [family for family in alike if abs(len(family) - len(called)) <= 1 and family[0] == called[:1]])
 
 
 def _outer(whole: Mapping[str, Any], nested: bool) -> dict[str, Any]:

@@ -34,7 +34,9 @@ def unknown_key(key: str, known: Known, path: str, section: Section, where: str)
     """Return the error that a section has no such key."""
     place, kind = (f"{path} has no key", "keys") if path else ("there is no section or setting", "names")
     line = f", line {section.lines[key]}" if key in section.lines else ""
-    return InputError(f"{where}{line}: {place} {key!r}{closest(key, known)}; known {kind} are {', '.join(sorted(known))}")
+    return InputError(
+        f"{where}{line}: {place} {key!r}{closest(key, known, least=0.67)}; known {kind} are {', '.join(sorted(known))}"
+    )
 
 
 def unread_keys(section: Section, known: Known, path: str, read: set[str]) -> list[str]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.errors import InputError, shown
+from profiler.errors import InputError, closest, shown
 from solver.formats.megatron_flags import BESIDE, IDLE, KNOWN, LEFT_OUT, MODELLED, MUON, OPTIMIZERS, UNMODELLED
 from solver.formats.megatron_precision import GRADIENT_TYPES, reduces_in_fp32
 from solver.formats.megatron_values import whole
@@ -109,7 +109,8 @@ def refuse(flags: Mapping[str, Any]) -> None:
             raise InputError(f"Megatron's --optimizer {optimizer} does not run with --use-distributed-optimizer; {why}")
     unknown = sorted(flags.keys() - KNOWN - UNMODELLED.keys())
     if unknown:
-        raise InputError(f"Megatron's --{unknown[0]} is not known here; remove it if it changes neither memory nor time")
+        meant = closest(unknown[0], sorted({*KNOWN, *UNMODELLED}), least=0.93)
+        raise InputError(f"Megatron's --{unknown[0]} is not known here{meant}; remove it if it changes neither memory nor time")
 
 
 def left_open(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def read_script(source: Source) -> FileRun:
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     repeated: list[str] = []
     flags = arguments(words[at + 1 :], path, ignored, repeated)
-    launch, (settings, left_out) = ranks_of_launch(words[:at], path), of_environment(source)
+    launch, (settings, left_out) = ranks_of_launch(words[:at], source), of_environment(source)
     assumed: tuple[str, ...] = ()
     told: list[str] = []
     world = launch.world_size

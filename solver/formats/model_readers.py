@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.model import LAYER_TYPES, REQUIRED
+from solver.spec.model import LAYER_TYPES, MAX_LAYERS, REQUIRED
 
 Values = dict[str, Any]
 #: Adds or changes what a plain table cannot say: (config, values so far, names of the keys it read).
@@ -32,7 +32,6 @@ _COMMON = {
         "tie_word_embeddings",
     )
 }
-_MOST_LAYERS = 10_000  #: of lists with an entry per layer; no longer ones are made, so that a mistaken number is refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +84,7 @@ def class_of(vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv: int
 
 
 def layers_of(values: Values) -> range:
-    return range(min(values["num_hidden_layers"], _MOST_LAYERS))
+    return range(min(values["num_hidden_layers"], MAX_LAYERS))  # more are refused when the model is made
 
 
 def flag_of(config: Mapping[str, Any], key: str, default: bool = False) -> bool:

@@ -21,6 +21,7 @@ _UNMODELLED = (
     "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
 )  # fmt: skip
+_SLURM = ("--nodes", "-N", "--gpus-per-node", "--gres", "--ntasks-per-node")
 _END = ";"  #: stands between two commands
 
 
@@ -71,18 +72,36 @@ class Launch(NamedTuple):
         return self.each if self.nodes > 1 else 0
 
 
-def ranks_of_launch(words: Sequence[str], path: Path) -> Launch:
-    """Return what torchrun's or deepspeed's words before the program say. Raises InputError where they are no numbers."""
+def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
+    """Return what torchrun's or deepspeed's words before the program say, else what Slurm is asked for, else the GPUs that the
+    user states. Raises InputError where nothing says it in numbers."""
     pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
-    launch = {key: value for name, value in pairs if (key := _launch_key(name))}
+    written = {key: value for name, value in pairs if (key := _launch_key(name))}
+    of_slurm = slurm_ranks(source.text, pairs)
+    launch = {**of_slurm, **{key: value for key, value in written.items() if "$" not in value or key not in of_slurm}}
     if "each" in launch and any(word.endswith("torchrun") or "torch.distributed" in word for word in words):
         launch.setdefault("nodes", "1")  # torchrun's own default
-    if set(launch) != set(LAUNCH) or not all(value.isdecimal() and len(value) < 8 for value in launch.values()):
-        unknown = next((value for value in launch.values() if "$" in value), "")
-        why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
-        raise InputError(f"{path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}")
-    return Launch(int(launch["nodes"]), int(launch["each"]))
+    if set(launch) == set(LAUNCH) and all(value.isdecimal() and len(value) < 8 for value in launch.values()):
+        return Launch(int(launch["nodes"]), int(launch["each"]))
+    if source.world:
+        return Launch(1, source.world)
+    unknown = next((value for value in launch.values() if "$" in value), "")
+    why = f"; {printable(unknown)} is not known from the script alone" if unknown else ""
+    raise InputError(
+        f"{source.path}: torchrun's --nnodes and --nproc-per-node must say the number of GPUs, as numbers{why}; or give "
+        "--world_size"
+    )
+
+
+def slurm_ranks(text: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return nodes and ranks on each as #SBATCH lines or the words of srun (``pairs`` of option and value) ask for them."""
+    lines = re.findall(r"(?m)^#SBATCH[ \t]+(--?[\w-]+)(?:[= \t]+(\S+))?", text)
+    asked = {name: value for name, value in [*lines, *pairs] if name in _SLURM}
+    each = ("--gpus-per-node", "--gres", "--ntasks-per-node")
+    found = {"nodes": next((asked[name] for name in ("--nodes", "-N") if name in asked), ""),
+             "each": next((asked[name] for name in each if name in asked), "").split(":")[-1]}  # fmt: skip
+    return {key: value for key, value in found.items() if value.isdecimal()}
 
 
 def _launch_key(word: str) -> str:

@@ -45,7 +45,10 @@ def read_torchtitan(source: Source) -> FileRun:
     model = _model(file, release, source)
     layout, assumed = _layout(file, release, model, source.world)
     refusals = () if release.year < 2025 else broken(RULES, Arguments(flattened(tables)))
-    return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)), refusals=refusals)
+    degree = file.section(release.ranks).get("expert_parallel_degree", 1) if release.year >= 2026 else 1
+    dense = degree != 1 and not model.is_mixture_of_experts
+    notes = (f"expert_parallel_degree {degree} changes nothing: {model.name} has no experts",) * dense
+    return FileRun(model, layout, assumed, tuple(unread_keys(tables, release.known, "", file.read)), notes, refusals)
 
 
 def _release(tables: Section) -> Release:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.errors import InputError
+from profiler.errors import InputError, shown
 from profiler.profile.profile import GIB
 from solver.search.fixed import agreeing, check_fixed, check_most, fixed_layouts, within
 from solver.search.kept import Best, Found
@@ -85,6 +85,8 @@ def search(
     if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule"))):
         raise InputError(broken)
     check_most(most)
+    if not isinstance(top, int) or top < 1:
+        raise InputError(f"top is {shown(top)}; it must be a positive whole number")
     start = time.perf_counter()
     space = enumerate_splits(problem, sequences)
     keep = agreeing(space.splits, fixed) & within(space.splits, most)

@@ -95,7 +95,9 @@ def stages_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
     if counted and not can_run.counts_embedding_and_loss:
         return "does not offer account_for_embedding_in_pipeline_split and _loss_"
     if not even and (s.vpp > 1 or not can_run.uneven_stages):
-        return f"does not run {layers} layers{f' and {counted} counted as such' * (counted > 0)} in {s.pp} pipeline stages"
+        ends = f" and {counted} counted as such" * (counted > 0)
+        ends += f", {first} of them on the first" * (first > 0) + f", {last} of them on the last" * (last > 0)
+        return f"does not run {layers} layers{ends} in {s.pp} pipeline stages"
     if s.schedule in WAVES and not even:
         return f"divides the layers evenly under schedule {s.schedule}, and {layers} do not divide by {s.pp}"
     if any(size % s.vpp for size in (first, last, left // max(others, 1))):

@@ -8,6 +8,7 @@ from typing import Any
 from profiler.errors import InputError, require
 
 MAX_DIM = 1 << 24  #: larger dims are mistakes, and products of them would leave 64 bits
+MAX_LAYERS = 4096  #: the deepest published models have 1,000
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "alibi", "none")
@@ -88,6 +89,8 @@ class ModelSpec:
         for name in (*REQUIRED, "intermediate_size", "num_key_value_heads", "head_dim"):
             if not 1 <= getattr(self, name) <= MAX_DIM:
                 raise InputError(f"{where}: {name} is {getattr(self, name)}; it must be positive and at most {MAX_DIM}")
+        if self.num_hidden_layers > MAX_LAYERS:
+            raise InputError(f"{where}: num_hidden_layers is {self.num_hidden_layers}; it must be at most {MAX_LAYERS}")
         for name in _SIZES:
             if not 0 <= getattr(self, name) <= 1 << 30:
                 raise InputError(f"{where}: {name} is {getattr(self, name)}; it must be between 0 and {1 << 30}")

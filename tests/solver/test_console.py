@@ -157,3 +157,41 @@ def test_a_layout_that_no_file_of_its_framework_states_is_named(
     assert console.main(words) == 0
     shown, found = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())
     assert (why in shown and why in found["not_expressed"]) if why else ("may not run" not in shown + str(found.keys()))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "search --model_size llama3_8b --approximate",
+            "--approximate changes nothing: llama3_8b has no soft caps; leave it out",
+        ),
+        ("export e.sh --model_size llama3_8b --fix tp=2", "--fix fixes axes of a search; give --best too"),
+        ("search --max-tp 0", "--max-tp is 0; it must be a positive whole number"),
+        ("search --export x.foo", "--export x.foo: a layout of internevo-2024 is written as .py"),
+        ("search --health x.log", "unrecognized arguments: --health x.log"),
+        ("search --framework megatron-core-0.99", "'0.99' of 'megatron-core-0.99' is no release that is described"),
+    ],
+)
+def test_options_that_change_nothing_or_belong_elsewhere(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = console.main(words.split())
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    shown = capsys.readouterr()
+    assert message in shown.err and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--world_size 64 --top 3", "--top belongs to a search; give --run_all_solu too"),
+        ("--validate a.jsonl --set precision=fp8", "--set says nothing to --validate"),
+        ("--validate a.jsonl --no-timing", "--no-timing says nothing to --validate"),
+        ("--validate a.jsonl --top 3", "--top says nothing to --validate"),
+    ],
+)
+def test_options_of_the_script_that_change_nothing(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(words.split()) == 2
+    assert message in capsys.readouterr().err

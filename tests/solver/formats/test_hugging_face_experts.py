@@ -179,7 +179,7 @@ def test_grok_names_its_soft_cap() -> None:
         (QWEN | {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be a positive whole number"),
         (QWEN | {"mlp_only_layers": [99]}, "; it must be a list of layers from 0 to 7"),
         (QWEN | {"num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000; it must be positive and at most"),
-        (QWEN | {"num_hidden_layers": 20_000, "mlp_only_layers": [0]}, "moe_layer_freq lists 10000 layers; the model has"),
+        (QWEN | {"num_hidden_layers": 20_000, "mlp_only_layers": [0]}, "num_hidden_layers is 20000; it must be at most 4096"),
         (OSS | {"moe_intermediate_size": 5}, "moe_intermediate_size of gpt_oss is not modelled"),
         (LLAMA4 | {"layer_types": ["sliding_attention"] * 8}, "layer_types has 'sliding_attention', which is not modelled"),
         (ERNIE | {"use_bias": True}, "use_bias is True, which is not modelled"),

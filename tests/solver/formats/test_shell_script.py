@@ -185,3 +185,36 @@ def test_arguments_that_a_script_passes_on_are_not_lost(script: str, tmp_path: P
     path.write_text(script)
     with pytest.raises(InputError, match=r"\$@ is not known from the script alone; write its value"):
         load_run_config(path)
+
+
+LAUNCHED = RUN.removeprefix("torchrun --nnodes 1 --nproc-per-node 8 ")
+
+
+@pytest.mark.parametrize(
+    ("script", "stated", "gpus", "per_node"),
+    [
+        (f"#SBATCH --nodes=4\n#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=8\nsrun python {LAUNCHED}", 0, 32, 8),
+        (
+            f"#SBATCH -N 2\n#SBATCH --gres=gpu:h100:4\nsrun torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 {LAUNCHED}",
+            0,
+            16,
+            8,
+        ),
+        (f"srun -N 4 --gpus-per-node=8 python {LAUNCHED}", 0, 32, 8),
+        (f"python {LAUNCHED}", 16, 16, 0),  # nothing but the user says how many
+        (f"torchrun --nproc-per-node gpu {LAUNCHED}", 8, 8, 0),
+        (f"torchrun --nnodes 1:4 --nproc-per-node 8 {LAUNCHED}", 32, 32, 0),
+    ],
+)
+def test_gpus_that_slurm_or_the_user_states(script: str, stated: int, gpus: int, per_node: int, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    config = load_run_config(path, stated)
+    assert config.layout["world_size"] == gpus and config.gpus_per_node == per_node
+
+
+def test_a_script_that_says_no_number_of_gpus_is_told_how_to(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python {LAUNCHED}")
+    with pytest.raises(InputError, match="must say the number of GPUs, as numbers; or give --world_size"):
+        load_run_config(path)

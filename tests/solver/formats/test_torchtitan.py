@@ -307,3 +307,12 @@ def test_the_command_writes_and_reads_it(tmp_path: Path, capsys: pytest.CaptureF
     searched = "--run_all_solu --model_size llama3_8b --world_size 16 --framework torchtitan --top 1 --fix tp=1,cp=1,zero=3"
     assert f"wrote {path}" in command(*searched.split(), "--global_batch_size", "1048576", "--export", path)
     assert "tokens/GPU/s" in command("--config", path)
+
+
+def test_expert_parallelism_of_a_dense_model_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n[parallelism]\n'
+        "data_parallel_shard_degree = 8\nexpert_parallel_degree = 2\n[compile]\nenable = true\n"
+    )
+    assert load_run_config(path).notes == ("expert_parallel_degree 2 changes nothing: llama3_8b has no experts",)
