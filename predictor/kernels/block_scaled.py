@@ -18,8 +18,9 @@ from profiler.profile.profile import Device
 FORWARD = (1.097, 0.13)
 #: Time of a weight gradient over that of a forward pass of as many products, and the standard deviation of its logarithm: 2.70
 #: for grouped GEMMs of H100 (pytorch/ao, benchmarks/prototype/blockwise_fp8_training/README.md: 457 and 1,234 TFLOP/s), 1.55
-#: for all linears of a traced training step on H800 (deepseek-ai/profile-data 4496024); their geometric mean.
-WEIGHT_GRADIENT = (2.05, 0.28)
+#: for all linears of a traced training step on H800 (deepseek-ai/profile-data 4496024), 1.33 for the same groups in DeepGEMM's
+#: own tables of H800 (pull requests 73 and 95: 1,262 to 1,381 and 900 to 1,044 TFLOP/s); their geometric mean.
+WEIGHT_GRADIENT = (1.77, 0.30)
 #: Of an input gradient: 1.00 in the first of these.
 INPUT_GRADIENT = (1.0, 0.05)
 

@@ -23,10 +23,10 @@ def test_passes_on_each_device(device: str, fitted: Callable[[str], CostModel]) 
     # all passes sum in fp32, so the input gradient loses what the forward pass of one scale a tensor gains by not doing so
     for one, other in ((plain, blocks), experts):
         assert other.seconds / one.seconds == pytest.approx(
-            [1.097, 1.097 / (1.005 * 1.15), 1.097 * 2.05 / (1.03 * 1.15)], rel=1e-9
+            [1.097, 1.097 / (1.005 * 1.15), 1.097 * 1.77 / (1.03 * 1.15)], rel=1e-9
         )
         assert (other.relative_std[:2] < 0.5).all() and other.relative_std[2] > 0.28
-    assert blocks.seconds[2] / blocks.seconds[0] == pytest.approx(2.05, rel=0.01)
+    assert blocks.seconds[2] / blocks.seconds[0] == pytest.approx(1.77, rel=0.01)
     # measured on H100 (pytorch/ao): 779, 779 and 2,105 us
     assert experts[1].seconds[2] / experts[1].seconds[1] == pytest.approx(2105.4 / 778.6, rel=0.35)
 
