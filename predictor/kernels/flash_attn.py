@@ -106,12 +106,6 @@ class FlashAttnModel:
         machine = AttnMachine(device.half_peak, device.memory_bandwidth, device.num_sms, exponentials=device.exponentials)
         return replace(self, physics=physics, machine=machine, known=MeasuredTimes.none())
 
-    def bare_seconds(self, *shape: Any) -> np.ndarray:
-        """Forward seconds of the physical model, without correction; arguments in the order of AttnShape."""
-        arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in shape))
-        flat = AttnShape(*(a.ravel() for a in arrays))
-        return attn_times(self.physics, self.machine, flat).seconds.reshape(arrays[0].shape)
-
     def _at_fitted_exponentials(self) -> FlashAttnModel:
         if self.machine.exponentials == self.fitted_exponentials:
             return self

@@ -126,12 +126,6 @@ class LinearModel:
             parts[name] = replace(part, physics=physics, machine=machine, known=MeasuredTimes.none())
         return LinearModel(parts)
 
-    def bare_seconds(self, m: Any, n: Any, k: Any, batch: Any = 1, dtype: str = "bf16") -> np.ndarray:
-        """Seconds of the physical model, without the learnt correction; never falls when a size grows."""
-        part = self.parts[FAMILIES.get(dtype, dtype)]
-        arrays = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch)))
-        return gemm_times(part.physics, part.machine, *(a.ravel() for a in arrays)).seconds.reshape(arrays[0].shape)
-
     def cast_seconds(self, m: Any, k: Any, batch: Any = 1, dtype: str = "fp8") -> np.ndarray:
         """Seconds of the cast of the first operand that a fit's source timed with its GEMMs; 0 where it timed none."""
         part = self.parts[FAMILIES.get(dtype, dtype)]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from predictor.kernels.chunk_scan import BACKWARD_FLOPS, chunk_flops
 from solver.spec.choices import Recompute, TpMode
 from solver.spec.cluster import Placement, placement
 
@@ -200,28 +199,3 @@ class LayerProgram:
         """Return the elements of linears, experts and the vocabulary by name, equal matrices once; shape [keys] each."""
         held = (w for w in self.weights if w.group != OTHERS or w.name == VOCABULARY)
         return {w.name: np.broadcast_to(np.asarray(w.elements / w.alike, dtype=float), len(self.keys)) for w in held}
-
-    def flops(self) -> np.ndarray:
-        """Return the FLOPs of one rank for one micro batch, forward and backward, without recomputation; shape [keys]."""
-        total = np.zeros(len(self.keys))
-        for op in self.ops:
-            total = total + op_flops(op) * op.count
-        return total
-
-
-def op_flops(op: Op) -> Array:
-    """Return the FLOPs of one run of an op: 2mnk for a GEMM; 4 * area * heads * dim for attention (10 in backward); for linear
-    attention those of its chunks."""
-    d = op.dims
-    if op.kind == LINEAR:
-        return 2.0 * d["m"] * d["n"] * d["k"] * d["batch"]
-    if op.kind == GROUPED_LINEAR:
-        return 2.0 * d["groups"] * d["tokens_per_group"] * d["n"] * d["k"]
-    if op.kind == FLASH_ATTN:
-        area = d["seq_q"] * (d["seq_kv"] - np.where(d["causal"], (d["seq_q"] - 1) / 2, 0.0))
-        per_score = np.where(d["backward"], 5.0, 2.0) * (d["head_dim"] + d["v_head_dim"])
-        return d["batch"] * d["heads"] * area * per_score
-    if op.kind == CHUNK_SCAN:
-        passes = np.where(d["backward"], BACKWARD_FLOPS, 1.0)
-        return 1.0 * d["batch"] * d["seq"] * d["heads"] * chunk_flops(d["key_dim"], d["value_dim"]) * passes
-    return 0.0

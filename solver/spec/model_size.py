@@ -91,16 +91,6 @@ def layer_parameters(model: ModelSpec, kind: LayerKind, active: bool = False) ->
     return rest + router_parameters(model) + experts * expert_parameters(model) + shared
 
 
-def nextn_parameters(model: ModelSpec, active: bool = False) -> int:
-    """Return the parameters of the multi-token prediction modules: a layer like the last one, a projection, three norms.
-
-    Embedding and head are the model's own (DeepSeek-V3, arXiv 2412.19437, section 2.2).
-    """
-    found = layer_kinds(model)
-    layer = layer_parameters(model, found.kinds[found.of_layer[-1]], active)
-    return model.num_nextn_predict_layers * (layer + 2 * model.hidden_size**2 + 3 * model.norm_parameters)
-
-
 def parameters(model: ModelSpec, active: bool = False) -> int:
     """Return all parameters, or those that one token passes through; multi-token prediction left out, vocabulary not padded."""
     found = layer_kinds(model)

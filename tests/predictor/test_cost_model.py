@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flop_counter import bare_gemm
 from toy import BYTE, DEVICE, FLOP, LINK, NETWORK, toy_cost
 
 from predictor.cost_model import CostModel
@@ -41,7 +42,7 @@ def test_only_the_backward_pass_of_attention_is_slower_where_it_is_deterministic
 
 def test_a_gemm_is_a_forward_one_unless_it_is_said_to_be_another() -> None:
     linears = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
-    cost, forward = toy_cost(linears=linears), linears.bare_seconds(4096, 4096, 16_384)
+    cost, forward = toy_cost(linears=linears), bare_gemm(linears, 4096, 4096, 16_384)
     assert cost.linear(4096, 4096, 16_384).seconds == pytest.approx(forward, rel=1e-12)
     assert cost.linear(4096, 4096, 16_384, layout=2, accumulate=True).seconds == pytest.approx(1.06 * forward, rel=1e-12)
 

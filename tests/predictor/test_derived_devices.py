@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flop_counter import bare_attention, bare_gemm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,9 +137,9 @@ def _scaled(peak: float, power: float, memory: float, links: float) -> Datasheet
 
 def _physical(model: CostModel) -> dict[str, np.ndarray]:
     """Return the times of kernels without the learnt corrections of GEMMs and attention."""
-    gemms = {dtype: model.linears.bare_seconds(SIDES, 4096, 4096, dtype=dtype) for dtype in ("bf16", "fp8", "tf32")}
+    gemms = {dtype: bare_gemm(model.linears, SIDES, 4096, 4096, dtype=dtype) for dtype in ("bf16", "fp8", "tf32")}
     return gemms | {
-        "attention": model.attention.bare_seconds(1, SIDES, SIDES, 32, 8, 128, 128, True),
+        "attention": bare_attention(model.attention, 1, SIDES, SIDES, 32, 8, 128, 128, True),
         "memory_bound": model.memory_bound("norm", SIDES * 2**16).seconds,
         "collective": model.collective("all_gather", SIDES * 2**16, 8, 1).seconds,
         "derating": np.array([model.derating, model.quantised_derating.factor]),

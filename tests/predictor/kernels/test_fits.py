@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flop_counter import bare_attention, bare_gemm
 
 from predictor.estimate import Basis
 from predictor.kernels.derating import Laboratories, derating_of, quantised_derating_of
@@ -27,7 +28,7 @@ def linear_rows(layout: str, count: int, factor: float, source: str = "measured 
                 size: int = 1024) -> dict[str, Any]:  # fmt: skip
     """Return ``count`` GEMMs of different sizes that take ``factor`` times the physical model's prior."""
     m = size + 64 * np.arange(count)
-    seconds = factor * UNFITTED.bare_seconds(m, 2048, 2048)
+    seconds = factor * bare_gemm(UNFITTED, m, 2048, 2048)
     return {"m": m, "n": np.full(count, 2048), "k": np.full(count, 2048), "batch": np.ones(count, dtype=int),
             "layout": np.full(count, layout), "accumulate": np.full(count, int(accumulate)), "dtype": np.full(count, "bf16"),
             "seconds": seconds, "source": np.full(count, source)}  # fmt: skip
@@ -92,7 +93,7 @@ def test_short_kernels_do_not_count_where_there_are_30_long_ones() -> None:
 
 def grouped_rows(count: int, factor: float, name: str = "forward", source: str = "here") -> dict[str, Any]:
     tokens = 256 * (1 + np.arange(count))
-    seconds = factor * UNFITTED.bare_seconds(tokens, 2048, 1024, 8)
+    seconds = factor * bare_gemm(UNFITTED, tokens, 2048, 1024, 8)
     return {"groups": 8, "tokens_per_group": tokens, "n": 2048, "k": 1024, "pass": name, "dtype": "bf16", "seconds": seconds,
             "source": source}  # fmt: skip
 
@@ -162,7 +163,7 @@ def attention_table(backward: int, factor: float, name: str, kernel: str = "fa",
     """Return forward rows, and ``backward`` rows of ``name`` that take ``factor`` times the forward time."""
     unfitted = FlashAttnModel.fit(Table.from_columns("flash_attn", {}), DEVICE)
     seq = 4096 + 128 * np.concatenate([np.arange(forward), np.arange(backward)])
-    seconds = unfitted.bare_seconds(1, seq, seq, 32, 8, 128, 128, 1)
+    seconds = bare_attention(unfitted, 1, seq, seq, 32, 8, 128, 128, 1)
     is_forward = np.arange(len(seq)) < forward
     return Table.from_columns("flash_attn", {
         "batch": 1, "seq_q": seq, "seq_kv": seq, "heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128, "causal": 1,
@@ -200,7 +201,7 @@ def test_the_cast_that_a_source_times_with_its_fp8_gemms_is_left_out() -> None:
     bare = LinearModel.fit(Table.from_columns("linear", {}), device)
     grid = np.array([(m, n, k) for m in (256, 1024, 4096, 16384) for n in (256, 1024, 8192) for k in (1024, 4096, 8192)])
     m, n, k = grid.T
-    alone = bare.bare_seconds(m, n, k, dtype="fp8")
+    alone = bare_gemm(bare, m, n, k, dtype="fp8")
     rows = {"m": m, "n": n, "k": k, "batch": np.ones_like(m), "layout": "TN", "dtype": "fp8"}
     for source, cast in (("ai-dynamo/aiconfigurator:x", 9e-6 + 8.0 * m * k / 3e12), ("measured here", 0.0)):
         fit = LinearModel.fit(Table.from_columns("linear", {**rows, "seconds": alone + cast, "source": source}), device)

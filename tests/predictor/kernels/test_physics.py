@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from flop_counter import bare_gemm
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis
@@ -105,7 +106,7 @@ def test_seconds_of_an_attention_call() -> None:
 def test_priors_of_gemms_that_were_not_measured() -> None:
     # SimuMax's Transformer-Engine kernels on A100 and B200, relative to forward; 25% for the physical model itself
     linear = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
-    forward = float(linear.bare_seconds(4096, 4096, 4096))
+    forward = float(bare_gemm(linear, 4096, 4096, 4096))
     layouts, adds = np.array([Layout.TN, Layout.NN, Layout.NT, Layout.TN, Layout.NN, Layout.NT]), np.arange(6) > 2
     found = linear.predict(4096, 4096, 4096, 1, layouts, "bf16", adds)
     np.testing.assert_allclose(found.seconds / forward, [1, 1.005, 1.03, 1.02, 1.02, 1.06], rtol=1e-12)
@@ -135,7 +136,7 @@ def test_grouped_gemms_are_those_of_each_expert() -> None:
     linear = LinearModel.fit(Table.from_columns("linear", {}), DEVICE)
     fit = replace(GroupedLinearModel.fit(Table.from_columns("grouped_linear", {}), linear), launch=0.0, output_share=0.0)
     grouped = fit.predict(8, 64, 256, 128, [0, 1, 2])
-    dense = [float(linear.bare_seconds(*shape, 8)) for shape in ((64, 256, 128), (64, 128, 256), (256, 128, 64))]
+    dense = [float(bare_gemm(linear, *shape, 8)) for shape in ((64, 256, 128), (64, 128, 256), (256, 128, 64))]
     np.testing.assert_allclose(grouped.seconds, np.array(dense) * [1.02, 1.005 * 1.05, 1.03 * 1.05], rtol=1e-12)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from flop_counter import nextn_parameters
 
 from profiler.errors import InputError
 from solver.formats.hugging_face import model_of_config
-from solver.spec import model_size
 from solver.spec.layer_kinds import has_experts, layer_kinds
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
@@ -126,7 +126,7 @@ def test_multi_token_prediction_is_read() -> None:
         model = read(config | {"num_nextn_predict_layers": 1})
         assert model.num_nextn_predict_layers == 1
         assert parameters(model) == parameters(read(config))  # it is counted apart
-        assert model_size.nextn_parameters(model) > 2 * 1024**2
+        assert nextn_parameters(model) > 2 * 1024**2
 
 
 def test_layers_of_llama4_see_their_chunk_or_have_no_rotary_embedding() -> None:

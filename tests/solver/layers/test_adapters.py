@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flop_counter import op_flops
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import TINY, estimated, layer_keys, make_problem, toy_cost
@@ -13,7 +14,7 @@ from toy import TINY, estimated, layer_keys, make_problem, toy_cost
 from profiler.errors import InputError
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
-from solver.layers.program import ADAPTERS, FORWARD, LINEAR, WEIGHT_GRAD, LayerProgram, op_flops
+from solver.layers.program import ADAPTERS, FORWARD, LINEAR, WEIGHT_GRAD, LayerProgram
 from solver.search.search import search
 from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec

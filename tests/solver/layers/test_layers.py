@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flop_counter import flops
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import DEVICE, layer_keys, layer_linear_parameters, run_of
@@ -70,20 +71,20 @@ def test_all_ranks_together_do_the_flops_of_the_layer(mode: str, tp: int, name: 
     for micro_batch in (1, 3):
         layer = program(model, mode, tp, micro_batch_size=micro_batch)
         expected = 6.0 * layer_linear_parameters(model) * SEQ * micro_batch + attention_flops(model) * micro_batch
-        assert layer.flops()[0] * tp == pytest.approx(expected, rel=1e-12)
+        assert flops(layer)[0] * tp == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("how", ["ring", "a2a"])
 @pytest.mark.parametrize("mode", MODES)
 def test_context_ranks_share_the_flops_evenly(mode: str, how: str) -> None:
-    one_rank = program(GQA, mode).flops()[0]
-    shared = program(GQA, mode, tp=[1, 1, 2, 4], cp=[2, 4, 2, 2], cp_comm=how).flops() * [2, 4, 4, 8]
+    one_rank = flops(program(GQA, mode))[0]
+    shared = flops(program(GQA, mode, tp=[1, 1, 2, 4], cp=[2, 4, 2, 2], cp_comm=how)) * [2, 4, 4, 8]
     np.testing.assert_allclose(shared, one_rank, rtol=1e-12)
 
 
 def test_all_gathered_keys_do_all_flops_except_on_the_diagonal() -> None:
     # each of cp ranks has s / cp queries times s / 2 keys on average; the exact causal sum has s / 2 + 1 / 2 keys
-    one_rank, shared = program(GQA, "mtp").flops()[0], program(GQA, "mtp", cp=4, cp_comm="allgather").flops()[0] * 4
+    one_rank, shared = flops(program(GQA, "mtp"))[0], flops(program(GQA, "mtp", cp=4, cp_comm="allgather"))[0] * 4
     assert shared == pytest.approx(one_rank - attention_flops(GQA) / (SEQ + 1), rel=1e-12)
 
 
@@ -93,7 +94,7 @@ def test_replicated_key_and_value_heads_are_computed_on_every_rank() -> None:
     qkv = next(op for op in layer.ops if op.label == "wqkv.forward")
     assert qkv.dims["n"].tolist() == [3 * 32]
     extra = 6 * 512 * (2 * 16 - 2 * 8) * 32 * SEQ
-    assert layer.flops()[0] * 16 == pytest.approx(
+    assert flops(layer)[0] * 16 == pytest.approx(
         6 * layer_linear_parameters(GQA) * SEQ + attention_flops(GQA) + extra, rel=1e-12
     )
 
@@ -133,25 +134,25 @@ def test_flops_of_any_model(heads: int, group: int, d: int, hidden: int, ffn: in
         num_key_value_heads=4 * heads, head_dim=d, gated_mlp=gated,
     )  # fmt: skip
     expected = 6.0 * layer_linear_parameters(model) * SEQ + attention_flops(model)
-    assert program(model, mode, tp).flops()[0] * tp == pytest.approx(expected, rel=1e-12)
+    assert flops(program(model, mode, tp))[0] * tp == pytest.approx(expected, rel=1e-12)
 
 
 def test_unfused_attention_computes_the_whole_square() -> None:
     # two GEMMs forward, four backward, of 2 * head_dim FLOPs for each head and each of s * s pairs
     layer = program(GQA, "mtp", attention="unfused")
     scores = 6 * 2 * GQA.head_dim * GQA.num_attention_heads * SEQ * SEQ
-    assert layer.flops()[0] == pytest.approx(6 * layer_linear_parameters(GQA) * SEQ + scores, rel=1e-12)
+    assert flops(layer)[0] == pytest.approx(6 * layer_linear_parameters(GQA) * SEQ + scores, rel=1e-12)
 
 
 def test_the_head_is_counted() -> None:
     # vocabulary 1000 padded to 1024 = 128 * 8, over 2 ranks; ISP splits the head by columns like the other modes
     for mode in MODES:
-        assert program(GQA, mode, tp=2, build=head_program).flops()[0] * 2 == 6 * 512 * 1024 * SEQ
+        assert flops(program(GQA, mode, tp=2, build=head_program))[0] * 2 == 6 * 512 * 1024 * SEQ
 
 
 def test_model_flops_per_token_are_those_of_the_program() -> None:
     model = GQA.replace(vocab_size=1024)
-    layer, head = program(model, "mtp").flops()[0], program(model, "mtp", build=head_program).flops()[0]
+    layer, head = flops(program(model, "mtp"))[0], flops(program(model, "mtp", build=head_program))[0]
     # a causal token sees s / 2 keys (the program also counts its own key); MFU counts 3 passes of attention, the program 3.5
     per_token = (
         (layer - attention_flops(model)) / SEQ * 4 + head / SEQ + 4 * attention_flops(model, SEQ - 1) / (SEQ - 1) * 6 / 7

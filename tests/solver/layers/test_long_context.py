@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flop_counter import op_flops
 from hypothesis import given
 from hypothesis import strategies as st
 from toy import estimated, layer_keys, make_problem, toy_cost
@@ -14,7 +15,7 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.formats.config_file import load_run_config
 from solver.layers.decoder import layer_program
-from solver.layers.program import FLASH_ATTN, FORWARD, op_flops
+from solver.layers.program import FLASH_ATTN, FORWARD
 from solver.search.search import search
 from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flop_counter import flops
 from toy import DEVICE, TINY, estimated, layer_keys, make_problem, run_of
 
 from predictor.cost_model import CostModel
@@ -59,8 +60,8 @@ def test_a_layer_of_eight_experts_over_four_ranks_by_hand() -> None:
     assert saved(layer, "expert_act_input") == SEQ * TOP * 2 * WIDTH * 2
     assert layer.weight_elements("experts")[0] == 2 * 3 * HIDDEN * WIDTH
     router = 6.0 * SEQ * HIDDEN * EXPERTS
-    dense = program(TINY.replace(intermediate_size=TOP * WIDTH), kind=LayerKind()).flops()[0]
-    assert layer.flops()[0] == pytest.approx(dense + router, rel=1e-12)
+    dense = flops(program(TINY.replace(intermediate_size=TOP * WIDTH), kind=LayerKind()))[0]
+    assert flops(layer)[0] == pytest.approx(dense + router, rel=1e-12)
 
 
 def test_experts_split_over_two_ranks_by_hand() -> None:
@@ -80,7 +81,7 @@ def test_experts_of_torchtitan_by_hand() -> None:
         up = op(layer, f"experts.{name}.forward")
         assert (up["groups"], up["tokens_per_group"], up["n"], up["k"]) == (2, SEQ / 2 * TOP / 2, WIDTH, HIDDEN)
     assert op(layer, "experts.gradients.input_grad")["bytes"] == 3 * SEQ / 2 * TOP * HIDDEN * 2
-    assert layer.flops()[0] == pytest.approx(other.flops()[0], rel=1e-12)
+    assert flops(layer)[0] == pytest.approx(flops(other)[0], rel=1e-12)
     sent = {o.label: float(np.ravel(o.dims["bytes"])[0]) for o in layer.ops if o.module == "experts" and o.stream == "tp"}
     assert sent == {f"experts.{what}.{phase}": SEQ * HIDDEN * 2 for what in ("all_gather", "reduce_scatter")
                     for phase in ("forward", "input_grad")}  # fmt: skip
@@ -132,7 +133,7 @@ def test_one_expert_is_the_dense_layer() -> None:
     mlp = sorted(tuple(float(np.ravel(v)[0]) for v in o.dims.values()) for o in dense.ops if o.kind == LINEAR)
     expert = [o for o in one.ops if o.kind == LINEAR and np.any(o.count) and o.name != "router"]
     assert sorted(tuple(float(np.ravel(v)[0]) for v in o.dims.values()) for o in expert) == mlp
-    assert one.flops()[0] - dense.flops()[0] == 6 * SEQ * HIDDEN
+    assert flops(one)[0] - flops(dense)[0] == 6 * SEQ * HIDDEN
     assert one.weight_elements()[0] - dense.weight_elements()[0] == HIDDEN
 
 
@@ -155,12 +156,12 @@ def test_rows_are_made_of_what_arrives(dispatcher: str, arriving: float) -> None
 
 def test_imbalance_costs_time_and_memory() -> None:
     even, balanced, uneven = (program(ep=4, **k) for k in ({}, {"moe_imbalance": 1.0}, {"moe_imbalance": 1.5}))
-    assert balanced.flops()[0] == even.flops()[0] and saved(balanced, "expert_input") == saved(even, "expert_input")
+    assert flops(balanced)[0] == flops(even)[0] and saved(balanced, "expert_input") == saved(even, "expert_input")
     assert op(uneven, "experts.w2.forward")["tokens_per_group"] == 1.5 * op(even, "experts.w2.forward")["tokens_per_group"]
     assert op(uneven, "dispatch.forward")["bytes"] == 1.5 * op(even, "dispatch.forward")["bytes"]
     assert saved(uneven, "expert_act_output") == 1.5 * saved(even, "expert_act_output")
     # ranks that hold all experts have no hottest one
-    assert program(ep=1, moe_imbalance=1.5).flops()[0] == program(ep=1).flops()[0]
+    assert flops(program(ep=1, moe_imbalance=1.5))[0] == flops(program(ep=1))[0]
 
 
 @pytest.mark.parametrize(("dispatcher", "size", "grows"), [
@@ -360,7 +361,7 @@ def test_fused_experts_leave_only_what_stands_around_the_gemms() -> None:
         "experts.pad.forward", "experts.pad.input_grad", "experts.unpad.forward", "experts.unpad.input_grad",
         "experts.w13.output_cast.input_grad", "experts.w2.input_cast.forward",
     ]  # fmt: skip
-    assert fused.flops()[0] == apart.flops()[0]
+    assert flops(fused)[0] == flops(apart)[0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from flop_counter import op_flops
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy import TINY, all_layouts, column, make_problem, toy_cost
@@ -15,7 +16,7 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver import estimate
 from solver.layers.decoder import layer_program
-from solver.layers.program import FLASH_ATTN, op_flops
+from solver.layers.program import FLASH_ATTN
 from solver.search.divisions import divisors
 from solver.search.kept import pareto
 from solver.search.search import OUT_OF_MEMORY, SearchResult, search

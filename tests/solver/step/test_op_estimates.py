@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from flop_counter import op_flops
 from toy import toy_cost
 
 from predictor.estimate import Estimate
 from predictor.kernels.dtypes import FAMILIES
 from predictor.kernels.grouped_linear import GroupedLinearModel
-from solver.layers.program import BEFORE_ANOTHER, FORWARD, GROUPED_LINEAR, WEIGHT_GRAD, Op, op_flops
+from solver.layers.program import BEFORE_ANOTHER, FORWARD, GROUPED_LINEAR, WEIGHT_GRAD, Op
 from solver.step.op_estimates import estimate_ops, layer_times, ring_delays
 
 
