@@ -86,7 +86,7 @@ def cost_model(
     """The cost model of a profile; fits are read from ``cache_dir`` if they are there, and written to it otherwise.
 
     network_bandwidth: bytes/s per accelerator between nodes (default: the device's). The cost model of a device that was not
-    measured is derived (CostModel.on).
+    measured is derived (predictor.derived).
     """
     if profile.derivation is not None:
         from_, of_links = profile.derivation.kernels, profile.derivation.links

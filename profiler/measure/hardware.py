@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ import torch
 from profiler.measure.session import Session
 from profiler.measure.timing import Work, measure
 from profiler.profile.devices import DEVICES
-from profiler.profile.local_device import datasheet_key
+from profiler.profile.local_device import cpu_model, datasheet_key
 from profiler.profile.plan import GIB, KIB, Limits
 from profiler.profile.profile import Device
 
@@ -90,11 +88,7 @@ def _copy_rate(device: torch.device, quick: bool) -> float:
 
 
 def _cpu_name() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        found = None
-    return f"{found[1].strip() if found else 'CPU'} ({torch.get_num_threads()} of {os.cpu_count()} cores a rank)"
+    return f"{cpu_model()} ({torch.get_num_threads()} of {os.cpu_count()} cores a rank)"
 
 
 def _cpu_memory() -> float:

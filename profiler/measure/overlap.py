@@ -28,7 +28,7 @@ from profiler.measure.kernels import Arena, workload
 from profiler.measure.session import Session
 from profiler.measure.sweeps import Bench, measure_groups
 from profiler.measure.timing import Work, hold_device
-from profiler.profile.plan import KIB, Item, Limits
+from profiler.profile.plan import KIB, Item, Limits, whole_buffer
 from profiler.profile.recorder import NOT_RUN
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -66,10 +66,9 @@ def overlap_items(intra: int, inter: int, limits: Limits, dtype: str) -> list[It
     """Return every collective at every size with every GEMM; all pairs of one size before the next size."""
     most = limits.message_bytes // 4
     sizes = [size for mib in _SIZES if (size := mib * KIB * KIB) <= most] or [most]
-    whole = 4 * intra * inter  # equal parts of whole elements
     sides = list(dict.fromkeys(max(limits.largest // part, limits.smallest) for part in _PARTS_OF_LARGEST))
     return [
-        Item.of("overlap", {"collective": op, "intra": intra, "inter": inter, "bytes": -(-size // whole) * whole,
+        Item.of("overlap", {"collective": op, "intra": intra, "inter": inter, "bytes": whole_buffer(size, intra, inter),
                             "m": side, "n": side, "k": side, "dtype": dtype})
         for size, side, op in product(sizes, sides, OPS)
     ]  # fmt: skip

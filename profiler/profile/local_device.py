@@ -87,13 +87,18 @@ def torch_version() -> str:
     return version[1] if version else ""
 
 
-def _cpu(model: str, threads: int, cores: int) -> tuple[int, str, str]:
-    """Return (threads, kernel, ""), or no kernel and the reason. CPU models are compared by the name the processor states."""
+def cpu_model() -> str:
+    """Return the name that the processor states; "CPU" where it states none."""
     try:
         stated = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     except OSError:
         stated = None
-    if (stated[1].strip() if stated else "CPU") != model or os.cpu_count() != cores:
+    return stated[1].strip() if stated else "CPU"
+
+
+def _cpu(model: str, threads: int, cores: int) -> tuple[int, str, str]:
+    """Return (threads, kernel, ""), or no kernel and the reason. CPU models are compared by the name the processor states."""
+    if cpu_model() != model or os.cpu_count() != cores:
         return 0, "", ""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     if usable < threads:

@@ -150,7 +150,7 @@ USUAL_EXPONENTIALS = 16.0
 class Device:
     """Datasheet values (and, where measured, benchmark results) of one accelerator.
 
-    peak_flops: dense FLOP/s by dtype (bf16, fp16, fp8, fp32). memory_bandwidth: bytes/s of HBM. link_bandwidth: bytes/s that
+    peak_flops: dense FLOP/s by dtype, as in a device file. memory_bandwidth: bytes/s of HBM. link_bandwidth: bytes/s that
     one GPU can send to other GPUs of its node. network_bandwidth: default bytes/s per GPU between nodes.
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.errors import InputError
 from profiler.profile.profile import COLLECTIVES, GIB, Device
-from profiler.published.nccl_rows import OPS
+from profiler.published.nccl_rows import DTYPES, OPS
 from profiler.published.rows import (
     Collection,
     Columns,
@@ -37,7 +37,6 @@ LICENCES = {
     "DebarghaG/estimate-train-time": "MIT",
 }
 
-_DTYPES = {"half": "fp16", "float": "fp32", "double": "fp64", "bfloat16": "bf16"}
 #: Required start of ``bytes_is`` in the files, by op: ``bytes`` must be the whole buffer, as in the profile.
 _WHOLE_BUFFER = {
     "all_reduce": "per-rank buffer", "all_gather": "per-rank OUTPUT", "reduce_scatter": "per-rank INPUT",
@@ -90,7 +89,7 @@ def _nccl_rows(files: Collection, prefix: str, ledger: Ledger) -> Columns:
     licensed = np.array([repository(str(s)) in LICENCES for s in sources], dtype=bool)
     rows = {
         "op": renamed(raw["op"], OPS), "intra": raw["gpus_per_node"], "inter": raw["nodes"], "bytes": raw["bytes"],
-        "seconds": raw["us"] * 1e-6, "dtype": renamed(raw["dtype"], _DTYPES), "env": raw["env"],
+        "seconds": raw["us"] * 1e-6, "dtype": renamed(raw["dtype"], DTYPES), "env": raw["env"],
         "source": renamed(sources, {s: _without_run(s) for s in set(sources)}),
     }  # fmt: skip
     _check_bytes(rows["op"], raw["bytes_is"])
@@ -118,7 +117,7 @@ def _simumax_rows(files: Collection) -> Columns:
     )
     rows = {
         "op": renamed(raw["op"], OPS), "intra": raw["ranks_assumed"], "bytes": raw["size_bytes"],
-        "seconds": raw["time_us_out_of_place"] * 1e-6, "dtype": renamed(raw["dtype"], _DTYPES),
+        "seconds": raw["time_us_out_of_place"] * 1e-6, "dtype": renamed(raw["dtype"], DTYPES),
     }  # fmt: skip
     return constant(rows, inter=1, env="nccl-tests", source=f"{SIMUMAX}:nccl-tests log of an H100 node")
 

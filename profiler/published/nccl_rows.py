@@ -35,7 +35,7 @@ _TYPE_BYTES = {
     "int8": 1, "uint8": 1, "char": 1, "f8e4m3": 1, "f8e5m2": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "half": 2, "bfloat16": 2,
     "int32": 4, "uint32": 4, "int": 4, "float": 4, "int64": 8, "uint64": 8, "double": 8,
 }  # fmt: skip
-_DTYPES = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64"}
+DTYPES = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _columns(run: Run, op: str, path: Path, notes: list[str]) -> dict[str, Any]:
     return {
         "intra": intra, "inter": inter, "bytes": [line.size for line in good],
         "seconds": [_seconds(line) for line in good], "repeats": run.iterations,
-        "dtype": [_DTYPES.get(line.dtype, line.dtype) for line in good],
+        "dtype": [DTYPES.get(line.dtype, line.dtype) for line in good],
         "env": [env if line.out_of_place > 0 else f"{env}, in-place" for line in good],
         "source": f"nccl-tests log {path.name}",
     }  # fmt: skip

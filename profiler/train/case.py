@@ -1,4 +1,4 @@
-"""A measured training step as a case: one JSON object on a line of a file that ``--validate`` reads."""
+"""A measured training step as a case: one JSON object on a line of a file that ``foretrain validate`` reads."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node=2 -m profiler.train --hidden_size 512 --num_hidden_layers 4 \\
         --num_attention_heads 8 --intermediate_size 1376 --vocab_size 8192 --seq_len 512 --tp 2 --output cases.jsonl
 
-The case is one JSON object on a line, as ``--validate`` reads it: the median over the steps after three of warm-up, where
-the slowest rank counts for each step, and the peak of allocated memory where the device reports it.
+The case is one JSON object on a line, as ``foretrain validate`` reads it: the median over the steps after three of warm-up,
+where the slowest rank counts for each step, and the peak of allocated memory where the device reports it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from solver.layers.ops import ATTENTION_CORE, memory_bound
-from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, Array, Op, message
+from solver.layers.program import ATTENTION, FORWARD, INPUT_GRAD, MEMORY_BOUND, Array, Op, message
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
 from solver.spec.cluster import Placement
@@ -151,7 +151,7 @@ def exchange(
             dims = message(size, shapes.groups.cp_heads if stream == "cp" else shapes.groups.tp)
             ops.append(Op(f"{name}.{tensor}", ATTENTION, "all2all", phase, dims, stream, where, recomputed_by=again))
             ops.append(
-                Op(f"{name}.{tensor}.copy", ATTENTION, "memory_bound", phase, {"bytes": 4.0 * size}, count=where,
+                Op(f"{name}.{tensor}.copy", ATTENTION, MEMORY_BOUND, phase, {"bytes": 4.0 * size}, count=where,
                    recomputed_by=again, variant="copy")
             )  # fmt: skip
     return ops

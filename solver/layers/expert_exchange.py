@@ -55,8 +55,8 @@ def _permutation(shapes: Shapes, name: str) -> list[Op]:
 def _sorts(shapes: Shapes, name: str) -> list[Op]:
     """What arrives is ordered by rank, and by expert within it: it is sorted by expert if the rank holds several.
 
-    What no other rank sends too: Megatron-Core's dispatch_postprocess sorts it all the same, torchtitan's
-    indices_padding_wrapper copies it to padded rows.
+    With ep 1, too: Megatron-Core's dispatch_postprocess sorts rows that no other rank sent all the same, and torchtitan's
+    indices_padding_wrapper copies them to padded rows.
     """
     if shapes.run.moe_dispatcher != "alltoall":
         return []

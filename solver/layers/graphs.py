@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from solver.layers.moe import ROUTER, SHARED
 from solver.layers.program import FORWARD, INPUT_GRAD, Op
 from solver.layers.shapes import Shapes
 
@@ -14,7 +15,7 @@ REPLAY = 2.0
 _CAPTURED = {
     "attn": {"norm1", "attention", "attention_norm", "residual1"},
     "mlp": {"norm2", "mlp", "mlp_norm", "residual2"},
-    "moe_router": {"norm2", "router"},
+    "moe_router": {"norm2", ROUTER},
     "moe_preprocess": {"permute"},
 }
 
@@ -29,7 +30,7 @@ def graphed_ops(shapes: Shapes, ops: list[Op]) -> list[Op]:
     chosen = [name for name in shapes.run.modules_graphed if name in there]
     wanted: set[str] = set().union(*(_CAPTURED[name] for name in chosen))
     if "moe_router" in chosen and not shapes.run.moe_shared_expert_overlap:
-        wanted.add("shared_experts")
+        wanted.add(SHARED)
     captured = [i for i, op in enumerate(ops) if wanted & {op.module, op.name}]
     first = {phase: next((i for i in captured if ops[i].phase == phase), -1) for phase in (FORWARD, INPUT_GRAD)}
     left = {i: REPLAY * (i in first.values()) for i in captured}

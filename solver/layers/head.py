@@ -142,7 +142,7 @@ def _loss_bytes(shapes: Shapes) -> tuple[np.ndarray, np.ndarray]:
     Fused: the 16-bit logits, which become their gradient, and nothing else; Megatron's compiled functions do not work in place,
     and hold two fp32 copies of the logits beside them. Compiled: the logits, later also their gradient.
     With the projection: never all logits.
-    Cast to fp32: these, which become their gradient, and once more while their log is made.
+    Cast to fp32: the fp32 logits, which their gradient overwrites, and as much again while log-softmax works.
     Unfused, Megatron's: fp32 probabilities, which become their gradient in place, in addition to the 16-bit logits (as read).
     Unfused, torch's: the log-softmax output in fp32, in addition the gradients of loss and of log-softmax in fp32 and the
     16-bit logits; on sharded logits one more (torch/distributed/tensor/parallel/loss.py: zeros, their sum with the

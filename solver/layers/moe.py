@@ -289,7 +289,7 @@ def moe_weights(shapes: Shapes) -> list[Weight]:
     bias = mlp_biases(model, width)
     shared = model.shared_expert_intermediate_size
     return [
-        Weight("router", router_parameters(model) * np.ones(len(shapes.keys))),
+        Weight("router", router_parameters(model)),
         Weight("experts.w13", experts * ups * width * h, EXPERTS, alike=experts),
         Weight("experts.w2", experts * width * h, EXPERTS, alike=experts),
         *([Weight("experts.bias", experts * bias, EXPERTS, alike=experts)] if model.mlp_bias else []),

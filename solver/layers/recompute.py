@@ -13,6 +13,8 @@ import numpy as np
 
 from solver.layers.expert_exchange import MODULE as EXCHANGE
 from solver.layers.expert_rows import expert_rows, sent_rows
+from solver.layers.moe import MODULE as EXPERTS
+from solver.layers.moe import ROUTER, SHARED
 from solver.layers.program import FLASH_ATTN, FORWARD, LINEAR, Op, Saved
 from solver.layers.shapes import Shapes
 from solver.spec.choices import Recompute
@@ -39,11 +41,11 @@ DISCARDED = {
     "mla_up_proj": Discarded(("qkv", "low_ranks_normed"), ops=("q_up", "kv_up", "rope", "assembly")),
     "mlp": Discarded(("act_input", "act_output"), ops=("w1", "w3", "w13", "activation", "w2")),
     "moe_act": Discarded(("expert_act_output", "expert_act_weighted", "expert_clamped"), ops=("experts.activation",)),
-    "shared_experts": Discarded(_SHARED, modules=("shared_experts",)),
+    "shared_experts": Discarded(_SHARED, modules=(SHARED,)),
     "moe": Discarded(
         ("router_scores", "expert_input", "expert_act_input", "expert_act_output", "expert_act_weighted", "expert_clamped",
          "expert_output", "probabilities", *_SHARED),
-        modules=("router", "expert_exchange", "experts", "shared_experts"),
+        modules=(ROUTER, EXCHANGE, EXPERTS, SHARED),
     ),
 }  # fmt: skip
 
@@ -140,7 +142,7 @@ def weight_gemms(ops: Sequence[Op]) -> list[Op]:
 
 def _kept_gemms(ops: Sequence[Op]) -> list[Op]:
     """Return every second GEMM of those that selective recomputation by op counts: not the router's, nor those of experts."""
-    return [op for op in weight_gemms(ops) if op.name != "router" and op.module != "experts"][::2]
+    return [op for op in weight_gemms(ops) if op.module not in (ROUTER, EXPERTS)][::2]
 
 
 def _by_op(op: Op, kept: set[str]) -> Op:

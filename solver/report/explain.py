@@ -98,7 +98,7 @@ class Explanation:
         return self._sum(lambda line: line.module if line.part in ("compute", "recompute") else "")
 
     def by_basis(self) -> dict[str, float]:
-        """Share of the time by basis of the estimates: measured, interpolated, extrapolated or roofline."""
+        """Share of the time by basis of the estimates: measured, interpolated, ... (Basis)."""
         sums = self._sum(lambda line: line.basis.name.lower() if line.basis is not None else "")
         total = sum(sums.values()) or 1.0
         return {basis.name.lower(): sums.get(basis.name.lower(), 0.0) / total for basis in Basis}

@@ -14,6 +14,7 @@ from itertools import product
 import numpy as np
 
 from solver.schedule.event_simulation import Timeline, in_flight, simulate
+from solver.schedule.kinds import STEADY
 from solver.schedule.wave_orders import wave_order
 
 #: Seconds of B and W of a chunk, in those of F, for short and for long pipelines. B is the input gradient, with what it
@@ -22,8 +23,6 @@ RATIOS = tuple(product((0.8, 1.0, 1.3, 1.8, 3.0), (0.35, 0.6, 0.8, 1.0, 1.2)))
 FEWER_RATIOS = tuple(product((0.8, 1.2, 1.8, 3.0), (0.5, 0.8, 1.1)))
 #: Seconds of the first and the last chunk, in those of the others.
 ENDS = ((1.0, 1.0), (1.0, 0.7), (0.7, 1.2), (1.0, 1.3), (1.0, 1.7), (1.0, 2.5), (1.0, 5.0))
-#: More micro batches than these, in units of pp, only repeat the steady state.
-_STEADY = 4
 _ROUNDING = 1e-6
 FIRST, LAST, OTHER = 0, 1, 2
 
@@ -43,7 +42,7 @@ def wave_seconds(schedule: str, pp: int, micro_batches: int, passes: np.ndarray,
 @lru_cache(maxsize=1024)
 def critical_paths(schedule: str, pp: int, micro_batches: int) -> tuple[np.ndarray, np.ndarray]:
     """Return how many passes of each kind are on the longest paths, of the makespan and of the longest span: [paths, 9]."""
-    last = min(micro_batches, _STEADY * pp)
+    last = min(micro_batches, STEADY * pp)
     ratios = np.array([
         [chunk * seconds for chunk in (*ends, 1.0) for seconds in (1.0, *of_backward)]
         for of_backward in (RATIOS if pp <= 8 else FEWER_RATIOS) for ends in ENDS
@@ -73,7 +72,7 @@ def _lower_bounds(paths: np.ndarray, ratios: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=4096)
 def wave_in_flight(schedule: str, pp: int, micro_batches: int) -> np.ndarray:
     """Return the micro batches whose activations each stage holds at its peak, in units of whole stages: [pp]."""
-    last = min(micro_batches, _STEADY * pp)
+    last = min(micro_batches, STEADY * pp)
     orders = [wave_order(schedule, stage, pp, last) for stage in range(pp)]
     found = in_flight(schedule, orders, 2)
     found.flags.writeable = False  # the cache shares it

@@ -13,6 +13,8 @@ from solver.spec.choices import SCHEDULES, SPLIT_BACKWARD, WAVES
 FORWARD, BACKWARD, WEIGHT, WHOLE = 0, 1, 2, 3
 #: Planned from measured times (solver.schedule.automatic): their orders have no closed form.
 AUTOMATIC = ("zb-1p", "zb-2p")
+#: Micro batches, in units of pp, of which every further one only repeats the steady state.
+STEADY = 4
 
 
 def is_schedule(schedule: Any, *names: str) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from solver.schedule.automatic import automatic_limit
 from solver.schedule.critical_paths import wave_in_flight
-from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
+from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, STEADY, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
 from solver.schedule.warm_up import interleaved_warm_up
 from solver.spec.choices import SCHEDULES, WAVES
@@ -89,8 +89,8 @@ def stage_layers_last_first(layers: int, pp: Any) -> StageLayers:
 def stage_layers_by_cost(layers: int, pp: Any, head: float) -> StageLayers:
     """Return the layers of the stages where a stage ends with the layer that makes it exceed its share of all cost.
 
-    head: cost of the head, in layers. As nanotron's build_model, but that stages after the head's, which only the loss is left
-    for, count as stages before it.
+    head: cost of the head, in layers. As nanotron's build_model, except that a stage which holds nothing but the loss, behind
+    the one with the head, counts as one before it.
     """
     pp = np.asarray(pp, dtype=np.int64)
     found = {int(p): _sizes_by_cost(layers, int(p), head) for p in np.unique(pp)}
@@ -154,7 +154,7 @@ def stated_layers_in_flight(
 
 @lru_cache(maxsize=4096)
 def _stated_peak(schedule: str, micro_batches: int, pp: int, chunks: tuple[int, ...], stage: int, of_group: int) -> int:
-    counted = micro_batches if of_group else min(micro_batches, 4 * pp)
+    counted = micro_batches if of_group else min(micro_batches, STEADY * pp)
     order = stage_order(schedule, stage, pp, counted, len(chunks) // pp, of_group)
     kind, chunk, _ = order.T
     held = np.array(chunks)[part_of(schedule, stage, chunk, pp)]

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from solver.schedule.kinds import FORWARD, is_schedule
+from solver.schedule.kinds import FORWARD, STEADY, is_schedule
 from solver.schedule.wave_orders import wave_order
 from solver.spec.choices import SCHEDULES, WAVES
-
-_STEADY = 4  #: times pp: as many micro batches show what a V-shaped schedule begins with
 
 
 def interleaved_warm_up(pp: Any, vpp: Any, stage: Any, group: int = 0) -> Any:
@@ -39,5 +37,5 @@ def unpaired_micro_batches(schedule: np.ndarray, pp: np.ndarray, vpp: np.ndarray
 @lru_cache(maxsize=1024)
 def _wave_warm_up(schedule: str, pp: int) -> float:
     """Return the same of a V-shaped schedule: half of the passes, since a stage has two chunks."""
-    kinds = wave_order(schedule, 0, pp, _STEADY * pp)[:, 0]
+    kinds = wave_order(schedule, 0, pp, STEADY * pp)[:, 0]
     return float(np.flatnonzero(kinds != FORWARD)[0]) / 2

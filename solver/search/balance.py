@@ -22,7 +22,7 @@ from solver.step.solutions import Solutions, estimate_layouts
 from solver.step.time import PARTS
 
 #: Shares of the fullest stage's layers that recomputation of whole layers is tried with.
-_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
+_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)
 _BUBBLE = PARTS.index("bubble")
 
 
@@ -89,7 +89,7 @@ def _recomputations(solutions: Solutions, one: Layouts, fullest: int) -> Iterato
     levels = [(Recompute[name.upper()], -1) for name in offered if name != "full"]
     if "full" in offered:
         chunks = int(plain.splits.vpp[0])
-        levels += [(Recompute.FULL, max(round(fullest * share / chunks), 1) * chunks) for share in _SHARES[1:]]
+        levels += [(Recompute.FULL, max(round(fullest * share / chunks), 1) * chunks) for share in _SHARES]
     for level, layers in dict.fromkeys(levels):
         yield replace(plain, recompute=np.array([int(level)]), recompute_layers=np.array([layers]))
 

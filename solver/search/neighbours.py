@@ -9,7 +9,6 @@ import numpy as np
 
 from solver.search.divisions import DIVIDING
 from solver.search.space import cross, enumerate_splits
-from solver.spec.choices import SCHEDULES, Recompute, TpMode
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
 from solver.step.problem import Problem
@@ -128,12 +127,10 @@ def _recomputed(columns: Columns) -> np.ndarray:
 
 
 def _same_share(mine: Columns, theirs: Columns) -> np.ndarray:
-    own = float(np.minimum(mine["covered"] * mine["pp"], np.inf)[0])
-    if not np.isfinite(own):
-        whole: np.ndarray = np.isinf(theirs["covered"])
-        return whole
-    layers = mine["covered"][0] * mine["pp"][0]
-    found: np.ndarray = np.abs(theirs["covered"] * theirs["pp"] / layers - 1) < _SHARE
+    own = float(mine["covered"][0] * mine["pp"][0])
+    found: np.ndarray = (
+        np.isinf(theirs["covered"]) if np.isinf(own) else np.abs(theirs["covered"] * theirs["pp"] / own - 1) < _SHARE
+    )
     return found
 
 
@@ -153,11 +150,6 @@ def _nearest(axis: str, mine: Columns, theirs: Columns, index: np.ndarray, secon
 
 
 def _word(axis: str, layout: Strategy) -> str:
-    if axis == "mode":
-        return TpMode[layout.tp_mode.upper()].name.lower()
-    if axis == "schedule":
-        return layout.schedule if layout.schedule in SCHEDULES else ""
     if axis != "recompute":
-        return str(getattr(layout, axis))
-    part = "" if layout.recompute_layers < 0 else f" {layout.recompute_layers} layers"
-    return Recompute[layout.recompute.upper()].name.lower() + part
+        return str(getattr(layout, "tp_mode" if axis == "mode" else axis))
+    return layout.recompute + ("" if layout.recompute_layers < 0 else f" {layout.recompute_layers} layers")

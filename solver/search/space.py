@@ -223,10 +223,10 @@ def _recompute_levels(problem: Problem) -> list[tuple[Recompute, float]]:
 def cross(problem: Problem, splits: Splits) -> Layouts:
     """Combine splits with the framework's ZeRO stages (0 where nothing is sharded) and recompute levels, without duplicates.
 
-    Partial recomputation recomputes a quarter, a half or three quarters of a stage's layers, rounded up to as many in each of
-    its chunks (frameworks state it for a chunk), where that is a new number. ZeRO-3
-    together with ISP would shard the same weights twice and is left out; so is ZeRO-3 with a pipeline,
-    which no framework here runs, and ZeRO-2 where the framework does not run that.
+    Partial recomputation recomputes the framework's recompute_shares of a stage's layers, rounded up to as many in each of its
+    chunks (frameworks state it for a chunk), where that is a new number. ZeRO-3 together with ISP would shard the same weights
+    twice and is left out; so is ZeRO-3 with a pipeline, which no framework here runs, and ZeRO-2 where the framework does not
+    run that.
     """
     can_run, levels = problem.framework.can_run, _recompute_levels(problem)
     whole_states, one_stage = splits.zero_shard_size == 1, splits.pp == 1

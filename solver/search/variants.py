@@ -39,7 +39,7 @@ def _offloaded(problem: Problem, what: str, values: Sequence[float | int], descr
 
 
 def _away(problem: Problem) -> list[str]:
-    """Return nothing, every module that the model has alone, and all of them."""
+    """Return the choices of offload_modules: none, each module that the model has by itself, and all of them."""
     if "modules" not in problem.framework.can_run.offloads or not problem.cluster.host_link:
         return [""]
     there = [name for name in OFFLOAD_MODULES if not offload_broken(problem.model, problem.run.replace(offload_modules=name))]

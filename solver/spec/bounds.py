@@ -70,5 +70,7 @@ def number(name: str, value: Any) -> float:
     least, most = NUMBERS[name]
     sound = isinstance(value, int | float) and not isinstance(value, bool)
     if not sound or not least <= value <= most:  # no comparison with nan holds
-        raise InputError(f"{name} is {shown(value)}; it must be a positive number between {least:g} and {most:g}")
+        raise InputError(
+            f"{name} is {shown(value)}; it must be a {'positive ' * (least > 0)}number between {least:g} and {most:g}"
+        )
     return float(value)

@@ -56,11 +56,11 @@ class Cluster:
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            if value is not None and not value > 0 and field.name not in _MAY_BE_NONE:
-                raise InputError(f"cluster {self.name}: {field.name} is {getattr(self, field.name)}; it must be positive")
+            if value is not None and not value > 0 and field.name not in _MAY_BE_ZERO:
+                raise InputError(f"cluster {self.name}: {field.name} is {value}; it must be positive")
 
 
-_MAY_BE_NONE = ("nvlink_domain", "host_link", "host_memory", "usual_network", "gpus_per_leaf")
+_MAY_BE_ZERO = ("nvlink_domain", "host_link", "host_memory", "usual_network", "gpus_per_leaf")
 #: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")

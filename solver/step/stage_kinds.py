@@ -18,7 +18,7 @@ from solver.step.distinct import distinct
 
 @dataclass(frozen=True)
 class StageKinds:
-    """Stages of every split. Where a split has fewer stages than others, its first stage stands again.
+    """Stages of every split. Where a split has fewer stages than others, its first stage is repeated.
 
     counts: float64 [stages, kinds, splits]. index: number of the stage in its pipeline, 0 is the first; int64 [stages, splits].
     totals: layers of each kind in the model, float64 [kinds].
