@@ -35,8 +35,6 @@ def stage_state(
     """
     out, update = np.zeros((4, 4, len(key))), np.zeros((2, 4, len(key)))  # experts are updated after all other parameters
     out[1] += _gradient_buffers(problem, table, key, stages.has_head[stage])
-    kept, quantised = problem.weight_recipe, np.array([[kind.quantised] for kind in problem.kinds.kinds])
-    autocast = problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF
     piped: np.ndarray = np.any(stages.index > 0, axis=0)
     trained, several = np.zeros(len(key)), splits.dp * splits.cp > 1
     shared = shares_vocabulary(problem, splits)
@@ -49,15 +47,7 @@ def stage_state(
             out[0, 3] += problem.element_bytes.activation * partitioned
             continue
         trained += elements
-        if autocast:  # the vocabulary's projection is a linear among the others
-            out[0, :3] += HALF * (
-                elements if name != OTHERS else stages.has_head[stage] * table.head.parameters_of[OTHERS][key]
-            )
-        if kept is not None and name != OTHERS:
-            of_kinds = over_kinds(stages.counts[stage] * quantised, of_layers(table, key, name))
-            out[0, :3] += kept.held * of_kinds
-            if kept.sharded and problem.framework.memory.keeps_shards:
-                out[0, 3] += (kept.sharded - HALF) * of_kinds / shares[name]
+        out[0] += _weight_copies(problem, table, key, stages, stage, name, elements, shares[name])
         owned = np.where(shared, partitioned, elements) if name == OTHERS else elements  # under ZeRO-0
         for zero in zeros:
             held, step = _trained_bytes(problem, name, zero, elements, partitioned if zero else owned, several, piped)
@@ -65,6 +55,24 @@ def stage_state(
             update[int(name == EXPERTS), zero] += step
     out[1] += bucket_bytes(problem, trained)
     out[3] = update.max(axis=0)
+    return out
+
+
+def _weight_copies(
+    problem: Problem, table: LayerTable, key: np.ndarray, stages: StageKinds, stage: int, name: str, elements: np.ndarray,
+    share: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Return the bytes of 16-bit copies under autocast and of quantised ones of a group's weights, [4 ZeRO stages, splits]."""
+    out, kept = np.zeros((4, len(key))), problem.weight_recipe
+    if problem.framework.memory.fp32_weights and problem.element_bytes.activation == HALF:
+        # the vocabulary's projection is a linear among the others
+        out[:3] += HALF * (elements if name != OTHERS else stages.has_head[stage] * table.head.parameters_of[OTHERS][key])
+    if kept is not None and name != OTHERS:
+        quantised = np.array([[kind.quantised] for kind in problem.kinds.kinds])
+        of_kinds = over_kinds(stages.counts[stage] * quantised, of_layers(table, key, name))
+        out[:3] += kept.held * of_kinds
+        if kept.sharded and problem.framework.memory.keeps_shards:
+            out[3] += (kept.sharded - HALF) * of_kinds / share
     return out
 
 

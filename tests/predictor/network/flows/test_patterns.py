@@ -135,4 +135,4 @@ def test_what_the_topology_cannot_run() -> None:
         pattern(RAIL, collective("all_reduce", [[0, 32]], 1))
     with pytest.raises(InputError, match="nvls reduces in an NVSwitch"):
         pattern(RAIL, collective("all_reduce", [list(range(16))], 1, "nvls"))
-    assert isinstance(collective("p2p", np.array([[0, 9]]), 8), Collective)
+    assert collective("p2p", np.array([[0, 9]]), 8) == Collective("p2p", ((0, 9),), 8.0, "direct")
