@@ -10,6 +10,7 @@ from solver.layers.ops import bias_ops, column_linears, gradient_sums, memory_bo
 from solver.layers.program import LINEARS, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.choices import TpMode
+from solver.spec.model_size import mlp_biases, mlp_linears
 
 MODULE = "mlp"
 
@@ -80,9 +81,7 @@ def mlp_weights(shapes: Shapes, intermediate: int, prefix: str = "mlp.") -> list
     model, isp = shapes.model, shapes.keys.is_mode(TpMode.ISP)
     share = np.where(isp, shapes.keys.wp, 1)
     width = intermediate // shapes.split
-    matrices = 3 if model.gated_mlp else 2
-    bias = ((matrices - 1) * width + model.hidden_size) * model.mlp_bias
     return [
-        Weight(f"{prefix}linears", matrices * width * model.hidden_size / share, group=LINEARS),
-        Weight(f"{prefix}bias", bias / share),
+        Weight(f"{prefix}linears", mlp_linears(model, width) / share, group=LINEARS),
+        Weight(f"{prefix}bias", mlp_biases(model, width) / share),
     ]

@@ -60,8 +60,8 @@ def adapter_parameters(model: ModelSpec, rank: int) -> int:
     return model.num_hidden_layers * rank * (2 * (h + q) + 2 * (h + kv) + (up + 1) * (h + model.intermediate_size))
 
 
-def mlp_linears(model: ModelSpec, width: int) -> int:
-    """Return the weights of an MLP, or of an expert, of ``width`` inner values."""
+def mlp_linears(model: ModelSpec, width: Any) -> Any:
+    """Return the weights of an MLP, or of an expert, of ``width`` inner values (an int or an array)."""
     return model.hidden_size * width * (3 if model.gated_mlp else 2)
 
 

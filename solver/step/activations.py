@@ -58,7 +58,7 @@ class Activations:
         splits, run, passes = self._splits, self._problem.run, self._splits.num_micro_batches * self._splits.vpp
         index, is_last = self._stages.index[stage], self._stages.has_end[stage]
         shared = np.where(splits.mode == TpMode.MTP, 1, splits.tp)
-        each = splits.micro_batch_size * run.seq_len // splits.cp * self._problem.model.hidden_size / shared
+        each = splits.tokens(run.seq_len) * self._problem.model.hidden_size / shared
         received = np.where((index > 0) | (splits.vpp > 1), np.maximum(passes - flight, 0.0), 0.0)
         of_gradients = np.where(~is_last | (splits.vpp > 1), passes + flight, 0.0)
         stay = np.where(splits.pp > 1, each * (received + of_gradients), 0.0)

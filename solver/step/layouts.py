@@ -65,6 +65,10 @@ class Splits:
     def concatenate(cls, parts: Sequence[Splits]) -> Splits:
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
+    def tokens(self, seq_len: int) -> np.ndarray:
+        """Return the tokens of a micro batch on one context-parallel rank, int64 [splits]."""
+        return self.micro_batch_size * seq_len // self.cp
+
     @property
     def layer_columns(self) -> tuple[np.ndarray, ...]:
         """The columns of a split that its layers depend on, in the order of LayerKeys."""

@@ -199,7 +199,7 @@ class PeakMemory:
     def _gathered(self) -> np.ndarray:
         """Bytes of an activation of one micro batch that a tensor group gathers; shape [splits]."""
         splits, run = self._layouts.splits, self._problem.run
-        tokens = splits.micro_batch_size * run.seq_len // splits.cp * (splits.tp > 1)
+        tokens = splits.tokens(run.seq_len) * (splits.tp > 1)
         gathered: np.ndarray = tokens * self._problem.model.hidden_size * self._problem.element_bytes.activation
         return gathered
 

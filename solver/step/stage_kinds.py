@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -182,6 +183,14 @@ def _composition(
     return _Composition(tuple(chosen), tuple(tables[i] for i in chosen), tuple(later[i] for i in chosen), every_first)
 
 
+def first_chunk(held: Any, embedding: Any, loss: Any) -> Any:
+    """Return the layers of the first of the two chunks that the first stage of a V-shaped schedule holds, numbers or arrays.
+
+    held: layers of both. embedding, loss: 1 where it takes the place of a layer of the first or of the last chunk.
+    """
+    return (held + embedding + loss) // 2 - embedding
+
+
 def chunk_sizes(
     layers: int, pp: int, vpp: int, counts: tuple[int, int, int], embedding: int = 0, loss: int = 0, wave: bool = False,
     fuller_last: bool = False,
@@ -202,8 +211,8 @@ def chunk_sizes(
         each = [first, *(dealt[::-1] if fuller_last else dealt), last]
     sizes = np.repeat(np.array([each]) // vpp, vpp, axis=0)
     if wave:
-        share = (first + embedding + loss) // 2
-        sizes[:, 0] = share - embedding, share - loss
+        begins = int(first_chunk(first, embedding, loss))
+        sizes[:, 0] = begins, first - begins
         return tuple(int(size) for size in (*sizes[0], *sizes[1, ::-1]))
     if vpp > 1:
         sizes[:, 0], sizes[:, -1] = (first + embedding) // vpp, (last + loss) // vpp

@@ -17,7 +17,7 @@ from solver.step.layouts import Layouts
 from solver.step.op_estimates import STREAMS
 from solver.step.problem import Problem
 from solver.step.sharded_weights import exposed_by_sharding
-from solver.step.stage_kinds import over_kinds
+from solver.step.stage_kinds import first_chunk, over_kinds
 from solver.step.terms import SplitTerms, overlapping_sends
 
 #: Messages between two neighbours while the pipeline fills and drains: one forward, one backward.
@@ -245,7 +245,7 @@ def chunk_work(of: PipelineStages, everywhere: np.ndarray, at_ends: np.ndarray) 
     recomputed, _ = stages.recomputed(of.limit, row, counts)
     embedding, loss = splits.account_for_embedding_in_pipeline_split[row], splits.account_for_loss_in_pipeline_split[row]
     held = np.maximum(stages.layers[0, row], 1.0)
-    share = (np.floor((held + embedding + loss) / 2) - embedding) / held
+    share = first_chunk(held, embedding, loss) / held
     half, others = of.sends.between / 4, (stages.index[:, row] > 0)[:, None]  # a pass waits for one exchange
     turning = half * np.where(splits.pp[row] == 2, 0.5, 1.0)  # half of the last stage's passes do
     waits, nothing = (everywhere + at_ends) / 2, np.zeros(len(row))

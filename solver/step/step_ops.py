@@ -150,7 +150,7 @@ def send_recv_ops(problem: Problem, splits: Splits) -> list[Op]:
     inside their node (Narayanan et al. 2021, arXiv 2104.04473, section 4.1; InternEvo and DeepSpeed do the same).
     """
     row = problem.model.hidden_size * problem.element_bytes.activation
-    whole = splits.micro_batch_size * problem.run.seq_len // splits.cp * row
+    whole = splits.tokens(problem.run.seq_len) * row
     ranks_per_stage = splits.tp * splits.cp * splits.dp
     node = problem.cluster.gpus_per_domain
     spans = ranks_per_stage * splits.pp > node  # then some neighbours are in two nodes, and the slowest hop sets the pace
