@@ -197,7 +197,7 @@ def page(switches: Rows, trace: Rows, schedules: Rows, bubbles: Rows) -> str:
         "The forward pass of four layers beside the backward pass of four others, in milliseconds (DeepSeek's published trace,",
         "H800, 64 ranks of experts, 4,096 tokens). The exchange of tokens holds 20 of the 132 multiprocessors all the while,",
         "so that traced kernels are about 15% slower than alone; ours are alone, the whole pair is not. The weight gradients",
-        "are no test: what those of blockwise fp8 cost is taken from this trace and from two tables of kernels on H100 and H800.\n",
+        "are no test: what those of blockwise fp8 cost is taken from this trace and from kernels of H100 and H800.\n",
         table(("kernels", "traced [ms]", "predicted [ms]", "error"), trace, text=(0,)),
         "## Schedules on 8 MI300X\n",
         "Llama 2 7B, pp 8, two chunks a stage but for 1F1B; sequences of 2,048 tokens are assumed, and the number of micro",

@@ -143,23 +143,23 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
     solutions = estimate(problem, strategies)
     measured = read_observation(args.health, strategies[0], inputs.profile.name) if args.health else None
     findings = health(solutions, 0, measured) if measured else []
-    deal = balanced(solutions, 0) if args.balance else None
+    chosen = balanced(solutions, 0) if args.balance else None
     show_single(console, solutions, inputs.said, inputs.notes(timed, rounded, stated=set(AXES) & config.layout.keys()))
-    if deal:
-        console.print(balance_text(deal))
+    if chosen:
+        console.print(balance_text(chosen))
     if args.health:
         show_health(console, findings)
-    untold = _tell_not_expressed(args, deal.solutions if deal else solutions, console)
+    untold = _tell_not_expressed(args, chosen.solutions if chosen else solutions, console)
     if args.json:
         whole = problem_dict(solutions, inputs.said) | inputs.plain | {"best": [solution_dict(solutions, 0)]}
         whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})
         whole |= untold
-        write_json(args.json, whole | balanced_dict(deal))
+        write_json(args.json, whole | balanced_dict(chosen))
     if args.csv:
         write_csv(args.csv, solutions)
     if args.plot_stages:
         save_figure(stages_figure(solutions, 0), args.plot_stages)
-    _write_layout(args, deal.solutions if deal else solutions, console)
+    _write_layout(args, chosen.solutions if chosen else solutions, console)
 
 
 def _tell_not_expressed(args: argparse.Namespace, solutions: Solutions, console: Console) -> dict[str, str]:
@@ -200,14 +200,14 @@ def _search_all(args: argparse.Namespace, inputs: Inputs, console: Console) -> N
             )
         else:
             result = search(problem, sequences, args.top, report, fixed=fixed, most=most, jobs=args.jobs)
-    deal = balanced(result.best, 0) if args.balance else None
+    chosen = balanced(result.best, 0) if args.balance else None
     show_search(console, result, inputs.said, inputs.notes(timed, rounded, problem=result.problem), others)
-    if deal:
-        console.print(balance_text(deal))
-    found = inputs.plain | ({"also": variants_list(others)} if others else {}) | balanced_dict(deal)
-    found |= _tell_not_expressed(args, deal.solutions if deal else result.best, console)
+    if chosen:
+        console.print(balance_text(chosen))
+    found = inputs.plain | ({"also": variants_list(others)} if others else {}) | balanced_dict(chosen)
+    found |= _tell_not_expressed(args, chosen.solutions if chosen else result.best, console)
     _write_search(args, result, inputs.said, found, console)
-    _write_layout(args, deal.solutions if deal else result.best, console)
+    _write_layout(args, chosen.solutions if chosen else result.best, console)
 
 
 @contextmanager

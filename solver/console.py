@@ -73,7 +73,7 @@ def add_export_arguments(p: argparse.ArgumentParser) -> None:
     add_world_size_argument(p)
     p.add_argument("--best", dest="run_all_solu", action="store_true", help="the best layout instead of the config's own")
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="of the layouts with these the best")
-    p.add_argument("--balance", action="store_true", help="deal the layers to the stages one by one")
+    p.add_argument("--balance", action="store_true", help="assign the layers to the stages one by one")
     p.set_defaults(
         validate=None, top=1, jobs=1, no_timing=False, health=None, trace=None, memory_trace=None, plot=None, plot_scaling=None,
         report=None, plot_stages=None, json=None, csv=None, search=None, also=None, **{f"max_{name}": None for name in LIMITED},

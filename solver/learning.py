@@ -81,10 +81,10 @@ def learn(
     conditions = _conditions(used)
     prior = _prior(used)
     theta, noise = np.zeros(len(FACTORS)), LAYOUT_STD
-    weights, information = np.ones(len(used)), np.diag(prior**-2)
+    weights, certain, information = np.ones(len(used)), prior**-2, np.diag(prior**-2)
     for step, width in enumerate(_WIDTHS):
         residual, jacobian = _linearised(runs, cost_models, theta, width * prior)
-        change, noise, weights, information = _step(residual, jacobian, theta, prior, noise)
+        change, noise, weights, certain, information = _step(residual, jacobian, theta, prior, noise)
         theta = theta + change
         if progress:
             progress(step + 1, len(_WIDTHS) + 1)
@@ -95,7 +95,7 @@ def learn(
         tuple(conditions.items()), name,
     )  # fmt: skip
     residual, jacobian = _linearised(runs, cost_models, theta, _WIDTHS[-1] * prior)
-    held_out = _held_out(used, residual, jacobian, weights, information, noise)
+    held_out = _held_out(used, residual, jacobian, weights, certain, noise)
     return Lesson(learned, held_out, tuple(p for p in before if p.skipped))
 
 
@@ -176,8 +176,8 @@ def _trial(theta: np.ndarray) -> Learned:
 
 def _step(
     residual: np.ndarray, jacobian: np.ndarray, theta: np.ndarray, prior: np.ndarray, noise: float
-) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
-    """Return (change of the factors, noise, weights of the runs, information) of one step of Gauss-Newton.
+) -> tuple[np.ndarray, float, np.ndarray, np.ndarray, np.ndarray]:
+    """Return (change of the factors, noise, weights of the runs, information of the prior, of all) of a step of Gauss-Newton.
 
     Iteratively reweighted least squares, from ``noise`` on: runs by Huber, the prior of _OWN by Student's t.
     """
@@ -188,13 +188,13 @@ def _step(
         information = (jacobian.T * weights) @ jacobian / noise**2 + np.diag(certain)
         change = -np.linalg.solve(information, (jacobian.T * weights) @ residual / noise**2 + theta * certain)
         noise = _noise(_apart(residual + jacobian @ change), jacobian, information, weights, noise)
-    return change, noise, weights, information
+    return change, noise, weights, certain, information
 
 
 def _apart(residual: np.ndarray) -> np.ndarray:
     """Return what runs are off by beside what all are off by."""
-    away: np.ndarray = residual - np.median(residual)
-    return away
+    apart: np.ndarray = residual - np.median(residual)
+    return apart
 
 
 def _noise(residual: np.ndarray, jacobian: np.ndarray, information: np.ndarray, weights: np.ndarray, before: float) -> float:
@@ -206,14 +206,15 @@ def _noise(residual: np.ndarray, jacobian: np.ndarray, information: np.ndarray, 
 
 
 def _held_out(
-    used: Sequence[Prediction], residual: np.ndarray, jacobian: np.ndarray, weights: np.ndarray, information: np.ndarray,
+    used: Sequence[Prediction], residual: np.ndarray, jacobian: np.ndarray, weights: np.ndarray, certain: np.ndarray,
     noise: float,
 ) -> HeldOut:  # fmt: skip
-    """Return the errors of runs left out in turn, in one Gauss-Newton step from the factors of all."""
+    """Return the errors of runs left out in turn, in one Gauss-Newton step from the factors of all. certain: what the prior
+    knows of each factor, the inverse of a variance."""
     after, spread = np.zeros(len(used)), np.zeros(len(used))
     for group in _groups(used):
-        mine = jacobian[group]
-        without = information - (mine.T * weights[group]) @ mine / noise**2
+        mine, others = jacobian[group], np.setdiff1d(np.arange(len(used)), group)
+        without = np.diag(certain) + (jacobian[others].T * weights[others]) @ jacobian[others] / noise**2
         change = np.linalg.solve(without, (mine.T * weights[group]) @ residual[group] / noise**2)
         after[group] = residual[group] + mine @ change
         spread[group] = np.sqrt(noise**2 + np.einsum("ij,jk,ik->i", mine, np.linalg.inv(without), mine))

@@ -58,9 +58,9 @@ def layout_of_case(run: Mapping[str, Any], model: ModelSpec, assumptions: list[s
     if "sequence_parallel" not in run and "tp_mode" not in run and tp > 1:
         split = "true" if values["tp_mode"] == "msp" else "false"
         assumptions.append(f"sequence_parallel: {split} (usual with {framework.name})")
-    values = _dealt(values, model, pp * count_of(values, "vpp"), framework)
+    values = _assigned(values, model, pp * count_of(values, "vpp"), framework)
     if "pipeline_layout" in values and "pipeline_layout" not in given:
-        assumptions.append(f"pipeline_layout: {values['pipeline_layout']} (layers dealt as evenly as possible)")
+        assumptions.append(f"pipeline_layout: {values['pipeline_layout']} (layers assigned as evenly as possible)")
     strategy = Strategy(**values)
     assumptions += [f"left out of the estimate: {what}" for what in strategy.unmodelled]
     unread = sorted(set(run) - _KNOWN - {"sequence_parallel", "global_batch_size"})
@@ -167,7 +167,7 @@ def _end_stages(
     return dict.fromkeys(("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"), True)
 
 
-def _dealt(values: Mapping[str, Any], model: ModelSpec, chunks: int, framework: Framework) -> dict[str, Any]:
+def _assigned(values: Mapping[str, Any], model: ModelSpec, chunks: int, framework: Framework) -> dict[str, Any]:
     """Return ``values`` with a layout string where ``chunks`` equal ones would not hold all layers and nothing says what does.
 
     What is left over goes to the chunks after the first, one each, and not to the last, which has the head. Raises InputError

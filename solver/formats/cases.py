@@ -137,8 +137,8 @@ def case_of(plain: Mapping[str, Any]) -> Case:
 
 def _host_link(s: Strategy, cluster: Mapping[str, Any], hardware: str, assumptions: list[str]) -> dict[str, float]:
     """Return the link to the host of a run that kept activations there, where neither the case nor the device states it."""
-    key, away = "host_link_gb_s", s.offload_layers or s.offload_modules
-    if not away or key in cluster or hardware not in DEVICES or DEVICES[hardware].host_link:
+    key, offloads = "host_link_gb_s", s.offload_layers or s.offload_modules
+    if not offloads or key in cluster or hardware not in DEVICES or DEVICES[hardware].host_link:
         return {}
     assumptions.append(f"{key}: {PCIE_5 / 1e9:g} (assumed: PCIe 5 x16)")
     return {key: PCIE_5 / 1e9}

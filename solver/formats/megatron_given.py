@@ -102,7 +102,7 @@ def refuse(flags: Mapping[str, Any]) -> None:
                 raise InputError(f"Megatron's --{flag} {shown(flags[flag])} is not modelled; {usual} is")
         if whole(flags, "num-distributed-optimizer-instances", 1) > 1:
             raise InputError(
-                "Megatron's --num-distributed-optimizer-instances is not of dist_muon, which deals to all replicas"
+                "Megatron's --num-distributed-optimizer-instances is not of dist_muon, which assigns to all replicas"
             )
         if "use-distributed-optimizer" in flags:
             why = "leave it out: dist_muon shards without it"

@@ -12,7 +12,7 @@ from solver.formats.toml_text import write_toml
 from solver.formats.torchrun import nodes_of
 from solver.formats.torchtitan_config import ROTATES
 from solver.formats.torchtitan_keys import RELEASES, Release
-from solver.formats.torchtitan_stages import dealt, stage_starts
+from solver.formats.torchtitan_stages import assigned, stage_starts
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
 from solver.spec.pipeline_layout import chunk_layers
@@ -154,7 +154,7 @@ def _stages(model: ModelSpec, run: Strategy, release: Release) -> dict[str, Any]
     if release.year < 2026:
         return {"pipeline_parallel_split_points": [f"layers.{first}" for first in stage_starts(layers, number)]}
     ends = run.account_for_embedding_in_pipeline_split, run.account_for_loss_in_pipeline_split
-    sizes = list(chunk_layers(run.pipeline_layout)) if run.pipeline_layout else dealt(layers, number, *map(int, ends))
+    sizes = list(chunk_layers(run.pipeline_layout)) if run.pipeline_layout else assigned(layers, number, *map(int, ends))
     firsts = [sum(sizes[:stage]) for stage in range(number)]
     listed = [[f"layers.{layer}" for layer in range(first, first + size)] for first, size in zip(firsts, sizes, strict=True)]
     listed[0].insert(0, "tok_embeddings")

@@ -23,7 +23,7 @@ def stage_starts(layers: int, stages: int) -> list[int]:
     return [sum(sizes[:stage]) for stage in range(1, stages)]
 
 
-def dealt(layers: int, stages: int, first: int, last: int) -> list[int]:
+def assigned(layers: int, stages: int, first: int, last: int) -> list[int]:
     """Return the layers of each stage; the ends count as ``first`` and ``last`` layers, and the first stages take the rest."""
     share, rest = divmod(layers + first + last, stages)
     sizes = [share + (stage < rest) for stage in range(stages)]
@@ -31,7 +31,7 @@ def dealt(layers: int, stages: int, first: int, last: int) -> list[int]:
 
 
 def listed_stages(pipeline: SectionReader, release: Release, pp: int, layers: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the stages of a release that lists their modules, or deals layers out with embedding and head counted as some.
+    """Return the stages of a release that lists their modules, or assigns layers out with embedding and head counted as some.
 
     Source: distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part.
     """
@@ -45,12 +45,12 @@ def listed_stages(pipeline: SectionReader, release: Release, pp: int, layers: in
         chunks = _listed(pipeline, listed, layers)
     else:
         number = -(-(layers + sum(ends)) // each) if each else pp * (2 if schedule in _SEVERAL else 1)
-        chunks = dealt(layers, number, *ends)
+        chunks = assigned(layers, number, *ends)
     stated = _stated(pipeline, schedule, pp, len(chunks))
     if min(chunks) < 0:
         raise pipeline.wrong("pipeline_parallel_schedule", f"one of fewer than {len(chunks)} chunks for {layers} layers")
     for counted in ((0, 0), (1, 1), (1, 0), (0, 1)):
-        if (layers + sum(counted)) % len(chunks) == 0 and chunks == dealt(layers, len(chunks), *counted):
+        if (layers + sum(counted)) % len(chunks) == 0 and chunks == assigned(layers, len(chunks), *counted):
             names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
             return stated | {name: True for name, on in zip(names, counted, strict=True) if on}, ()
     if schedule in WAVES:

@@ -41,4 +41,4 @@ def offloaded_saved(shapes: Shapes, saved: Sequence[Saved]) -> list[Saved]:
     if "norm2" not in apart:  # it is then a part of the MLP's first linear, which stays
         names.discard("residual1")
     large = OFFLOAD_LEAST_ELEMENTS * shapes.element
-    return [replace(s, away=np.where(s.bytes >= large, 1.0, 0.0)) if s.name in names else s for s in saved]
+    return [replace(s, offloaded=np.where(s.bytes >= large, 1.0, 0.0)) if s.name in names else s for s in saved]

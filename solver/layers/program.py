@@ -83,13 +83,13 @@ def message(size: Array, place: Placement) -> dict[str, Array]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that forward saves for backward. bytes: per micro batch. dropped_by: recompute levels that do not keep it. away:
-    share of it that waits on the host."""
+    """A tensor that forward saves for backward. bytes: per micro batch. dropped_by: recompute levels that do not keep it.
+    offloaded: share of it that waits on the host."""
 
     name: str
     bytes: Array
     dropped_by: tuple[Recompute, ...] = (Recompute.FULL,)
-    away: Array = 0.0
+    offloaded: Array = 0.0
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ class LayerProgram:
         """Return the bytes kept per micro batch under a recompute level, on the device or the host; shape [keys]."""
         return self._sum(tensor.bytes for tensor in self.saved if level not in tensor.dropped_by)
 
-    def away_bytes(self, level: Recompute) -> np.ndarray:
+    def offloaded_bytes(self, level: Recompute) -> np.ndarray:
         """Return those of the bytes kept that wait on the host; shape [keys]."""
-        return self._sum(tensor.bytes * tensor.away for tensor in self.saved if level not in tensor.dropped_by)
+        return self._sum(tensor.bytes * tensor.offloaded for tensor in self.saved if level not in tensor.dropped_by)
 
     def _sum(self, values: Iterable[Array]) -> np.ndarray:
         return sum((np.broadcast_to(np.asarray(v, dtype=float), len(self.keys)) for v in values), np.zeros(len(self.keys)))

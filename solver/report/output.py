@@ -159,13 +159,13 @@ def variants_list(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     return found
 
 
-def balanced_dict(deal: Balanced | None) -> dict[str, Any]:
-    """Return what dealing single layers to the stages brings, if that was asked for."""
-    if deal is None:
+def balanced_dict(balance: Balanced | None) -> dict[str, Any]:
+    """Return what assigning single layers to the stages brings, if that was asked for."""
+    if balance is None:
         return {}
-    found = {"layout": layout_dict(deal.solutions, 0), "step_s": deal.seconds, "evenly_dealt_step_s": deal.before,
-             "same_recomputation_step_s": deal.uniform if np.isfinite(deal.uniform) else None,
-             "peak_memory_bytes": float(deal.solutions.memory.device[0])}  # fmt: skip
+    found = {"layout": layout_dict(balance.solutions, 0), "step_s": balance.seconds, "evenly_dealt_step_s": balance.before,
+             "same_recomputation_step_s": balance.uniform if np.isfinite(balance.uniform) else None,
+             "peak_memory_bytes": float(balance.solutions.memory.device[0])}  # fmt: skip
     return {"balanced": found}
 
 

@@ -83,18 +83,22 @@ def surely_fitting(result: SearchResult) -> str:
     return f"Sure to fit, {taken / float(result.best.times.seconds[0]) - 1:+.1%} time: {describe(found, index)}; {memory}"
 
 
-def balance_text(deal: Balanced) -> Text:
-    """Return what dealing single layers to the stages brings."""
-    memory = f"{deal.solutions.memory.device[0] / GIB:.1f} GiB"
-    change = deal.seconds / deal.before - 1
+def balance_text(balance: Balanced) -> Text:
+    """Return what assigning single layers to the stages brings."""
+    memory = f"{balance.solutions.memory.device[0] / GIB:.1f} GiB"
+    change = balance.seconds / balance.before - 1
     if change > -5e-4:
-        return Text("Layers dealt to the stages one by one make the step no shorter.", style="bold")
-    by_stage = deal.solutions.problem.run.recompute_stage_layers
-    other = f"{seconds(deal.uniform)} ({deal.seconds / deal.uniform - 1:+.1%})" if deal.uniform < np.inf else "none fits"
+        return Text("Layers assigned to the stages one by one make the step no shorter.", style="bold")
+    by_stage = balance.solutions.problem.run.recompute_stage_layers
+    other = (
+        f"{seconds(balance.uniform)} ({balance.seconds / balance.uniform - 1:+.1%})"
+        if balance.uniform < np.inf
+        else "none fits"
+    )
     return Text(
-        f"Layers dealt to the stages one by one, {deal.text}: {seconds(deal.seconds)} ({change:+.1%}), {memory}\n"
+        f"Layers assigned to the stages one by one, {balance.text}: {seconds(balance.seconds)} ({change:+.1%}), {memory}\n"
         + f"Recomputed on the stages: {by_stage}; with the same number on every stage: {other}\n" * bool(by_stage)
-        + describe(deal.solutions, 0), style="bold",
+        + describe(balance.solutions, 0), style="bold",
     )  # fmt: skip
 
 

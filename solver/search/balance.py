@@ -1,4 +1,4 @@
-"""Layers dealt to the stages of one layout so that none is waited for: a layout string, with a recomputation to match.
+"""Layers assigned to the stages of one layout so that none is waited for: a layout string, with a recomputation to match.
 
 The stages with the embedding and the head get fewer layers. Found by moving single layers between chunks as long as the step
 gets shorter, or memory that does not fit less; every candidate is estimated like any other layout. Where the framework can,
@@ -28,10 +28,10 @@ _BUBBLE = PARTS.index("bubble")
 
 @dataclass(frozen=True)
 class Balanced:
-    """The best deal of layers: its estimate (of a single layout, whose run states pipeline_layout).
+    """The best assignment of layers: its estimate (of a single layout, whose run states pipeline_layout).
 
-    before: seconds of the evenly dealt layout. uniform: of the best deal with the same recomputation on every stage; inf where
-    none fits.
+    before: seconds of the evenly assigned layout. uniform: of the best assignment with the same recomputation on every stage;
+    inf where none fits.
     """
 
     solutions: Solutions
@@ -59,20 +59,20 @@ def balanced(solutions: Solutions, index: int) -> Balanced:
     can = problem.framework.can_run
     if not can.pipeline_layout or run.schedule not in (*can.layout_schedules, "interleaved"):
         raise InputError(
-            f"{problem.framework.name} deals layers to stages itself under schedule {run.schedule}; leave --balance out"
+            f"{problem.framework.name} assigns layers to stages itself under schedule {run.schedule}; leave --balance out"
         )
     chunks = chunks_of(solutions, index)
     pp = int(one.splits.pp[0])
     fullest = max(sum(chunks[stage::pp]) for stage in range(pp))
-    starts = [_dealt(solutions, layouts, chunks) for layouts in _recomputations(solutions, one, fullest)]
+    starts = [_assigned(solutions, layouts, chunks) for layouts in _recomputations(solutions, one, fullest)]
     found = [_improved(start, chunks) for start in starts]
     uniform = min((_seconds(each) for each in found if _fits(each)), default=np.inf)
     if can.recomputes_by_stage:
         whole = replace(_plain(one), recompute=np.array([int(Recompute.FULL)]), recompute_layers=np.array([-1]))
-        found.append(_improved(_dealt(solutions, whole, chunks, by_stage=True), chunks, by_stage=True))
+        found.append(_improved(_assigned(solutions, whole, chunks, by_stage=True), chunks, by_stage=True))
     fitting = [each for each in found if _fits(each)]
     if not fitting:
-        raise InputError("no deal of the layers to the stages fits in memory; leave --balance out")
+        raise InputError("no assignment of the layers to the stages fits in memory; leave --balance out")
     return Balanced(min(fitting, key=_seconds), float(solutions.times.seconds[index]), uniform)
 
 
@@ -94,7 +94,7 @@ def _recomputations(solutions: Solutions, one: Layouts, fullest: int) -> Iterato
         yield replace(plain, recompute=np.array([int(level)]), recompute_layers=np.array([layers]))
 
 
-def _dealt(solutions: Solutions, layouts: Layouts, chunks: tuple[int, ...], by_stage: bool = False) -> Solutions:
+def _assigned(solutions: Solutions, layouts: Layouts, chunks: tuple[int, ...], by_stage: bool = False) -> Solutions:
     """Return the estimate of the layout with these chunks. by_stage: each stage recomputes the fewest layers that it can."""
     text = layout_text(chunks, solutions.problem.model.num_nextn_predict_layers)
     problem = replace(solutions.problem, run=solutions.problem.run.replace(pipeline_layout=text, recompute_stage_layers=""))
@@ -126,9 +126,9 @@ def _improved(start: Solutions, chunks: tuple[int, ...], by_stage: bool = False)
         bubble = time_of_stages(best, 0)[_BUBBLE]
         origin = int(best.memory.stage[0]) if not _fits(best) else int(np.argmin(bubble))
         moved = [
-            (_dealt(best, best.layouts, dealt, by_stage), dealt)
+            (_assigned(best, best.layouts, assigned, by_stage), assigned)
             for target in np.argsort(-bubble)[: max(4, pp // 4)].tolist()
-            if target != origin and (dealt := _moved(chunks, pp, origin, target)) is not None
+            if target != origin and (assigned := _moved(chunks, pp, origin, target)) is not None
         ]
         better = min(moved, key=lambda pair: _cost(pair[0]), default=None)
         if better is None or _cost(better[0]) >= _cost(best):
@@ -139,10 +139,10 @@ def _improved(start: Solutions, chunks: tuple[int, ...], by_stage: bool = False)
 
 def _moved(chunks: tuple[int, ...], pp: int, origin: int, target: int) -> tuple[int, ...] | None:
     """Return the chunks with a layer of stage ``origin`` on stage ``target``: from its largest chunk to its smallest one."""
-    dealt = np.array(chunks)
-    out = origin + pp * int(np.argmax(dealt[origin::pp]))
-    if dealt[out] == 0:
+    assigned = np.array(chunks)
+    out = origin + pp * int(np.argmax(assigned[origin::pp]))
+    if assigned[out] == 0:
         return None
-    dealt[out] -= 1
-    dealt[target + pp * int(np.argmin(dealt[target::pp]))] += 1
-    return tuple(dealt.tolist())
+    assigned[out] -= 1
+    assigned[target + pp * int(np.argmin(assigned[target::pp]))] += 1
+    return tuple(assigned.tolist())

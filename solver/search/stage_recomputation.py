@@ -20,7 +20,7 @@ from solver.step.problem import LayerTable, Problem
 def fewest_recomputed(problem: Problem, one: Layouts, table: LayerTable) -> tuple[int, ...]:
     """Return the fewest layers that each stage of a single layout recomputes so that it fits; of one that never does, all.
 
-    problem: its run states the layers of the chunks, if they are not dealt evenly.
+    problem: its run states the layers of the chunks, if they are not assigned evenly.
     """
     plain = replace(problem, run=problem.run.replace(recompute_stage_layers=""))
     stages = stages_of(plain, one.splits, every=True)

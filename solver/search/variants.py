@@ -38,7 +38,7 @@ def _offloaded(problem: Problem, what: str, values: Sequence[float | int], descr
     return [0, *values] if alone and described else [0]
 
 
-def _away(problem: Problem) -> list[str]:
+def _offloaded_modules(problem: Problem) -> list[str]:
     """Return the choices of offload_modules: none, each module that the model has by itself, and all of them."""
     if "modules" not in problem.framework.can_run.offloads or not problem.cluster.host_link:
         return [""]
@@ -71,7 +71,7 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
         p, "activations", [max(int(p.model.num_hidden_layers * share) - (share == 1), 1) for share in OFFLOADED],
         p.cluster.host_link,
     ),
-    "offload_modules": _away,
+    "offload_modules": _offloaded_modules,
 }  # fmt: skip
 
 

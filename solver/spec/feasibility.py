@@ -52,7 +52,7 @@ from solver.spec.run_rules import (
     projection_rule,
 )
 from solver.spec.schedule_rules import schedule_broken
-from solver.spec.size_rules import deal_broken, size_rules
+from solver.spec.size_rules import assignment_broken, size_rules
 from solver.spec.state_rules import copies_broken, copies_run, expert_shards_run, partial_runs, recompute_broken, shards_run
 from solver.spec.strategy import Strategy
 
@@ -111,7 +111,7 @@ def _layout_broken(can_run: CanRun, layers: int, s: Strategy) -> str:
         return "does not offer pipeline_layout"
     if s.pp > 1 and s.schedule not in (*can_run.layout_schedules, "interleaved"):
         return f"does not offer pipeline_layout under schedule {s.schedule}"
-    if wrong := deal_broken(layers, s):
+    if wrong := assignment_broken(layers, s):
         return wrong
     if s.num_layers_in_first_pipeline_stage or s.num_layers_in_last_pipeline_stage or s.counts_ends:
         return "pipeline_layout says what every stage holds; leave out the layers of end stages and account_for_..._split"
@@ -201,7 +201,7 @@ def _update_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[
         (s.zero > 1 or not s.offload_gradients, f"offload_gradients needs ZeRO-2 or 3, not ZeRO-{s.zero}"),
         (
             s.optimizer != "muon" or not s.zero or s.zero_shard_size == s.dp * s.cp,
-            f"optimizer muon deals matrices to all {s.dp * s.cp} replicas, not to {s.zero_shard_size} (zero_shard_size)",
+            f"optimizer muon assigns matrices to all {s.dp * s.cp} replicas, not to {s.zero_shard_size} (zero_shard_size)",
         ),
         (not zero_broken(s), zero_broken(s)),
         (s.recompute in can.recompute, f"{name} does not offer recompute {s.recompute}"),

@@ -11,7 +11,7 @@ from solver.spec.strategy import Strategy
 def zero_stages(run: Strategy) -> tuple[int, ...]:
     """Return the ZeRO stages that an optimizer runs with.
 
-    Muon deals whole matrices to ranks, and gradients are never cut (Megatron-Core, layer_wise_optimizer.py); the shards of
+    Muon assigns whole matrices to ranks, and gradients are never cut (Megatron-Core, layer_wise_optimizer.py); the shards of
     ZeRO-3 are the fp32 weights themselves, of which nothing is saved.
     """
     return (0, 1) if run.optimizer == "muon" else (0, 1, 2) if run.optimizer_states == "remainder" else (0, 1, 2, 3)

@@ -110,13 +110,13 @@ def gather_rule(framework: Framework, s: Strategy) -> tuple[bool, str]:
 def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) of the modules whose activations wait on the host; rules of Megatron-Core's
     transformer_config.py. Its norms are modules of their own before experts and latent attention only."""
-    modules, away = s.modules_offloaded, "to keep on the host"
+    modules, what = s.modules_offloaded, "to keep on the host"
     there = dict.fromkeys(("mlp_norm", "expert_fc1", "moe_act"), model.is_mixture_of_experts)
     there["attn_norm"] = model.has_latent_attention
     graphed = s.cuda_graphs and not s.modules_graphed
     return (
-        *((there.get(name, True), f"{model.name} has no {name} {away} under Megatron-Core") for name in modules),
-        ("attn_proj" not in modules or "core_attn" in modules, f"offload_modules attn_proj {away} needs core_attn"),
+        *((there.get(name, True), f"{model.name} has no {name} {what} under Megatron-Core") for name in modules),
+        ("attn_proj" not in modules or "core_attn" in modules, f"offload_modules attn_proj {what} needs core_attn"),
         (not modules or not s.offload_layers, "give offload_modules or offload_layers, not both"),
         (not (s.offload_layers and s.cuda_graphs), LAYERS_ALONE),
         (not modules or s.recompute != "full", "offload_modules leaves nothing to full recomputation; give none or selective"),

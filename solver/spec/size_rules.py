@@ -20,11 +20,11 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     layers, ranks = model.num_hidden_layers, s.tp * s.cp * s.dp
     ends = s.num_layers_in_first_pipeline_stage + s.num_layers_in_last_pipeline_stage
     chunks = chunks_broken(s.schedule, s.pp, s.vpp, s.num_micro_batches, s.micro_batch_group)
-    dealt = deal_broken(layers, s)
+    assigned = assignment_broken(layers, s)
     experts, split = f"{model.num_experts} experts over {ranks} ranks", f"ep {s.ep} * etp {s.etp}"
-    again = "" if dealt or chunks else _recomputation_broken(s)
+    again = "" if assigned or chunks else _recomputation_broken(s)
     return (
-        (not dealt, dealt),
+        (not assigned, assigned),
         (not again, again),
         (s.pp <= layers, f"pp {s.pp} is more than the model's {layers} layers"),
         (ends + max(s.pp - 2, 0) <= layers, f"the end stages' {ends} layers leave too few of {layers} for pp {s.pp}"),
@@ -49,13 +49,13 @@ def size_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     )
 
 
-def deal_broken(layers: int, s: Strategy) -> str:
-    """Return what is wrong with the layers that a stated layout of the pipeline deals, or ""."""
+def assignment_broken(layers: int, s: Strategy) -> str:
+    """Return what is wrong with the layers that a stated layout of the pipeline assigns, or ""."""
     chunks = chunk_layers(s.pipeline_layout) if s.pipeline_layout else ()
     if not chunks or (len(chunks), sum(chunks)) == (s.pp * s.vpp, layers):
         return ""
     return (
-        f"pipeline_layout {s.pipeline_layout} deals {sum(chunks)} layers to {len(chunks)} chunks, but there are {layers} "
+        f"pipeline_layout {s.pipeline_layout} assigns {sum(chunks)} layers to {len(chunks)} chunks, but there are {layers} "
         f"layers and pp {s.pp} * vpp {s.vpp}"
     )
 

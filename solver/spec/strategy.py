@@ -142,8 +142,8 @@ class Strategy:
             graphs = _modules("cuda_graph_modules", self.cuda_graph_modules, CUDA_GRAPH_MODULES)
             object.__setattr__(self, "cuda_graph_modules", graphs)
         if self.offload_modules != "":
-            away = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
-            object.__setattr__(self, "offload_modules", away)
+            modules = _modules("offload_modules", self.offload_modules, OFFLOAD_MODULES)
+            object.__setattr__(self, "offload_modules", modules)
         stage_layers(self.recompute_stage_layers)
         for key in ("dropout", "fused_softmax", "gradient_accumulation_fusion", "collective_checks"):
             if getattr(self, key) not in (None, True, False):
@@ -249,7 +249,7 @@ def _modules(key: str, given: Any, known: tuple[str, ...]) -> str:
 
 
 def groups_fit(micro_batches: int, pp: int, group: int) -> bool:
-    """Whether interleaving deals the micro batches in groups of ``group`` (0: pp): there is a whole one, and the last one is
+    """Whether interleaving assigns the micro batches in groups of ``group`` (0: pp): there is a whole one, and the last one is
     whole or at least pp (asserted in Megatron-Core's schedules.py)."""
     rest = micro_batches % (group or pp)
     return (group or pp) <= micro_batches and (rest == 0 or (group > pp and rest >= pp))

@@ -24,8 +24,8 @@ class Activations:
         saved = np.array([part.saved[:, key] for part in table.layers])
         self._kept, self._whole = saved[:, level, row], saved[:, 0][:, row]
         if problem.run.offload_modules:
-            away = np.array([part.away[:, key] for part in table.layers])
-            self._kept_away, self._whole_away = away[:, level, row], away[:, 0][:, row]
+            offloaded = np.array([part.offloaded[:, key] for part in table.layers])
+            self._kept_offloaded, self._whole_offloaded = offloaded[:, level, row], offloaded[:, 0][:, row]
         self._transient = np.array([part.transient[key] for part in table.layers])[:, row]
         self._recomputed, _ = stages.recomputed(recomputed_limit(problem, pipelines), row)
 
@@ -37,14 +37,16 @@ class Activations:
         saved = flight[row] * over_kinds(every, recomputed * self._kept + rest * self._whole)
         if run.offload_layers:  # of a single stage
             moved, _ = stages.recomputed(np.full(len(row), run.offload_layers), row)
-            away = over_kinds(every, moved[stage] * self._whole)
-            saved = np.minimum(saved, saved - away + RESIDENT_LAYERS * self._whole.max(axis=0))
+            offloaded = over_kinds(every, moved[stage] * self._whole)
+            saved = np.minimum(saved, saved - offloaded + RESIDENT_LAYERS * self._whole.max(axis=0))
         if run.offload_modules:
-            away = flight[row] * over_kinds(every, recomputed * self._kept_away + rest * self._whole_away)
+            offloaded = flight[row] * over_kinds(every, recomputed * self._kept_offloaded + rest * self._whole_offloaded)
             # the last layer of a stage with multi-token prediction is that module's
             before_last = np.where(self._problem.model.num_nextn_predict_layers * stages.has_head[stage, row] > 0, 1, 0)
-            here = (RESIDENT_MODULES - before_last) * np.where(rest > 0, self._whole_away, self._kept_away).max(axis=0)
-            saved = np.minimum(saved, saved - away + here)
+            here = (RESIDENT_MODULES - before_last) * np.where(rest > 0, self._whole_offloaded, self._kept_offloaded).max(
+                axis=0
+            )
+            saved = np.minimum(saved, saved - offloaded + here)
         if self._problem.framework.pipeline.keeps_messages:
             saved = saved + self._messages(stage, flight * self._splits.vpp)[row]
         return saved

@@ -1,8 +1,8 @@
 """The Muon optimizer: one momentum for every matrix of a layer, orthogonalised by Newton-Schulz iterations; Adam for the rest.
 
 Sources: Jordan 2024 (kellerjordan.github.io/posts/muon); Megatron-Core's optimizer/muon.py and layer_wise_optimizer.py as read:
-each tensor rank works on its part of a matrix (``--muon-tp-mode blockwise``); ``dist_muon`` (here ZeRO-1) deals whole matrices
-to the data-parallel ranks, all-reduces gradients and gathers what each rank has updated after the step.
+each tensor rank works on its part of a matrix (``--muon-tp-mode blockwise``); ``dist_muon`` (here ZeRO-1) assigns whole
+matrices to the data-parallel ranks, all-reduces gradients and gathers what each rank has updated after the step.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def muon_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
     """Return the GEMMs of the iterations on the fullest stage, of all of its matrices (``optimizer.whole``) and of those of the
     rank that gets most (``optimizer.shard``); none under Adam.
 
-    For a matrix of s x l, s <= l, an iteration multiplies s x l by l x s, s x s by s x s and s x s by s x l. Matrices are dealt
-    evenly; of fewer than there are ranks, the largest alone decides.
+    For a matrix of s x l, s <= l, an iteration multiplies s x l by l x s, s x s by s x s and s x s by s x l. Matrices are
+    assigned evenly; of fewer than there are ranks, the largest alone decides.
     """
     if problem.run.optimizer != "muon":
         return []
@@ -49,8 +49,8 @@ def muon_ops(problem: Problem, table: LayerTable, key: np.ndarray, splits: Split
     fullest = np.argmax((held * each).sum(axis=1), axis=0)
     times = held[fullest, :, np.arange(len(splits))].T
     whole, ops = [found._replace(number=found.number * n) for of, n in zip(matrices, times, strict=True) for found in of], []
-    for found, dealt in zip(whole, _dealt(whole, shard_ranks(problem, splits)), strict=True):
-        for name, number in (("optimizer.whole", found.number), ("optimizer.shard", dealt)):
+    for found, assigned in zip(whole, _assigned(whole, shard_ranks(problem, splits)), strict=True):
+        for name, number in (("optimizer.whole", found.number), ("optimizer.shard", assigned)):
             ops += _iterations(found, name, number)
     return ops
 
@@ -66,7 +66,7 @@ def _matrices(part: Part, key: np.ndarray) -> Iterator[Matrices]:
         yield Matrices(rows, columns, number, EXPERTS if op.module == MODULE else LINEARS)
 
 
-def _dealt(whole: list[Matrices], shards: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+def _assigned(whole: list[Matrices], shards: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
     """Yield how many of the matrices the rank that gets most updates: [splits] each; shards: ranks, by group of parameters."""
     elements = [np.where(found.number > 0, found.rows * found.columns, 0.0) for found in whole]
     for found, size in zip(whole, elements, strict=True):

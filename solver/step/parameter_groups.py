@@ -120,12 +120,12 @@ def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:
     if how == "even":
         return plain
     if how == "cost":
-        dealt = stage_layers_by_cost(layers, splits.pp, _head_cost(problem))
+        assigned = stage_layers_by_cost(layers, splits.pp, _head_cost(problem))
     else:
-        dealt = (stage_layers_last_first if how == "last" else stage_layers_counting_ends)(layers, splits.pp)
+        assigned = (stage_layers_last_first if how == "last" else stage_layers_counting_ends)(layers, splits.pp)
     stated = np.any(splits.stage_columns[1:], axis=0) | splits.waves
-    ends = {end: np.where(stated, getattr(plain, end), getattr(dealt, end)) for end in ("first", "middle", "last")}
-    return replace(dealt, **ends)
+    ends = {end: np.where(stated, getattr(plain, end), getattr(assigned, end)) for end in ("first", "middle", "last")}
+    return replace(assigned, **ends)
 
 
 def _head_cost(problem: Problem) -> float:

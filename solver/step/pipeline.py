@@ -153,6 +153,6 @@ def _offload(problem: Problem, terms: SplitTerms, layouts: Layouts, layer: Layer
         return over_kinds(moved[0], exposed_transfer(problem, terms.saved[:, 0, row], layer.forward, layer.backward))
     if not problem.run.offload_modules:
         return np.zeros(len(layouts))
-    whole = exposed_transfer(problem, terms.away[:, 0, row], layer.forward, layer.backward)
-    again = exposed_transfer(problem, terms.away[:, level, row], layer.forward, layer.backward + layer.recompute)
+    whole = exposed_transfer(problem, terms.offloaded[:, 0, row], layer.forward, layer.backward)
+    again = exposed_transfer(problem, terms.offloaded[:, level, row], layer.forward, layer.backward + layer.recompute)
     return over_kinds(stage.layers - stage.recomputed, whole) + over_kinds(stage.recomputed, again)

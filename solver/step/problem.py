@@ -163,7 +163,7 @@ class Part:
     times: LayerTimes
     paired: np.ndarray  #: seconds of both passes beside each other (solver.step.paired_exchange), [2, keys]; if they ever are
     saved: np.ndarray  #: bytes per micro batch, shape [levels, keys]
-    away: np.ndarray  #: those of them that wait on the host, shape [levels, keys]; empty without offloaded modules
+    offloaded: np.ndarray  #: those of them that wait on the host, shape [levels, keys]; empty without offloaded modules
     postponed: np.ndarray  #: bytes per micro batch that weight gradients need, shape [keys]
     transient: np.ndarray  #: bytes, shape [keys]
     buffer: np.ndarray  #: bytes that stay between layers, shape [keys]
@@ -225,7 +225,7 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
                 times=times,
                 paired=paired_seconds(estimates, exposed, times) if pairs else np.full((2, len(keys)), np.inf),
                 saved=np.array([program.saved_bytes(level) for level in Recompute]),
-                away=np.array([program.away_bytes(level) for level in Recompute] if run.offload_modules else []),
+                offloaded=np.array([program.offloaded_bytes(level) for level in Recompute] if run.offload_modules else []),
                 postponed=program.weight_gradient_operands() * problem.element_bytes.activation,
                 transient=np.broadcast_to(np.asarray(program.transient_bytes, dtype=float), len(keys)),
                 buffer=np.broadcast_to(np.asarray(program.buffer_bytes, dtype=float), len(keys)),

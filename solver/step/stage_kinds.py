@@ -104,14 +104,14 @@ def stage_kinds(
     all splits have as many; (): as ``stages`` says.
     """
     pp, vpp, embedding, loss, wave = columns
-    dealt = (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
-    first, division = distinct(dealt)
+    assigned = (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
+    first, division = distinct(assigned)
     order = tuple(of_layer.tolist())
     found = [
         _composition(
             order,
             kinds,
-            *(int(column[i]) for column in dealt),
+            *(int(column[i]) for column in assigned),
             stages.fuller_last,
             every,
             stated,
@@ -207,8 +207,8 @@ def chunk_sizes(
         middle = layers - first - last
         full = middle - (most - 1) * (pp - 2)
         few = [most] * (middle // most) + [middle % most] if most else []  # some middle stages hold none
-        dealt = [most] * full + [most - 1] * (pp - 2 - full) if full > 0 else (few + [0] * pp)[: pp - 2]
-        each = [first, *(dealt[::-1] if fuller_last else dealt), last]
+        assigned = [most] * full + [most - 1] * (pp - 2 - full) if full > 0 else (few + [0] * pp)[: pp - 2]
+        each = [first, *(assigned[::-1] if fuller_last else assigned), last]
     sizes = np.repeat(np.array([each]) // vpp, vpp, axis=0)
     if wave:
         begins = int(first_chunk(first, embedding, loss))

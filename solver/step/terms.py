@@ -41,7 +41,7 @@ class SplitTerms:
     recompute: np.ndarray  #: [kinds, levels, S] all streams together
     weight_grad: np.ndarray  #: [kinds, S]
     saved: np.ndarray  #: [kinds, levels, S] bytes of activations that a layer keeps of a micro batch
-    away: np.ndarray  #: [kinds, levels, S] those of them that wait on the host; empty without offloaded modules
+    offloaded: np.ndarray  #: [kinds, levels, S] those of them that wait on the host; empty without offloaded modules
     postponed: np.ndarray  #: [kinds, S] bytes of a micro batch that a layer's weight gradients need
     paired: np.ndarray  #: [kinds, 2, S] both passes beside each other, as Part.paired; empty where they never are
     embedding: np.ndarray  #: [streams, S] forward and backward
@@ -137,7 +137,7 @@ def split_terms(problem: Problem, table: LayerTable, key: np.ndarray, splits: Sp
         recompute=np.array([layer.recompute.sum(axis=1)[:, key] for layer in layers]),
         weight_grad=np.array([layer.weight_grad[key] for layer in layers]),
         saved=np.array([part.saved[:, key] for part in table.layers]),
-        away=np.array([part.away[:, key] for part in table.layers] if problem.run.offload_modules else []),
+        offloaded=np.array([part.offloaded[:, key] for part in table.layers] if problem.run.offload_modules else []),
         postponed=np.array([part.postponed[key] for part in table.layers]),
         paired=np.array([part.paired[:, key] for part in table.layers] if problem.run.moe_exchange_overlap else []),
         embedding=(embedding.forward + embedding.backward)[:, key], head=(head.forward + head.backward)[:, key],

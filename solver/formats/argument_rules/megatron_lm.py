@@ -44,7 +44,7 @@ def _etp(a: Arguments) -> int:
     return a.size("expert-tensor-parallel-size", _tp(a))
 
 
-def _dealt(a: Arguments) -> tuple[int, ...]:
+def _assigned(a: Arguments) -> tuple[int, ...]:
     """Layers of every chunk that a layout states."""
     text = a.text("pipeline-model-parallel-layout")
     return chunk_layers(text) if text else ()
@@ -52,7 +52,7 @@ def _dealt(a: Arguments) -> tuple[int, ...]:
 
 def _chunks(a: Arguments) -> int:
     """Chunks of a stage."""
-    return max(len(_dealt(a)) // _pp(a), 1) if _dealt(a) else a.size("num-virtual-stages-per-pipeline-rank")
+    return max(len(_assigned(a)) // _pp(a), 1) if _assigned(a) else a.size("num-virtual-stages-per-pipeline-rank")
 
 
 def _replicas(a: Arguments) -> int:
@@ -174,14 +174,14 @@ _SIZES = (
 )  # fmt: skip
 _PIPELINE = (
     Rule("the layers (with counted embedding and loss) divide into the stages and their chunks", _CONFIG,
-         lambda a: bool(_dealt(a)) or _pp(a) == 1 or _others_divide(a)),
+         lambda a: bool(_assigned(a)) or _pp(a) == 1 or _others_divide(a)),
     Rule("interleaved stages need pp above 1", _START, lambda a: _chunks(a) == 1 or _pp(a) > 1),
     Rule("--pipeline-model-parallel-layout excludes --num-virtual-stages-per-pipeline-rank", _START,
-         lambda a: not (_dealt(a) and "num-virtual-stages-per-pipeline-rank" in a)),
-    Rule("pp divides the chunks of --pipeline-model-parallel-layout, which deals all layers", _LAYOUT,
-         lambda a: not _dealt(a) or (len(_dealt(a)) % _pp(a) == 0 and sum(_dealt(a)) == a.size("num-layers"))),
+         lambda a: not (_assigned(a) and "num-virtual-stages-per-pipeline-rank" in a)),
+    Rule("pp divides the chunks of --pipeline-model-parallel-layout, which assigns all layers", _LAYOUT,
+         lambda a: not _assigned(a) or (len(_assigned(a)) % _pp(a) == 0 and sum(_assigned(a)) == a.size("num-layers"))),
     Rule("--pipeline-model-parallel-layout excludes stated and counted end stages", _CONFIG,
-         lambda a: not _dealt(a) or not (_ends(a) or _counted(a))),
+         lambda a: not _assigned(a) or not (_ends(a) or _counted(a))),
     Rule("stated end stages exclude counted ones", _CONFIG, lambda a: not (_ends(a) and _counted(a))),
     Rule("interleaving needs groups of pp micro batches or more, and a last one of at least pp", _SCHEDULES,
          lambda a: _chunks(a) == 1 or _pp(a) == 1 or _group_fits(a)),

@@ -184,9 +184,9 @@ def test_a_script_names_the_first_release_that_knows_its_flags() -> None:
     plain = Strategy(
         world_size=8, seq_len=4096, dp=8, zero=0, grad_dtype="fp32", p2p_overlap=True, framework="megatron-core-0.12"
     )
-    dealt = plain.replace(dp=4, pp=2, pipeline_layout="Et*17|t*15L")
+    assigned = plain.replace(dp=4, pp=2, pipeline_layout="Et*17|t*15L")
     graphs = plain.replace(cuda_graphs=True)
-    for run, release in ((plain, "0.12"), (dealt, "0.13"), (graphs, "0.15")):
+    for run, release in ((plain, "0.12"), (assigned, "0.13"), (graphs, "0.15")):
         assert f"for Megatron-Core {release} to 0.16" in shell_command(model, run, 8)
 
 

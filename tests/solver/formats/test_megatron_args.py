@@ -369,13 +369,13 @@ def test_groups_of_micro_batches() -> None:
 
 
 def test_muon() -> None:
-    alone, dealt = (read(optimizer=name)[1] for name in ("muon", "dist_muon"))
-    assert (alone["optimizer"], alone["zero"], dealt["optimizer"], dealt["zero"]) == ("muon", 0, "muon", 1)
+    alone, assigned = (read(optimizer=name)[1] for name in ("muon", "dist_muon"))
+    assert (alone["optimizer"], alone["zero"], assigned["optimizer"], assigned["zero"]) == ("muon", 0, "muon", 1)
     assert read()[1]["optimizer"] == "adam" and read(optimizer="muon", muon_momentum=0.9)[1] == alone
     for flags, reason in (
         ({"muon_tp_mode": "distributed"}, "--muon-tp-mode 'distributed' is not modelled; blockwise is"),
         ({"use_distributed_optimizer": True}, "does not run with --use-distributed-optimizer"),
-        ({"optimizer": "dist_muon", "num_distributed_optimizer_instances": 2}, "it deals to all|deals to all"),
+        ({"optimizer": "dist_muon", "num_distributed_optimizer_instances": 2}, "it assigns to all|assigns to all"),
         ({"optimizer": "sgd"}, "adam, muon, dist_muon are"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -160,7 +160,7 @@ def predicted(framework: str = "megatron-core", hardware: str = "h100_sxm", mode
 def test_what_no_run_can_have_had_is_refused() -> None:
     for keys, sentence in (
         ({"pp": 64, "world_size": 64}, "pp 64 is more than the model's 32 layers"),
-        ({"pp": 2, "tp": 2, "dp": 4, "pipeline_layout": "Et*16|t*15L"}, "deals 31 layers to 2 chunks, but there are 32"),
+        ({"pp": 2, "tp": 2, "dp": 4, "pipeline_layout": "Et*16|t*15L"}, "assigns 31 layers to 2 chunks, but there are 32"),
         ({"pp": 4, "tp": 1, "dp": 4, "num_layers_in_first_pipeline_stage": 31}, "leave too few of 32 for pp 4"),
         ({"dp": 16, "num_micro_batches": 1}, "global_batch_size 64 is not dp 16 * micro_batch_size 1 * num_micro_batches 1"),
         ({"sequence_parallel": "maybe"}, "sequence_parallel is 'maybe'; it must be true or false"),

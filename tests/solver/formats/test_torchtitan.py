@@ -171,7 +171,7 @@ def test_layouts_of_experts_come_back(tmp_path: Path) -> None:
 
 
 def test_listed_modules_are_the_stages(tmp_path: Path) -> None:
-    """What a layout string deals is listed module by module, and read back as the same chunks."""
+    """What a layout string assigns is listed module by module, and read back as the same chunks."""
     model = model_of("llama3_8b")
     run = RUN.replace(framework="torchtitan-2026-02", fused_norm=True, moe_permute_fusion=False, pp=4, dp=4, zero=2,
                       zero_shard_size=4, num_micro_batches=8)  # fmt: skip

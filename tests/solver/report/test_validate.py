@@ -72,18 +72,18 @@ def test_missing_keys_are_assumed_and_reported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "vpp", "dealt"),
+    ("layers", "vpp", "assigned"),
     # of 10 layers embedding and loss can be counted as layers
     [(11, 2, "Et*3|(t*3|)*2t*2L"), (9, 2, "Et*2|t*3|t*2|t*2L"), (10, 2, ""), (8, 2, ""), (7, 1, "")],
 )
-def test_layers_that_do_not_divide_into_chunks_are_dealt(layers: int, vpp: int, dealt: str) -> None:
+def test_layers_that_do_not_divide_into_chunks_are_dealt(layers: int, vpp: int, assigned: str) -> None:
     # to frameworks that take a layout string; what is left over after the first chunk, and not to the last one
     run = {**CASE["run"], "framework": "megatron-core", "vpp": vpp}
     found = case_of({**CASE, "model": {**MODEL, "num_hidden_layers": layers}, "run": run})
-    assert found.strategy is not None and found.strategy.pipeline_layout == dealt
-    assert any("dealt as evenly" in text for text in found.assumptions) == bool(dealt)
-    if dealt:
-        assert sum(chunk_layers(dealt)) == layers
+    assert found.strategy is not None and found.strategy.pipeline_layout == assigned
+    assert any("assigned as evenly" in text for text in found.assumptions) == bool(assigned)
+    if assigned:
+        assert sum(chunk_layers(assigned)) == layers
 
 
 def test_linears_have_the_biases_that_the_framework_gives_them() -> None:

@@ -1,4 +1,4 @@
-"""Layers dealt to stages one by one: against brute force, never worse than the even deal, refusals, the command line."""
+"""Layers assigned to stages one by one: against brute force, never worse than evenly, refusals, the command line."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_no_deal_of_the_layers_is_faster(h100_model: CostModel, memory_gib: int)
     cluster = cluster_of(DEVICES["h100_sxm"], {"memory_gib": memory_gib})
     problem = make_problem(MODEL, 8, h100_model, 8192, cluster, framework="megatron-core", precision="bf16")
     start = estimated(problem, [problem.run.replace(**LAYOUT)])
-    deal = balanced(start, 0)
-    assert deal.solutions.memory.device[0] <= cluster.memory_bytes
+    balance = balanced(start, 0)
+    assert balance.solutions.memory.device[0] <= cluster.memory_bytes
     best = np.inf
     for chunks in product(range(1, 7), repeat=4):
         if sum(chunks) != 12:
             continue
         stated = replace(problem, run=problem.run.replace(pipeline_layout=layout_text(chunks)))
-        found = estimate_layouts(stated, deal.solutions.layouts, start.table)
+        found = estimate_layouts(stated, balance.solutions.layouts, start.table)
         if found.memory.device[0] <= cluster.memory_bytes:
             best = min(best, float(found.times.seconds[0]))
-    assert deal.seconds == pytest.approx(best, rel=1e-9), "with the recomputation that it chose"
+    assert balance.seconds == pytest.approx(best, rel=1e-9), "with the recomputation that it chose"
     if memory_gib == 80:
-        assert deal.seconds < start.times.seconds[0], "the head of a small model is worth a layer and more"
-    layers = chunk_layers(deal.text)
+        assert balance.seconds < start.times.seconds[0], "the head of a small model is worth a layer and more"
+    layers = chunk_layers(balance.text)
     assert sum(layers) == 12 and layers[-1] < max(layers)
 
 
@@ -54,9 +54,9 @@ def test_the_best_layouts_get_no_slower(h100_model: CostModel) -> None:
                            framework="megatron-core", precision="bf16")  # fmt: skip
     found = search(problem, 512, fixed={"pp": 8}).best
     for index in range(1):
-        deal = balanced(found, index)
-        assert deal.seconds <= deal.before * (1 + 1e-9)
-        run = deal.solutions.layouts.strategy(0, deal.solutions.problem.run)
+        balance = balanced(found, index)
+        assert balance.seconds <= balance.before * (1 + 1e-9)
+        run = balance.solutions.layouts.strategy(0, balance.solutions.problem.run)
         check_layout(problem.model, problem.cluster, run)
         assert sum(chunk_layers(run.pipeline_layout)) == problem.model.num_hidden_layers
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_dealt_is_refused(h100_model: CostModel) -> None:
     with pytest.raises(InputError, match="nothing to balance"):
         balanced(estimated(problem, [problem.run.replace(zero=1, zero_shard_size=8)]), 0)
     other = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-deepspeed", precision="bf16")
-    with pytest.raises(InputError, match="deals layers to stages itself under schedule 1f1b"):
+    with pytest.raises(InputError, match="assigns layers to stages itself under schedule 1f1b"):
         balanced(estimated(other, [other.run.replace(**LAYOUT)]), 0)
 
 
@@ -75,6 +75,6 @@ def test_the_command_line_says_what_it_brings(tmp_path: Path, capsys: pytest.Cap
     words = "--run_all_solu --model_size llama3_8b --world_size 16 --framework megatron-core --fix pp=4 --balance"
     assert main([*words.split(), "--json", str(out)]) == 0
     content = json.loads(out.read_text())["balanced"]
-    assert "Layers dealt to the stages one by one" in capsys.readouterr().out
+    assert "Layers assigned to the stages one by one" in capsys.readouterr().out
     assert content["step_s"] <= content["evenly_dealt_step_s"]
     assert sum(chunk_layers(content["layout"]["pipeline_layout"])) == 32

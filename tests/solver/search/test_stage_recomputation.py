@@ -88,11 +88,11 @@ def test_stages_hold_and_take_what_their_own_numbers_say(h100_model: CostModel) 
 def test_it_is_never_worse_than_the_same_number_everywhere(h100_model: CostModel, gib: float) -> None:
     problem = problem_of_memory(h100_model, gib)
     start = estimated(problem, [problem.run.replace(**{**LAYOUT, "pipeline_layout": ""})])
-    deal = balanced(start, 0)
-    assert deal.seconds <= deal.uniform * (1 + 1e-9)
+    balance = balanced(start, 0)
+    assert balance.seconds <= balance.uniform * (1 + 1e-9)
     if gib == 26:
-        assert deal.seconds < 0.98 * deal.uniform
-        run = deal.solutions.layouts.strategy(0, deal.solutions.problem.run)
+        assert balance.seconds < 0.98 * balance.uniform
+        run = balance.solutions.layouts.strategy(0, balance.solutions.problem.run)
         assert len(run.recomputed_of_stages) == 4
         check_sizes(MODEL, run)
         check_framework(MODEL, run)
@@ -103,8 +103,8 @@ def test_it_is_never_worse_than_the_same_number_everywhere(h100_model: CostModel
     [
         ({"recompute_stage_layers": "4+4"}, "is of 2 stages, and pp is 4"),
         ({"recompute_stage_layers": "4+4+5+0"}, "the stages hold 4\\+4\\+4\\+4 layers"),
-        ({"vpp": 2}, "deals 16 layers to 4 chunks, but there are 16 layers and pp 4 \\* vpp 2"),
-        ({"schedule": "zb-v", "vpp": 2}, "deals 16 layers to 4 chunks"),
+        ({"vpp": 2}, "assigns 16 layers to 4 chunks, but there are 16 layers and pp 4 \\* vpp 2"),
+        ({"schedule": "zb-v", "vpp": 2}, "assigns 16 layers to 4 chunks"),
         ({"schedule": "zb-v"}, "schedule zb-v"),
         ({"recompute": "none"}, "is of recompute full, and replaces recompute_layers"),
         ({"recompute_layers": 2}, "is of recompute full, and replaces recompute_layers"),

@@ -91,7 +91,7 @@ def test_a_light_last_stage_makes_the_step_faster(h100_model: CostModel) -> None
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"pipeline_layout": "Et*4|t*4|t*4|t*3L"}, "deals 15 layers to 4 chunks, but there are 16 layers"),
+        ({"pipeline_layout": "Et*4|t*4|t*4|t*3L"}, "assigns 15 layers to 4 chunks, but there are 16 layers"),
         ({"pipeline_layout": "Et*8|t*8L"}, "pp 4"),
         ({"framework": "deepspeed"}, "does not offer pipeline_layout"),
         ({"account_for_loss_in_pipeline_split": True}, "pipeline_layout says what every stage holds"),

@@ -69,18 +69,18 @@ def test_tensor_ranks_work_on_their_part() -> None:
 @pytest.mark.parametrize(("ranks", "layers"), [(4, 2 / 4), (8, 2 / 8)])
 def test_matrices_are_dealt_to_ranks(ranks: int, layers: float) -> None:
     # of 8 matrices (two layers) each of 4 ranks gets two, each of 8 one
-    alone, dealt = (estimated(ranks, {"zero": zero, "zero_shard_size": ranks if zero else 1}) for zero in (0, 1))
+    alone, assigned = (estimated(ranks, {"zero": zero, "zero_shard_size": ranks if zero else 1}) for zero in (0, 1))
     both = [estimated(ranks, {"zero": z, "zero_shard_size": ranks if z else 1}, optimizer="adam") for z in (0, 1)]
     adam_bytes = both[0].problem.framework.data_parallel.optimizer_bytes_per_parameter
     matrices = 2 * sum(rows * columns for rows, columns in MATRICES)
-    for muon, adam, share in ((alone, both[0], 2.0), (dealt, both[1], layers)):
+    for muon, adam, share in ((alone, both[0], 2.0), (assigned, both[1], layers)):
         moved = float(part(muon, "optimizer")[0] - part(adam, "optimizer")[0])
         per_rank = matrices * share / 2
         assert moved == pytest.approx(share * ONE_LAYER * FLOP + per_rank * (54 - adam_bytes) * 1e-12, rel=1e-6)
     # gradients are all-reduced whole, and nothing hides the gather of what was updated
-    assert part(dealt, "gradient_sync")[0] == pytest.approx(part(both[0], "gradient_sync")[0], rel=1e-9)
+    assert part(assigned, "gradient_sync")[0] == pytest.approx(part(both[0], "gradient_sync")[0], rel=1e-9)
     after = estimated(ranks, {"zero": 1, "zero_shard_size": ranks}, optimizer="adam", overlap_param_gather=False)
-    assert part(dealt, "parameter_gather")[0] == pytest.approx(part(after, "parameter_gather")[0], rel=1e-9)
+    assert part(assigned, "parameter_gather")[0] == pytest.approx(part(after, "parameter_gather")[0], rel=1e-9)
 
 
 def test_more_ranks_than_matrices_leave_the_largest_one() -> None:
@@ -114,7 +114,7 @@ def test_a_search_offers_what_runs() -> None:
         ({"overlap_grad_reduce": True}, "does not reduce Muon's gradients beside compute: turn overlap_grad_reduce off"),
         ({"optimizer_states": "bf16"}, "keeps its momentum in fp32"),
         ({"framework": "fsdp", "zero": 3, "zero_shard_size": 8}, "does not offer optimizer muon"),
-        ({"zero": 1, "zero_shard_size": 4}, "deals matrices to all 8 replicas, not to 4"),
+        ({"zero": 1, "zero_shard_size": 4}, "assigns matrices to all 8 replicas, not to 4"),
         ({"framework": "generic", "tp_mode": "isp", "wp": 8}, "weights that tp_mode isp shards"),
         ({"zero": 2, "zero_shard_size": 8, "framework": "generic"}, "ZeRO-0 to 1, not ZeRO-2"),
     ],
