@@ -46,12 +46,19 @@ class Cluster:
     def for_world(self, world: int) -> Cluster:
         """Return the cluster as a job of ``world`` GPUs uses it: the largest part of each domain that its nodes fill evenly.
 
-        Schedulers give a job as many nodes of each domain: 64 GPUs of each NVL72 to a job of 256.
+        Schedulers give a job as many nodes of each domain: 64 GPUs of each NVL72 to a job of 256. Where that would be half of a
+        domain or less, they take the fewest domains, of which the last gives fewer: 40 and 36 of two NVL72 to a job of 76.
         """
-        if self.nvlink_domain <= self.gpus_per_node:
+        node, domain = self.gpus_per_node, self.nvlink_domain
+        if domain <= node:
             return self
-        parts = range(self.gpus_per_node, self.nvlink_domain + 1, self.gpus_per_node)
-        return replace(self, nvlink_domain=max((n for n in parts if world % n == 0), default=self.gpus_per_node))
+        part = max((n for n in range(node, domain + 1, node) if world % n == 0), default=node)
+        if 2 * part <= min(domain, world):
+            least = -(-world // -(-world // domain))  # of as few domains
+            # a multiple of what divides the job, so that tensor groups stay inside
+            part = next(whole for unit in (4 * node, 2 * node, node) if world % unit == 0 or unit == node
+                        if (whole := -(-least // unit) * unit) <= domain)  # fmt: skip
+        return replace(self, nvlink_domain=part)
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:

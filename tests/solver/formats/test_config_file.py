@@ -11,6 +11,7 @@ import pytest
 
 from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
+from solver.api import estimate, load_problem
 from solver.formats.config_file import CONFIGS, MAX_BYTES, find_model, load_cluster, load_run_config
 from solver.formats.literal_python import read_assignments
 from solver.spec.cluster import cluster_of
@@ -508,3 +509,39 @@ def test_biases_of_internevo_are_read_and_an_unknown_model_is_named(load) -> Non
     assert load('model_type = "FOO"\n' + SMALL).notes == (
         "model_type FOO is not known here: its keys are read as those of a Llama",
     )
+
+
+@pytest.mark.parametrize(
+    ("world", "part"),
+    [(4, 4), (64, 64), (72, 72), (96, 48), (144, 72), (256, 64), (1024, 64), (13824, 72),
+     (76, 40), (108, 56), (152, 56), (184, 64)],
+        (4, 4),
+        (64, 64),
+        (72, 72),
+        (96, 48),
+        (144, 72),
+        (256, 64),
+        (1024, 64),
+        (13824, 72),
+        (76, 40),
+        (108, 56),
+        (152, 56),
+        (184, 64),
+    ],
+)
+def test_the_part_of_each_rack_that_a_job_gets(world: int, part: int) -> None:
+    """Of 72 GPUs in hosts of 4: evenly, or where that leaves little, the fewest racks, of which the last gives fewer."""
+    cluster = cluster_of(DEVICES["gb200"], {}).for_world(world)
+    assert cluster.gpus_per_domain == part
+    if world in (76, 108, 152, 184):
+        assert -(-world // part) == -(-world // 72), "as few racks as can be"
+
+
+def test_a_few_more_gpus_do_not_tear_the_racks_apart() -> None:
+    """76 and 152 are four and eight times a prime; the exchange of experts stays on NVLink as it does on 72 and 80."""
+    steps = []
+    for world in (72, 76, 80, 152, 160):
+        problem = load_problem(CONFIGS / "models" / "qwen3_30b_a3b.json", world, profile="gb200", framework="megatron-bridge")
+        layout = problem.run.replace(dp=world, ep=4, num_micro_batches=8, zero_shard_size=world)
+        steps.append(float(estimate(problem, [layout]).times.seconds[0]))
+    assert max(steps) < 1.01 * min(steps)
