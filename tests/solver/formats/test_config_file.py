@@ -513,22 +513,11 @@ def test_biases_of_internevo_are_read_and_an_unknown_model_is_named(load) -> Non
 
 @pytest.mark.parametrize(
     ("world", "part"),
-    [(4, 4), (64, 64), (72, 72), (96, 48), (144, 72), (256, 64), (1024, 64), (13824, 72),
-     (76, 40), (108, 56), (152, 56), (184, 64)],
-        (4, 4),
-        (64, 64),
-        (72, 72),
-        (96, 48),
-        (144, 72),
-        (256, 64),
-        (1024, 64),
-        (13824, 72),
-        (76, 40),
-        (108, 56),
-        (152, 56),
-        (184, 64),
+    [
+        (4, 4), (64, 64), (72, 72), (96, 48), (144, 72), (256, 64), (1024, 64), (13824, 72),
+        (76, 40), (108, 56), (152, 56), (184, 64),
     ],
-)
+)  # fmt: skip
 def test_the_part_of_each_rack_that_a_job_gets(world: int, part: int) -> None:
     """Of 72 GPUs in hosts of 4: evenly, or where that leaves little, the fewest racks, of which the last gives fewer."""
     cluster = cluster_of(DEVICES["gb200"], {}).for_world(world)
