@@ -27,11 +27,9 @@ _OF_A_PREDICTION = (
 
 
 _NAMES = ("cluster", "as_device")  #: of something known, or a file
-#: Arguments that name files, inputs first, and what those that are no options are called.
-_FILES = (
-    "config", "pre_profiling_data_path", "learned", "validate", "health", "log", "file", *_NAMES, "runs", "output", "json",
-    "csv", "measurements", "export", "trace", "memory_trace", "report", *_PICTURES,
-)  # fmt: skip
+#: Arguments that name files, those that are read first, and what those that are no options are called.
+_READ = ("config", "pre_profiling_data_path", "learned", "validate", "health", "log", "file", *_NAMES)
+_FILES = (*_READ, "runs", "output", "json", "csv", "measurements", "export", "trace", "memory_trace", "report", *_PICTURES)
 _ARGUMENTS = {
     ("import", "log"): "LOG", ("health", "log"): "LOG", ("validate", "file"): "FILE", ("learn", "runs"): "RUNS",
     ("sweep", "output"): "OUT", ("export", "export"): "OUT",
@@ -188,7 +186,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _option(name: str) -> str:
     """Return an option as it is typed."""
-    return f"--{name.replace('_', '-') if name.startswith('max_') or name == 'no_timing' else name}"
+    hyphens = name.startswith("max_") or name == "no_timing"
+    return "--as" if name == "as_device" else f"--{name.replace('_', '-') if hyphens else name}"
 
 
 def check_report(path: Path | None) -> None:
@@ -205,14 +204,16 @@ def check_picture(name: str, path: Path | None, also: tuple[str, ...] = ()) -> N
 
 def _check_outputs(args: argparse.Namespace) -> None:
     """Raise InputError where two outputs, or an output and an input, are one file."""
-    seen: dict[Path, str] = {}
+    seen: dict[Path, tuple[str, bool]] = {}
     for name in _FILES:
+        reads = name in _READ or (name == "runs" and getattr(args, "command", "") == "learn")
         given = getattr(args, name, None)
         for path in map(Path, given if isinstance(given, list) else [given] if given else []):
             if (name in _NAMES or path.exists()) and not path.is_file():  # a device or a pipe may take several
                 continue
-            option = "--as" if name == "as_device" else f"--{name}"
-            real, option = path.resolve(), _ARGUMENTS.get((getattr(args, "command", ""), name), option)
-            if real in seen:
-                raise InputError(f"{seen[real]} and {option} are both {path}; the one would overwrite the other")
-            seen[real] = option
+            real, option = path.resolve(), _ARGUMENTS.get((getattr(args, "command", ""), name), _option(name))
+            if seen.get(real, ("", False))[0] == option:
+                raise InputError(f"{option} names {path} twice")
+            first, only_read = seen.setdefault(real, (option, reads))
+            if first != option and not (only_read and reads):
+                raise InputError(f"{first} and {option} are both {path}; the one would overwrite the other")

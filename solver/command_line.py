@@ -149,7 +149,8 @@ def _predict_one(args: argparse.Namespace, inputs: Inputs, console: Console) -> 
         console.print(balance_text(chosen))
     if args.health:
         show_health(console, findings)
-    untold = _tell_not_expressed(args, chosen.solutions if chosen else solutions, console)
+    own = args.config is not None and args.config.suffix != ".json" and not chosen  # its framework's own file states it
+    untold = {} if own else _tell_not_expressed(args, chosen.solutions if chosen else solutions, console)
     if args.json:
         whole = problem_dict(solutions, inputs.said) | inputs.plain | {"best": [solution_dict(solutions, 0)]}
         whole |= {"other_settings": settings_list(solutions)} | ({"health": findings_list(findings)} if args.health else {})

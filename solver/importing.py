@@ -164,16 +164,25 @@ def _append(path: Path, case: dict[str, Any]) -> str:
 
     Where another run has its id it gets a number of its own.
     """
-    there = read_text(path, "a file of cases", _MOST_BYTES).splitlines() if path.is_file() else []
+    there = _runs_in(path) if path.is_file() else []
     names = (case["id"], *(f"{case['id']}-{number}" for number in range(2, len(there) + 2)))
-    for name in names:
-        line = json.dumps({**case, "id": name})
-        if line in there:
-            return f"already in {path}"
-        if not any(f'"id": {json.dumps(name)}' in other for other in there):
-            append_line(path, line)
-            break
+    name = next(name for name in names if not any(run.get("id") == name and run != {**case, "id": name} for run in there))
+    if {**case, "id": name} in there:
+        return f"already in {path}"
+    append_line(path, json.dumps({**case, "id": name}))
     return f"appended to {path}" + (f" as {name}" if name != case["id"] else "")
+
+
+def _runs_in(path: Path) -> list[dict[str, Any]]:
+    """Return the runs of a file. Raises InputError where it holds something else."""
+    lines = read_text(path, "a file of cases", _MOST_BYTES).splitlines()
+    try:
+        found = [json.loads(line) for line in lines if line.strip()]
+    except (ValueError, RecursionError):
+        found = [None]
+    if not all(isinstance(run, dict) and "measured" in run for run in found):
+        raise InputError(f"--runs {path} holds something else than runs, JSON objects one a line; name another file")
+    return found
 
 
 def case_line(name: str, hardware: str, solutions: Solutions, layout: Strategy, measured: dict[str, Any]) -> dict[str, Any]:
@@ -196,6 +205,8 @@ def _stated(model: ModelSpec) -> dict[str, Any]:
 
 def learn_runs(args: argparse.Namespace, console: Console) -> None:
     """Learn from measured runs; print the factors, what they are worth on runs left out, and write ``--output``."""
+    if args.output.suffix != ".json":
+        raise InputError(f"--output {args.output}: the file must end in .json")
     cases = [case for path in args.runs for case in read_cases(path)]
     with progress_bar("learning") as report:
         lesson = learn(cases, CostModels(known_profiles()), args.output.name, report)

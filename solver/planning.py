@@ -59,6 +59,10 @@ def plan(args: argparse.Namespace, console: Console) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e18:
             raise InputError(f"--{name} is {value}; it must be a positive number")
+    if not 1 <= args.least <= args.most:
+        raise InputError(
+            f"--least is {args.least} and --most {args.most}; they must be positive, the first no more than the second"
+        )
     check_interruptions(args)
     check_picture("plot", args.plot)
     prices = _prices(args)
@@ -136,8 +140,11 @@ def _config(args: argparse.Namespace) -> RunConfig:
     """Return the config of a plan; one whose ranks follow from the number of GPUs is read for the fewest."""
     try:
         return named_config(args)
-    except InputError:
-        return named_config(argparse.Namespace(**vars(args), world_size=args.least))
+    except InputError as first:
+        try:
+            return named_config(argparse.Namespace(**vars(args), world_size=args.least))
+        except InputError as error:
+            raise first if str(first) == str(error) else InputError(f"on --least {args.least} GPUs: {error}") from None
 
 
 def _named(args: argparse.Namespace, name: str, config: RunConfig) -> argparse.Namespace:
@@ -168,8 +175,6 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
     domain = int(stated.get("nvlink_domain", device.nvlink_domain))
     sequences, fixed = _sequences(args, inputs)[0], parse_fixed(args.fix or "")
     try:
-        if args.least > args.most:
-            raise InputError(f"--least {args.least} is more than --most {args.most}")
         worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
             found = trainings(

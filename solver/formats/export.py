@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from profiler.errors import InputError
 from profiler.files import write_text
@@ -77,11 +78,17 @@ KINDS = (
 )
 
 
+#: What belongs to the data or to the environment of a run.
+_NO_SETTINGS: Mapping[str, Any] = {
+    "moe_imbalance": 1.0, "document_lengths": "", "launch_blocking": False, "collective_checks": None,
+}  # fmt: skip
+
+
 def write_export(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int, keep: Path | None = None) -> list[Path]:
     """Write the files of a layout beside each other; return their paths.
 
-    keep: a file that must not be one of them. Raises InputError where it is, where a file beside ``path`` would be replaced
-    that no export wrote, and as ``exported`` does.
+    keep: a file that must not be one of them. Raises InputError where it is, where ``path`` is new and a file beside it is not,
+    which would be replaced, and as ``exported`` does.
     """
     files = {path.parent / name: text for name, text in exported(path, model, run, gpus_per_node).items()}
     if keep and keep.resolve() in {file.resolve() for file in files}:
@@ -125,17 +132,17 @@ def not_held(path: Path, model: ModelSpec, run: Strategy) -> str:
 
 
 def not_expressed(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
-    """Return why no file of a layout's framework states it, in one sentence: what the framework itself may not run; or "".
+    """Return why no file of a layout's framework can be written, in one sentence: the framework itself may not run it; or "".
 
-    "" also for a framework that no file is written for.
+    "" also for a framework that no file is written for. What is no setting of the framework is left out.
     """
     framework = known_framework(run.framework).name
     if not any(framework in kind.frameworks for kind in KINDS):
         return ""
     try:
-        launch_file(model, run, gpus_per_node)
+        launch_file(model, run.replace(**_NO_SETTINGS), gpus_per_node)
     except InputError as error:
-        return f"{framework} may not run this as it is, because no file of its own states it: {error}"
+        return f"{framework} may not run this as it is; --export cannot write it: {error}"
     return ""
 
 

@@ -79,13 +79,9 @@ def _given(config: Mapping[str, Any], defaults_of: Family | None) -> dict[str, A
     defaults = defaults_of.class_defaults if defaults_of else {}
     stated = {**defaults, **config, **{key: 0 for key in _OFF_BY_NULL if config.get(key, 0) is None}}
     hidden, heads = stated.get("hidden_size"), stated.get("num_attention_heads")
-    if (
-        config.get("head_dim", 0) is None
-        and isinstance(hidden, int)
-        and isinstance(heads, int)
-        and heads
-        and hidden % heads == 0
-    ):
+    if config.get("head_dim", 0) is None and isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+        if hidden % heads:
+            raise InputError(f"num_attention_heads {heads} does not divide hidden_size {hidden}; state head_dim, which is null")
         stated["head_dim"] = hidden // heads
     return {key: value for key, value in stated.items() if value is not None}
 
@@ -120,6 +116,7 @@ def _meant(called: Any) -> str:
     """Return a family that may be misspelt, as ``closest`` does; one with other digits is another version."""
     if not isinstance(called, str):
         return ""
+    called = called.lower()
     alike = [family for family in FAMILIES if re.sub(r"\D", "", family) == re.sub(r"\D", "", called)]
     return closest(called, [family for family in alike if abs(len(family) - len(called)) <= 1 and family[0] == called[:1]])
 

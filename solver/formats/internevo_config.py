@@ -114,6 +114,7 @@ class _Layout:
         self._recompute()
         self._precision()
         self._overlap(self._file.section("hybrid_zero_optimizer"))
+        self._experts(parallel.sized("expert"), self._file.section("moe"))
         return self._layout, tuple(self._assumed)
 
     def _put(self, field: str, value: Any, given: bool = True) -> None:
@@ -200,6 +201,16 @@ class _Layout:
         self._put("grad_dtype", dtype, given)
         flash = "use_flash_attn"
         self._put("attention", "flash" if self._model.flag(flash, True) else "unfused", flash in self._model)
+
+    def _experts(self, expert: SectionReader, moe: SectionReader) -> None:
+        """Read how many ranks share the experts, and their capacity, beyond which tokens are dropped."""
+        if self._model.whole("num_experts", 1) == 1:
+            return
+        size = expert.whole("size", 1, least=None)
+        if size > 1:
+            self._put("ep", size)
+        if moe.flag("drop_tokens", True) and "capacity_factor" in moe:
+            self._put("moe_capacity_factor", moe.number("capacity_factor", 1.0))
 
     def _overlap(self, zero: SectionReader) -> None:
         older = zero.flag("zero_overlap_communication", False)

@@ -37,6 +37,11 @@ def read_script(source: Source) -> FileRun:
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     repeated: list[str] = []
     flags = arguments(words[at + 1 :], path, ignored, repeated)
+    for name, value in flags.items():
+        if str(value).lower() in ("true", "false") and value is not True and name not in ignored:
+            raise InputError(
+                f"{path}: {name} takes no value in Megatron-LM, but {value} stands behind it; leave it out, or both"
+            )
     launch, (settings, left_out) = ranks_of_launch(words[:at], source), of_environment(source)
     assumed: tuple[str, ...] = ()
     told: list[str] = []

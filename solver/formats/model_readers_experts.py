@@ -165,7 +165,7 @@ def read_dots(config: Mapping[str, Any], values: Values, read: set[str]) -> None
 
 def read_ernie_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read which layers have experts: every moe_layer_interval-th one from a first to a last."""
-    first, last = size_of(config, "moe_layer_start_index", 1, least=0), config.get("moe_layer_end_index", -1)
+    first, last = size_of(config, "moe_layer_start_index", 1, least=0), size_of(config, "moe_layer_end_index", -1, least=-1)
     every = size_of(config, "moe_layer_interval", 1)
     _have_experts(values, lambda n: (n + 1) % every == 0 and first <= n and (last == -1 or n <= last))
     refuse_if_on(config, read, "use_bias")

@@ -95,7 +95,7 @@ def read_falcon(config: Mapping[str, Any], values: Values, read: set[str]) -> No
         raise InputError(
             "num_ln_in_parallel_attn 2 needs new_decoder_architecture; without it transformers runs one norm a layer"
         )
-    values["norms_per_layer"] = config.get("num_ln_in_parallel_attn") or 2 if new else 1 if parallel else 2
+    values["norms_per_layer"] = size_of(config, "num_ln_in_parallel_attn", 2) if new else 1 if parallel else 2
     values["intermediate_size"] = config.get("ffn_hidden_size") or 4 * values["hidden_size"]
     values["position"] = "alibi" if flag_of(config, "alibi") else "rope"
     values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), flag_of(config, "bias"))
@@ -122,10 +122,10 @@ def read_mpt(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     heads = values["num_attention_heads"]
     kinds = {"multihead_attention": heads, "multiquery_attention": 1, "grouped_query_attention": attention.get("kv_n_heads")}
     values["num_key_value_heads"] = kinds[attention.get("attn_type", "multihead_attention")]
-    values["position"] = "alibi" if attention.get("alibi") else "learned"
+    values["position"] = "alibi" if flag_of(attention, "alibi") else "learned"
     bias = not flag_of(config, "no_bias", True)
     values |= dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias", "norm_bias"), bias)
-    values["qk_norm"] = "all" if attention.get("qk_ln") else "none"
+    values["qk_norm"] = "all" if flag_of(attention, "qk_ln") else "none"
     read |= {
         "attn_config",
         "expansion_ratio",

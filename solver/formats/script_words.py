@@ -21,7 +21,9 @@ _UNMODELLED = (
     "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS",
     "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
 )  # fmt: skip
-_SLURM = ("--nodes", "-N", "--gpus-per-node", "--gres", "--ntasks-per-node")
+#: Slurm's options and what they say of a node, or of all.
+_SLURM = {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus", "--gres": "gpus", "--ntasks-per-node": "tasks",
+          "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all"}  # fmt: skip
 _END = ";"  #: stands between two commands
 
 
@@ -50,9 +52,11 @@ def defaults_taken(source: Source, program: str, ignored: Collection[str]) -> tu
         used |= set() if name in ignored else word.defaults
     written = {name: f"${name}" if name.isdecimal() else name for name in used - _PLACES}
     taken = "; ".join(f"{written[name]} is {shell.defaults[name]}" for name in sorted(written))
-    told = [f"the script's own, unless the environment says otherwise: {taken}"] if taken else []
+    others = "environment or its arguments say" if any(name.isdecimal() for name in written) else "environment says"
+    told = [f"the script's own, unless the {others} otherwise: {taken}"] if taken else []
     if shell.sourced:
-        told.append(f"not read, though the script runs it and it may set variables: {', '.join(dict.fromkeys(shell.sourced))}")
+        files = printable(", ".join(dict.fromkeys(shell.sourced)), 160)
+        told.append(f"not read, though the script runs it and it may set variables: {files}")
     return tuple(told)
 
 
@@ -73,15 +77,20 @@ class Launch(NamedTuple):
 
 
 def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
-    """Return what torchrun's or deepspeed's words before the program say, else what Slurm is asked for, else the GPUs that the
-    user states. Raises InputError where nothing says it in numbers."""
+    """Return what the command that the words end with says (torchrun's or deepspeed's), else what Slurm is asked for,
+    else the GPUs that the user states.
+
+    words: of the script up to the program. Raises InputError where nothing says it in numbers.
+    """
+    words = list(takewhile(lambda word: word != _END, reversed(words)))[::-1]
     pairs = [(words[i], words[i + 1]) for i in range(len(words) - 1)]
     pairs += [(name, value) for name, is_, value in (word.partition("=") for word in words) if is_]
-    written = {key: value for name, value in pairs if (key := _launch_key(name))}
-    of_slurm = slurm_ranks(source.text, pairs)
-    launch = {**of_slurm, **{key: value for key, value in written.items() if "$" not in value or key not in of_slurm}}
-    if "each" in launch and any(word.endswith("torchrun") or "torch.distributed" in word for word in words):
-        launch.setdefault("nodes", "1")  # torchrun's own default
+    launch = {key: value for name, value in pairs if (key := _launch_key(name))}
+    by_torchrun = any(word.endswith("torchrun") or "torch.distributed" in word for word in words)
+    if by_torchrun:
+        launch.setdefault("nodes", "1")  # its own default
+    of_slurm = slurm_ranks(source.text, pairs if "srun" in words else (), by_torchrun or "each" in launch)
+    launch |= {key: value for key, value in of_slurm.items() if not launch.get(key, "").isdecimal()}
     if set(launch) == set(LAUNCH) and all(value.isdecimal() and len(value) < 8 for value in launch.values()):
         return Launch(int(launch["nodes"]), int(launch["each"]))
     if source.world:
@@ -94,14 +103,24 @@ def ranks_of_launch(words: Sequence[str], source: Source) -> Launch:
     )
 
 
-def slurm_ranks(text: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Return nodes and ranks on each as #SBATCH lines or the words of srun (``pairs`` of option and value) ask for them."""
-    lines = re.findall(r"(?m)^#SBATCH[ \t]+(--?[\w-]+)(?:[= \t]+(\S+))?", text)
-    asked = {name: value for name, value in [*lines, *pairs] if name in _SLURM}
-    each = ("--gpus-per-node", "--gres", "--ntasks-per-node")
-    found = {"nodes": next((asked[name] for name in ("--nodes", "-N") if name in asked), ""),
-             "each": next((asked[name] for name in each if name in asked), "").split(":")[-1]}  # fmt: skip
-    return {key: value for key, value in found.items() if value.isdecimal()}
+def slurm_ranks(text: str, pairs: Sequence[tuple[str, str]], starts_ranks: bool) -> dict[str, str]:
+    """Return nodes and ranks on each as srun's own words (``pairs`` of option and value) or #SBATCH lines ask for them.
+
+    starts_ranks: a task starts a rank on every GPU that it gets, as torchrun does; otherwise it is a rank.
+    """
+    lines = re.findall(r"(?m)^#SBATCH[ \t]+(-N|-G|--[\w-]+)[= \t]*(\S+)", text)
+    asked = {_SLURM[name]: _gpus(value) for name, value in [*lines, *pairs] if name in _SLURM}
+    whole = {name: int(value) for name, value in asked.items() if value.isdecimal()}
+    nodes, tasks = whole.get("nodes", 0), whole.get("tasks", 0)
+    gpus = whole.get("gpus") or (whole.get("all", 0) // nodes if nodes else 0) or whole.get("per_task", 0) * tasks
+    each = gpus if starts_ranks else tasks or gpus
+    return {key: str(value) for key, value in (("nodes", nodes), ("each", each)) if value}
+
+
+def _gpus(value: str) -> str:
+    """Return the number in a request such as 8, gpu:8 or gpu:a100:8,nvme:1."""
+    parts = [part.split(":") for part in value.split(",")]
+    return next((part[-1] for part in parts if part[0] == "gpu" or len(part) == 1), "")
 
 
 def _launch_key(word: str) -> str:
@@ -117,10 +136,8 @@ def _shell(source: Source) -> Shell:
 
 
 def environment(source: Source) -> dict[str, str]:
-    """Return the variables in capitals that a script sets to plain values."""
-    text = re.sub(r"(?m)(^|\s)#.*$", "", source.text)
-    found = re.findall(r"(?:^|\s)([A-Z][A-Z0-9_]*)=([\"']?)([\w^.:+,-]+)\2(?=\s|;|$)", text)
-    return {name: value for name, _, value in found}
+    """Return the variables in capitals whose values a script sets, as far as they are known."""
+    return {name: value for name, value in _shell(source).environment.items() if re.fullmatch(r"[A-Z][A-Z0-9_]*", name)}
 
 
 def of_environment(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -1,29 +1,65 @@
-"""Conditions of a shell script: tests of [ ] or [[ ]] that compare its own variables."""
+"""Conditions of a shell script that compare its own variables."""
 
 from __future__ import annotations
 
 import operator
 import re
 from collections.abc import Sequence
-from itertools import groupby
 
-from solver.formats.shell_values import State, all_of, any_of, expanded_word, not_of, plain_text
+from solver.formats.shell_values import State, all_of, any_of, arithmetic, expanded_word, not_of, plain_text
+
+_OPEN, _CLOSE = ("[", "[["), ("]", "]]")
+_COMPARISON = re.compile(r"(.+?)(==|!=|<=|>=|<|>)(.+)")
+_COMPARED = {"==": operator.eq, "!=": operator.ne, "<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 
 
 def condition(state: State, tokens: Sequence[str], used: set[str]) -> bool | None:
-    """Return whether a condition of [ ] or [[ ]] holds, joined by && and ||; None where that cannot be told.
+    """Return whether a condition of [ ], [[ ]], test, (( )), true and false holds, joined by && and ||; None: not known.
 
     used: gets the variables whose defaults it looks at.
     """
-    words = [token for token in tokens if token not in ("[", "[[", "]", "]]")]
-    parts = [list(same) for joint, same in groupby(words, lambda word: word in ("&&", "||")) if not joint]
-    joints = [word for word in words if word in ("&&", "||")]
-    if not parts or len(parts) != len(joints) + 1 or len(words) != len(tokens) - 2 * len(parts):
-        return None
-    holds = _test(state, parts[0], used)
-    for joint, part in zip(joints, parts[1:], strict=True):
-        holds = (all_of if joint == "&&" else any_of)([holds, _test(state, part, used)])
+    parts: list[list[str]] = [[]]
+    joints: list[str] = []
+    tests: list[bool] = [False]  # whether a part is a test, and not another command
+    inside = False
+    for token in tokens:
+        if token in ("&&", "||") or (token in ("-a", "-o") and inside):
+            joints.append({"-a": "&&", "-o": "||"}.get(token, token))
+            parts.append([])
+            tests.append(inside)
+        elif token in (*_OPEN, *_CLOSE, "test"):
+            inside = token in _OPEN
+            tests[-1] = True
+        else:
+            parts[-1].append(token)
+    found = [_part(state, part, is_test, used) for part, is_test in zip(parts, tests, strict=True)]
+    holds = found[0]
+    for joint, other in zip(joints, found[1:], strict=True):
+        holds = (all_of if joint == "&&" else any_of)([holds, other])
     return holds
+
+
+def _part(state: State, tokens: Sequence[str], is_test: bool, used: set[str]) -> bool | None:
+    if is_test:
+        return _test(state, tokens, used)
+    if tokens[:1] == ["!"]:
+        return not_of(_part(state, tokens[1:], is_test, used))
+    if tokens[:2] == ["(", "("] and tokens[-2:] == [")", ")"]:
+        return compared(state, tokens[2:-2], used)
+    if len(tokens) != 1:
+        return None
+    word = expanded_word(state, tokens[0])
+    used |= word.defaults
+    return {"true": True, ":": True, "false": False}.get(word.text)
+
+
+def compared(state: State, tokens: Sequence[str], used: set[str]) -> bool | None:
+    """Return whether the comparison of (( )) holds, or None where it is none or its numbers are not known."""
+    match = _COMPARISON.fullmatch(" ".join(tokens).replace("= =", "==").replace("$", ""))
+    sides = [arithmetic(state, match[side], used) for side in (1, 3)] if match else [None]
+    if match is None or None in sides:
+        return None
+    return bool(_COMPARED[match[2]](*(int(side) for side in sides if side is not None)))
 
 
 def _test(state: State, tokens: Sequence[str], used: set[str]) -> bool | None:

@@ -8,11 +8,11 @@ its ``$``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise, takewhile
 
-from solver.formats.shell_conditions import condition
+from solver.formats.shell_conditions import compared, condition
 from solver.formats.shell_tokens import tokens_of
 from solver.formats.shell_values import (
     LONGEST,
@@ -25,11 +25,14 @@ from solver.formats.shell_values import (
     expanded_word,
     not_of,
     plain_text,
+    set_variable,
 )
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _PREFIXES = ("export", "declare", "local", "readonly")
-_CHANGING = ("unset", "read", "let", "mapfile", "readarray")  #: commands that change the variables that they name
+_CHANGING = ("unset", "read", "let", "mapfile", "readarray", "eval")  #: commands that change the variables that they name
+#: Commands that are run for their answer, which only they know.
+_ASKING = ("grep", "egrep", "fgrep", "diff", "cmp", "pgrep", "which", "command", "type", "hash", "ping", "mountpoint")
 _SOURCING = ("source", ".")
 _PRINTING = ("echo", "printf")  #: commands that only show their words
 _BLOCKS = ("for", "while", "until", "case")
@@ -41,17 +44,18 @@ _DEEPEST = 100  #: blocks within each other
 @dataclass(frozen=True)
 class Shell:
     """words: those of the commands that run, or may run; ";" stands between two commands. defaults: variable -> value. sourced:
-    files whose commands run among them."""
+    files whose commands run among them. environment: values of the variables that are set, as far as they are known."""
 
     words: tuple[Word, ...]
     defaults: dict[str, str]
     sourced: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_shell(text: str) -> Shell:
     """Return the words of a script. Raises ValueError for quotes or lists that stay open, and for blocks nested too deeply."""
     tokens, at = tokens_of(text), 0
-    state = State(passes=_passes_arguments(tokens))
+    state = State(passed=_passed(tokens))
     found: list[Word] = []
     starts = True  # whether the next token begins a command
     while at < len(tokens):
@@ -61,8 +65,10 @@ def read_shell(text: str) -> Shell:
             at = _control(state, token, tokens, at)
             found += [Word(";")] if found and found[-1].text != ";" else []
             starts = True
-        elif starts and tokens[at - 1 : at + 1] == ["(", "("]:  # an arithmetic command may change what it names
-            at = _forget(state, tokens, at)
+        elif starts and tokens[at - 1 : at + 1] == ["(", "("]:
+            at = _calculated(state, tokens, at - 1)
+        elif starts and token == "function":
+            at += 1  # its name, behind which its body begins
         elif token in ("(", ")"):  # of a function's head, a pattern of case, a subshell: what follows is a command
             _bracket(state, token, starts)
             starts = True
@@ -71,50 +77,65 @@ def read_shell(text: str) -> Shell:
                 [plain_text(expanded_word(state, tokens[at]).text)] if at < len(tokens) and state.runs is not False else []
             )
             starts = False
-        elif starts and token in ("[", "[["):
+        elif starts and token in ("[", "[[", "test", "false"):
             at = _tested(state, tokens, at - 1)
             starts = False
         elif starts and (assigned := _ASSIGNMENT.fullmatch(token)):
             at = _assign(state, assigned, tokens, at)
             state.succeeded = True if state.chained else state.succeeded
-        elif starts and token in _CHANGING:
+        elif starts and (token in _CHANGING or tokens[at - 1 : at + 1] == ["printf", "-v"]):
             at = _forget(state, tokens, at)
         elif starts and token in _PRINTING:
-            at = next((i for i in range(at, len(tokens)) if tokens[i] in _SEPARATORS), len(tokens))
+            at = next((i for i in range(at, len(tokens)) if tokens[i] in (*_SEPARATORS, ")")), len(tokens))
             state.succeeded = True if state.chained else state.succeeded
         elif not (starts and (token in _PREFIXES or token.startswith("-") and tokens[at - 2] in _PREFIXES)):
+            if starts:
+                _call(state, token)
             starts = False
-            state.succeeded = True if state.chained else state.succeeded
             found += _expanded(state, token) if state.runs is not False else []
-    return Shell(tuple(found), state.defaults, tuple(state.sourced))
+    return Shell(tuple(found), state.defaults, tuple(state.sourced), state.environment)
 
 
-def _passes_arguments(tokens: Sequence[str]) -> bool:
-    """Whether a script sets its arguments anew, or calls a function of its own with others than its own."""
+def _call(state: State, name: str) -> None:
+    """Note what a command that begins with ``name`` changes: a function of the script's own what it sets, others nothing; and
+    whether it succeeds, which all do whose answer is not asked for."""
+    for changed in state.functions.get(name, ()) if state.runs is not False else ():
+        set_variable(state, changed, None)
+    if state.chained:
+        state.succeeded = None if name in _ASKING else True
+
+
+def _passed(tokens: Sequence[str]) -> frozenset[str]:
+    """Return the functions of a script that it calls with other arguments than its own; "" where it sets its own anew."""
     heads = {tokens[i - 1] for i in range(1, len(tokens) - 1) if tokens[i : i + 2] == ["(", ")"]}
     heads |= {after for before, after in pairwise(tokens) if before == "function"} | {"set"}
     begins = (*_SEPARATORS, *_KEYWORDS)
+    found = set()
     for i, token in enumerate(tokens):
         if token in heads and (i == 0 or tokens[i - 1] in begins) and tokens[i + 1 : i + 2] != ["("]:
-            words = list(takewhile(lambda word: word not in _SEPARATORS and word != "}", tokens[i + 1 :]))
+            words = list(takewhile(lambda word: word not in _SEPARATORS and word != "}", islice(tokens, i + 1, None)))
             given = words[words.index("--") + 1 :] if token == "set" and "--" in words else words if token != "set" else []
             if any(not OWN_ARGUMENTS.fullmatch(word) for word in given):
-                return True
-    return False
+                found.add("" if token == "set" else token)
+    return frozenset(found)
 
 
 def _bracket(state: State, token: str, starts: bool) -> None:
     """Enter or leave brackets; what a subshell sets is forgotten behind it."""
+    depth = len(state.branches)
     if token == "(":
-        state.subshells.append(dict(state.variables) if starts else None)
-    elif state.subshells and (before := state.subshells.pop()) is not None:
-        state.variables = before
+        if len(state.subshells) > _DEEPEST:
+            raise ValueError("subshells are nested too deeply")
+        state.subshells.append((depth, (dict(state.variables), dict(state.environment)) if starts else None))
+    elif state.subshells and state.subshells[-1][0] == depth:  # otherwise of a pattern of case
+        before = state.subshells.pop()[1]
+        state.variables, state.environment = before or (state.variables, state.environment)
 
 
 def _tested(state: State, tokens: Sequence[str], at: int) -> int:
     """Evaluate a test that is a command of its own; return where the commands go on."""
-    close = {"[": "]", "[[": "]]"}[tokens[at]]
-    end = next((i for i in range(at, len(tokens)) if tokens[i] == close), len(tokens) - 1) + 1
+    close = {"[": ("]",), "[[": ("]]",)}.get(tokens[at], _SEPARATORS)
+    end = next((i for i in range(at, len(tokens)) if tokens[i] in close), len(tokens) - 1) + (close is not _SEPARATORS)
     if state.chained is not False:
         used: set[str] = set()
         state.succeeded = condition(state, tokens[at:end], used) if state.chained else None
@@ -122,11 +143,24 @@ def _tested(state: State, tokens: Sequence[str], at: int) -> int:
     return end
 
 
+def _calculated(state: State, tokens: Sequence[str], at: int) -> int:
+    """Evaluate (( )) as a command: a comparison, or else what may change all that it names; return where the commands go on."""
+    end = next((i + 2 for i in range(at, len(tokens) - 1) if tokens[i : i + 2] == [")", ")"]), len(tokens))
+    used: set[str] = set()
+    holds = compared(state, tokens[at + 2 : end - 2], used)
+    if holds is None and re.search(r"(?<![=!<>])=(?!=)|\+\+|--", "".join(tokens[at:end])):
+        _forget(state, tokens[:end], at)
+    if state.chained is not False:
+        state.succeeded = holds if state.chained else None
+        state.tested |= used
+    return end
+
+
 def _forget(state: State, tokens: Sequence[str], at: int) -> int:
     """Mark the variables that the words of a command name as unknown; return where the commands go on."""
-    end = next((i for i in range(at, len(tokens)) if tokens[i] in _SEPARATORS), len(tokens))
-    for name in re.findall(r"[A-Za-z_]\w*", " ".join(tokens[at:end])):
-        state.variables[name] = None
+    end = next((i for i in range(at, len(tokens)) if tokens[i] in (*_SEPARATORS, ")")), len(tokens))
+    for name in re.findall(r"[A-Za-z_]\w*", " ".join(tokens[at:end])) if state.runs is not False else ():
+        set_variable(state, name, None)
     return end
 
 
@@ -149,14 +183,24 @@ def _control(state: State, token: str, tokens: Sequence[str], at: int) -> int:
     if token == "else" and state.branches:
         before = state.branches.pop()
         state.branches.append(Branch(not_of(before.earlier), True, before.defaults))
+    elif token in ("while", "until"):
+        end = next((i for i in range(at, len(tokens)) if tokens[i] == "do"), len(tokens))
+        holds = condition(state, [t for t in tokens[at:end] if t not in (";", "\n")], set())
+        state.branches.append(Branch(False if holds == (token == "until") else None))
+        return end
     elif token in _BLOCKS:
         state.branches.append(Branch())
     elif token == "{":  # a function's body runs when it is called; other braces run now
         head = [word for word in tokens[max(at - 6, 0) : at - 1] if word != "\n"]
-        of_function = head[-2:] == ["(", ")"] or head[-2:-1] == ["function"]
-        state.branches.append(Branch() if of_function else Branch(True))
+        name = head[-3] if head[-2:] == ["(", ")"] and len(head) > 2 else head[-1] if head[-2:-1] == ["function"] else ""
+        state.inside.append(name)
+        if name:
+            state.functions.setdefault(name, set())
+        state.branches.append(Branch() if name else Branch(True))
     elif token in ("fi", "done", "esac", "}") and state.branches:
         state.branches.pop()
+        if token == "}" and state.inside:
+            state.inside.pop()
     return at
 
 
@@ -173,26 +217,32 @@ def _assign(state: State, match: re.Match[str], tokens: Sequence[str], at: int) 
         if kept := state.variables.get(name):
             state.variables[name] = Word(kept.text, kept.defaults | state.decided_by)
         return at
-    if _is_prefix(tokens, at):
-        return at
     words = [expanded_word(state, part) for part in parts]
+    if _is_prefix(state, tokens, at):
+        if state.runs and "\0" not in words[0].text:
+            state.environment[name] = plain_text(words[0].text)
+        return at
     before = state.variables.get(name, Word("")) if more else Word("")
     if state.runs is None or before is None:
-        state.variables[name] = None
+        set_variable(state, name, None)
         return at
     text = joint.join(filter(None, (before.text, *(word.text for word in words))))
     defaults = state.decided_by.union(before.defaults, *(word.defaults for word in words))
-    state.variables[name] = Word(text[:LONGEST], defaults)
+    set_variable(state, name, Word(text[:LONGEST], defaults))
     return at
 
 
-def _is_prefix(tokens: Sequence[str], at: int) -> bool:
+def _is_prefix(state: State, tokens: Sequence[str], at: int) -> bool:
     """Whether an assignment before ``at`` is of the environment of the command that follows, and not of the script."""
-    start = at - 1
-    while start > 0 and tokens[start - 1] not in (*_SEPARATORS, *_KEYWORDS, "(", ")"):
-        start -= 1
-    following = next((word for word in tokens[at:] if not _ASSIGNMENT.fullmatch(word)), "\n")
-    return tokens[start] not in _PREFIXES and following not in (*_SEPARATORS, *_KEYWORDS, "(", ")")
+    ends = (*_SEPARATORS, *_KEYWORDS, "(", ")")
+    if at > state.assigned_until:  # the first of several of one command
+        start = at - 1
+        while start > 0 and tokens[start - 1] not in ends:
+            start -= 1
+        state.assigned_until = next((i for i in range(at, len(tokens)) if not _ASSIGNMENT.fullmatch(tokens[i])), len(tokens))
+        following = tokens[state.assigned_until] if state.assigned_until < len(tokens) else "\n"
+        state.assigns_environment = tokens[start] not in _PREFIXES and following not in ends
+    return state.assigns_environment
 
 
 def _expanded(state: State, token: str) -> list[Word]:

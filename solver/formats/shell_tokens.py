@@ -7,16 +7,22 @@ import shlex
 from itertools import groupby
 
 _PUNCTUATION = ";&|()\n"
-_REDIRECTION = re.compile(r"(?<=\s)(?:\d?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
-_HERE = re.compile(r"(?<!<)<<(?!<)-?[ \t]*(['\"]?)(\w+)\1")
+_REDIRECTION = re.compile(r"(?<=\s)(?:\d?>>?[ \t]*>\([^()]*\)|\d?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
+_HERE = re.compile(r"(?<![<\w)])<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
 #: Stand for characters that are quoted, or that belong to what $(...) runs.
 KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
 _HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
 
 
 def tokens_of(text: str) -> list[str]:
-    """Return the words and separators of a script, with what $(...) runs hidden from the splitting."""
-    text = _prepared(_without_documents(text.replace("\\\n", " ")))
+    """Return the words and separators of a script, with what $(...) runs hidden from the splitting.
+
+    Raises ValueError for a line that seems to go on and does not, and where quotes stay open.
+    """
+    text = _prepared(_without_documents(text.replace("\r\n", "\n")))  # comments first: a backslash ends none of them
+    if re.search(r"\\[ \t]+\n", text):
+        raise ValueError("a blank stands behind a backslash at the end of a line, which therefore does not go on")
+    text = text.replace("\\\n", " ")
     text = re.sub(r"\$\(\((.*?)\)\)", lambda m: f"$[{m[1].translate(_HIDDEN)}]", text)
     text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
     lexer = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=_PUNCTUATION)

@@ -45,15 +45,27 @@ class State:
     branches: list[Branch] = field(default_factory=list)
     chained: bool | None = True  #: whether the present command runs as far as && and || before it say
     tested: frozenset[str] = frozenset()  #: defaults of the environment that decide ``chained``
-    passes: bool = False  #: arguments are passed to a function, or set anew: what $@ is cannot be told
-    subshells: list[dict[str, Word | None] | None] = field(default_factory=list)  #: variables before each; None: other brackets
+    #: Functions that are called with other arguments than the script's own; "": the script sets its own anew.
+    passed: frozenset[str] = frozenset()
+    assigned_until: int = -1  #: token behind the present run of assignments, which are of the environment of one command or not
+    assigns_environment: bool = False
+    #: Branches around each, and variables and environment before it; None: other brackets.
+    subshells: list[tuple[int, tuple[dict[str, Word | None], dict[str, str]] | None]] = field(default_factory=list)
     sourced: list[str] = field(default_factory=list)
+    functions: dict[str, set[str]] = field(default_factory=dict)  #: of the script's own, and what they set
+    inside: list[str] = field(default_factory=list)  #: the functions whose bodies the present command is in; "": other braces
+    environment: dict[str, str] = field(default_factory=dict)  #: of the commands that the script starts
     succeeded: bool | None = True  #: of the command before it; what is no test is taken to succeed
 
     @property
     def runs(self) -> bool | None:
         """Whether the present command runs: None where a condition cannot be told."""
         return all_of([self.chained, *(branch.runs for branch in self.branches)])
+
+    @property
+    def hides_arguments(self) -> bool:
+        """Whether the arguments here are others than those that the script is called with."""
+        return bool(self.passed & {"", *self.inside}) and ("" in self.passed or any(self.inside))
 
     @property
     def decided_by(self) -> frozenset[str]:
@@ -65,7 +77,7 @@ def expanded_word(state: State, token: str) -> Word:
     """Return a token with its variables put in, innermost first; what is not known stays hidden from further expansion."""
     used: set[str] = set()
 
-    token = token if state.passes else OWN_ARGUMENTS.sub("", token)
+    token = token if state.hides_arguments else OWN_ARGUMENTS.sub("", token).replace("$#", "0")
 
     def value(match: re.Match[str]) -> str:
         braced, plain, sum_ = match.groups()
@@ -85,6 +97,8 @@ def variable_value(state: State, written: str, used: set[str]) -> str | None:
     if not match:
         return None
     name, how, default = match.groups()
+    if name.isdecimal() and state.hides_arguments:
+        return None
     if name in state.variables and (how is None or (state.variables[name] or Word("?")).text or ":" not in how):
         known = state.variables[name]
         used |= known.defaults if known else set()
@@ -94,7 +108,20 @@ def variable_value(state: State, written: str, used: set[str]) -> str | None:
     if name not in state.variables:
         used.add(name)
         state.defaults[name] = plain_text(default)
+    if "=" in how:
+        state.variables[name] = Word(str(default), frozenset({name}))
     return str(default)
+
+
+def set_variable(state: State, name: str, word: Word | None) -> None:
+    """Set a variable, or mark it as not known (None), here and wherever the function whose body this is is called."""
+    state.variables[name] = word
+    for function in filter(None, state.inside):
+        state.functions[function].add(name)
+    if word is None or "\0" in word.text or "$" in word.text:
+        state.environment.pop(name, None)
+    else:
+        state.environment[name] = plain_text(word.text)
 
 
 def plain_text(text: str) -> str:

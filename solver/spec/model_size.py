@@ -62,7 +62,12 @@ def adapter_parameters(model: ModelSpec, rank: int) -> int:
 
 def mlp_linears(model: ModelSpec, width: Any) -> Any:
     """Return the weights of an MLP, or of an expert, of ``width`` inner values (an int or an array)."""
-    return model.hidden_size * width * (3 if model.gated_mlp else 2)
+    return model.hidden_size * width * mlp_matrices(model)
+
+
+def mlp_matrices(model: ModelSpec) -> int:
+    """Return the projections of an MLP: up and down, and the gate's where it has one."""
+    return 3 if model.gated_mlp else 2
 
 
 def mlp_biases(model: ModelSpec, width: Any) -> Any:

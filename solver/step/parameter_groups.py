@@ -22,7 +22,7 @@ from solver.schedule.stages import (
     wave_stages,
 )
 from solver.spec.choices import TpMode
-from solver.spec.model_size import mlp_linears
+from solver.spec.model_size import mlp_matrices
 from solver.spec.strategy import replicas
 from solver.step.layouts import Splits
 from solver.step.problem import LayerTable, Part, Problem
@@ -132,7 +132,7 @@ def _head_cost(problem: Problem) -> float:
     """Return the multiplications of the head in those of a layer's linears (nanotron's get_block_compute_costs)."""
     model = problem.model
     attention = 4 * model.num_attention_heads * model.head_dim
-    return float(model.vocab_size / (attention + mlp_linears(model, model.intermediate_size) / model.hidden_size))
+    return model.vocab_size / (attention + mlp_matrices(model) * model.intermediate_size)
 
 
 def shares_vocabulary(problem: Problem, splits: Splits) -> np.ndarray:

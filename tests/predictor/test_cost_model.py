@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flop_counter import bare_gemm
+from references import bare_gemm
 from toy import BYTE, DEVICE, FLOP, LINK, NETWORK, toy_cost
 
 from predictor.cost_model import CostModel

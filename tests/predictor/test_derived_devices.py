@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flop_counter import bare_attention, bare_gemm
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from references import bare_attention, bare_gemm
 
 from predictor.accuracy.left_out_devices import device_scores
 from predictor.cost_model import CostModel

@@ -117,16 +117,8 @@ def test_no_output_replaces_an_input_or_another_output(
 def test_a_job_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same log again adds nothing, and another job of its name gets a number."""
     log, runs = tmp_path / "job.json", tmp_path / "runs.jsonl"
-    words = [
-        "import",
-        str(log),
-        "--config",
-        str(ROOT / "configs" / "7B_internlm2.py"),
-        "--world_size",
-        "128",
-        "--runs",
-        str(runs),
-    ]
+    config = str(ROOT / "configs" / "7B_internlm2.py")
+    words = ["import", str(log), "--config", config, "--world_size", "128", "--runs", str(runs)]
     for step, said in (
         (16.1, f"appended to {runs}\n"), (16.1, f"already in {runs}\n"), (16.4, f"appended to {runs} as job-2\n"),
         (16.1, f"already in {runs}\n"), (16.4, f"already in {runs}\n"),
@@ -136,12 +128,31 @@ def test_a_job_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert capsys.readouterr().out.replace("\n", "").endswith(said.replace("\n", ""))
     found = [json.loads(line) for line in runs.read_text().splitlines()]
     assert [(one["id"], one["measured"]["step_s"]) for one in found] == [("job", 16.1), ("job-2", 16.4)]
+    runs.write_text("# my notes\n")
+    assert console.main(words) == 2
+    assert "holds something else than runs" in capsys.readouterr().err and runs.read_text() == "# my notes\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("learn a.json a.json --output mine.json", "RUNS names a.json twice"),
+        ("learn a.json --output mine.txt", "--output mine.txt: the file must end in .json"),
+    ],
+)
+def test_files_that_learn_is_given(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text("{}\n")
+    assert console.main(words.split()) == 2
+    assert message in capsys.readouterr().err and not Path("mine.txt").exists()
 
 
 @pytest.mark.parametrize(
     ("model", "framework", "why"),
     [
-        ("gpt3_175b", "torchtitan", "torchtitan-2026-02 may not run this as it is, because no file of its own states it: gpt3"),
+        ("gpt3_175b", "torchtitan", "torchtitan-2026-02 may not run this as it is; --export cannot write it: gpt3"),
         ("gemma3_12b", "nanotron", "nanotron's YAML has no place for head_dim 256"),
         ("llama3_8b", "torchtitan", ""),
         ("llama3_8b", "megatron-core", ""),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flop_counter import flops
+from references import flops
 from toy import TINY, all_layouts, column, estimated, layer_keys, layer_linear_parameters, make_problem, part, run_of, toy_cost
 
 from predictor.cost_model import CostModel

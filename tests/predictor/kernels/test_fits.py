@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flop_counter import bare_attention, bare_gemm
+from references import bare_attention, bare_gemm
 
 from predictor.estimate import Basis
 from predictor.kernels.derating import Laboratories, derating_of, quantised_derating_of

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from flop_counter import bare_gemm
+from references import bare_gemm
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis

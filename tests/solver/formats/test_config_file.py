@@ -211,6 +211,12 @@ def test_experts(load):
     assert model.shared_expert_intermediate_size == 20480
     assert load(with_model(num_experts=4) + "moe = dict(top_k=2)").model.num_experts_per_tok == 2
     assert not load(with_model(num_experts=1)).model.is_mixture_of_experts
+    capped = "moe = dict(top_k=2, capacity_factor=1.5, drop_tokens=%s)"
+    for drops, layout in ((True, {"moe_capacity_factor": 1.5}), (False, {})):
+        found = load(with_model(num_experts=4) + capped % drops).layout
+        assert {key: value for key, value in found.items() if key.startswith("moe_capacity")} == layout
+    assert "ep" not in load(with_model(num_experts=4)).layout
+    assert load(with_model(num_experts=4) + "parallel = dict(parallel, expert=dict(size=2))").layout["ep"] == 2
 
 
 def test_norms_biases_and_dtypes(load):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from flop_counter import nextn_parameters
+from references import nextn_parameters
 
 from profiler.errors import InputError
 from solver.formats.hugging_face import model_of_config

@@ -162,7 +162,7 @@ RUN += "--tokenizer-type NullTokenizer"
         (f"TP=2\nif [ -n \"$WIDE\" ]; then TP=4; fi\n{RUN} --tensor-model-parallel-size $TP", 2,
          ("the script's own, unless the environment says otherwise: WIDE is not set",)),
         (f"TP=${{1:-4}}\n{RUN} --tensor-model-parallel-size $TP", 4,
-         ("the script's own, unless the environment says otherwise: $1 is 4",)),
+         ("the script's own, unless the environment or its arguments say otherwise: $1 is 4",)),
     ],
 )  # fmt: skip
 def test_what_reaches_the_launch_and_what_may_change_it(script: str, tp: int, notes: tuple[str, ...], tmp_path: Path) -> None:

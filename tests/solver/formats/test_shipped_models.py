@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from flop_counter import nextn_parameters
+from references import nextn_parameters
 
 from solver.formats.config_file import CONFIGS, find_model, load_run_config
 from solver.spec import model_size

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flop_counter import op_flops
 from hypothesis import given
 from hypothesis import strategies as st
+from references import op_flops
 from toy import TINY, estimated, layer_keys, make_problem, toy_cost
 
 from profiler.errors import InputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flop_counter import flops
+from references import flops
 from toy import BYTE, estimated, layer_keys, make_problem, part, tiny, toy_cost
 
 from predictor.cost_model import CostModel

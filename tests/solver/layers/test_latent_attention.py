@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flop_counter import flops
 from hypothesis import given
 from hypothesis import strategies as st
+from references import flops
 from toy import DEVICE, TINY, layer_keys, run_of
 
 from profiler.errors import InputError

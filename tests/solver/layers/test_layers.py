@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flop_counter import flops
 from hypothesis import given
 from hypothesis import strategies as st
+from references import flops
 from toy import DEVICE, layer_keys, layer_linear_parameters, run_of
 
 from solver.layers.decoder import embedding_program, layer_program

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flop_counter import flops
+from references import flops
 from toy import DEVICE, TINY, estimated, layer_keys, make_problem, run_of
 
 from predictor.cost_model import CostModel

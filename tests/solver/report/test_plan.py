@@ -184,7 +184,7 @@ def test_machines_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
         ("--machines h100_sxm=-2", "'h100_sxm=-2' must be a machine and a positive price"),
         ("--machines h100_sxm --price 2", "--machines names the machines and their prices; leave out --price"),
         ("--machines h100_sxm --as gb200", "leave out --as"),
-        ("--least 512 --most 64", "--least 512 is more than --most 64"),
+        ("--least 512 --most 64", "--least is 512 and --most 64; they must be positive"),
         ("--machines foo=2", "no profile and no cluster is called 'foo'"),
         ("--plot plan.foo", "--plot plan.foo: the file must end in .png, .jpg, .pdf or .svg"),
         ("--budget 100", "--budget needs a price"),

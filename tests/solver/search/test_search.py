@@ -7,9 +7,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from flop_counter import op_flops
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from references import op_flops
 from toy import TINY, all_layouts, column, make_problem, toy_cost
 
 from predictor.cost_model import CostModel

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flop_counter import op_flops
+from references import op_flops
 from toy import toy_cost
 
 from predictor.estimate import Estimate

@@ -1,0 +1,110 @@
+"""What each construct of a shell script makes of the launch: the words that it ends up with, or why they are not known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from profiler.errors import InputError
+from solver.formats.config_file import load_run_config
+
+PROGRAM = (
+    "pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --bf16 --vocab-size 32000"
+    " --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 128 --tokenizer-type NullTokenizer"
+)
+RUN = f"torchrun --nnodes 1 --nproc-per-node 8 {PROGRAM}"
+WITH_TP = f"{RUN} --tensor-model-parallel-size $TP"
+
+
+def read(script: str, tmp_path: Path) -> dict[str, object]:
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    return dict(load_run_config(path).layout)
+
+
+@pytest.mark.parametrize(
+    ("script", "blocks"),
+    [
+        ("DEBUG=0; if [ $DEBUG = 1 ]; then export CUDA_LAUNCH_BLOCKING=1; fi\n", False),
+        ('echo "set CUDA_LAUNCH_BLOCKING=1 to debug"\n', False),
+        ("cat <<EOF > env.sh\nexport CUDA_LAUNCH_BLOCKING=1\nEOF\n", False),
+        ("export CUDA_LAUNCH_BLOCKING=1\nunset CUDA_LAUNCH_BLOCKING\n", False),
+        ("( export CUDA_LAUNCH_BLOCKING=1; bash check.sh )\n", False),
+        ("CUDA_LAUNCH_BLOCKING=1 bash check.sh; CUDA_LAUNCH_BLOCKING=0 ", False),
+        ("BLOCK=1; export CUDA_LAUNCH_BLOCKING=$BLOCK\n", True),
+        ("CUDA_LAUNCH_BLOCKING=1 ", True),
+    ],
+)
+def test_the_environment_is_what_the_script_sets_and_not_what_it_mentions(script: str, blocks: bool, tmp_path: Path) -> None:
+    assert read(script + RUN, tmp_path)["launch_blocking"] == blocks
+
+
+@pytest.mark.parametrize(
+    ("script", "tp"),
+    [
+        ("TP=2\n# old layout: TP=8 PP=2 \\\nTP=4", 4),  # a backslash continues no comment
+        ("A=1;B=2; if [[ $A -eq 1 && $B -eq 2 ]]; then TP=4; else TP=2; fi", 4),
+        ("A=1;B=3; if [ $A -eq 1 -a $B -eq 2 ]; then TP=4; else TP=2; fi", 2),
+        ("A=1; if test $A -eq 1; then TP=4; else TP=2; fi", 4),
+        ("SP=1; if (( SP == 1 )); then TP=4; else TP=2; fi", 4),
+        ("SP=true; if $SP; then TP=4; else TP=2; fi", 4),
+        ("TP=2; false && TP=8", 2),
+        ("TP=2; A=1; [ $A -eq 2 ] && TP=8", 2),
+        ("TP=2; A=1; (( A == 1 )) && TP=8", 8),
+        (": ${TP:=2}", 2),
+        ("TP=2\nwhile [[ $# -gt 0 ]]; do\ncase $1 in\n--tp) TP=$2; shift 2;;\nesac\ndone", 2),
+        ("TP=4; ( case x in\n a) TP=2 ;;\n esac\n TP=8 )", 4),
+        ("TP=4\n( TP=2; echo hi )", 4),
+        ("export A=1 TP=4\r", 4),
+    ],
+)
+def test_variables_are_what_the_commands_that_run_make_them(script: str, tp: int, tmp_path: Path) -> None:
+    assert read(f"{script}\n{WITH_TP}", tmp_path)["tp"] == tp
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "TP=2; grep -q H100 gpus.txt && TP=8",
+        "setup() {\n TP=8\n}\nTP=2\nsetup",
+        "function setup {\n TP=8\n}\nTP=2\nsetup",
+        'TP=2; eval "TP=8"',
+        'TP=2; printf -v TP "%d" 4',
+    ],
+)
+def test_variables_that_only_a_run_of_the_script_would_show_are_refused(script: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"\$TP is not known from the script alone"):
+        read(f"{script}\n{WITH_TP}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("behind", "sentence"),
+    [
+        (" \\ \n --tensor-model-parallel-size 4", "a blank stands behind a backslash"),
+        (" --tensor-model-parallel-size 2 --sequence-parallel false", "--sequence-parallel takes no value"),
+    ],
+)
+def test_words_that_would_be_lost_are_refused(behind: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=sentence):
+        read(RUN + behind, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "launch", "gpus"),
+    [
+        ("-N 4\n#SBATCH --gpus-per-node=8", "srun -N 1 hostname\nsrun torchrun --nnodes $SLURM_NNODES --nproc_per_node 8", 32),
+        (
+            "--nodes=4",
+            "python setup.py --num-nodes=16\ntorchrun --nproc-per-node 8",
+            8,
+        ),  # torchrun: one node where it says none
+        ("-N4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-task=8", "srun torchrun --nnodes 4 --nproc_per_node gpu", 32),
+        ("--nodes=4\n#SBATCH --ntasks-per-node=4\n#SBATCH --gres=gpu:8", "srun python", 16),  # a rank is a task
+        ("--nodes=4\n#SBATCH --gres=gpu:8", "srun -N 2 --ntasks-per-node=8 python", 16),
+        ("-N 4\n#SBATCH -G 32", "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $GPUS", 32),
+        ("-N 2\n#SBATCH --gres=gpu:a100:8,nvme:1", "srun torchrun --nnodes 2 --nproc_per_node $GPUS", 16),
+    ],
+)
+def test_ranks_are_what_slurm_and_the_launcher_start(slurm: str, launch: str, gpus: int, tmp_path: Path) -> None:
+    assert read(f"#SBATCH {slurm}\n{launch} {PROGRAM}", tmp_path)["world_size"] == gpus
