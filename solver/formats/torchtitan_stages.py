@@ -31,7 +31,7 @@ def assigned(layers: int, stages: int, first: int, last: int) -> list[int]:
 
 
 def listed_stages(pipeline: SectionReader, release: Release, pp: int, layers: int) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the stages of a release that lists their modules, or assigns layers out with embedding and head counted as some.
+    """Return the stages of a release that lists their modules, or assigns layers to them, embedding and head counted as some.
 
     Source: distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part.
     """

@@ -164,7 +164,7 @@ def test_a_layout_that_no_file_of_its_framework_states_is_named(
     command: list[str], model: str, framework: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    words = [*command, "--model_size", model, "--framework", framework, "--world_size", "256", "--json", str(out)]
+    words = [*command, "--model_size", model, "--framework", framework, "--world_size", "64", "--json", str(out)]
     assert console.main(words) == 0
     shown, found = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())
     assert (why in shown and why in found["not_expressed"]) if why else ("may not run" not in shown + str(found.keys()))
