@@ -30,12 +30,12 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
     parts = base.linears.parts
     most = [factor * _room(parts.get(name, parts["bf16"]).physics)
             for name, factor in (("bf16", derating), ("fp8", quantised.factor))]  # fmt: skip
-    sustained = _at_power(device, slowdown, *most)
-    throttled = min(slowdown.get("bf16", 1.0) * most[0], 1.0)  # less the farther power is from its limit
+    sustained, throttled = _at_power(device, slowdown, *most)
     linears = base.linears.on(sustained, throttled)
     return replace(
         links, device=device, linears=linears, grouped=replace(base.grouped, linear=linears),
-        attention=base.attention.on(sustained, throttled), kernels=replace(base.kernels, bandwidth=device.memory_bandwidth),
+        attention=base.attention.on(sustained, throttled.get("bf16", 1.0)),
+        kernels=replace(base.kernels, bandwidth=device.memory_bandwidth),
         collectives=links.measured_collectives.on(device), exchanges=links.exchanges.on(device), measured=None,
         network_bandwidth=device.network_bandwidth,
         contention=contention_on(device, base.device, base.contention),
@@ -61,19 +61,23 @@ def _room(physics: GemmPhysics) -> float:
     return max(HELD_CLOCKS / physics.efficiency, 1.0)
 
 
-def _at_power(device: Device, slowdown: Mapping[str, float], derating: float, quantised: float) -> Device:
-    """Return the device with the peaks that its power sustains; derating, quantised: the most that 16-bit and quantised kernels
-    gain from it.
+def _at_power(
+    device: Device, slowdown: Mapping[str, float], derating: float, quantised: float
+) -> tuple[Device, dict[str, float]]:  # fmt: skip
+    """Return the device with the peaks that its power sustains, and by arithmetic the share of what long kernels lose to the
+    limit of power that they lose here too, which is less the farther power is from it.
 
-    Below its limit of power a chip clocks higher, until its own peak is what limits a derated kernel. All of this is in the
-    peaks and none in the deratings, which are of whole kernels: a kernel bound by memory or launch is no slower for a higher
-    peak, and one at the limit of power is as fast as with a lower one. To the megaflop, so that it is as fast to the bit.
+    derating, quantised: the most that 16-bit and quantised kernels gain from power. Below its limit a chip clocks higher, until
+    its own peak is what limits a derated kernel. All of this is in the peaks and none in the deratings, which are of whole
+    kernels: a kernel bound by memory or launch is no slower for a higher peak, and one at the limit of power is as fast as with
+    a lower one. To the megaflop, so that it is as fast to the bit.
     """
     wide = slowdown.get("bf16", 1.0)
-
-    def sustained(dtype: str, peak: float) -> float:
-        whole = ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES
-        clocks, most = (wide, derating) if whole else (slowdown.get("fp8", wide), quantised)
-        return float(round(peak / max(slowdown[dtype], min(clocks, 1.0), 1 / max(most, 1.0)) / 1e6)) * 1e6
-
-    return replace(device, peak_flops={dtype: sustained(dtype, peak) for dtype, peak in device.peak_flops.items()})
+    peaks, throttled = {}, {}
+    for dtype, peak in device.peak_flops.items():
+        family = FAMILIES.get(dtype, dtype)
+        clocks, most = (wide, derating) if ELEMENT_BYTES[family] >= HALF_BYTES else (slowdown.get("fp8", wide), quantised)
+        slower, most = max(slowdown[dtype], min(clocks, 1.0)), max(most, 1.0)
+        peaks[dtype] = float(round(peak / max(slower, 1 / most) / 1e6)) * 1e6
+        throttled[family] = min(slower * most, 1.0)
+    return replace(device, peak_flops=peaks), throttled

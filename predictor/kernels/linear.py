@@ -112,17 +112,17 @@ class LinearModel:
             found = found._replace(basis=np.maximum(found.basis, np.int8(Basis.EXTRAPOLATED)))
         return Estimate(*(values.reshape(shape) for values in found))
 
-    def on(self, device: Device, throttled: float = 1.0) -> LinearModel:
+    def on(self, device: Device, throttled: Mapping[str, float]) -> LinearModel:
         """Return the model on another device: the same kernels on its units, peaks and memory.
 
-        throttled: share of what long kernels lose to the limit of power that they lose there too.
+        throttled: by arithmetic, the share of what long kernels lose to the limit of power that they lose there too.
         An arithmetic that this one lacks gets the physical model of 16 bits.
         """
         half = replace(self.parts["bf16"], residual=None)
         parts = {}
         for name, machine in _machines(device).items():
             part = self.parts.get(name, half)
-            physics = replace(part.physics, throttle=throttled * part.physics.throttle)
+            physics = replace(part.physics, throttle=throttled.get(name, 1.0) * part.physics.throttle)
             parts[name] = replace(part, physics=physics, machine=machine, known=MeasuredTimes.none())
         return LinearModel(parts)
 
