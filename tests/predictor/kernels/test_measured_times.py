@@ -70,7 +70,7 @@ def test_a_gemm_that_was_measured_here_takes_what_it_took() -> None:
 def test_what_others_measured_and_other_devices_do_not_count() -> None:
     borrowed = LinearModel.fit(gemms(0.01, "simumax:a"), DEVICE)
     assert not any(len(part.known) for part in borrowed.parts.values())
-    elsewhere = LinearModel.fit(gemms(0.01), DEVICE).on(DEVICE)
+    elsewhere = LinearModel.fit(gemms(0.01), DEVICE).on(DEVICE, {})
     assert not any(len(part.known) for part in elsewhere.parts.values())
 
 
