@@ -256,6 +256,12 @@ class CostModel:
         """The same device for a job of ``world`` GPUs, ``per_domain`` in a node or NVLink domain: simulations ask for it."""
         return replace(self, collectives=self.collectives.for_world(world, per_domain))
 
+    def with_link_peers(self, peers: int) -> CostModel:
+        """The same device, of which each GPU's links are split among ``peers`` others of its node (0: behind a switch)."""
+        return replace(
+            self, collectives=self.collectives.with_link_peers(peers), exchanges=self.exchanges.with_link_peers(peers)
+        )
+
     def with_network(self, network_bandwidth: float | None) -> CostModel:
         """The same device on a network of ``network_bandwidth`` bytes/s per accelerator (None: the device's default)."""
         return replace(self, network_bandwidth=network_bandwidth or self.device.network_bandwidth)

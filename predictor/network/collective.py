@@ -31,6 +31,10 @@ _BEYOND_RANKS = 0.15  # error of a group size beyond the measured ones, per doub
 _BORROWED = 0.15  # error of an op that borrows the curve of another
 _ROOFLINE = 0.35
 UNSEEN_NETWORK_STD = 0.4  # uncertainty of the network model with default constants
+_LARGE = 2.0**32  # bytes of which latency is no part
+#: Share of the links' rate that no collective reaches that sends all of its bytes over them: on A100, H100, H200 and B200 none
+#: is above 0.8 but the all-reduces of H100 and H200 among eight, which NVLS reduces (1.02, 1.06).
+_MOST_OF_LINKS = 0.9
 _PER_DOUBLING = 0.03  # for more nodes than the model was fitted on
 
 
@@ -41,7 +45,8 @@ class CollectiveModel:
     curves: one per (op, ranks in one node). op, ranks, basis: op (index into OPS), group size and Basis of each curve, sorted
     by op, then ranks. network: constants of the model between nodes. network_std: its held-out standard deviation of log time,
     by index of OPS. network_nodes: most nodes that it was fitted on (0: default constants). bandwidths: bytes/s per GPU of
-    [link in the node, network]. groups_between_nodes: curves of groups that were measured on the network itself.
+    [link in the node, network]. groups_between_nodes: curves of groups that were measured on the network itself. link_peers:
+    GPUs among which the links of one are split where no switch connects them (a full mesh); 0: a switch, as measured.
     """
 
     curves: Curves
@@ -53,6 +58,7 @@ class CollectiveModel:
     network_nodes: float
     bandwidths: np.ndarray
     groups_between_nodes: MeasuredGroups
+    link_peers: float = 0.0
 
     @classmethod
     def fit(cls, profile: Profile) -> CollectiveModel:
@@ -116,8 +122,12 @@ class CollectiveModel:
         curves = self.curves if ratio == 1.0 else Curves.fit([_slower(*points, ratio) for points in self.curves.points()])
         return replace(
             self, curves=curves, bandwidths=np.array([device.link_bandwidth, device.network_bandwidth]),
-            groups_between_nodes=MeasuredGroups.none(),
+            groups_between_nodes=MeasuredGroups.none(), link_peers=float(device.link_peers),
         )  # fmt: skip
+
+    def with_link_peers(self, peers: int) -> CollectiveModel:
+        """The same links, split among ``peers`` other GPUs (0: behind a switch)."""
+        return replace(self, link_peers=float(peers))
 
     @property
     def measured(self) -> CollectiveModel:
@@ -175,10 +185,38 @@ class CollectiveModel:
         if op == "all_reduce":
             gather = self._inside("all_gather", size, k)[0]
             ring = np.maximum(inside, 2.0 * inside_bound("all_gather", gather, k, nodes))
-        return Groups(size, k, nodes, rate, float(self.bandwidths[0]), inside, ring)
+        return Groups(size, k, nodes, rate, self.bandwidths[0] / self._split("all_reduce", k), inside, ring)
+
+    def _split(self, op: str, k: np.ndarray) -> np.ndarray | float:
+        """Return the links of a GPU over those that lead to the other ranks of its group."""
+        if not self.link_peers:
+            return 1.0
+        reached = 1.0 if op == "p2p" else np.maximum(k - 1.0, 1.0)
+        return self.link_peers / np.minimum(reached, self.link_peers)
 
     def _inside(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Seconds, standard deviation and basis in one node, for flat arrays; values for k < 2 are meaningless."""
+        """Seconds, standard deviation and basis in one node, for flat arrays; values for k < 2 are meaningless.
+
+        Without a switch a message takes as much longer as fewer links lead to the group, and an all_reduce that a switch
+        sped up is a reduce_scatter and an all_gather.
+        """
+        seconds, std, basis, start = self._behind_switch(op, size, k)
+        if self.link_peers:
+            moved = seconds - start
+            if op == "all_reduce":
+                gather, _, _, gather_start = self._behind_switch("all_gather", size, k)
+                moved = np.where(self._reduced_in_switch(k), np.maximum(moved, 2.0 * (gather - gather_start)), moved)
+            seconds = start + moved * self._split(op, k)
+        return seconds, std, basis
+
+    def _reduced_in_switch(self, k: np.ndarray) -> np.ndarray:
+        """Whether all-reduces among ``k`` ranks are so fast that the switch must have reduced them."""
+        seconds = self._behind_switch("all_reduce", np.full(k.shape, _LARGE), k)[0]
+        busbw: np.ndarray = 2.0 * (k - 1.0) / k * _LARGE / seconds
+        return busbw > _MOST_OF_LINKS * self.bandwidths[0]
+
+    def _behind_switch(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Seconds, standard deviation, basis and the latency among the seconds, as measured or extrapolated from it."""
         own = np.flatnonzero(self.op == OPS.index(op))
         measured = self.ranks[own]
         k = np.full_like(k, measured[0]) if op == "p2p" else k
@@ -202,7 +240,7 @@ class CollectiveModel:
         std = np.sqrt(
             std**2 + np.select([floor == Basis.ROOFLINE, floor == Basis.EXTRAPOLATED], [_ROOFLINE, _BORROWED], 0.0) ** 2
         )
-        return seconds, std, np.maximum(basis, floor).astype(np.int8)
+        return seconds, std, np.maximum(basis, floor).astype(np.int8), np.minimum(self.curves.latency(high), seconds)
 
     def _other_ranks(
         self, op: str, seconds: np.ndarray, k: np.ndarray, curve: np.ndarray, measured: np.ndarray
@@ -241,7 +279,7 @@ class CollectiveModel:
         names = [f.name for f in fields(NetworkParameters)]
         network = NetworkParameters(**dict(zip(names, map(float, arrays["network"]), strict=True)))
         plain: dict[str, Any] = {name: np.asarray(arrays[name]) for name in _PLAIN}
-        plain["network_nodes"] = float(plain["network_nodes"])
+        plain |= {name: float(plain[name]) for name in ("network_nodes", "link_peers")}
         groups = MeasuredGroups.from_arrays(arrays, "group_")
         return cls(curves=Curves.from_arrays(arrays, "curve_"), network=network, groups_between_nodes=groups, **plain)
 
@@ -252,7 +290,7 @@ def _slower(size: np.ndarray, seconds: np.ndarray, ratio: float) -> Points:
 
 
 PointsByGroup = Mapping[tuple[str, int], Points]
-_PLAIN = ("op", "ranks", "basis", "network_std", "network_nodes", "bandwidths")
+_PLAIN = ("op", "ranks", "basis", "network_std", "network_nodes", "bandwidths", "link_peers")
 
 
 def _op_points(op: str, profile: Profile, measured: PointsByGroup, stated: PointsByGroup) -> list[tuple[int, Points, Basis]]:

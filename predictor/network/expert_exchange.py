@@ -31,12 +31,13 @@ _KEYS = tuple((dispatcher, op) for dispatcher in DISPATCHERS for op in OPS)
 @dataclass(frozen=True)
 class ExpertExchangeModel:
     """link_bandwidth: bytes/s of one GPU to the others of its node. laws: by (dispatcher, op). measured: shapes that were
-    measured, float64 [rows, 7]: index in _KEYS, then SHAPE.
+    measured, float64 [rows, 7]: index in _KEYS, then SHAPE. link_peers: as a collective's (CollectiveModel).
     """
 
     link_bandwidth: float = np.inf
     laws: Mapping[tuple[str, str], ExchangeLaw] = field(default_factory=lambda: dict(PRIORS))
     measured: np.ndarray = field(default_factory=lambda: np.empty((0, 1 + len(SHAPE))))
+    link_peers: float = 0.0
 
     @classmethod
     def fit(
@@ -54,7 +55,13 @@ class ExpertExchangeModel:
 
     def on(self, device: Device) -> ExpertExchangeModel:
         """Return the model on another device: its links; the kernels' own constants stay."""
-        return replace(self, link_bandwidth=device.link_bandwidth, measured=np.empty((0, 1 + len(SHAPE))))
+        return replace(self, link_bandwidth=device.link_bandwidth, measured=np.empty((0, 1 + len(SHAPE)))).with_link_peers(
+            device.link_peers
+        )
+
+    def with_link_peers(self, peers: int) -> ExpertExchangeModel:
+        """The same links, split among ``peers`` other GPUs (0: behind a switch)."""
+        return replace(self, link_peers=float(peers))
 
     def predict(
         self, op: str, tokens: Any, row_bytes: Any, top_k: Any, experts: Any, intra: Any, inter: Any, network_bandwidth: Any,
@@ -76,7 +83,8 @@ class ExpertExchangeModel:
         limit = np.where(flat[7] > 0, flat[7], np.inf)
         at = Exchange(**dict(zip(SHAPE, flat, strict=False)), bandwidth=flat[6], node_limit=limit)
         law = self.laws[key]
-        seconds = law.seconds(at, self.link_bandwidth)
+        others = np.maximum(at.intra - 1.0, 1.0)
+        seconds = law.seconds(at, self.link_bandwidth * np.minimum(others / (self.link_peers or 1.0), 1.0))
         std, basis = law.uncertainty(at)
         exact = _among(_shapes(_KEYS.index(key), flat[:6]), self.measured) & (limit >= at.inter)
         basis[exact] = Basis.MEASURED
@@ -87,13 +95,14 @@ class ExpertExchangeModel:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Everything as numeric arrays, for an npz file."""
         laws = np.stack([self.laws[key].to_array() for key in _KEYS])
-        return {"link_bandwidth": np.array(self.link_bandwidth), "laws": laws, "measured": self.measured}
+        links = {"link_bandwidth": np.array(self.link_bandwidth), "link_peers": np.array(self.link_peers)}
+        return {**links, "laws": laws, "measured": self.measured}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> ExpertExchangeModel:
         """The inverse of ``to_arrays``."""
         laws = {key: ExchangeLaw(*map(float, row)) for key, row in zip(_KEYS, arrays["laws"], strict=True)}
-        return cls(float(arrays["link_bandwidth"]), laws, np.asarray(arrays["measured"]))
+        return cls(float(arrays["link_bandwidth"]), laws, np.asarray(arrays["measured"]), float(arrays["link_peers"]))
 
 
 def fitted_rows(table: Table, dispatcher: str, op: str) -> Table:

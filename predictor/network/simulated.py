@@ -2,7 +2,7 @@
 
 What stays inside a server, or an NVLink domain, is the profile's. For everything else the groups of a training run are
 simulated together (predictor.network.flows): every group of so many GPUs in each of so many consecutive servers, up to
-MOST_GPUS of them, with link rates and latency as calibrated on a measured network (predictor.network.flows.calibrate). Four
+MOST_GPUS of them, with link rates and latency as calibrated on a measured network (predictor.network.flows.calibrate). Five
 sizes are simulated for each operation, group and algorithm; between them and beyond the time is linear in the size, as a sum of
 latencies and of bytes over rates is. An all_reduce is the faster of the ring and the tree, as NCCL's tuning would choose; a
 reduce_scatter takes as long as an all_gather.
@@ -36,7 +36,7 @@ MOST_GPUS = 256
 #: Flows of all-to-alls that are simulated at once.
 _MOST_FLOWS = 40_000
 #: Sizes that are simulated, from bound by latency to bound by rates; of the last one several draws of hashes, if they matter.
-SIZES = (float(1 << 16), float(1 << 22), float(1 << 26), float(1 << 30))
+SIZES = (float(1 << 16), float(1 << 22), float(1 << 26), float(1 << 30), float(1 << 33))
 _DRAWS = 3
 #: Flows of one step of a ring: a channel for each GPU of a server, through all GPUs of the group. More are not simulated.
 _MOST_OF_A_STEP = 10_000
@@ -75,6 +75,10 @@ class SimulatedNetwork:
     def measured(self) -> CollectiveModel:
         """What of it is from a profile."""
         return self.inside
+
+    def with_link_peers(self, peers: int) -> SimulatedNetwork:
+        """The same with links in a server that are split among ``peers`` other GPUs (0: behind a switch)."""
+        return replace(self, inside=self.inside.with_link_peers(peers))
 
     def for_world(self, world: int, per_domain: int) -> SimulatedNetwork:
         """The same for a job of another size. Raises InputError where it does not fit on the topology."""
@@ -141,7 +145,7 @@ class SimulatedNetwork:
         rings = operation in ("all_gather", "all_reduce") and algorithm is None
         pxn = intra > 1 and rings  # between servers NCCL's rings keep to their rails
         found = []
-        for size, draws in zip(SIZES, (1, 1, 1, 1 if algorithm else _DRAWS), strict=True):
+        for size, draws in zip(SIZES, (1, 1, 1, 1, 1 if algorithm else _DRAWS), strict=True):
             what = collective(operation, groups, size, algorithm, pxn)
             found.append(simulate(self._reached, what, self.calibration.latency, draws=draws))
         return found

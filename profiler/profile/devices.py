@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from profiler.errors import InputError, closest, shown
-from profiler.profile.profile import GIB, Device
+from profiler.profile.profile import GIB, USUAL_EXPONENTIALS, Device
 from profiler.text_file import json_object, read_text
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "devices"
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 20
 KERNELS_FLASH = 1000
 _EXPONENTIALS = "exponentials_per_clock"
 _OPTIONAL = (
-    "nvlink_domain", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale",
+    "nvlink_domain", "link_peers", "link_kind", "flash_version", _EXPONENTIALS, "derived_from", "links_from", "kernel_scale",
     "kernel_scale_of", "aliases", *_HOST,
 )  # fmt: skip
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
@@ -39,7 +39,7 @@ _BOUNDS = {
     "memory_gib": (1e-3, 8192), "memory_bandwidth_gb_s": (1, 1e6), "link_gb_s": (1e-3, 1e5), "network_gbit": (1e-3, 1e6),
     "power_watts": (1, 1e5), "host_link_gb_s": (1e-3, 1e5), "host_memory_gb_s": (1e-3, 1e5), "peak_tflops": (1e-3, 1e6),
     "kernel_scale": (0.5, 5), "num_sms": (1, 1 << 16), "gpus_per_node": (1, 1 << 12), "nvlink_domain": (1, 1 << 12),
-    "flash_version": (1, 4), _EXPONENTIALS: (1, 1024),
+    "link_peers": (1, 1 << 12), "flash_version": (1, 4), _EXPONENTIALS: (1, 1024),
 }  # fmt: skip
 _ALIKE = 0.01  #: two peaks of 16 bits that differ by no more are one figure, rounded twice
 
@@ -100,14 +100,16 @@ def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
         raise InputError(f"{what}; a device states {', '.join(needed)}, and may state {', '.join(_OPTIONAL)}")
     words = {key: _word(key, values[key]) for key in _WORDS}
     figures = {key: _number(key, values[key]) for key in _FIGURES if key not in _COUNTS}
+    host_link, host_memory = (_number(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST)
     device = Device(
         words["name"], _peaks(values["peak_tflops"]), figures["memory_gib"] * GIB, figures["memory_bandwidth_gb_s"] * 1e9,
         _whole("num_sms", values["num_sms"]), _whole("gpus_per_node", values["gpus_per_node"]), figures["link_gb_s"] * 1e9,
         figures["network_gbit"] * 1e9 / 8, str(values.get("link_kind", "")),
         _whole("flash_version", values["flash_version"]) if "flash_version" in values else KERNELS_FLASH,
         _whole("nvlink_domain", values["nvlink_domain"]) if "nvlink_domain" in values else 0,
-        *(_number(key, values[key]) * 1e9 if key in values else 0.0 for key in _HOST),
-        *([_number(_EXPONENTIALS, values[_EXPONENTIALS])] if _EXPONENTIALS in values else []),
+        host_link, host_memory,
+        exponentials=_number(_EXPONENTIALS, values[_EXPONENTIALS]) if _EXPONENTIALS in values else USUAL_EXPONENTIALS,
+        link_peers=_whole("link_peers", values["link_peers"]) if "link_peers" in values else 0,
     )  # fmt: skip
     _check(device)
     names = ("derived_from", "links_from", "kernel_scale_of")
@@ -196,6 +198,13 @@ def _check(device: Device) -> None:
         )
     if device.nvlink_domain and device.nvlink_domain % device.gpus_per_node:
         raise InputError(f"nvlink_domain {device.nvlink_domain} is no multiple of gpus_per_node {device.gpus_per_node}")
+    if device.link_peers and device.link_peers != device.gpus_per_node - 1:
+        raise InputError(
+            f"link_peers is {device.link_peers} of a node of {device.gpus_per_node}; in a full mesh it is one less than "
+            "gpus_per_node, and where a switch connects the GPUs it is left out"
+        )
+    if device.link_peers and device.nvlink_domain:
+        raise InputError("link_peers says that no switch connects the GPUs, and nvlink_domain that one does; state one")
     if device.link_bandwidth > device.memory_bandwidth:
         raise InputError("link_gb_s is above memory_bandwidth_gb_s; it is what one GPU sends, per direction")
     if device.network_bandwidth > device.link_bandwidth:

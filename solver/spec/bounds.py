@@ -33,6 +33,7 @@ WHOLE_NUMBERS = {
     "cp_a2a_size": (0, 1 << 20),
     "gpus_per_node": (1, 1 << 12),
     "nvlink_domain": (0, 1 << 12),  # 0: those of a node
+    "link_peers": (0, 1 << 12),  # 0: a switch
     "gpus_per_leaf": (1, 1 << 24),
     "global_batch_size": (1, 1 << 40),  # tokens, the option of the command line
     "global_batch_tokens": (1, 1 << 40),

@@ -30,6 +30,7 @@ class Cluster:
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
     gpus_per_leaf: int = 0  #: GPUs below one leaf switch; 0: the network has no bottleneck
     oversubscription: float = 1.0  #: what they send over what the switch's uplinks carry
+    link_peers: int = 0  #: GPUs among which the links of one are split (a full mesh); 0: a switch gives any of them all
     usual_network: bool = False  #: nobody stated the network: it is that of the usual node with these accelerators
 
     @property
@@ -67,14 +68,14 @@ class Cluster:
                 raise InputError(f"cluster {self.name}: {field.name} is {value}; it must be positive")
 
 
-_MAY_BE_ZERO = ("nvlink_domain", "host_link", "host_memory", "usual_network", "gpus_per_leaf")
+_MAY_BE_ZERO = ("nvlink_domain", "link_peers", "host_link", "host_memory", "usual_network", "gpus_per_leaf")
 #: An all-reduce reaches less than this many times the rate of a GPU's links each way, whatever the switches add up.
 _MOST_BUSBW = 2.0
 _BUS_BANDWIDTHS = ("all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 PCIE_5 = 50e9  #: bytes/s each way that a GPU reaches of its host over sixteen lanes of PCIe 5
 _HOST = ("host_link_gb_s", "host_memory_gb_s")
 _LEAF = ("gpus_per_leaf", "oversubscription")
-_COUNTS = ("gpus_per_node", "nvlink_domain", "gpus_per_leaf")
+_COUNTS = ("gpus_per_node", "nvlink_domain", "link_peers", "gpus_per_leaf")
 _RATES = ("inter_node_gbit_per_gpu", "memory_gib", *_BUS_BANDWIDTHS, *_HOST, "oversubscription")
 #: Keys of a cluster that change a prediction, and all keys.
 FIGURES = (*_COUNTS, *_RATES)
@@ -94,6 +95,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
     try:
         per_node = whole_number("gpus_per_node", config.get("gpus_per_node", device.gpus_per_node))
         domain = whole_number("nvlink_domain", config.get("nvlink_domain", device.nvlink_domain))
+        peers = whole_number("link_peers", config.get("link_peers", device.link_peers))
         leaf = whole_number("gpus_per_leaf", config["gpus_per_leaf"]) if "gpus_per_leaf" in config else 0
         stated = {key: number(key, config[key]) for key in _RATES if key in config}
         _check_figures(config, device, per_node)
@@ -104,6 +106,7 @@ def cluster_of(device: Device, config: Mapping[str, Any] | None = None, where: s
         name=printable(str(config.get("name", device.name))),
         gpus_per_node=per_node,
         nvlink_domain=domain,
+        link_peers=peers,
         network_bandwidth=stated["inter_node_gbit_per_gpu"] * 1e9 / 8
         if "inter_node_gbit_per_gpu" in stated
         else device.network_bandwidth,
@@ -120,6 +123,7 @@ def cluster_keys(cluster: Cluster) -> dict[str, float]:
     """Return what ``cluster_of`` reads as ``cluster``: the keys of a cluster file, in its units."""
     figures: dict[str, float | None] = {
         "gpus_per_node": cluster.gpus_per_node, "nvlink_domain": cluster.nvlink_domain or None,
+        "link_peers": cluster.link_peers,
         "inter_node_gbit_per_gpu": cluster.network_bandwidth * 8 / 1e9, "memory_gib": cluster.memory_bytes / GIB,
     }  # fmt: skip
     for key in (*_BUS_BANDWIDTHS, *_HOST):

@@ -124,6 +124,8 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     _check_format(run, cost.device)
     cluster = cluster.for_world(run.world_size)
     node = cluster.gpus_per_domain
+    if cluster.link_peers != cost.device.link_peers:
+        cost = cost.with_link_peers(cluster.link_peers)
     if not are_collectives_checked(run, cluster, cost):  # else what the stated all-reduces took is no matter of the links
         cost = cost.with_found_network(run.world_size, node, cluster.all_reduce_busbw, cluster.all_reduce_busbw_in_node)
     rates = {HOST_LINK: cluster.host_link, HOST_MEMORY: cluster.host_memory}

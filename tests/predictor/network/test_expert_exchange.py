@@ -14,7 +14,7 @@ from predictor.accuracy.crossval_exchange import exchange_scores
 from predictor.accuracy.pictures_exchange import draw_exchange
 from predictor.estimate import Basis
 from predictor.fitted import cost_model
-from predictor.network.exchange_law import FAR_SHARE, PRIORS, ExchangeLaw
+from predictor.network.exchange_law import FAR_SHARE, LINK_SHARE, PRIORS, ExchangeLaw
 from predictor.network.expert_exchange import DISPATCHERS, OPS, ExpertExchangeModel
 from profiler.errors import InputError
 from profiler.profile.profile import Profile, Table
@@ -54,10 +54,12 @@ def test_one_node_by_hand() -> None:
     copies = 5 / 3
     kernel = 1000 * (1e-9 + 1024 * 3e-12 + copies * (2e-9 + 1024 * 4e-12))
     assert found.seconds == pytest.approx(10e-6 + kernel, rel=1e-12)
-    slow = replace(by_hand(), link_bandwidth=1e10).predict("combine", 1000, 1024, 2, 4, 2, 1, NETWORK)
-    assert slow.seconds == pytest.approx(
-        10e-6 + 1000 * 1024 * copies / 2 / 1e10, rel=1e-12
-    )  # half of the copies leave the rank
+    links = replace(by_hand(), link_bandwidth=1e10)
+    slow = links.predict("combine", 1000, 1024, 2, 4, 2, 1, NETWORK)
+    moving = 1000 * 1024 * copies / 2 / (LINK_SHARE * 1e10)  # half of the copies leave the rank
+    assert slow.seconds == pytest.approx(10e-6 + moving, rel=1e-12)
+    mesh = links.with_link_peers(7).predict("combine", 1000, 1024, 2, 4, 2, 1, NETWORK)  # one of seven links
+    assert mesh.seconds == pytest.approx(10e-6 + 7 * moving, rel=1e-12)
 
 
 def test_between_nodes_by_hand() -> None:
