@@ -16,6 +16,7 @@ import torch.distributed as dist
 from profiler.measure.kernels import DTYPES
 from profiler.measure.session import Session
 from profiler.measure.timing import Measurement, Work, measure
+from profiler.measure.try_kernel import is_out_of_memory
 from profiler.profile.plan import Item
 
 
@@ -56,7 +57,9 @@ def time_collective(session: Session, item: Item, group: Group, seconds: float) 
     try:
         work = collective_work(session, item, group)
         lacking = 0.0
-    except (torch.OutOfMemoryError, MemoryError):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
         lacking = 1.0
     if session.agree(lacking):
         return None

@@ -28,6 +28,7 @@ from profiler.measure.kernels import Arena, workload
 from profiler.measure.session import Session
 from profiler.measure.sweeps import Bench, measure_groups
 from profiler.measure.timing import Work, hold_device
+from profiler.measure.try_kernel import is_out_of_memory
 from profiler.profile.plan import KIB, Item, Limits, whole_buffer
 from profiler.profile.recorder import NOT_RUN
 
@@ -120,10 +121,8 @@ def _pair(session: Session, item: Item, group: Group, arena: Arena) -> Pair | No
             workload(Item.of("linear", gemm), arena),
             collective_work(session, Item.of(str(columns["collective"]), columns), group),
         )
-    except (torch.OutOfMemoryError, MemoryError):
-        return None
-    except RuntimeError as error:
-        if "allocate" in str(error):  # PyTorch's OOM message on a CPU
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
             return None
         raise
 

@@ -25,17 +25,20 @@ def try_kernel(make: Callable[[], Work], arena: Arena, seconds: float, by_host: 
     """
     try:
         return measure(make(), torch.device("cpu") if by_host else arena.device, seconds)
-    except (torch.OutOfMemoryError, MemoryError):
-        arena.release()
-        return None
     except Exception as error:
-        said = str(error).strip() or type(error).__name__
-        if "allocate" in said and isinstance(error, RuntimeError):  # PyTorch's OOM message on a CPU
+        if is_out_of_memory(error):
             arena.release()
             return None
+        said = str(error).strip() or type(error).__name__
         if not (_no_kernel(error) or _still_works(arena.device)):
             raise
         return printable(said.splitlines()[0], _MOST_SAID)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out: PyTorch has an error of its own for it on a GPU, and words on a CPU."""
+    on_cpu = isinstance(error, RuntimeError) and "allocate" in str(error)
+    return on_cpu or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def _no_kernel(error: Exception) -> bool:

@@ -87,6 +87,7 @@ def _casts(
     recipe = shapes.recipe
     assert recipe is not None
     whole = 1.0 * tokens * width
+    split = np.asarray(split) & shapes.gathers_quantised  # else the values are all-gathered first, and each rank casts all
     mine = np.where(split, whole / shapes.keys.tp, whole)
     copies = 1 + recipe.by_axis
     again = (Recompute.FULL,) if phase == FORWARD else ()

@@ -31,4 +31,4 @@ def unfused_norm_saved(shapes: Shapes) -> list[Saved]:
     """Return what eager norms save: an fp32 copy of their input, where fused norms keep their 16-bit input."""
     if shapes.fused_norm:
         return []
-    return [Saved("norms_fp32", 2 * shapes.norm_tokens * shapes.model.hidden_size * FP32)]
+    return [Saved("norms_fp32", shapes.model.norms_per_layer * shapes.norm_tokens * shapes.model.hidden_size * FP32)]

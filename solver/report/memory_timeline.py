@@ -17,7 +17,7 @@ import numpy as np
 from profiler.profile.profile import GIB
 from solver.report.timeline import WORDS, StepTimeline, step_timeline
 from solver.step.memory import PARTS
-from solver.step.per_stage import memory_of_stages
+from solver.step.per_stage import memory_of_passes
 from solver.step.solutions import Solutions
 
 #: Parts that stay through the step; the others come and go with passes.
@@ -78,15 +78,20 @@ class StageMemory:
 def memory_through_step(solutions: Solutions, index: int) -> tuple[StepTimeline, list[StageMemory]]:
     """Return the step and the memory of every stage. Raises InputError for a step of too many passes."""
     step = step_timeline(solutions, index)
-    memory = memory_of_stages(solutions, index)
-    named = dict(zip(PARTS, memory.parts, strict=True))
+    parts, update = memory_of_passes(solutions, index)
+    named = dict(zip(PARTS, parts, strict=True))
+    begin = step.end - sum(seconds for part, seconds in step.after if part in ("optimizer", "stragglers"))
+    optimizer = begin, begin + dict(step.after).get("optimizer", 0.0)
     stages = []
     for stage in range(len(step.line.in_flight)):
         staying = {part: float(named[part][stage]) for part in _STAYING if named[part][stage]}
         buffers = sum(float(named[part][stage]) for part in _BUFFERS)
         what = "loss" if named["loss"][stage] else "backward buffers"
         activations = float(named["activations"][stage])
-        stages.append(StageMemory(stage, staying, tuple(_blocks(step, stage, activations, what, buffers))))
+        blocks = [*_blocks(step, stage, activations, what, buffers)]
+        if update[stage]:
+            blocks.append(Block("the optimizer's step", *optimizer, float(update[stage])))
+        stages.append(StageMemory(stage, staying, tuple(blocks)))
     return step, stages
 
 

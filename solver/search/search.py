@@ -82,7 +82,7 @@ def search(
     sequences = _sequences(problem, global_batch_sequences, global_batch_tokens, unknown)
     fixed, most = fixed or {}, most or {}
     check_fixed(fixed)
-    if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule"))):
+    if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule", ""))):
         raise InputError(broken)
     check_most(most)
     if not isinstance(top, int) or top < 1:
@@ -183,7 +183,7 @@ def _search_parts(
 def _send_part(sender: Connection, part: Callable[[Splits], Found], splits: Splits) -> None:
     try:
         sender.send(part(splits))
-    except InputError as error:
+    except Exception as error:  # raised again where the parts are put together; what kills a process leaves the pipe empty
         sender.send(error)
 
 
@@ -192,7 +192,7 @@ def _received(receiver: Connection) -> Found:
         found = receiver.recv()
     except EOFError:
         raise InputError("a process of the search ended early, perhaps for want of memory; use fewer --jobs") from None
-    if isinstance(found, InputError):
+    if isinstance(found, Exception):
         raise found
     result: Found = found
     return result

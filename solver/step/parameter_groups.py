@@ -108,7 +108,8 @@ def stages_of(problem: Problem, splits: Splits, every: bool = False) -> StageKin
     ends = splits.account_for_embedding_in_pipeline_split, splits.account_for_loss_in_pipeline_split
     kinds, columns = problem.kinds, (splits.pp, splits.vpp, *ends, splits.waves * 1)
     every = every or bool(problem.run.recompute_stage_layers)
-    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every, problem.chunks)
+    covers = not problem.framework.pipeline.keeps_messages  # else stages that receive activations may be fuller
+    return stage_kinds(kinds.of_layer, len(kinds.kinds), stage_sizes(problem, splits), columns, every, problem.chunks, covers)
 
 
 def stage_sizes(problem: Problem, splits: Splits) -> StageLayers:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from solver.step.layouts import Layouts
+from solver.step.memory import PARTS as PARTS_OF_MEMORY
 from solver.step.memory import Memory, PeakMemory
 from solver.step.op_estimates import STREAMS
 from solver.step.parameter_groups import stage_sizes, stages_of
 from solver.step.solutions import Solutions
 from solver.step.stage_kinds import StageKinds, chunk_sizes
-from solver.step.stage_seconds import end_recomputed, recomputed_limit
+from solver.step.stage_seconds import end_recomputed, recomputed_limit, sends_of
 from solver.step.time import PARTS
 
 
@@ -44,8 +45,9 @@ def slowest_stage(solutions: Solutions, index: int) -> int:
 def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     """Return the seconds of every part of the step on every stage: [parts, pp]; each column adds up to the step.
 
-    Work is that of the stage's own layers; synchronisation and optimizer, which end the step together, are those of the slowest
-    stage; what is left is bubble.
+    Work is that of the stage's own layers, and messages those that it waits for (the first stage's as in the estimate, where it
+    stands for middle ones); synchronisation and optimizer, which end the step together, are those of the slowest stage; what is
+    left is bubble.
     """
     slowest = solutions.times.parts[:, index]
     chosen, stages = _stages(solutions, index)
@@ -67,6 +69,8 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
     for name, seconds in zip(names, m * streams, strict=True):
         parts[PARTS.index(name)] = seconds
     parts[PARTS.index("recompute")] = m * again
+    sends = sends_of(solutions.problem, terms, solutions.layouts.at(np.array([index])))
+    parts[PARTS.index("pp_transfer")] = m * np.where((head > 0) | (pp == 2), sends.at_end, sends.between)
     bubble = PARTS.index("bubble")
     parts[bubble] = 0.0
     parts[bubble] = solutions.times.seconds[index] - parts.sum(axis=0)
@@ -75,15 +79,29 @@ def time_of_stages(solutions: Solutions, index: int) -> np.ndarray:
 
 def memory_of_stages(solutions: Solutions, index: int) -> Memory:
     """Return the memory of every stage of layout ``index``: arrays over stages, parts [memory parts, pp]."""
-    one, stages = _stages(solutions, index)
-    key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
-    peak, number = PeakMemory(solutions.problem, solutions.table, key, one, stages), range(len(stages.index))
+    peak = _peak_of_stages(solutions, index)
+    number = range(peak.stages)
     totals = zip(*(peak.totals(*peak.sums(stage), stage) for stage in number), strict=True)
     allocated, reserved, device, bound = (np.concatenate(each) for each in totals)
     stage = np.array(number)
     last = (stage > 0) & (stage == len(number) - 1)
     parts = np.concatenate([peak.parts(stage) for stage in number], axis=1)
     return Memory(allocated, reserved, device, bound, stage, last, lambda: parts)
+
+
+def memory_of_passes(solutions: Solutions, index: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of every stage at the peak of its passes, [memory parts, pp], and what the optimizer's step needs beyond
+    what of them stays, [pp]."""
+    peak = _peak_of_stages(solutions, index)
+    parts, absent, update = (np.array(each) for each in zip(*map(peak.parts_of_passes, range(peak.stages)), strict=True))
+    gathered = parts[:, PARTS_OF_MEMORY.index("gather_buffers"), 0]
+    return parts[..., 0].T, np.maximum((absent + update)[:, 0] - gathered, 0.0) * (update[:, 0] > 0)
+
+
+def _peak_of_stages(solutions: Solutions, index: int) -> PeakMemory:
+    one, stages = _stages(solutions, index)
+    key = solutions.terms.key[solutions.layouts.row[index : index + 1]]
+    return PeakMemory(solutions.problem, solutions.table, key, one, stages)
 
 
 def _stages(solutions: Solutions, index: int) -> tuple[Layouts, StageKinds]:

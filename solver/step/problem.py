@@ -116,7 +116,8 @@ class Problem:
 def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostModel) -> Problem:
     """Return a Problem whose cost model runs the attention kernels of the run's framework.
 
-    Every way in ends here: raises InputError for a model that the framework, or this program, cannot run.
+    Every way in ends here: raises InputError for a model that this program cannot estimate, and for soft caps and number
+    formats that framework or device lack. Whether the framework runs a layout is checked with it (solver.spec.feasibility).
     """
     check_model(model, run.seq_len)
     require([soft_cap_rule(framework_of(run.framework), model, run)])

@@ -95,13 +95,14 @@ def stage_kinds(
     columns: tuple[np.ndarray, ...],
     every: bool = False,
     stated: tuple[int, ...] = (),
+    first_covers: bool = True,
 ) -> StageKinds:
     """Return what the stages of the splits hold.
 
     of_layer: kind of every layer. columns: pp, vpp, whether embedding and loss count as layers, and whether the schedule is
     V-shaped, so that the first stage has the head; all of shape [splits].
     every: all stages in order, instead of those that can be the slowest or the fullest. stated: layers of every chunk, of which
-    all splits have as many; (): as ``stages`` says.
+    all splits have as many; (): as ``stages`` says. first_covers: the first stage stands for middle ones of no more layers.
     """
     pp, vpp, embedding, loss, wave = columns
     assigned = (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
@@ -115,6 +116,7 @@ def stage_kinds(
             stages.fuller_last,
             every,
             stated,
+            first_covers,
         )  # fmt: skip
         for i in first
     ]
@@ -162,6 +164,7 @@ def _composition(
     fuller_last: bool,
     every: bool,
     stated: tuple[int, ...],
+    first_covers: bool,
 ) -> _Composition:
     sizes = stated or chunk_sizes(len(order), pp, vpp, (first, most, last), embedding, loss, bool(wave), fuller_last)
     held = layers_of_chunks(sizes, pp, bool(wave))
@@ -175,7 +178,9 @@ def _composition(
     middle: list[int] = []
     for i in range(1, pp - 1):
         exceeded = any((tables[j][:, -1] >= tables[i][:, -1]).all() for j in middle)
-        if not exceeded and not (tables[0] >= tables[i]).all():  # the first stage also holds the embedding, and more in flight
+        if not exceeded and not (
+            first_covers and (tables[0] >= tables[i]).all()
+        ):  # the first stage also holds the embedding, and more in flight
             middle.append(i)
     chosen = list(range(pp)) if every else [0, *([pp - 1] if pp > 1 else []), *middle]
     every_first = np.sum(tables, axis=0)

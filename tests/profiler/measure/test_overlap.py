@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from profiler.measure import collectives
+from profiler.measure.collectives import Group
 from profiler.measure.grouped import PASSES, grouped_items, grouped_work
 from profiler.measure.kernels import Arena, workload
 from profiler.measure.overlap import overlap_items, slowdown
@@ -104,3 +107,20 @@ def test_overlap_pairs_every_collective_with_every_gemm() -> None:
     odd = overlap_items(3, 1, Limits(32, 128, 64, 2**18, 2**14, 2**24, 0.05, 1e9), "fp32")
     assert odd and all(item.number("bytes") % 12 == 0 for item in odd)
     assert {"intra", "inter", "gemm_slowdown", "collective_slowdown"} <= set(TABLE_COLUMNS["overlap"])
+
+
+def test_a_collective_that_does_not_fit_in_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch raises a plain RuntimeError on a CPU; any other is no matter of memory."""
+    session = SimpleNamespace(agree=lambda value: value, device=CPU)
+    item, group = Item.of("all_reduce", {"bytes": 8}), Group((0,), None)
+    for said in ("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory", "invalid device"):
+
+        def fails(*_: object, said: str = said) -> None:
+            raise RuntimeError(said)
+
+        monkeypatch.setattr(collectives, "collective_work", fails)
+        if "allocate" in said:
+            assert collectives.time_collective(session, item, group, 0.01) is None
+        else:
+            with pytest.raises(RuntimeError, match="invalid device"):
+                collectives.time_collective(session, item, group, 0.01)

@@ -84,6 +84,13 @@ def test_under_a_sequence_split_each_rank_casts_its_share_and_all_gathers_bytes(
         assert moved(half[label]) == moved(quantised[label])
 
 
+@pytest.mark.parametrize(("framework", "ranks"), [("torchtitan", 1), ("megatron-core", 4)])
+def test_what_is_gathered_in_16_bits_is_cast_whole(framework: str, ranks: int) -> None:
+    # mxfp8: read 2 bytes, write values and scales in both orders; torchtitan's 4 ranks each cast all tokens, gathered before
+    ops = ops_of("msp", 4, framework=framework, precision="mxfp8")
+    assert moved(ops["wo.output_cast.input_grad"]) == T * H * (2 + 2 * (1 + 1 / 32)) / ranks
+
+
 def test_one_scale_of_all_shares_takes_an_all_reduce() -> None:
     """Transformer Engine's with_amax_reduction: inputs of column-parallel linears forward, of row-parallel ones backward."""
     (found,) = {tuple(label for label in ops_of("msp", 2, **run) if "_amax" in label)

@@ -135,3 +135,13 @@ def test_a_norm_that_gathers_serves_all_linears_that_read_it() -> None:
     # the gradients of gate and up are added before they are scattered: 32 tokens of 64 values, two bytes read twice and written
     sums = moved(program(TINY, "msp", 2, framework="aleph alpha"))
     assert sums["norm2.gradients.input_grad"] == ("residual", 32 * 64 * 6)
+
+
+@pytest.mark.parametrize("norms", [1, 2, 4])
+def test_each_eager_norm_keeps_an_fp32_copy_of_its_input(norms: int) -> None:
+    """32 tokens of 64 values in 4 bytes; with one norm (attention and MLP side by side) no second one reads the residual."""
+    model = TINY.replace(norms_per_layer=norms)
+    saved = {each.name: float(np.ravel(each.bytes)[0]) for each in program(model, fused_norm=False).saved}
+    assert saved["norms_fp32"] == norms * 32 * 64 * 4
+    assert ("residual1" in saved) == ("norm2_output" in saved) == (norms > 1)
+    assert "norms_fp32" not in {each.name for each in program(model, fused_norm=True).saved}

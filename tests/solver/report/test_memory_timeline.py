@@ -56,6 +56,20 @@ def test_stages_of_1f1b_hold_as_many_micro_batches_as_come_after(h100_model: Cos
     assert all(len({block.words for block in stage.blocks}) == len(stage.blocks) == 24 for stage in stages)
 
 
+def test_the_optimizer_s_step_is_a_block_beside_the_passes(h100_model: CostModel) -> None:
+    """States in 16 bits are widened for the update, which is the peak of a small micro batch with full recomputation."""
+    problem = make_problem(MODEL, 32, h100_model, 8192, framework="megatron-core", optimizer_states="bf16")
+    found = estimated(problem, [problem.run.replace(tp=8, pp=4, dp=1, num_micro_batches=4, recompute="full")])
+    step, stages = memory_through_step(found, 0)
+    allocated = memory_of_stages(found, 0).allocated
+    for stage in stages:
+        update = stage.blocks[-1]
+        assert update.words == "the optimizer's step" and update.end <= step.seconds
+        assert update.end - update.start == pytest.approx(dict(step.after)["optimizer"])
+        assert stage.peak[1] == pytest.approx(allocated[stage.stage], rel=1e-9)
+        assert all(block.size > 0 for block in stage.blocks) and len(stage.blocks) > 4
+
+
 def test_torch_reads_the_snapshot(h100_model: CostModel, tmp_path: Path) -> None:
     viewer = pytest.importorskip("torch.cuda._memory_viz")
     step, stages = memory_through_step(solved(h100_model, "1f1b"), 0)

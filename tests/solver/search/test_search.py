@@ -240,6 +240,15 @@ def test_processes_that_share_the_work_find_the_same(problem: Problem, result: S
     assert len(seen) == 3 and seen[-1][0] == seen[-1][1]
 
 
+def test_an_error_in_a_process_reaches_the_caller(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(sys.modules["solver.search.search"], "peak_memory", broken)
+    with pytest.raises(ValueError, match="a defect"):
+        search(problem, 64, 7, jobs=2)
+
+
 def test_progress_reaches_the_end(problem: Problem) -> None:
     seen: list[tuple[int, int]] = []
     search(problem, 64, progress=lambda done, total: seen.append((done, total)))
