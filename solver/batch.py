@@ -15,8 +15,8 @@ from solver.step.problem import Problem
 def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
     """Return (sequences of a global batch of ``tokens``, a note if it was rounded).
 
-    rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences where it holds that many. Raises
-    InputError for a batch that is not a whole number of sequences and may not be rounded.
+    rounds: round to whole sequences, and to the nearest multiple of ``group`` sequences, or of the largest half, quarter and so
+    on of it that the batch holds. Raises InputError for a batch that is not a whole number of sequences and may not be rounded.
     """
     if not rounds:
         if tokens % seq_len:
@@ -25,7 +25,9 @@ def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tupl
                 f"try {max(tokens // seq_len, 1) * seq_len}, or --round_batch"
             )
         return tokens // seq_len, ""
-    unit = seq_len * group if tokens >= seq_len * group else seq_len
+    while tokens < seq_len * group and group > 1:
+        group = group // 2 if group % 2 == 0 else 1
+    unit = seq_len * group
     sequences = max(round(tokens / unit), 1) * unit // seq_len
     if sequences * seq_len == tokens:
         return sequences, ""
@@ -36,16 +38,22 @@ def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig
     """Return the same of a search, rounded to a multiple of ``group`` sequences (None: the GPUs).
 
     Where no batch is asked for: that of the config's own layout on these GPUs, as a prediction of it has, else the default
-    number of tokens. That too is said where the config states a batch, but of a layout that these GPUs do not hold.
+    number of tokens, rounded so that the GPUs divide it. That too is said where the config states a batch, but of a layout that
+    these GPUs do not hold. Of a batch that an odd factor of the GPUs does not divide it is said what that costs.
     """
+    world = problem.run.world_size if group is None else group
     stated, note = args.global_batch_size is None and "num_micro_batches" in config.layout, ""
     if stated:
         if (sequences := configured_batch(problem, config)) is not None:
             return sequences, f"global batch: the config's own, {sequences:,} sequences"
         note = f"global batch: the default, because the config's tp * cp * pp do not divide {problem.run.world_size} GPUs"
     tokens = args.global_batch_size or DEFAULT_TOKENS
-    found, rounded = batch_sequences(tokens, problem.run.seq_len, args.round_batch, group or problem.run.world_size)
-    return found, "\n".join(filter(None, (note, rounded)))
+    rounds = args.round_batch or args.global_batch_size is None
+    found, rounded = batch_sequences(tokens, problem.run.seq_len, rounds, world)
+    odd = world // (world & -world)
+    uneven = f"global batch: {found:,} sequences, which the factor {odd} of {world:,} GPUs does not divide, so that " \
+             "no data-parallel ranks can have it; --round_batch rounds" if found % odd else ""  # fmt: skip
+    return found, "\n".join(filter(None, (note, rounded, uneven)))
 
 
 def stated_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:

@@ -158,43 +158,44 @@ def _named(args: argparse.Namespace, name: str, config: RunConfig) -> argparse.N
     return named
 
 
-def _sequences(args: argparse.Namespace, inputs: Inputs) -> tuple[int, str]:
-    """Return the sequences of a step, the same on any number of GPUs, and what there is to say of them."""
+def _sequences(args: argparse.Namespace, inputs: Inputs, world: int = 1) -> tuple[int, str]:
+    """Return the sequences of a step on ``world`` GPUs, for which they may be rounded, and what there is to say of them."""
     config, note = inputs.config, ""
     if args.global_batch_size is None and "num_micro_batches" in config.layout and "dp" not in config.layout:
         note = "global batch: the default, because the config's micro batches make one only together with a dp"
         config = replace(config, layout={name: value for name, value in config.layout.items() if name != "num_micro_batches"})
-    sequences, rounded = searched_batch(args, inputs.problem, config, group=1)
+    sequences, rounded = searched_batch(args, inputs.problem, config, group=world)
     return sequences, "\n".join(filter(None, (note, rounded)))
 
 
 def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> tuple[Sequence[Training], str]:
-    """Return the trainings on one machine, or why there are none."""
+    """Return the trainings on one machine, and why there are none, or none on some number of GPUs."""
     problem, device = inputs.problem, inputs.problem.cost.device
     stated = load_cluster(args.cluster) if args.cluster else {}
     domain = int(stated.get("nvlink_domain", device.nvlink_domain))
-    sequences, fixed = _sequences(args, inputs)[0], parse_fixed(args.fix or "")
+    fixed, front = parse_fixed(args.fix or ""), f"{machine.name}: " if machine.name else ""
     try:
         worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
-            found = trainings(
-                problem, sequences, args.tokens, worlds, report, machine=replace(machine, watts=_watts(inputs.profile)),
-                domain=domain, fixed=fixed, jobs=args.jobs,
+            found, none = trainings(
+                problem, lambda world: _sequences(args, inputs, world)[0], args.tokens, worlds, report,
+                machine=replace(machine, watts=_watts(inputs.profile)), domain=domain, fixed=fixed, jobs=args.jobs,
             )  # fmt: skip
     except InputError as error:
-        return [], f"{machine.name}: {error}" if machine.name else str(error)
+        return [], f"{front}{error}"
     if interrupted(args):
         spares = (args.spares or 0) * problem.cluster.gpus_per_node
         found = [one.interrupted(goodput_of(args, one.result.best), spares) for one in found]
-    return found, ""
+    return found, f"{front}left out: {'; '.join(f'{world} GPUs, {why}' for world, why in none.items())}" if none else ""
 
 
 def _title(args: argparse.Namespace, inputs: Inputs, several: bool) -> str:
     """Return what is trained, and on what where the rows do not say it."""
     problem, run = inputs.problem, inputs.problem.run
+    rounded = ", or the nearest that the GPUs divide" if args.round_batch or args.global_batch_size is None else ""
     return (
         f"{problem.model.name}, {args.tokens:.3g} tokens, sequences of {run.seq_len}, "
-        f"{_sequences(args, inputs)[0] * run.seq_len:,} tokens a step, {run.precision}, {run.framework}"
+        f"{_sequences(args, inputs)[0] * run.seq_len:,} tokens a step{rounded}, {run.precision}, {run.framework}"
         f"{'' if several else f', {problem.cost.device.name}'}"
     )
 

@@ -76,7 +76,7 @@ class Training:
 
 def trainings(
     problem: Problem,
-    sequences: int,
+    batch: Callable[[int], int],
     tokens: float,
     worlds: Sequence[int],
     progress: Callable[[int, int], None] | None = None,
@@ -85,18 +85,20 @@ def trainings(
     domain: int = 0,
     fixed: Mapping[str, Any] | None = None,
     jobs: int = 1,
-) -> list[Training]:
-    """Return the training of ``tokens`` on each of ``worlds`` GPUs that the batch divides over and on which something fits.
+) -> tuple[list[Training], dict[int, str]]:
+    """Return the training of ``tokens`` on each of ``worlds`` GPUs that the batch divides over and on which something fits, and
+    why there is none on the others.
 
-    domain: GPUs that share the fastest links where that is more than a node, of which each job gets the part that divides it.
+    batch: sequences of a step on so many GPUs. domain: GPUs that share the fastest links where that is more than a node, of
+    which each job gets the part that divides it.
     Raises InputError where nothing fits on any of them.
     """
-    found, reason = [], ""
+    found, none = [], {}
     for number, world in enumerate(worlds, 1):
         try:
-            result = search(problem.for_world(world, domain), sequences, 1, fixed=fixed, jobs=jobs)
+            result = search(problem.for_world(world, domain), batch(world), 1, fixed=fixed, jobs=jobs)
         except InputError as error:
-            reason = str(error)
+            none[world] = str(error)
         else:
             low, high = explain(result.best, 0).interval
             steps = tokens / float(result.best.tokens[0]) / DAY
@@ -105,18 +107,21 @@ def trainings(
         if progress:
             progress(number, len(worlds))
     if not found:
-        raise InputError(f"no number of GPUs from {worlds[0]} to {worlds[-1]} works; of the last: {reason}")
-    return found
+        raise InputError(f"no number of GPUs from {worlds[0]} to {worlds[-1]} works; of the last: {none[worlds[-1]]}")
+    return found, none
 
 
 def worlds_between(least: int, most: int, per_node: int) -> list[int]:
-    """Return nodes doubled from at least ``least`` GPUs up to ``most``, and these two where they are whole nodes."""
+    """Return 1, 2, 3, 4, 6, 8 and so on nodes from ``least`` GPUs up to ``most``, and these two where they are whole nodes."""
     most = min(most, MAX_WORLD_SIZE)
     world = per_node if least >= per_node else max(least, 1)
-    found = {world << doublings for doublings in range(MAX_WORLD_SIZE.bit_length()) if least <= world << doublings <= most}
+    found = {nodes * world << doublings for doublings in range(MAX_WORLD_SIZE.bit_length()) for nodes in (1, 3)}
+    found = {gpus for gpus in found if least <= gpus <= most}
     found |= {end for end in (least, most) if end % per_node == 0 and least <= most}
     if not found:
-        raise InputError(f"there are no whole nodes of {per_node} GPUs from {least} to {most}, one of these or doubled nodes")
+        raise InputError(
+            f"there are no whole nodes of {per_node} GPUs from {least} to {most}, one of these or 1, 2, 3, 4, 6 and so on nodes"
+        )
     return sorted(found)
 
 

@@ -58,7 +58,7 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
     enough = fewest(found, days)
     if enough is None:
         best = min(found, key=lambda one: one.days[1])
-        return f"{days:g} days are not met: {best.world_size} GPUs take {best.days[1]:.3g} days."
+        return f"{days:g} days are not met by any of these: {best.world_size} GPUs take {best.days[1]:.3g} days."
     sure = next((one for one in found if one.days[2] <= days), None)
     more = (
         f"; {sure.world_size} to be 95% sure"
