@@ -23,7 +23,7 @@ _UNMODELLED = (
 )  # fmt: skip
 #: Slurm's options and what they say of a node, or of all.
 _SLURM = {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus", "--gres": "gpus", "--ntasks-per-node": "tasks",
-          "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all"}  # fmt: skip
+          "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all", "--ntasks": "started", "-n": "started"}  # fmt: skip
 _END = ";"  #: stands between two commands
 
 
@@ -108,13 +108,33 @@ def slurm_ranks(text: str, pairs: Sequence[tuple[str, str]], starts_ranks: bool)
 
     starts_ranks: a task starts a rank on every GPU that it gets, as torchrun does; otherwise it is a rank.
     """
-    lines = re.findall(r"(?m)^#SBATCH[ \t]+(-N|-G|--[\w-]+)[= \t]*(\S+)", text)
-    asked = {_SLURM[name]: _gpus(value) for name, value in [*lines, *pairs] if name in _SLURM}
-    whole = {name: int(value) for name, value in asked.items() if value.isdecimal()}
-    nodes, tasks = whole.get("nodes", 0), whole.get("tasks", 0)
+    whole = _asked([*_of_batch(text), *pairs])
+    nodes = whole.get("nodes", 0)
+    tasks = whole.get("tasks") or (whole.get("started", 0) // nodes if nodes else 0)
     gpus = whole.get("gpus") or (whole.get("all", 0) // nodes if nodes else 0) or whole.get("per_task", 0) * tasks
     each = gpus if starts_ranks else tasks or gpus
     return {key: str(value) for key, value in (("nodes", nodes), ("each", each)) if value}
+
+
+def _of_batch(text: str) -> list[tuple[str, str]]:
+    """Return the options of #SBATCH lines and their values."""
+    lines = " ".join(re.findall(r"(?m)^#SBATCH[ \t]+([^#\n]*)", text))
+    return re.findall(r"(?:^|(?<=\s))(-N|-G|-n|--[\w-]+)[= \t]*([^\s=]\S*)", lines)
+
+
+def _asked(options: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Return what options ask Slurm for, by the words of _SLURM."""
+    asked = {_SLURM[name]: _gpus(value) for name, value in options if name in _SLURM}
+    return {name: int(value) for name, value in asked.items() if value.isdecimal()}
+
+
+def _slurm_variables(text: str) -> dict[str, str]:
+    """Return the variables that Slurm sets for a script that asks for nodes and tasks in numbers."""
+    asked = _asked(_of_batch(text))
+    nodes, tasks = asked.get("nodes", 0), asked.get("tasks", 0)
+    found = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS_PER_NODE": tasks,
+             "SLURM_NTASKS": asked.get("started") or nodes * tasks, "SLURM_GPUS_PER_NODE": asked.get("gpus", 0)}  # fmt: skip
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def _gpus(value: str) -> str:
@@ -130,7 +150,7 @@ def _launch_key(word: str) -> str:
 
 def _shell(source: Source) -> Shell:
     try:
-        return read_shell(source.text)
+        return read_shell(source.text, _slurm_variables(source.text))
     except ValueError as error:
         raise InputError(f"{source.path}: it cannot be read as a command: {error}") from None
 

@@ -52,10 +52,13 @@ class Shell:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_shell(text: str) -> Shell:
-    """Return the words of a script. Raises ValueError for quotes or lists that stay open, and for blocks nested too deeply."""
+def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
+    """Return the words of a script. known: variables that are set before it.
+
+    Raises ValueError for quotes or lists that stay open, and for blocks nested too deeply.
+    """
     tokens, at = tokens_of(text), 0
-    state = State(passed=_passed(tokens))
+    state = State({name: Word(value, frozenset()) for name, value in (known or {}).items()}, passed=_passed(tokens))
     found: list[Word] = []
     starts = True  # whether the next token begins a command
     while at < len(tokens):
@@ -188,6 +191,8 @@ def _control(state: State, token: str, tokens: Sequence[str], at: int) -> int:
         holds = condition(state, [t for t in tokens[at:end] if t not in (";", "\n")], set())
         state.branches.append(Branch(False if holds == (token == "until") else None))
         return end
+    elif token == "for":
+        return _loop(state, tokens, at)
     elif token in _BLOCKS:
         state.branches.append(Branch())
     elif token == "{":  # a function's body runs when it is called; other braces run now
@@ -202,6 +207,18 @@ def _control(state: State, token: str, tokens: Sequence[str], at: int) -> int:
         if token == "}" and state.inside:
             state.inside.pop()
     return at
+
+
+def _loop(state: State, tokens: Sequence[str], at: int) -> int:
+    """Enter a loop over words: one word is the variable's value, of several none is known."""
+    end = next((i for i in range(at, len(tokens)) if tokens[i] == "do"), len(tokens))
+    words = [token for token in tokens[at + 2 : end] if token not in (";", "\n")]
+    over = tokens[at + 1 : at + 2] == ["in"]
+    once = expanded_word(state, words[0]) if over and len(words) == 1 and not set(words[0]) & set("*?[{@") else None
+    if over or end == at + 1 or tokens[at] != "(":
+        set_variable(state, tokens[at], once)
+    state.branches.append(Branch(True if once else None))
+    return end
 
 
 def _assign(state: State, match: re.Match[str], tokens: Sequence[str], at: int) -> int:

@@ -9,6 +9,9 @@ from itertools import groupby
 _PUNCTUATION = ";&|()\n"
 _REDIRECTION = re.compile(r"(?<=\s)(?:\d?>>?[ \t]*>\([^()]*\)|\d?>>?(?:&\d|[ \t]*[^\s&|;(]+)|<[ \t]*[^\s<&|;(]+)")
 _HERE = re.compile(r"(?<![<\w)])<<(?!<)-?[ \t]*(['\"]?)([A-Za-z_]\w*)\1")
+_CONDITION = re.compile(r"\(\([^\n]*?\)\)")  #: that compares numbers, and redirects nothing
+_COMPARING = str.maketrans("<>", "\7\10")
+_COMPARED = str.maketrans("\7\10", "<>")
 #: Stand for characters that are quoted, or that belong to what $(...) runs.
 KEPT = str.maketrans({"\0": "$", "\1": "(", "\2": ")", "\3": " ", "\4": ";", "\5": "|", "\6": "&"})
 _HIDDEN = str.maketrans({value: key for key, value in zip("\1\2\3\4\5\6", "() ;|&", strict=True)})
@@ -23,9 +26,11 @@ def tokens_of(text: str) -> list[str]:
     if re.search(r"\\[ \t]+\n", text):
         raise ValueError("a blank stands behind a backslash at the end of a line, which therefore does not go on")
     text = text.replace("\\\n", " ")
-    text = re.sub(r"\$\(\((.*?)\)\)", lambda m: f"$[{m[1].translate(_HIDDEN)}]", text)
+    text = _without_sums(text)
     text = re.sub(r"\$\((?:[^()]|\([^()]*\))*\)", lambda m: "\0" + m[0][1:].replace("$", "\0").translate(_HIDDEN), text)
-    lexer = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=_PUNCTUATION)
+    text = _CONDITION.sub(lambda m: m[0].translate(_COMPARING), text)
+    text = _REDIRECTION.sub(" ", text).translate(_COMPARED)
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=_PUNCTUATION)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     found: list[str] = []
     for token in lexer:
@@ -35,6 +40,23 @@ def tokens_of(text: str) -> list[str]:
         else:
             found.append(token)
     return found
+
+
+def _without_sums(text: str) -> str:
+    """Return a script with $((...)) written $[...], and what it holds hidden from the splitting."""
+    found, at = [], 0
+    while (begin := text.find("$((", at)) >= 0:
+        depth, end = 2, begin + 3
+        while end < len(text) and depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        if depth or text[end - 2] != ")":  # no sum: $( (...) )
+            found.append(text[at : begin + 3])
+            at = begin + 3
+            continue
+        found.append(f"{text[at:begin]}$[{text[begin + 3 : end - 2].translate(_HIDDEN)}]")
+        at = end
+    return "".join([*found, text[at:]])
 
 
 def _without_documents(text: str) -> str:

@@ -53,6 +53,10 @@ def test_the_environment_is_what_the_script_sets_and_not_what_it_mentions(script
         ("TP=2; A=1; [ $A -eq 2 ] && TP=8", 2),
         ("TP=2; A=1; (( A == 1 )) && TP=8", 8),
         (": ${TP:=2}", 2),
+        ("TP=2\nfor TP in 4; do :\ndone", 4),
+        ("A=16; B=2; TP=$((A / (B * 2)))", 4),
+        ("PP=2; if ((PP > 1)); then TP=4; else TP=2; fi", 4),
+        ("PP=2\nif (( PP >= 4 )) ; then TP=4; else TP=2; fi", 2),
         ("TP=2\nwhile [[ $# -gt 0 ]]; do\ncase $1 in\n--tp) TP=$2; shift 2;;\nesac\ndone", 2),
         ("TP=4; ( case x in\n a) TP=2 ;;\n esac\n TP=8 )", 4),
         ("TP=4\n( TP=2; echo hi )", 4),
@@ -102,9 +106,22 @@ def test_words_that_would_be_lost_are_refused(behind: str, sentence: str, tmp_pa
         ("-N4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-task=8", "srun torchrun --nnodes 4 --nproc_per_node gpu", 32),
         ("--nodes=4\n#SBATCH --ntasks-per-node=4\n#SBATCH --gres=gpu:8", "srun python", 16),  # a rank is a task
         ("--nodes=4\n#SBATCH --gres=gpu:8", "srun -N 2 --ntasks-per-node=8 python", 16),
+        ("-N 8 --gpus-per-node=8 --ntasks-per-node=4  # a node has eight", "srun python", 32),
+        (
+            "--partition=x --nodes=16 --ntasks-per-node=1 --gres=gpu:4",
+            "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node 4",
+            64,
+        ),
+        ("-N 2 -n 8", "srun python", 8),
+        ("-N 4 --gpus-per-node 8", "N=$((SLURM_NNODES * 1)); torchrun --nnodes $N --nproc_per_node $SLURM_GPUS_PER_NODE", 32),
         ("-N 4\n#SBATCH -G 32", "srun torchrun --nnodes $SLURM_NNODES --nproc_per_node $GPUS", 32),
         ("-N 2\n#SBATCH --gres=gpu:a100:8,nvme:1", "srun torchrun --nnodes 2 --nproc_per_node $GPUS", 16),
     ],
 )
 def test_ranks_are_what_slurm_and_the_launcher_start(slurm: str, launch: str, gpus: int, tmp_path: Path) -> None:
     assert read(f"#SBATCH {slurm}\n{launch} {PROGRAM}", tmp_path)["world_size"] == gpus
+
+
+def test_a_variable_that_a_loop_gives_several_values_is_not_known(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"TP"):
+        read(f"TP=2\nfor TP in 1 2 4; do\n{WITH_TP}\ndone", tmp_path)

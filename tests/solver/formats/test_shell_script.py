@@ -86,7 +86,7 @@ def test_the_words_are_those_that_bash_passes(tmp_path: Path) -> None:
         ("run $((7 / 2 * (1 + 3) % 5)) $((2 ** 3)) $((1 / 0))", "run 2 $((2 ** 3)) $((1 / 0)) ;"),
         ("if [ -f x ]; then A=1; else A=2; fi; run $A", "run $A ;"),  # only the machine knows
         ("if [ 1 -eq 2 ]; then run a; elif [ 2 -eq 2 ]; then run b; else run c; fi", "run b ;"),
-        ("for N in 1 2; do A=$N; done; run $A", "N in 1 2 ; run $A ;"),
+        ("for N in 1 2; do A=$N; done; run $A", "run $A ;"),
         ("N=3; if ! [ $N -ge 3 ] || [ $N != 4 ]; then run yes; fi", "run yes ;"),
         ("A=1 # run no\nrun '#' $A", "run # 1 ;"),
         ('run --list "([0]*3+[1]*11)"', "run --list ([0]*3+[1]*11) ;"),
