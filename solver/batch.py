@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from copy import copy
 
 from profiler.errors import InputError
@@ -10,6 +11,19 @@ from solver.api import configured_batch, configured_strategy
 from solver.arguments import DEFAULT_TOKENS
 from solver.formats.config_file import RunConfig
 from solver.step.problem import Problem
+
+_UNEVEN = "no data-parallel ranks can then have that factor, and --round_batch rounds the batch"
+
+
+def odd_factor(gpus: int) -> int:
+    """Return the largest odd number that divides a number of GPUs."""
+    return gpus // (gpus & -gpus)
+
+
+def uneven_worlds(batch: Callable[[int], int], worlds: Sequence[int]) -> str:
+    """Return in words on which numbers of GPUs the batch is no multiple of their odd factor; "" if on none."""
+    uneven = [f"{world:,}" for world in worlds if batch(world) % odd_factor(world)]
+    return f"on {', '.join(uneven)} GPUs the batch does not divide by their odd factor; {_UNEVEN}" if uneven else ""
 
 
 def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
@@ -50,10 +64,9 @@ def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig
     tokens = args.global_batch_size or DEFAULT_TOKENS
     rounds = args.round_batch or args.global_batch_size is None
     found, rounded = batch_sequences(tokens, problem.run.seq_len, rounds, world)
-    odd = world // (world & -world)
-    uneven = f"global batch: {found:,} sequences, which the factor {odd} of {world:,} GPUs does not divide, so that " \
-             "no data-parallel ranks can have it; --round_batch rounds" if found % odd else ""  # fmt: skip
-    return found, "\n".join(filter(None, (note, rounded, uneven)))
+    odd = odd_factor(world)
+    uneven = f"global batch: {found:,} sequences, which the factor {odd} of {world:,} GPUs does not divide; {_UNEVEN}"
+    return found, "\n".join(filter(None, (note, rounded, uneven if found % odd else "")))
 
 
 def stated_batch(args: argparse.Namespace, problem: Problem, config: RunConfig) -> tuple[int | None, str]:

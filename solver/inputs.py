@@ -32,7 +32,7 @@ _SHOWN_KEYS = 6  #: names of keys in a note
 @dataclass(frozen=True)
 class Inputs:
     """said: what the profile is, in words. network: where the times between nodes are from. times: folder of the attention
-    times that were measured on this machine."""
+    times that were measured on this machine. takes_gpus: nothing states a number of GPUs, of which the default was taken."""
 
     config: RunConfig
     profile: Profile
@@ -40,6 +40,7 @@ class Inputs:
     problem: Problem
     network: str
     times: Path
+    takes_gpus: bool = False
 
     def notes(self, *lines: str, stated: set[str] | None = None, problem: Problem | None = None) -> str:
         """Return what else a reader must know, a line each: what is left out, what of the config was not read, ``lines``.
@@ -65,7 +66,7 @@ class Inputs:
         if self.config.layout.get("zero") == 0 and self.config.layout.get("zero_shard_size", 1) > 1:
             found.append("zero_shard_size of the config changes nothing with zero 0")
         found += [printable(line, 400) for line in self.config.notes if line not in said]
-        if "world_size" in self.config.assumed and self.config.layout.get("world_size"):
+        if self.takes_gpus or ("world_size" in self.config.assumed and self.config.layout.get("world_size")):
             found.append(f"the config states no number of GPUs: {of.run.world_size} are taken; --world_size says how many")
         ignored = self.config.ignored
         if ignored:
@@ -127,7 +128,8 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
         network = simulated.text()
         problem = replace(problem, cost=replace(problem.cost, collectives=replace(simulated, notice=_tell)))
     times = (args.pre_profiling_data_path.parent if args.pre_profiling_data_path else PROF_DATA) / FOLDER
-    return Inputs(config, profile, said, problem, network, times)
+    takes = args.world_size is None and "world_size" not in config.layout and bool(config.layout)
+    return Inputs(config, profile, said, problem, network, times, takes)
 
 
 def _tell(text: str) -> None:

@@ -14,7 +14,7 @@ from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Profile
 from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import add_json_argument, add_machine_arguments, check_picture
-from solver.batch import searched_batch
+from solver.batch import searched_batch, uneven_worlds
 from solver.command_line import progress_bar
 from solver.formats.config_file import RunConfig, load_cluster
 from solver.inputs import Inputs, check_machine, load_inputs, named_config
@@ -173,12 +173,16 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
     problem, device = inputs.problem, inputs.problem.cost.device
     stated = load_cluster(args.cluster) if args.cluster else {}
     domain = int(stated.get("nvlink_domain", device.nvlink_domain))
+
+    def batch(world: int) -> int:
+        return _sequences(args, inputs, world)[0]
+
     fixed, front = parse_fixed(args.fix or ""), f"{machine.name}: " if machine.name else ""
     try:
         worlds = worlds_between(args.least, args.most, problem.cluster.gpus_per_node)
         with progress_bar(f"searching {machine.name}".rstrip()) as report:
             found, none = trainings(
-                problem, lambda world: _sequences(args, inputs, world)[0], args.tokens, worlds, report,
+                problem, batch, args.tokens, worlds, report,
                 machine=replace(machine, watts=_watts(inputs.profile)), domain=domain, fixed=fixed, jobs=args.jobs,
             )  # fmt: skip
     except InputError as error:
@@ -186,13 +190,16 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
     if interrupted(args):
         spares = (args.spares or 0) * problem.cluster.gpus_per_node
         found = [one.interrupted(goodput_of(args, one.result.best), spares) for one in found]
-    return found, f"{front}left out: {'; '.join(f'{world} GPUs, {why}' for world, why in none.items())}" if none else ""
+    left_out = f"left out: {'; '.join(f'{world} GPUs, {why}' for world, why in none.items())}" if none else ""
+    uneven = uneven_worlds(batch, [one.world_size for one in found])
+    return found, "\n".join(f"{front}{line}" for line in (left_out, uneven) if line)
 
 
 def _title(args: argparse.Namespace, inputs: Inputs, several: bool) -> str:
     """Return what is trained, and on what where the rows do not say it."""
     problem, run = inputs.problem, inputs.problem.run
-    rounded = ", or the nearest that the GPUs divide" if args.round_batch or args.global_batch_size is None else ""
+    states = args.global_batch_size is not None or "num_micro_batches" in inputs.config.layout
+    rounded = ", or the nearest that the GPUs divide" if args.round_batch or not states else ""
     return (
         f"{problem.model.name}, {args.tokens:.3g} tokens, sequences of {run.seq_len}, "
         f"{_sequences(args, inputs)[0] * run.seq_len:,} tokens a step{rounded}, {run.precision}, {run.framework}"

@@ -44,6 +44,9 @@ def read_torchtitan(source: Source) -> FileRun:
     check_described(file, release.described)
     model = _model(file, release, source)
     layout, assumed = _layout(file, release, model, source.world)
+    longest = int(layout["seq_len"])  # ModelArgs.update_from_config: a flavor's own length gives way to the run's
+    if 0 < model.max_position_embeddings < longest:
+        model = model.replace(max_position_embeddings=longest)
     refusals = () if release.year < 2025 else broken(RULES, Arguments(flattened(tables)))
     degree = file.section(release.ranks).get("expert_parallel_degree", 1) if release.year >= 2026 else 1
     dense = degree != 1 and not model.is_mixture_of_experts

@@ -126,7 +126,7 @@ def peak_words(stages: list[StageMemory]) -> str:
     """Return which stage allocates most, when, and what it holds then."""
     fullest = max(stages, key=lambda stage: stage.peak[1])
     time, level = fullest.peak
-    return f"stage {fullest.stage} allocates most, {level / GIB:.1f} GiB at {time:.3g} s: {fullest.at_peak()}"
+    return f"stage {fullest.stage + 1} allocates most, {level / GIB:.1f} GiB at {time:.3g} s: {fullest.at_peak()}"
 
 
 def snapshot(step: StepTimeline, stages: list[StageMemory]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def snapshot(step: StepTimeline, stages: list[StageMemory]) -> dict[str, Any]:
         for block in (*staying, *stage.blocks):
             size = round(block.size)
             common = {"addr": address, "size": size, "stream": 0,
-                      "frames": [{"filename": f"stage {stage.stage}", "line": 0, "name": block.words}]}  # fmt: skip
+                      "frames": [{"filename": f"stage {stage.stage + 1}", "line": 0, "name": block.words}]}  # fmt: skip
             address += size + 512
             events.append((block.start, 1, {"action": "alloc", **common}))
             if np.isfinite(block.end):

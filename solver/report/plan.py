@@ -116,7 +116,7 @@ def worlds_between(least: int, most: int, per_node: int) -> list[int]:
     most = min(most, MAX_WORLD_SIZE)
     world = per_node if least >= per_node else max(least, 1)
     found = {nodes * world << doublings for doublings in range(MAX_WORLD_SIZE.bit_length()) for nodes in (1, 3)}
-    found = {gpus for gpus in found if least <= gpus <= most}
+    found = {gpus for gpus in found if least <= gpus <= most and (gpus < per_node or gpus % per_node == 0)}
     found |= {end for end in (least, most) if end % per_node == 0 and least <= most}
     if not found:
         raise InputError(

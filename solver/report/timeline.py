@@ -170,7 +170,7 @@ def chrome_trace(step: StepTimeline) -> dict[str, Any]:
     """
     line, threads = step.line, ["compute", *step.exposed, "send", "data parallel"]
     stages = range(len(line.in_flight))
-    events = [_named("process_name", stage, 0, f"stage {stage}") for stage in stages]
+    events = [_named("process_name", stage, 0, f"stage {stage + 1}") for stage in stages]
     events += [_named("thread_name", stage, thread, _THREADS[name]) for stage in stages for thread, name in enumerate(threads)]
     begin = sum(seconds for _, seconds in step.before)
     for i in range(len(line.end)):

@@ -56,6 +56,7 @@ class CanRun:
     overlaps_exchange: bool = False  #: moe_exchange_overlap, with or without delay_wgrad_compute
     defers_head: bool = False  #: defer_embedding_wgrad_compute
     fuses_experts: bool = False  #: moe_fused_experts
+    quantised: bool = True  #: linears in fp8 and narrower formats
     fp8_attention: bool = False
     fuses_projection: bool = False  #: the cross entropy with the vocabulary's projection (cross_entropy_fusion_impl linear)
     compiles_tp_overlap: bool = False  #: tp_comm_overlap is torch.compile's

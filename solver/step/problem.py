@@ -137,7 +137,10 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
 
 def _check_format(run: Strategy, device: Device) -> None:
     """Raise InputError where a device has no units for block-scaled values, which Transformer Engine's recipes refuse then, and
-    for a generation of FlashAttention that was written for later devices."""
+    for a generation of FlashAttention that was written for later devices. Also where the framework has no such formats."""
+    framework = framework_of(run.framework)
+    if run.precision in QUANTISED and not framework.can_run.quantised:
+        raise InputError(f"precision {run.precision} is none of {framework.name}'s, whose linears are 16-bit or fp32")
     if run.precision in BLOCK_SCALED and run.precision not in device.peak_flops:
         known = ", ".join(sorted(device.peak_flops))
         raise InputError(f"precision {run.precision} does not run on {device.name}, whose number formats are {known}")

@@ -28,6 +28,7 @@ MEGATRON_DEEPSPEED = Framework(
         replicated_kv_heads=False,  # Megatron's tensor parallelism
         cp_comms=(),
         schedules=("1f1b",),  # the engine runs nothing else
+        quantised=False,
         shards="all",
         recompute_shares=(),
         unsharded_gradients_as_model=True,  # runtime/engine.py: _do_optimizer_sanity_check
@@ -93,7 +94,7 @@ ALEPH_ALPHA = Framework(
         "overlap_param_gather": False,
         "fused_norm": False,
     },
-    can_run=CanRun(zero_stages=(0, 1), cp_comms=(), replicated_kv_heads=False, schedules=("1f1b",)),
+    can_run=CanRun(zero_stages=(0, 1), cp_comms=(), replicated_kv_heads=False, schedules=("1f1b",), quantised=False),
     kernels=Kernels(
         fused_gate_up=False,
         fused_elementwise=False,

@@ -27,6 +27,7 @@ INTERNEVO_2024 = Framework(
         recompute=("none", "full"),  # model.checkpoint is of whole layers
         overlaps_interleaving=True,
         overlaps_split_backward=False,  # launch.py, of ZBH1
+        quantised=False,
     ),
     kernels=Kernels(
         fused_gate_up=False,

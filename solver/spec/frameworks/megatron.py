@@ -54,7 +54,7 @@ MEGATRON_LM_2021 = MEGATRON_LM_2023.derive(
     "2021-04",  # arXiv 2104.04473
     aliases=("megatron-lm 2021", "megatron-lm v2"),
     best_practice={"overlap_grad_reduce": False},  # one all-reduce of one buffer after the backward pass
-    can_run={"zero_stages": (0,), "tp_modes": (TpMode.MTP,), "recompute": ("none", "full")},
+    can_run={"zero_stages": (0,), "tp_modes": (TpMode.MTP,), "recompute": ("none", "full"), "quantised": False},
     tensor_parallel={"async_backward": False},  # since early 2022 the reduction of input gradients is asynchronous
     kernels={"norm_gradient": "norm_grad_apex"},  # persistent kernels came in late 2021
     data_parallel={

@@ -30,6 +30,7 @@ NANOTRON = Framework(
         shards="all",
         recompute=("none", "full"),
         recompute_shares=(),
+        quantised=False,
         unfilled_stages=1,  # parallel/pipeline_parallel/engine.py
     ),
     kernels=Kernels(

@@ -9,6 +9,7 @@ import pytest
 from round_trip import assert_same_estimate, layouts_of, model_of, round_trips
 
 from profiler.errors import InputError
+from solver.api import load_problem
 from solver.command_line import main
 from solver.formats.config_file import load_run_config
 from solver.formats.export import exported, write_export
@@ -316,3 +317,12 @@ def test_expert_parallelism_of_a_dense_model_is_named(tmp_path: Path) -> None:
         "data_parallel_shard_degree = 8\nexpert_parallel_degree = 2\n[compile]\nenable = true\n"
     )
     assert load_run_config(path).notes == ("expert_parallel_degree 2 changes nothing: llama3_8b has no experts",)
+
+
+def test_a_run_may_be_longer_than_its_flavor(tmp_path: Path) -> None:
+    """torchtitan gives the model the length of the run (ModelArgs.update_from_config), and a file states no other."""
+    path = tmp_path / "long.toml"
+    path.write_text(PRESET.replace("seq_len = 8192", "seq_len = 32768"))
+    config = load_run_config(path)
+    assert config.seq_len == 32768 == config.model.max_position_embeddings
+    assert load_problem(config, 8).run.seq_len == 32768

@@ -101,7 +101,7 @@ def test_the_command_writes_both(tmp_path: Path, capsys: pytest.CaptureFixture[s
     words = ["--config", "configs/7B_internlm2.py", "--world_size", "64", "--memory_trace"]
     picture, data = tmp_path / "m.png", tmp_path / "m.pickle"
     assert main([*words, str(picture)]) == main([*words, str(data)]) == 0
-    assert "stage 0 allocates most" in capsys.readouterr().out
+    assert "stage 1 allocates most" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG") and len(pickle.loads(data.read_bytes())["device_traces"]) == 1
     assert main([*words, str(tmp_path / "m.json")]) == 2
     assert "the file must end in .png, .jpg, .pdf, .pickle or .svg" in " ".join(capsys.readouterr().err.split())

@@ -26,8 +26,8 @@ MODEL = load_run_config("configs/models/llama3_8b.json").model
 
 def test_days_by_hand(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    (one,) = trainings(problem, 512, 1e12, [64])
-    (rented,) = trainings(problem, 512, 1e12, [64], machine=Machine("h100_sxm", 2.5, 700.0))
+    ((one,), _) = trainings(problem, lambda _: 512, 1e12, [64])
+    ((rented,), _) = trainings(problem, lambda _: 512, 1e12, [64], machine=Machine("h100_sxm", 2.5, 700.0))
     assert rented.money == pytest.approx(rented.gpu_hours * 2.5) and rented.energy_mwh == pytest.approx(rented.gpu_hours * 7e-4)
     assert one.money is None and (one.cost, rented.cost) == (one.gpu_hours, rented.money)
     best = search(make_problem(MODEL, 64, h100_model, 8192, framework="megatron-core", precision="bf16"), 512, 1).best
@@ -40,8 +40,9 @@ def test_days_by_hand(h100_model: CostModel) -> None:
 
 def test_more_gpus_take_fewer_days_and_more_gpu_hours(h100_model: CostModel) -> None:
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    found = trainings(problem, 512, 1e12, worlds_between(8, 512, 8))
-    assert [one.world_size for one in found] == [8, 16, 32, 64, 128, 256, 512]
+    found, none = trainings(problem, lambda _: 512, 1e12, worlds_between(8, 512, 8))
+    assert [one.world_size for one in found] == worlds_between(8, 512, 8) and not none
+    found = [one for one in found if one.world_size & (one.world_size - 1) == 0]  # the others leave stages with fewer layers
     days, hours = [one.days[1] for one in found], [one.gpu_hours for one in found]
     assert days == sorted(days, reverse=True) and hours[-1] > hours[1]
     deadline = days[3] * 1.01
@@ -49,11 +50,13 @@ def test_more_gpus_take_fewer_days_and_more_gpu_hours(h100_model: CostModel) -> 
 
 
 def test_numbers_of_gpus_are_whole_nodes() -> None:
-    assert worlds_between(8, 100, 8) == [8, 16, 32, 64]
-    assert worlds_between(12, 100, 4) == [12, 16, 32, 64, 100]
-    assert worlds_between(2, 16, 8) == [2, 4, 8, 16]
+    assert worlds_between(8, 100, 8) == [8, 16, 24, 32, 48, 64, 96]
+    assert worlds_between(12, 100, 4) == [12, 16, 24, 32, 48, 64, 96, 100]
+    assert worlds_between(2, 16, 8) == [2, 4, 6, 8, 16]  # 12 are no whole nodes
     assert worlds_between(2304, 2304, 8) == [2304]
-    with pytest.raises(InputError, match="no whole nodes of 8 GPUs from 100 to 119, one of these or doubled nodes"):
+    with pytest.raises(
+        InputError, match="no whole nodes of 8 GPUs from 100 to 119, one of these or 1, 2, 3, 4, 6 and so on nodes"
+    ):
         worlds_between(100, 119, 8)
 
 
@@ -69,7 +72,7 @@ def test_what_fits_nowhere_is_said(h100_model: CostModel) -> None:
     large = load_run_config("configs/models/llama3_405b.json").model
     problem = make_problem(large, 8, h100_model, 4096, framework="megatron-core", precision="bf16")
     with pytest.raises(InputError, match="no number of GPUs from 8 to 16 works; of the last: llama3_405b fits on 16"):
-        trainings(problem, 64, 1e12, [8, 16])
+        trainings(problem, lambda _: 64, 1e12, [8, 16])
 
 
 def test_the_command_line_names_the_fewest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +104,7 @@ def test_energy_is_that_of_the_device_file(tmp_path: Path) -> None:
 def offers(h100_model: CostModel) -> list[Training]:
     """Two machines of 64 to 256 GPUs: 40, 20 and 10 days, and half of that at three times the price."""
     problem = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    (one,) = trainings(problem, 512, 1e12, [64])
+    ((one,), _) = trainings(problem, lambda _: 512, 1e12, [64])
     slow, fast = Machine("slow", 1.0), Machine("fast", 3.0)
     return [
         replace(one, world_size=world, days=(0.9 * days, days, 1.1 * days), machine=machine)
@@ -139,12 +142,12 @@ def test_the_answer_in_words(offers: list[Training]) -> None:
 
 def test_a_layout_that_may_not_fit_is_told(h100_model: CostModel) -> None:
     whole = make_problem(MODEL, 8, h100_model, 8192, framework="megatron-core", precision="bf16")
-    best = trainings(whole, 512, 1e12, [64])[0].result.best
+    best = trainings(whole, lambda _: 512, 1e12, [64])[0][0].result.best
     peak, bound = float(best.memory.device[0]), float(best.memory.bound[0])
     tight, ample = (
         replace(whole, cluster=replace(whole.cluster, memory_bytes=size)) for size in ((peak + bound) / 2, 4 * bound)
     )
-    (sure,), (risky,) = (trainings(problem, 512, 1e12, [64]) for problem in (ample, tight))
+    (sure,), (risky,) = (trainings(problem, lambda _: 512, 1e12, [64])[0] for problem in (ample, tight))
     assert "memory" not in answer([sure], None, None) and risky.result.best.verdict(0) == "AT RISK"
     told = answer([risky], None, None)
     assert f"Its memory is AT RISK: {peak / 2**30:.1f} GiB, at most {bound / 2**30:.1f}, of " in told
@@ -233,5 +236,33 @@ def test_a_plan_trains_with_the_batch_that_its_config_states(tmp_path: Path) -> 
     for batch in ([], ["--global_batch_size", str(32 * 4 * 8192)], ["--global_batch_size", str(512 * 8192)]):
         assert main(["plan", "--config", str(config), *batch, *options]) == 0
         days.append([row["days"] for row in json.loads(out.read_text())["plan"]])
-    assert days[0] == days[1] and len(days[0]) == 2
+    assert days[0] == days[1] and len(days[0]) == 3  # 32, 48 and 64 GPUs
     assert all(small > large for small, large in zip(days[0], days[2], strict=True))
+
+
+def test_a_batch_is_rounded_for_each_number_of_gpus_or_said_not_to_divide(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "plan.json"
+    plan = [
+        "plan",
+        "--model_size",
+        "llama3_8b",
+        "--framework",
+        "megatron-core",
+        "--tokens",
+        "1e12",
+        "--least",
+        "96",
+        "--most",
+        "96",
+    ]
+    assert main([*plan, "--json", str(out)]) == 0  # the default batch of 1,024 sequences
+    said, rounded = capsys.readouterr().out, json.loads(out.read_text())["plan"][0]
+    assert "or the nearest that the GPUs divide" in said and "odd factor" not in said
+    assert main([*plan, "--global_batch_size", str(1024 * 4096), "--json", str(out)]) == 0
+    said, stated = " ".join(capsys.readouterr().out.split()), json.loads(out.read_text())["plan"][0]
+    assert "on 96 GPUs the batch does not divide by their odd factor" in said
+    assert rounded["days"] < 0.95 * stated["days"]  # which has to have three or six stages
+    assert main([*plan, "--global_batch_size", str(1024 * 4096), "--round_batch", "--json", str(out)]) == 0
+    assert json.loads(out.read_text())["plan"][0]["days"] == rounded["days"]

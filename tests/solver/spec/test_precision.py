@@ -112,7 +112,7 @@ def test_ddp_copies_gradients_through_buckets_and_fsdp_through_buffers() -> None
 
 def test_block_scaled_fp8_has_the_same_peak() -> None:
     cost = toy_cost(device=replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 2e15, "mxfp8": 2e15}))
-    problems = [make_problem(TINY, 1, cost, 64, precision=name) for name in ("fp8", "mxfp8")]
+    problems = [make_problem(TINY, 1, cost, 64, precision=name, framework="megatron-core") for name in ("fp8", "mxfp8")]
     plain, scaled = (estimated(each, [each.run]) for each in problems)
     assert plain.mfu[0] / plain.tgs[0] == pytest.approx(scaled.mfu[0] / scaled.tgs[0], rel=1e-12)
 
@@ -121,7 +121,13 @@ def test_block_scaled_fp8_has_the_same_peak() -> None:
 def test_block_scaled_formats_need_their_units(h100_model: CostModel, precision: str) -> None:
     message = f"precision {precision} does not run on NVIDIA H100 SXM 80GB, whose number formats are bf16, fp16, fp32, fp8"
     with pytest.raises(InputError, match=message):
-        make_problem(TINY, 1, h100_model, 64, precision=precision)
+        make_problem(TINY, 1, h100_model, 64, precision=precision, framework="megatron-core")
+
+
+@pytest.mark.parametrize("framework", ["internevo", "nanotron", "megatron-deepspeed", "megatron-lm-2021"])
+def test_frameworks_without_quantised_linears_are_named(h100_model: CostModel, framework: str) -> None:
+    with pytest.raises(InputError, match=f"precision fp8 is none of {framework}.*'s, whose linears are 16-bit or fp32"):
+        make_problem(TINY, 1, h100_model, 64, precision="fp8", framework=framework)
 
 
 def quantised(device: Device = DEVICE, **constants: Any) -> Solutions:
