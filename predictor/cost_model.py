@@ -52,6 +52,7 @@ class CostModel:
 
     network_bandwidth: bytes/s per accelerator between nodes. derating: how much longer GEMM and attention kernels take in a
     training run than in the profile's loops (clocks under the power limit, laboratory, framework); 1 means as profiled.
+    attention_derating: of attention alone, 0 where it is that of GEMMs.
     attention_generation: the FlashAttention that ``attention`` stands for (0: the device's newest). attention_scale: how much
     slower the framework's attention kernel is than that; backward_scale: its backward pass further. shared_links: (op, ranks in
     the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: delay of the
@@ -75,6 +76,7 @@ class CostModel:
     contention: float
     rank_skew: float = 0.0
     derating: float = 1.0
+    attention_derating: float = 0.0
     quantised_derating: Derating = Derating(1.0, 0.0)
     link_slowdown: float = 1.0
     found: FoundNetwork | None = None
@@ -324,7 +326,8 @@ class CostModel:
 
     def _derated(self, estimate: Estimate, dtype: str = "bf16", of: str = "linear") -> Estimate:
         if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES:
-            return self._less_certain(estimate._replace(seconds=estimate.seconds * self.derating), of)
+            factor = self.attention_derating or self.derating if of == "attention" else self.derating
+            return self._less_certain(estimate._replace(seconds=estimate.seconds * factor), of)
         factor, spread = self.quantised_derating
         estimate = self._less_certain(estimate, "quantised")
         return estimate._replace(seconds=estimate.seconds * factor, relative_std=np.hypot(estimate.relative_std, spread))

@@ -14,7 +14,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.derived import derived_cost_model
-from predictor.kernels.derating import Laboratories, derating_of, quantised_derating_of
+from predictor.kernels.derating import Laboratories, attention_derating_of, derating_of, quantised_derating_of
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -39,11 +39,12 @@ _MOST_OVER_PEAK = 3.0  #: boost clocks, and formats whose peak is not stated, ex
 def fit_all(profile: Profile) -> dict[str, Any]:
     """Fit every model to the profile's tables (takes seconds)."""
     linears = LinearModel.fit(profile.table("linear"), profile.device)
-    laboratories = Laboratories(linears.lab_scale(profile))
+    attention = FlashAttnModel.fit(profile.table("flash_attn"), profile.device)
+    laboratories = Laboratories(linears.lab_scale(profile), attention.lab_scale(profile.table("flash_attn")))
     return {
         "linears": linears,
         "grouped": GroupedLinearModel.fit(profile.table("grouped_linear"), linears, laboratories.scales),
-        "attention": FlashAttnModel.fit(profile.table("flash_attn"), profile.device),
+        "attention": attention,
         "kernels": MemoryBoundModel.fit(
             profile.table("memory_bound"), profile.device, _meta_constants(profile).get("memory_bound")
         ),
@@ -105,6 +106,7 @@ def cost_model(
         contention=contention(profile.device, profile.table("overlap")),
         rank_skew=rank_skew_seconds(profile),
         derating=derating_of(profile, laboratories),
+        attention_derating=attention_derating_of(profile, laboratories),
         quantised_derating=quantised_derating_of(profile, laboratories),
         shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
         plain_layer_launch=_plain_layer_launch(profile.table("host")),

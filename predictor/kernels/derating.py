@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -25,18 +25,35 @@ OTHER_LABORATORY = Derating(1.12, 0.08)
 
 @dataclass(frozen=True)
 class Laboratories:
-    """What other laboratories timed on a device: (median of measured / predicted, measurements) by source, as
-    ``LinearModel.lab_scale`` finds it; kept with the fits, because it takes as long to find as all else of a start."""
+    """What other laboratories timed on a device: (median of measured / predicted, measurements) by source, of GEMMs and of
+    attention, as ``lab_scale`` of their models finds it; kept with the fits, because it takes as long to find as all else of a
+    start."""
 
     scales: Mapping[str, tuple[float, int]]
+    attention: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Flat plain arrays, for an npz file."""
-        return {source: np.array(found, dtype=float) for source, found in self.scales.items()}
+        both = (("gemm", self.scales), ("attention", self.attention))
+        return {f"{of} {source}": np.array(found, dtype=float) for of, scales in both for source, found in scales.items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Laboratories:
-        return cls({source: (float(scale), int(rows)) for source, (scale, rows) in arrays.items()})
+        found: dict[str, dict[str, tuple[float, int]]] = {"gemm": {}, "attention": {}}
+        for name, (scale, rows) in arrays.items():
+            of, _, source = name.partition(" ")
+            found[of][source] = (float(scale), int(rows))
+        return cls(found["gemm"], found["attention"])
+
+
+def attention_derating_of(profile: Profile, laboratories: Laboratories) -> float:
+    """The derating of 16-bit attention: what other laboratories found of it, where they timed it; else that of GEMMs.
+
+    B200's second laboratory ran GEMMs 1.34 times as long as the first and attention 1.05 times.
+    """
+    if "sustained_scale" in profile.meta or not laboratories.attention:
+        return derating_of(profile, laboratories)
+    return _mean_scale(laboratories.attention)
 
 
 def derating_of(profile: Profile, laboratories: Laboratories) -> float:
@@ -48,9 +65,13 @@ def derating_of(profile: Profile, laboratories: Laboratories) -> float:
     """
     if "sustained_scale" in profile.meta:
         return float(profile.meta["sustained_scale"])
-    scales = laboratories.scales.values()
-    rows = sum(n for _, n in scales)
-    return float(np.exp(sum(n * np.log(scale) for scale, n in scales) / rows)) if rows else 1.0
+    return _mean_scale(laboratories.scales)
+
+
+def _mean_scale(scales: Mapping[str, tuple[float, int]]) -> float:
+    """Return the geometric mean of laboratories' factors, by their measurements; 1 without any."""
+    rows = sum(n for _, n in scales.values())
+    return float(np.exp(sum(n * np.log(scale) for scale, n in scales.values()) / rows)) if rows else 1.0
 
 
 def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derating:

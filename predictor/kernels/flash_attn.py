@@ -28,6 +28,8 @@ _LONG_TOKENS, _SHORT_TOKENS = 4096.0, 1024.0
 #: Serving tables say little about training kernels at short sequences: without the cache copy the fit is 0-5% off published
 #: training kernels from 4k tokens on, 3-11% at 2k, 6-16% at 512; each octave below 2k adds this uncertainty.
 SHORT_UNCERTAINTY = 0.06
+#: Calls are equally long within this factor, and of other work from this ratio of FLOPs on.
+_EQUALLY_LONG, _OTHER_WORK = 1.2, 3.0
 _PRIOR_ROWS, _ROWS_FOR_PHYSICS, _ROOFLINE_UNCERTAINTY = 10, 30, 0.30
 _TREES = {"max_iter": 250, "max_leaf_nodes": 31, "max_depth": 8, "learning_rate": 0.1, "min_samples_leaf": 10}
 
@@ -99,6 +101,20 @@ class FlashAttnModel:
             basis = np.where(is_backward, np.maximum(basis, ratio_basis), basis)
         found = self.known.beside(Estimate(seconds, std, basis.astype(np.int8)), shape_keys(*shape, flat[8]))
         return Estimate(*(values.reshape(arrays[0].shape) for values in found))
+
+    def lab_scale(self, table: Table) -> dict[str, tuple[float, int]]:
+        """Map source -> (median of measured / predicted, calls), as LinearModel.lab_scale does for GEMMs.
+
+        Of forward calls that do not wait for the host; without sources of few such calls.
+        """
+        table = table.where(_measured_dtype(table) & (table["pass"] == "forward") & (table["seconds"] > 0))
+        table = table.where(other_lab(table["source"]) & ~waits_for_host(table))
+        scales = {}
+        for source in np.unique(table["source"]):
+            rows = table.where(table["source"] == source)
+            if len(rows) >= _PRIOR_ROWS:
+                scales[str(source)] = (float(np.median(rows["seconds"] / self.predict(*shape_of(rows)).seconds)), len(rows))
+        return scales
 
     def on(self, device: Device, throttled: float = 1.0) -> FlashAttnModel:
         """Return the model on another device: the same kernels on its units, peak and memory; throttled as of GEMMs."""
@@ -249,8 +265,8 @@ def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | 
     The forward time is subtracted from forward_backward measurements. Few measurements give one factor, shrunk towards the
     default.
     """
-    rows = table.where(np.isin(table["pass"], ("backward", "forward_backward")))
-    reference = _forward_seconds(rows, table.where(table["pass"] == "forward"), str(main["kernel"][0]), fit)
+    rows, forward = (table.where(np.isin(table["pass"], which)) for which in (("backward", "forward_backward"), ("forward",)))
+    reference = _forward_seconds(rows, forward.where(~waits_for_host(forward)), str(main["kernel"][0]), fit)
     seconds = rows["seconds"] - np.where(rows["pass"] == "forward_backward", reference, 0.0)
     usable = np.isfinite(reference) & (seconds > 0)
     rows, seconds, reference = rows.where(usable), seconds[usable], reference[usable]
@@ -264,6 +280,24 @@ def _fit_backward(table: Table, main: Table, fit: FlashAttnModel) -> Residual | 
     weight = len(rows) / (len(rows) + _PRIOR_ROWS)
     uncertainty = np.hypot(weight * learnt.size_uncertainty, (1 - weight) * BACKWARD_UNCERTAINTY)
     return learnt if learnt.trees is not None else replace(learnt, shift=weight * learnt.shift, size_uncertainty=uncertainty)
+
+
+def waits_for_host(rows: Table) -> np.ndarray:
+    """True for calls that take as long as the host needs to start them; shape [rows].
+
+    Seen where the shortest calls of a source and pass take equally long for work that differs: of these, and of up to twice
+    their time, it is not known how long the device works.
+    """
+    found = np.zeros(len(rows), dtype=bool)
+    for source in np.unique(rows["source"]):
+        for which in np.unique(rows["pass"]):
+            mine = np.flatnonzero((rows["source"] == source) & (rows["pass"] == which) & (rows["seconds"] > 0))
+            if len(mine):
+                seconds, work = rows["seconds"][mine], shape_of(rows.where(mine)).flops
+                shortest = seconds < _EQUALLY_LONG * seconds.min()
+                if work[shortest].max() >= _OTHER_WORK * work[shortest].min():
+                    found[mine] = seconds < 2.0 * seconds.min()
+    return found
 
 
 def _forward_seconds(rows: Table, forward: Table, main_kernel: str, fit: FlashAttnModel) -> np.ndarray:

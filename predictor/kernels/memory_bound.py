@@ -24,6 +24,7 @@ GIVEN_UNCERTAINTY = 0.25
 #: NVL in the same file. norm_grad_apex: Apex's kernel for any width, 572 GB/s (the same pull request; A100 of 40 or 80 GB).
 #: cross_entropy: one Triton kernel, gradients in place: 0.30 of B200's bandwidth (SimuMax, Transformer Engine's), 0.38 of
 #: H100's (Liger's under Megatron-Core, the CSV of solver.layers.head).
+#: permute: 0.54 of B200's (SimuMax), 0.79 of H800's in DeepSeek-V3's trace, each copy on its own: their geometric mean.
 #: hadamard_quantize: largest value and both copies of NVFP4 operands, rotated along one axis (pytorch/ao 36027d8,
 #: benchmarks/prototype/nvfp4_training/README.md, its CuTe kernels on B200: at 2,048 x 28,672 3.1 TB/s for the first and 2.7 for
 #: the second; the slopes between its shapes are 3.4 and 2.8 TB/s of 8).
@@ -31,6 +32,7 @@ KIND_SHARE = {
     "norm": 0.54, "norm_grad": 0.52, "norm_grad_torch": 0.25, "norm_grad_apex": 0.33, "row": 0.40, "gated_act": 0.55,
     "act": 0.67, "act_grad": 0.75, "softmax": 0.78, "softmax_grad": 0.75, "rope": 0.48, "residual": 0.90, "embedding": 0.17,
     "quantize": 0.85, "hadamard_quantize": 0.38, "cross_entropy": 0.35, "mixed": 0.69,
+    "permute": 0.65,
 }  # fmt: skip
 #: For kernel chains of an eager framework that were not measured: kind -> {kind whose constants the chain's kernels use: bytes
 #: that they move relative to the one fused kernel}. Counted from eager code on 16-bit values, in bytes per element:
@@ -63,7 +65,7 @@ EAGER_BYTES = {
 _MEASURED_LIKE = {"row": "norm"}
 _GRADIENT = "_grad"  #: ends the name of a backward kernel; one that was not measured is as fast as the forward one
 #: Plain streams: kinds whose median fraction replaces that of a kind never measured on this device.
-COPY_LIKE = ("residual", "gated_act", "quantize", "copy")
+COPY_LIKE = ("residual", "quantize", "copy")
 _LEAST_UNCERTAINTY, _ROWS_FOR_FIT, _UNCERTAINTY_PER_OCTAVE = 0.03, 8, 0.05
 #: Times of more bytes than this do not show how long a launch takes: it is at most the assumed one.
 _LAUNCH_SEEN = 1e8

@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from predictor.cost_model import CostModel
 from profiler.profile.profile import GIB
 from solver.report.decision import kept_out, standing
 from solver.report.describe import describe, describe_strategy
@@ -147,10 +148,16 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"
         f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
-        f"{profile}; {_CLOCKS[p.cost.origin]}: GEMM and attention times x {p.cost.derating:.2f}",
+        f"{profile}; {_CLOCKS[p.cost.origin]}: {_derated(p.cost)}",
         *([notes] if notes else []),
     ]
     return Text("\n".join(lines))
+
+
+def _derated(cost: CostModel) -> str:
+    gemms, attention = cost.derating, cost.attention_derating or cost.derating
+    alike = f"{gemms:.2f}" == f"{attention:.2f}"
+    return f"GEMM and attention times x {gemms:.2f}" if alike else f"GEMM times x {gemms:.2f}, attention x {attention:.2f}"
 
 
 def _domain(cluster: Cluster) -> str:

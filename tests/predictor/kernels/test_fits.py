@@ -14,8 +14,8 @@ import pytest
 from references import bare_attention, bare_gemm
 
 from predictor.estimate import Basis
-from predictor.kernels.derating import Laboratories, derating_of, quantised_derating_of
-from predictor.kernels.flash_attn import FlashAttnModel
+from predictor.kernels.derating import Laboratories, attention_derating_of, derating_of, quantised_derating_of
+from predictor.kernels.flash_attn import FlashAttnModel, waits_for_host
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
 from profiler.profile.profile import Device, Profile, Table
@@ -227,3 +227,42 @@ def test_quantised_gemms_of_bursts_get_the_median_of_other_laboratories() -> Non
     labs = Laboratories(LinearModel.fit(table, DEVICE).lab_scale(Profile("new", DEVICE, {"linear": table})))
     assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, burst), labs) == (1.12, 0.08)
     assert quantised_derating_of(Profile("new", DEVICE, {"linear": table}, {**burst, **own}), labs) == (1.0, 0.0)
+
+
+def attention_calls(heads: list[int], forward: list[float], backward: list[float], source: str) -> Table:
+    """Return causal calls of 4,096 tokens that take so many microseconds forward and backward."""
+    both = heads * 2
+    return Table.from_columns("flash_attn", {
+        "batch": 1, "seq_q": 4096, "seq_kv": 4096, "heads": np.array(both), "kv_heads": np.array(both), "head_dim": 128,
+        "causal": 1, "dtype": "bf16", "kernel": "te", "source": source, "seconds": np.array([*forward, *backward]) * 1e-6,
+        "pass": np.array(["forward"] * len(heads) + ["backward"] * len(heads)),
+    })  # fmt: skip
+
+
+def test_calls_that_wait_for_the_host_are_seen_where_work_does_not_count() -> None:
+    # 4 to 16 heads take 90 to 100 us whatever the work: of these, and of up to twice their time, the device's own is unknown
+    heads = [4, 8, 16, 32, 64, 128]
+    calls = attention_calls(heads, [92, 98, 100, 170, 290, 560], [110, 116, 205, 390, 840, 1650], "simumax:x")
+    assert waits_for_host(calls).tolist() == [True] * 4 + [False] * 8
+    falling = attention_calls(heads, [20, 38, 75, 150, 290, 560], [60, 110, 205, 390, 840, 1650], "simumax:x")
+    assert not waits_for_host(falling).any()
+
+
+def test_the_backward_ratio_and_the_derating_are_of_calls_that_the_device_bounds() -> None:
+    heads = [4, 8, 16, *range(64, 264, 8)]
+    ours = FlashAttnModel.fit(Table.from_columns("flash_attn", {}), DEVICE)
+    bare = ours.predict(1, 4096, 4096, np.array(heads), np.array(heads), 128, 128).seconds * 1e6
+    host = 1e-3 + float(bare[3]) / 2.1
+    forward = [max(1.1 * float(us), host) for us in bare]
+    calls = attention_calls(heads, forward, [3.2 * 1.1 * float(us) for us in bare], "simumax:x")
+    scales = ours.lab_scale(calls)
+    assert scales == {"simumax:x": (pytest.approx(1.1, rel=1e-6), 25)}
+    profile = Profile("test", DEVICE, {"flash_attn": calls})
+    assert attention_derating_of(profile, Laboratories({"a": (1.3, 10)}, scales)) == pytest.approx(1.1)
+    assert (
+        attention_derating_of(profile, Laboratories({"a": (1.3, 10)}))
+        == pytest.approx(1.3)
+        == derating_of(profile, Laboratories({"a": (1.3, 10)}))
+    )
+    labs = Laboratories({"a b": (1.3, 10)}, scales)
+    assert Laboratories.from_arrays(labs.to_arrays()) == labs
