@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +58,11 @@ def test_more_work_takes_longer_and_never_beats_the_peak(batch: int, chunks: int
 def test_another_generation_is_less_certain() -> None:
     ampere = chunk_scan(device("a100_sxm_80gb"), 1, 4096, 32, 128, 128, False)
     assert float(ampere.relative_std) == OTHER_STD > MEASURED_STD
+
+
+def test_a_token_more_than_whole_chunks_is_a_chunk_more() -> None:
+    # 65 tokens of one head of 128 and 128: two steps of 0.91 us from chunk to chunk, as many as of 128 tokens
+    machine = device("h200_sxm")
+    one, more, two = (float(chunk_scan(machine, 1, seq, 1, 128, 128, False).seconds) for seq in (64, 65, 128))
+    each = (two - one - 0.91e-6) / 64
+    assert more - one == pytest.approx(0.91e-6 + each, rel=1e-6)

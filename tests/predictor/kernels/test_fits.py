@@ -266,3 +266,17 @@ def test_the_backward_ratio_and_the_derating_are_of_calls_that_the_device_bounds
     )
     labs = Laboratories({"a b": (1.3, 10)}, scales)
     assert Laboratories.from_arrays(labs.to_arrays()) == labs
+
+
+def test_gradients_of_a_laboratory_that_timed_no_forward_pass_say_nothing() -> None:
+    # how much slower its machine is is not known: the prior stays
+    fit = LinearModel.fit(linear_table(linear_rows("TN", 40, 1.0), linear_rows("NN", 30, 1.8, "simumax:x")), DEVICE)
+    assert fit.parts["bf16"].layout_factor[1, 0] == 1.005 and fit.parts["bf16"].layout_uncertainty[1, 0] == 0.04
+
+
+def test_quantised_gemms_of_a_profile_that_says_nothing_of_its_clocks_are_as_slow_as_its_other_ones() -> None:
+    table = linear_table(linear_rows("TN", 40, 1.0, size=8192), linear_rows("TN", 30, 1.34, "simumax:x", size=8192))
+    profile = Profile("new", DEVICE, {"linear": table})
+    labs = Laboratories(LinearModel.fit(table, DEVICE).lab_scale(profile))
+    assert derating_of(profile, labs) > 1.3
+    assert quantised_derating_of(profile, labs) == (derating_of(profile, labs), 0.0)

@@ -318,3 +318,14 @@ def test_a_ring_between_nodes_passes_through_the_links_that_its_ranks_have() -> 
     assert pair.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(450e9 / 7)
     whole = mesh.groups("all_gather", np.ones(1), np.full(1, 8.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
     assert whole.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(400e9)
+
+
+def test_beyond_the_measured_sizes_of_a_group_half_of_the_laws_uncertainty_is_left() -> None:
+    # an all-reduce of 2 x 8 ranks, measured at 1 and 4 MiB at twice the law's time; asked at 2 MiB, 16 MiB, and of 4 x 8 ranks
+    groups = MeasuredGroups.of({(OPS.index("all_reduce"), 8, 2): (np.array([2.0**20, 2.0**22]), np.log([2.0, 2.0]))})
+    seconds, std, basis = np.ones(3), np.full(3, 0.24), np.full(3, Basis.INTERPOLATED)
+    size, nodes = np.array([2.0**21, 2.0**24, 2.0**21]), np.array([2.0, 2.0, 4.0])
+    groups.correct(OPS.index("all_reduce"), size, np.full(3, 8.0), nodes, seconds, std, basis)
+    np.testing.assert_allclose(seconds, [2, 2, 1])
+    np.testing.assert_allclose(std, [0.05, 0.13, 0.24])  # sides 0.12 and 0.05 of a right triangle
+    assert basis.tolist() == [Basis.INTERPOLATED, Basis.EXTRAPOLATED, Basis.INTERPOLATED]

@@ -14,7 +14,7 @@ from predictor.accuracy.crossval_exchange import exchange_scores
 from predictor.accuracy.pictures_exchange import draw_exchange
 from predictor.estimate import Basis
 from predictor.fitted import cost_model
-from predictor.network.exchange_law import FAR_SHARE, LINK_SHARE, PRIORS, ExchangeLaw
+from predictor.network.exchange_law import FAR_SHARE, LINK_SHARE, PRIORS, Exchange, ExchangeLaw
 from predictor.network.expert_exchange import DISPATCHERS, OPS, ExpertExchangeModel
 from profiler.errors import InputError
 from profiler.profile.profile import Profile, Table
@@ -170,3 +170,10 @@ def test_the_picture(h100: Profile, fitted: ExpertExchangeModel, tmp_path: Path)
     with Image.open(path) as picture:
         assert picture.format == "JPEG" and np.ptp(np.asarray(picture)) > 200
     assert draw_exchange(Profile("none", h100.device, {}), fitted, [], tmp_path / "none.jpg") is None
+
+
+def test_a_limit_of_nodes_leaves_as_few_experts() -> None:
+    # four of 8 experts on 4 nodes of one rank, of at most 2 nodes: all four that these hold, so 2 copies; a node is another one
+    # in three of four cases
+    limited = Exchange(*(np.array([float(x)]) for x in (64, 4096, 4, 8, 1, 4, 1e10, 2)))
+    assert limited.copies.tolist() == [2.0] and limited.other_nodes.tolist() == [1.5]

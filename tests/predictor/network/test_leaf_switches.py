@@ -103,3 +103,9 @@ def test_a_leaf_holds_whole_nvlink_domains_of_the_device() -> None:
 def test_keys_that_say_nothing_are_refused(keys: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         cluster_of(DEVICE, keys)
+
+
+def test_neighbours_of_a_pipeline_below_one_leaf_wait_for_those_that_are_not() -> None:
+    # uplinks for one of four nodes: of stages of one, two and four nodes one, two and four nodes of a leaf send across it at
+    # once
+    assert LeafSwitches(4, 4.0).share("p2p", 2, [1, 2, 4]).tolist() == [1.0, 0.5, 0.25]

@@ -115,3 +115,9 @@ def test_contention_is_the_median_of_at_least_three_rows_of_large_messages() -> 
     # too few rows, or of small messages: NCCL's 24 of this device's 96 multiprocessors; never more than all
     assert of([2.0, 2.0], [1.0, 1.0]) == of([2.0] * 3, [1.0] * 3, 2**20 - 1) == 0.25
     assert contention(replace(DEVICE, num_sms=12), Table.from_columns("overlap", {})) == 1
+
+
+def test_a_gemm_that_is_faster_beside_a_collective_was_not_delayed() -> None:
+    # GEMMs that take 0.8 of their time beside collectives that take as long as alone: noise, and no gain
+    columns = {"bytes": 2**22, "seconds": 1.0, "gemm_slowdown": np.full(5, 0.8), "collective_slowdown": 1.0}
+    assert contention(DEVICE, Table.from_columns("overlap", columns)) == 0.0

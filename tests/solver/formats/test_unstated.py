@@ -91,3 +91,12 @@ def test_a_slower_setting_that_cannot_have_fitted_adds_no_uncertainty() -> None:
     found = predicted(read("recompute"), float(full.solutions.memory.device[0]) * 1.001 / 2**30)
     assert not found.alternatives[0].fits and found.explanation is not None
     assert found.explanation.system_std == pytest.approx(full.explanation.system_std)
+
+
+def test_optimizer_states_of_a_run_that_does_not_say_so_are_shared_by_all_ranks_that_hold_copies() -> None:
+    # 16 ranks of tp 2 and cp 2: 4 data-parallel ones by the 2 that share a sequence
+    model = {"name": "m", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256}  # fmt: skip
+    run = {"framework": "megatron-core", "world_size": 16, "tp": 2, "cp": 2, "pp": 1, "zero": 1, "seq_len": 4096}
+    found = case_of({"id": "x-1", "hardware": "h100_sxm", "model": model, "measured": {}, "run": run})
+    assert found.strategy is not None and (found.strategy.dp, found.strategy.zero_shard_size) == (4, 8)

@@ -139,3 +139,13 @@ def test_alternating_layers_are_two_kinds() -> None:
 def test_layers_without_rotary_embedding_have_no_rope() -> None:
     names = [{o.name for o in program(TINY, kind=LayerKind(rope=rope)).ops} for rope in (True, False)]
     assert names[0] - names[1] == {"rope"}
+
+
+def test_a_rank_keeps_its_tokens_of_the_normed_low_ranks_where_they_are_gathered_again() -> None:
+    # 24 + 16 values of 256 tokens in two bytes; half of the tokens under a sequence split that gathers them again
+    def kept(mode: str, **given: Any) -> float:
+        layer = program(MLA, mode, tp=2, **given)
+        return float(np.ravel(next(tensor.bytes for tensor in layer.saved if tensor.name == "low_ranks_normed"))[0])
+
+    whole = 40 * SEQ * 2
+    assert [kept(mode, framework="megatron-core") for mode in ("mtp", "msp")] == [whole, whole / 2]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from references import flops
-from toy import DEVICE, layer_keys, layer_linear_parameters, run_of
+from toy import DEVICE, TINY, layer_keys, layer_linear_parameters, run_of
 
 from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
@@ -524,3 +524,9 @@ def test_placement_is_that_of_the_group_that_touches_most_nodes(node: int, size:
     touched = max(len({rank // node for rank in group}) for group in groups)
     found = placement(size, stride, node)
     assert touched == found.inter and found.intra == -(-size // touched)
+
+
+def test_every_token_is_scored_for_all_experts() -> None:
+    # four experts more in each of two layers, of which a token still goes to one: 64 products each, forward and twice backward
+    few = TINY.replace(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=128)
+    assert flops_per_token(few.replace(num_experts=8), 32) - flops_per_token(few, 32) == 6 * 2 * 4 * 64

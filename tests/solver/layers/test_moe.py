@@ -411,3 +411,12 @@ def test_rows_of_quantised_experts_are_copied_to_be_padded() -> None:
         {"framework": "generic"},
     ):
         assert not any("pad" in o.name for o in program(ep=4, **{**given, **other}).ops)
+
+
+def test_router_dispatch_shared_experts_and_their_gate_read_one_norm() -> None:
+    # the gradient of each reader but the first is added: two reads and a write of 256 tokens of 64 values in two bytes
+    def added(**model: Any) -> float:
+        return op(program(MOE.replace(**model)), "norm2.gradients.input_grad")["bytes"] / (3 * SEQ * HIDDEN * 2)
+
+    shared = {"shared_expert_intermediate_size": 64}
+    assert [added(), added(**shared), added(**shared, shared_expert_gate=True)] == [1, 2, 3]

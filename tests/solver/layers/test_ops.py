@@ -124,3 +124,10 @@ def test_torchs_collectives_copy_along_the_sequence() -> None:
     assert not copies(tp_comm_overlap=True, compile=True)
     others = ops_of("msp", 2, framework="megatron-core").values()
     assert not any(op.name.endswith(".copy") and np.any(op.count) for op in others)
+
+
+def test_gemms_beside_an_all_reduce_run_whole() -> None:
+    # only what is gathered or scattered part by part is multiplied so: without a sequence split the GEMMs are in one piece
+    ops = ops_of("mtp", 2, framework="generic", tp_comm_overlap=True)
+    parts = {label: np.ravel(op.dims["parts"]).tolist() for label, op in ops.items() if "parts" in op.dims}
+    assert {"w13.forward", "wo.forward", "w2.input_grad"} <= parts.keys() and all(each == [1] for each in parts.values())

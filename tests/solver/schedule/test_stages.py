@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.schedule.stages import stage_layers, stage_layers_by_cost, stage_layers_last_first
+from solver.schedule.stages import (
+    stage_layers,
+    stage_layers_by_cost,
+    stage_layers_counting_ends,
+    stage_layers_last_first,
+    stated_layers_in_flight,
+)
 from solver.search.divisions import Division, divisions
+from solver.spec.choices import SCHEDULES
 from solver.spec.frameworks import framework_of
 from solver.spec.pipeline_layout import layers_of_chunks
 from solver.step.stage_kinds import chunk_sizes
@@ -100,3 +107,20 @@ def test_the_fuller_stages_of_internevo_are_the_last_ones(pp: int, expected: tup
     found = stage_layers_last_first(32, np.array([pp]))
     ends = int(found.first[0]), int(found.middle[0]), int(found.last[0])
     assert chunk_sizes(32, pp, 1, ends, fuller_last=found.fuller_last) == expected
+
+
+def test_embedding_norm_and_head_are_items_of_a_list_whose_remainder_goes_to_the_first_stages() -> None:
+    # 32 layers and three more items: 35 of one stage; 18 and 17; 12, 12 and 11; 9, 9, 9 and 8; of seven stages 5 each. The
+    # first item is the embedding, the last two are norm and head
+    found = stage_layers_counting_ends(32, np.array([1, 2, 3, 4, 7]))
+    assert found.first.tolist() == [32, 17, 11, 8, 4]
+    assert found.middle.tolist() == [32, 17, 12, 9, 5]
+    assert found.last.tolist() == [32, 15, 9, 6, 3]
+
+
+def test_stated_chunks_are_held_as_the_same_chunks_divided_evenly() -> None:
+    # four stages of two chunks of a layer: 2 * 3 + 4 + 1 = 11 passes in flight on the first, two fewer on each further one; of
+    # four micro batches all eight
+    index = np.arange(4)
+    held = [stated_layers_in_flight(SCHEDULES.index("interleaved"), m, 4, (1,) * 8, index).tolist() for m in (16, 4)]
+    assert held == [[11, 9, 7, 5], [8, 8, 7, 5]]

@@ -16,7 +16,7 @@ from profiler.errors import InputError
 from profiler.profile.devices import DEVICES
 from solver.command_line import main
 from solver.formats.config_file import load_run_config
-from solver.search.balance import balanced
+from solver.search.balance import _moved, balanced
 from solver.search.search import search
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_layout
@@ -78,3 +78,11 @@ def test_the_command_line_says_what_it_brings(tmp_path: Path, capsys: pytest.Cap
     assert "Layers assigned to the stages one by one" in capsys.readouterr().out
     assert content["step_s"] <= content["evenly_dealt_step_s"]
     assert sum(chunk_layers(content["layout"]["pipeline_layout"])) == 32
+
+
+def test_a_layer_moves_from_the_largest_chunk_of_a_stage_to_the_smallest_of_another() -> None:
+    # four stages of two chunks; the fourth has one layer and three
+    chunks = (2, 2, 2, 1, 2, 2, 2, 3)
+    assert _moved(chunks, 4, 3, 0) == (3, 2, 2, 1, 2, 2, 2, 2)
+    assert _moved(chunks, 4, 0, 3) == (1, 2, 2, 2, 2, 2, 2, 3)
+    assert _moved((0, 1), 2, 0, 1) is None, "an empty stage gives none"

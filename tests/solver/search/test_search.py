@@ -21,7 +21,7 @@ from solver.search.divisions import divisors
 from solver.search.kept import pareto
 from solver.search.search import OUT_OF_MEMORY, SearchResult, search
 from solver.search.space import enumerate_splits
-from solver.spec.choices import TpMode
+from solver.spec.choices import Recompute, TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.model import ModelSpec
 from solver.step.layouts import Layouts
@@ -373,3 +373,18 @@ def test_an_explicit_layout_runs_the_schedule_that_it_states() -> None:
     core = make_problem(TINY.replace(num_hidden_layers=8), 8, toy_cost(), 512, framework="megatron-core")
     with pytest.raises(InputError, match="megatron-core-0.12 does not offer schedule gpipe"):
         estimate(core, [core.run.replace(pp=4, dp=2, num_micro_batches=8, zero=0, schedule="gpipe")])
+
+
+def test_a_share_of_a_stage_is_recomputed_in_each_of_its_chunks() -> None:
+    # 16 layers in 4 stages: of 4 layers a quarter, a half and three quarters in one chunk; in each of two chunks of 2 layers
+    # one; in chunks of one layer each nothing between none and all
+    problem = make_problem(TINY.replace(num_hidden_layers=16), 4, toy_cost(), framework="megatron-core")
+    layouts = all_layouts(problem, 16)
+    found: dict[int, set[int]] = {}
+    for pp, vpp, level, layers in zip(
+        column(layouts, "pp").tolist(), column(layouts, "vpp").tolist(), layouts.recompute.tolist(),
+        layouts.recompute_layers.tolist(), strict=True,
+    ):  # fmt: skip
+        if pp == 4 and level == Recompute.FULL:
+            found.setdefault(vpp, set()).add(layers)
+    assert found == {1: {1, 2, 3, -1}, 2: {2, -1}, 4: {-1}}

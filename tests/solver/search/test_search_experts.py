@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import all_layouts, column, make_problem
+from toy import DEVICE, all_layouts, column, make_problem, toy_cost
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -302,3 +302,12 @@ def test_the_fullest_stage_has_most_on_the_device(found: Solutions) -> None:
         assert (memory.device[index], memory.allocated[index]) == pytest.approx(
             (stages.device[at], stages.allocated[at]), rel=1e-9
         )
+
+
+def test_fused_experts_are_whole() -> None:
+    device = replace(DEVICE, peak_flops={"bf16": 1e15, "fp8": 2e15, "mxfp8": 2e15})
+    for fused, widths in ((False, {1, 2, 4}), (True, {1})):
+        problem = make_problem(WINDOWS, 16, toy_cost(device=device), framework="megatron-bridge-26.06", cp_comm="a2a",
+                               precision="mxfp8", moe_fused_experts=fused)  # fmt: skip
+        splits = enumerate_splits(problem, 32).splits
+        assert set(splits.etp.tolist()) == widths and 2 in splits.tp

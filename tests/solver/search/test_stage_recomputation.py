@@ -123,3 +123,14 @@ def test_what_no_run_can_have_is_refused(changes: dict[str, object], message: st
         run = Strategy(**{"world_size": 8, "seq_len": 8192, **usual, **changes})  # type: ignore[arg-type]
         check_sizes(MODEL, run)
         check_framework(MODEL, run)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_stage_may_fill_all_memory(h100_model: CostModel, count: int) -> None:
+    # exactly what the first stage holds with so many layers recomputed; a byte less, and it must recompute one more
+    problem = problem_of_memory(h100_model, 80)
+    same = with_counts(problem, (count,) * 4)
+    needed = float(memory_of_stages(same, 0).device[0])
+    for memory, fewest in ((needed, count), (needed - 1, count + 1)):
+        limited = replace(same.problem, cluster=replace(problem.cluster, memory_bytes=memory))
+        assert fewest_recomputed(limited, same.layouts, same.table)[0] == fewest

@@ -129,3 +129,10 @@ def test_graphs_moments_and_attention_in_fp8_vary_where_the_framework_has_them(h
     found, _ = search_variants(problem, 128, ("optimizer_states",), fixed={"tp": 2, "pp": 1, "recompute": "none"})
     memory = {variant.constants["optimizer_states"]: variant.best.memory for variant in found if variant.best}
     assert memory["8bit"] <= memory["bf16"] <= memory["remainder"] <= memory["fp32"]
+
+
+def test_the_shares_of_the_layers_that_are_tried_on_the_host(h100_model: CostModel) -> None:
+    # of 32 layers a quarter, a half, three quarters, and all but the last, whose backward pass comes next
+    cluster = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 50, "host_memory_gb_s": 100})
+    problem = make_problem(DENSE, 16, h100_model, 8192, cluster, framework="megatron-core", precision="bf16")
+    assert [one["offload_layers"] for one in variants_of(problem, ("offload_layers",))] == [0, 8, 16, 24, 31]

@@ -123,3 +123,16 @@ def test_refused(constants: dict[str, Any], layout: dict[str, int], reason: str)
     )
     with pytest.raises(InputError, match=reason):
         check_layout(WIDE, one.cluster, one.run.replace(**layout))
+
+
+def test_behind_interleaved_stages_one_chunk_of_each_drains() -> None:
+    # two stages of two chunks of a layer: from the last stage's last pass to the first stage's it takes a chunk's backward pass
+    run = {"framework": "megatron-core", "p2p_overlap": False, "cuda_graphs": True}
+    seconds = {}
+    for later in (False, True):
+        one = make_problem(WIDE, 2, toy_cost(), 512, **run, defer_embedding_wgrad_compute=later)
+        seconds[later] = estimate_layouts(one, Layouts.of([one.run.replace(pp=2, vpp=2, dp=1, num_micro_batches=8)]))
+    before, after = (float(found.times.seconds[0] - found.times.after[-1, 0]) for found in seconds.values())
+    drains = float(seconds[False].table.layer.times.backward.sum(axis=0)[0])
+    assert drains < 8 * float(seconds[False].terms.head_weight_grad[0])
+    assert before - after == pytest.approx(drains, rel=1e-9)

@@ -395,3 +395,47 @@ def test_at_the_loss_no_layer_is_gathered_and_the_first_micro_batch_has_no_gradi
     head = 2 * (4096 * 64 + 64)  # bytes of the head, which stays gathered from its forward to its backward pass
     assert [part["gather_buffers"] for part in parts] == [head, head]
     assert [part["backward_buffers"] for part in parts] == [0.0, 0.0] and parts[0]["loss"] == parts[1]["loss"] > 0
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-1p", "zb-2p"])
+def test_no_weight_gradient_of_the_head_waits_beside_the_only_micro_batch(schedule: str) -> None:
+    def loss(name: str) -> float:
+        problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="zero-bubble")
+        found = estimated(problem, [problem.run.replace(pp=2, dp=1, zero=0, num_micro_batches=1, schedule=name)])
+        return float(memory_of_stages(found, 0).parts[PARTS.index("loss"), -1])
+
+    assert loss(schedule) == loss("1f1b") > 0
+
+
+def test_a_middle_stage_has_whole_chunks_where_the_loss_counts_as_a_layer() -> None:
+    # 15 layers and the loss in 4 stages of 2 chunks: the second stage has 2 layers in each, of 2 * 2 + 4 + 1 = 9 passes in
+    # flight
+    model = TINY.replace(num_hidden_layers=15)
+    problem = make_problem(model, 4, toy_cost(), **PLAIN)
+    layout = problem.run.replace(dp=1, pp=4, vpp=2, zero=0, num_micro_batches=16, account_for_loss_in_pipeline_split=True)
+    held = memory_of_stages(estimated(problem, [layout]), 0).parts[PARTS.index("activations")]
+    assert held[1] == 9 * 2 * TINY_SAVED
+
+
+def test_one_tensor_rank_gathers_nothing_and_whole_activations_need_no_buffer() -> None:
+    # nanotron: two buffers of 32 tokens of 64 two-byte values under a sequence split over two ranks, and gaps where it reads
+    # them
+    problem = make_problem(TINY, 2, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32")
+    layouts = [{"tp": 2, "tp_mode": "msp"}, {"tp": 2, "tp_mode": "mtp"}, {"dp": 2}]
+    found = estimated(problem, [problem.run.replace(**{"dp": 1, "zero": 0, **layout}) for layout in layouts])
+    workspaces = found.memory.parts[PARTS.index("workspaces")]
+    assert (workspaces - workspaces[2]).tolist() == [2 * 32 * 64 * 2, 0, 0]
+    gaps = found.memory.reserved - found.memory.allocated - 0.35 * found.memory.parts[STATIC_PARTS:].sum(axis=0)
+    assert gaps[2] == pytest.approx(0, abs=1e-3)
+
+
+def test_experts_are_updated_after_all_else_whose_wide_copies_are_gone_by_then() -> None:
+    # Adam with 16-bit moments makes fp32 copies of both for its step: 8 bytes of what it updates, here of the expert of a rank
+    model = TINY.replace(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=512)
+    problem = make_problem(model, 2, toy_cost(), **TINY_RUN, framework="megatron-core", optimizer_states="bf16")
+    found = estimated(problem, [problem.run.replace(dp=2, ep=2, zero=0)])
+    experts = 2 * 3 * 64 * 512
+    others = float(found.terms.parameters[0]) - experts
+    assert experts > others
+    # of 16-bit moments 4 bytes, and 2 of the fp32 weights that the 16-bit ones lack
+    assert parts(found)["optimizer"] == pytest.approx(6 * (experts + others) + 8 * experts)

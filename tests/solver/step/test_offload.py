@@ -294,3 +294,33 @@ def test_modules_away_never_take_memory_and_never_save_time(h100_model: CostMode
     assert away.memory.allocated[0] <= here.memory.allocated[0] * (1 + 1e-12)
     assert away.times.seconds[0] >= here.times.seconds[0] * (1 - 1e-12)
     assert away.times.parts[:, 0].sum() == pytest.approx(away.times.seconds[0])
+
+
+def _slow(cost: CostModel, layout: dict[str, Any], **constants: Any) -> Solutions:
+    """Return the estimate with what the core attention saves on a host behind a link of 1 GB/s."""
+    cluster = cluster_of(DEVICES["h100_sxm"], {"host_link_gb_s": 1.0, "host_memory_gb_s": 40.0})
+    problem = make_problem(MODEL, 8, cost, 8192, cluster, framework="megatron-core", precision="bf16",
+                           offload_modules="core_attn", **constants)  # fmt: skip
+    return estimated(problem, [problem.run.replace(**{**LAYOUT, **layout})])
+
+
+def test_the_first_micro_batch_waits_for_the_host_on_every_stage(h100_model: CostModel) -> None:
+    # two stages of two chunks: beside what each of 4 micro batches waits for on the slowest stage, the pipeline fills and
+    # drains later by half of what the other stage waits for
+    layout = {"pp": 2, "vpp": 2, "dp": 4, "zero_shard_size": 4}
+    here = stepped(h100_model, layout)
+    away = _slow(h100_model, layout)
+    waited = part(away, "offload_exposed") / 4
+    assert waited > 0
+    assert part(away, "bubble") - part(here, "bubble") == pytest.approx(waited / 2, rel=1e-6)
+
+
+def test_what_comes_back_has_the_recomputed_forward_pass_to_do_so(h100_model: CostModel) -> None:
+    # of each of 32 layers and 4 micro batches what it saves goes under its forward pass, and comes back under the backward pass
+    # and what that runs again
+    found = _slow(h100_model, {"recompute": "selective"}, recompute_modules="mlp")
+    terms, level = found.terms, 1
+    forward, backward = (float(each[0].sum(axis=0)[0]) for each in (terms.forward, terms.backward))
+    transfer, again = float(terms.offloaded[0, level, 0]) / 1e9, float(terms.recompute[0, level, 0])
+    assert transfer > backward + again > backward
+    assert part(found, "offload_exposed") == pytest.approx(4 * 32 * (2 * transfer - forward - backward - again), rel=1e-9)

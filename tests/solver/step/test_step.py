@@ -451,3 +451,64 @@ def test_a_run_may_state_its_generation_of_flash_attention() -> None:
             check_rules(model, run_of(8, 32, framework="llm-foundry", **constants))
     with pytest.raises(InputError, match="flash_generation 3 does not run on .*, whose latest is 2"):
         make_problem(TINY, 8, cost, framework="llm-foundry", flash_generation=3)
+
+
+def test_a_group_of_four_micro_batches_hides_twice_as_much_of_the_gradients_of_interleaved_chunks() -> None:
+    # four micro batches of a chunk's one layer run beside the message instead of pp = 2: two backward passes of a layer more,
+    # of which a twentieth is lost to contention
+    def sync(group: int) -> tuple[float, float]:
+        problem = make_problem(TINY.replace(num_hidden_layers=4), 32, toy_cost(), **TINY_RUN, framework="megatron-core",
+                               grad_dtype="fp32", overlap_grad_reduce=True, micro_batch_group=group)  # fmt: skip
+        layout = problem.run.replace(dp=16, pp=2, vpp=2, zero_shard_size=16, num_micro_batches=4)
+        found = estimated(problem, [layout])
+        return float(part(found, "gradient_sync")[0]), float(found.table.layer.times.backward[:, 0].sum())
+
+    (usual, backward), (grouped, _) = sync(0), sync(4)
+    assert usual - grouped == pytest.approx(2 * backward * 0.95, rel=1e-9)
+
+
+def test_every_micro_batch_of_fsdp_under_zero_2_hides_its_own_gather() -> None:
+    problem = make_problem(TINY, 16, toy_cost(), **TINY_RUN, framework="fsdp", grad_dtype="fp32", overlap_param_gather=True)
+    found = estimated(problem, [problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=m) for m in (1, 4)])
+    once, several = part(found, "parameter_gather")
+    assert once < found.terms.all_gather.exposed[0], "some of it is hidden"
+    assert several == pytest.approx(4 * once, rel=1e-12)
+
+
+def test_what_nanotron_shards_is_reduced_in_one_message_that_nothing_hides() -> None:
+    # a table of 2 MiB is a bucket of its own, behind which DDP's other buckets overlap with the backward pass; the message of
+    # ZeRO-1 follows that pass, however many buckets there would be
+    model = TINY.replace(vocab_size=2**14)
+    problem = make_problem(model, 16, toy_cost(), **TINY_RUN, framework="nanotron", grad_dtype="fp32", overlap_grad_reduce=True)
+    found = estimated(problem, [problem.run.replace(zero=z, zero_shard_size=16 if z else 1) for z in (0, 1)])
+    whole, sharded = part(found, "gradient_sync")
+    assert whole < found.terms.all_reduce.exposed[0]
+    assert sharded == pytest.approx(found.terms.reduce_scatter.exposed[1], rel=1e-12)
+
+
+def test_buckets_grow_with_all_ranks_that_hold_copies_those_of_context_parallelism_too() -> None:
+    # 32 data-parallel by 2 context-parallel ranks: a bucket has 64 million parameters; the last one is exposed, of the others
+    # the twentieth that their contention takes
+    model = TINY.replace(hidden_size=4096, intermediate_size=14_336, head_dim=1024)
+    problem = make_problem(model, 64, toy_cost(), seq_len=512, compile=True, framework="megatron-core", grad_dtype="fp32",
+                           overlap_grad_reduce=True)  # fmt: skip
+    found = estimated(problem, [problem.run.replace(dp=32, cp=2, zero=1, zero_shard_size=64)])
+    layer = found.table.layer.times
+    long = (replace(found.table.layers[0], times=replace(layer, backward=layer.backward + 1e3)),)
+    slow = estimate_layouts(problem, found.layouts, replace(found.table, layers=long))
+    message, parameters = float(found.terms.reduce_scatter.communication[0]), float(found.terms.parameters[0])
+    last = 64e6 / parameters
+    assert 0.1 < last < 0.2
+    assert part(slow, "gradient_sync")[0] == pytest.approx(message * (last + (1 - last) * 0.05), rel=1e-6)
+
+
+def test_gradients_hide_under_the_forward_passes_that_run_again_too() -> None:
+    # ZeRO-2 reduces in each of four micro batches; two layers' forward passes run again beside it, of which a twentieth is lost
+    problem = make_problem(
+        TINY, 16, toy_cost(), **TINY_RUN, framework="megatron-core", grad_dtype="fp32", overlap_grad_reduce=True
+    )
+    layout = problem.run.replace(zero=2, zero_shard_size=16, num_micro_batches=4)
+    found = estimated(problem, [layout, layout.replace(recompute="full")])
+    kept, recomputed = part(found, "gradient_sync")
+    again = 2 * float(found.terms.recompute[0, 2, 0])
+    assert again > 0 and kept - recomputed == pytest.approx(4 * again * 0.95, rel=1e-9)

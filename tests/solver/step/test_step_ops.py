@@ -129,3 +129,15 @@ def test_a_wave_ends_on_the_stage_where_it_begins() -> None:
     assert held["zb-v", True] == held["1f1b", True] == held["1f1b", False]
     sent = {name: float(found.terms.synchronisation.row("tied_embedding")[0]) for name, found in times.items()}
     assert sent["zb-v", True] == sent["zb-v", False] == sent["1f1b", False] == 0.0 < sent["1f1b", True]
+
+
+def test_the_two_tables_that_all_ranks_share_are_broadcast_by_two_of_them() -> None:
+    # InternEvo's weight-parallel mode assigns embedding and head apart, under ZeRO-0 too: of 8 ranks two send, half each
+    problem = make_problem(TINY, 8, toy_cost(), 32, framework="internevo-2024")
+    layout = problem.run.replace(tp_mode="isp", wp=8, zero=1, zero_shard_size=1)
+    found = estimated(problem, [layout])
+    groups = parameter_groups(problem, found.table, found.terms.key, found.layouts.splits)
+    ops = synchronisation_ops(problem, groups, found.layouts.splits)
+    sent = [op for op in ops if op.name == "parameters.all_gather" and np.all(op.count > 0)]
+    others = PARAMETERS - 2 * 36_864
+    assert [(float(op.count[0]), float(op.dims["bytes"][0])) for op in sent] == [(2.0, others * 2 / 2)]

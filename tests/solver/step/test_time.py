@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from toy import BYTE, FLOP, LINK, TINY, part, tiny
 
 from solver.step.pipeline import weight_share
+from solver.step.solutions import Solutions
+from solver.step.stage_seconds import (
+    PipelineStages,
+    chunk_work,
+    end_recomputed,
+    ends_of,
+    layer_seconds,
+    recomputed_limit,
+    sends_of,
+    stage_work,
+)
 
 #: A layer's 36,864 weights and attention, forward and backward, as derived in test_step.py; kernels in bytes.
 LAYER = (2_494_464 + 5_056_512) * FLOP + (77_824 + 102_400) * BYTE
@@ -129,3 +141,84 @@ def test_recomputation_of_some_layers_counts_those_of_the_slowest_stage() -> Non
     found = tiny("generic", 1, model, RUN, zero=0, num_micro_batches=2, recompute="full", recompute_layers=2)
     forward = 2_494_464 * FLOP + 77_824 * BYTE
     assert part(found, "recompute")[0] == pytest.approx(2 * 2 * forward, abs=2 * 2 * 2048 * 6 * BYTE * 1.01)
+
+
+def _stages(found: Solutions) -> PipelineStages:
+    problem, terms, layouts = found.problem, found.terms, found.layouts
+    layer, _ = layer_seconds(terms, layouts, problem.run)
+    ends, sends = ends_of(problem, terms, layouts), sends_of(problem, terms, layouts)
+    return PipelineStages(terms, layouts, layer, ends, sends, recomputed_limit(problem, layouts))
+
+
+def _wave(pp: int, layers: int, everywhere: float = 0.0, at_ends: float = 0.0, **layout: Any) -> np.ndarray:
+    """Return the seconds of the first chunk, the last one and any other of V-shaped stages, by pass: [3, 3]."""
+    found = tiny("zero-bubble", pp, TINY.replace(num_hidden_layers=layers), {**RUN, "attention": "flash"}, dp=1, pp=pp, vpp=2,
+                 zero=0, schedule="zb-v", num_micro_batches=2 * pp, **layout)  # fmt: skip
+    return chunk_work(_stages(found), np.array([everywhere]), np.array([at_ends]))[..., 0]
+
+
+def test_chunks_of_a_wave_by_hand() -> None:
+    # four stages of two chunks of one layer: a pass waits for one message; the last chunk sends nothing forward, and its
+    # backward pass brings the gradients to the chunk before; in the middle each pass waits for one
+    forward, weight = 2_494_464 * FLOP + 77_824 * BYTE, WEIGHT_GRAD
+    first, last, other = _wave(4, 8)
+    assert other == pytest.approx([forward + SEND, LAYER - forward - weight + SEND, weight], rel=1e-9)
+    assert first[0] == pytest.approx(forward + 2048 * 4 * BYTE + SEND, rel=1e-9)  # the lookup reads and writes 2,048 elements
+    assert last[2] == pytest.approx(weight + HEAD_WEIGHT_GRAD, rel=1e-9)
+    # of two stages the second is where a wave turns: half of its passes wait
+    assert _wave(2, 4)[2] == pytest.approx([forward + SEND / 2, LAYER - forward - weight + SEND / 2, weight], rel=1e-9)
+    # what every micro batch waits for in all stages and at the ends is shared by the two chunks, and is no forward pass's
+    waited = _wave(4, 8, everywhere=6e-6, at_ends=2e-6) - _wave(4, 8)
+    np.testing.assert_allclose(waited, [[0, 4e-6, 0]] * 3, rtol=1e-6, atol=1e-15)
+
+
+def test_the_chunk_with_the_loss_has_a_layer_less_where_that_counts_as_one() -> None:
+    # 7 layers and the loss in four stages of two chunks: the first stage has one layer, in the chunk where the wave begins
+    first, last, other = _wave(4, 7, account_for_loss_in_pipeline_split=True)
+    assert first[2] == pytest.approx(WEIGHT_GRAD, rel=1e-9) and last[2] == pytest.approx(HEAD_WEIGHT_GRAD, rel=1e-9)
+    assert other[2] == pytest.approx(WEIGHT_GRAD, rel=1e-9)
+
+
+def test_the_stage_with_both_ends_of_a_wave_waits_for_half_of_the_messages() -> None:
+    # each of two chunks exchanges with one neighbour alone: two messages a micro batch, where a middle stage has four
+    model = TINY.replace(num_hidden_layers=8, vocab_size=4096)
+    found = tiny("zero-bubble", 4, model, {**RUN, "attention": "flash"}, dp=1, pp=4, vpp=2, zero=0, schedule="zb-v",
+                 num_micro_batches=8)  # fmt: skip
+    assert found.times.slowest.has_head[0] == 1
+    assert part(found, "pp_transfer")[0] == pytest.approx(8 * 2 * SEND, rel=1e-9)
+
+
+def test_one_micro_batch_hides_no_exchange_and_each_further_one_hides_its_own() -> None:
+    model = TINY.replace(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=128)  # one a rank: plain GEMMs
+    run = {**RUN, "moe_exchange_overlap": True}
+    one, two, four = (tiny("megatron-core", 2, model, run, dp=2, ep=2, zero=0, num_micro_batches=m) for m in (1, 2, 4))
+    each = two.times.hidden[0, 0] * 2
+    assert each > 0 and one.times.hidden[0, 0] == 0
+    assert four.times.hidden[0, 0] == pytest.approx(each * 3 / 4, rel=1e-9)
+
+
+def test_every_later_stage_waits_for_the_host_too() -> None:
+    # four stages of one layer, of which the first, the last and the second (for all middle ones) are looked at: what each waits
+    # for in a micro batch (5 us), and the ends besides (3 us), is in its backward pass
+    found = tiny("generic", 4, TINY.replace(num_hidden_layers=4), RUN, dp=1, pp=4, zero=0, num_micro_batches=8)
+    plain, waiting = (stage_work(_stages(found), np.array([a]), np.array([b])) for a, b in ((0.0, 0.0), (5e-6, 3e-6)))
+    number = plain.number[:, 0]
+    for more, expected in ((waiting.each - plain.each, 8e-6 + 0 * number), (waiting.later - plain.later, (3 - number) * 5e-6)):
+        np.testing.assert_allclose(more[..., 0], [0 * number, expected, 0 * number], rtol=1e-6, atol=1e-15)
+    np.testing.assert_allclose((waiting.total - plain.total)[:, 0], [0, 4 * 5e-6 + 3e-6, 0], rtol=1e-6, atol=1e-15)
+
+
+def test_modules_behind_the_last_layer_are_not_recomputed_stage_by_stage() -> None:
+    model = TINY.replace(num_nextn_predict_layers=1)
+    for stated, again in (("", True), ("1+1", False)):
+        found = tiny("primus", 2, model, RUN | {"recompute_stage_layers": stated}, dp=1, pp=2, zero=0, recompute="full")
+        assert end_recomputed(found.problem, found.layouts).tolist() == [again]
+        assert bool(found.terms.head_recompute[2, 0] > 0), "there is something to recompute"
+
+
+def test_weight_gradients_need_more_than_a_recomputed_layer_keeps() -> None:
+    # full recomputation keeps the layer's input alone: 32 tokens of 64 values in two bytes
+    found = tiny("megatron-lm-zero-bubble", 2, run={**RUN, "schedule": "zb-1p", "attention": "flash"}, dp=1, pp=2, zero=0,
+                 num_micro_batches=4, recompute="full")  # fmt: skip
+    needed = 32 * (3 * 64 + 128 + 128 + 64 + 256 + 64) * 2
+    assert weight_share(found.terms, found.layouts, found.times.slowest) == pytest.approx(needed / (32 * 64 * 2))
