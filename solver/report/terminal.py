@@ -146,7 +146,7 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{solutions.tokens[0]:,.0f} tokens per step, {p.run.precision}, framework {p.run.framework}"
         f"{f', adapters of rank {p.run.lora_rank} trained' if p.run.lora_rank else ''}",
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"
-        f"{p.cluster.network_bandwidth * 8 / 1e9:.0f} Gbit/s per GPU between nodes, "
+        f"{p.cluster.network_bandwidth * 8 / 1e9:,.3g} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
         f"{profile}; {_CLOCKS[p.cost.origin]}: {_derated(p.cost)}",
         *([notes] if notes else []),

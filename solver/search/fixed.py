@@ -45,7 +45,9 @@ def parse_constants(text: str) -> dict[str, Any]:
     constants = sorted({field.name for field in fields(Strategy)} - {*AXES, "world_size", "seq_len", "framework"})
     for name in found:
         if name in AXES:
-            raise InputError(f"--set {name}: it is an axis of a search; use --fix {name}=..., or state it in the config")
+            raise InputError(
+                f"--set {name}: it is an axis of a search; foretrain search --fix {name}=... fixes it, or state it in the config"
+            )
         if name not in constants:
             raise InputError(f"--set {name}: it is no constant of a run; constants are {', '.join(constants)}")
     return found

@@ -156,7 +156,7 @@ def test_grouped_gemms_in_another_format_are_extrapolated() -> None:
     found = fit.predict(8, 4096, 2048, 1024, dtype="fp8")
     assert found.seconds == pytest.approx(fit.overhead[0] * dense.predict(4096, 2048, 1024, 8, 0, "fp8").seconds, rel=1e-9)
     assert found.basis >= Basis.EXTRAPOLATED and found.relative_std >= 0.2
-    assert fit.predict(8, 4096, 2048, 1024).basis <= Basis.EXTRAPOLATED
+    assert fit.predict(8, 4096, 2048, 1024).basis < found.basis
 
 
 def attention_table(backward: int, factor: float, name: str, kernel: str = "fa", forward: int = 40) -> Table:

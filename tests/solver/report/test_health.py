@@ -84,7 +84,10 @@ def test_the_step_on_links_as_measured(solutions: Solutions) -> None:
     assert slower > why.seconds
     note = f"on links as fast as measured a step is predicted to take {seconds(slower)}, "
     assert f"{note}more than the measured one: the links were slower when they were measured than while the job ran" in found
-    for factor, agrees in ((1.0, "as the measured step does"), (2.0, "less than the measured one: something else is slow too")):
+    for factor, agrees in (
+        (1.0, "whose uncertainty covers the measured one"),
+        (2.0, "less than the measured one: something else is slow too"),
+    ):
         assert note + agrees in texts(solutions, Observation(np.array([slower * factor]), busbw_in_node=busbw))
 
 
