@@ -191,7 +191,7 @@ class CollectiveModel:
         """Return the links of a GPU over those that lead to the other ranks of its group."""
         if not self.link_peers:
             return 1.0
-        reached = 1.0 if op == "p2p" else np.maximum(k - 1.0, 1.0)
+        reached = 1.0 if op == "p2p" else np.where(k > 1, k - 1.0, self.link_peers)  # one rank sends to none in its node
         return self.link_peers / np.minimum(reached, self.link_peers)
 
     def _inside(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -316,6 +316,8 @@ def test_a_ring_between_nodes_passes_through_the_links_that_its_ranks_have() -> 
     mesh = dataclasses.replace(switch, bandwidths=np.array([450e9, 50e9]), link_peers=7.0)
     pair = mesh.groups("all_gather", np.ones(1), np.full(1, 2.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
     assert pair.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(450e9 / 7)
+    alone = mesh.groups("all_gather", np.ones(1), np.full(1, 1.0), np.full(1, 16.0), np.full(1, 90e9), np.zeros(1))
+    assert alone.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(90e9)  # passes through no link
     whole = mesh.groups("all_gather", np.ones(1), np.full(1, 8.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
     assert whole.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(400e9)
 
