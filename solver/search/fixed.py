@@ -46,7 +46,7 @@ def parse_constants(text: str) -> dict[str, Any]:
     for name in found:
         if name in AXES:
             raise InputError(
-                f"--set {name}: an axis of a search; foretrain search --fix {name}=... fixes it; or state it in a config"
+                f"--set {name}: it is an axis of a search; foretrain search --fix {name}=... fixes it, or a config states it"
             )
         if name not in constants:
             raise InputError(f"--set {name}: it is no constant of a run; constants are {', '.join(constants)}")
