@@ -144,7 +144,13 @@ def _read_groups(config: Mapping[str, Any], values: Values, read: set[str]) -> N
     read |= {"n_group", "topk_group"}
 
 
+def _set_absent(config: Mapping[str, Any], values: Values, **defaults: int) -> None:
+    """Set what a config does not state to its class's default; a null is the config's own word."""
+    values.update({key: value for key, value in defaults.items() if key not in config})
+
+
 def read_glm_experts(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    _set_absent(config, values, first_k_dense_replace=1, n_shared_experts=1)  # Glm4MoeConfig
     values["qkv_bias"] = flag_of(config, "attention_bias")
     values["qk_norm"] = "head" if flag_of(config, "use_qk_norm") else "none"
     _read_groups(config, values, read)
@@ -184,6 +190,8 @@ def _deepseek(score: str, method: str) -> Special:
         _read_groups(config if grouped else {}, values, read)
         values |= {"router_score": config.get("scoring_func", score), "router_bias": biased}
         values["num_key_value_heads"] = values["num_attention_heads"]
+        if method == "noaux_tc":  # DeepseekV3Config, whose saved configs leave out what is as its own default
+            _set_absent(config, values, first_k_dense_replace=3, n_shared_experts=1)
         refuse_if_on(config, read, "attention_bias", "mlp_bias")
         read |= {"topk_method", "scoring_func", "qk_head_dim", "ep_size"}
 

@@ -196,3 +196,15 @@ def test_what_is_not_expressed_is_refused_by_name(config: dict[str, Any], messag
 def test_qwen3_experts_as_transformers_5_writes_them() -> None:
     new = {"num_local_experts" if key == "num_experts" else key: value for key, value in QWEN.items()}
     assert read(new | {"model_type": "qwen3_moe"}) == read(QWEN | {"model_type": "qwen3_moe"})
+
+
+@pytest.mark.parametrize(("config", "dense"), [(DEEPSEEK, 3), (GLM, 1), (DEEPSEEK | {"model_type": "deepseek_v2"}, 0)])
+def test_saved_configs_leave_out_the_defaults_of_their_class(config: dict[str, Any], dense: int) -> None:
+    """DeepseekV3Config has 3 dense layers and a shared expert, Glm4MoeConfig one of each, DeepseekV2Config no dense layer."""
+    found = read(config)
+    assert sum(not has_experts(found, layer) for layer in range(8)) == dense == found.first_k_dense_replace
+    stated = read(config | {"first_k_dense_replace": 0})
+    assert stated.first_k_dense_replace == 0 and stated.shared_expert_intermediate_size == 1024
+    if dense:
+        alone = {key: value for key, value in config.items() if key != "n_shared_experts"}
+        assert read(alone).shared_expert_intermediate_size == 512
