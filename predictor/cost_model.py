@@ -297,6 +297,11 @@ class CostModel:
         return tuple(said)
 
     @property
+    def derating_of_attention(self) -> float:
+        """The derating of attention: its own, else that of GEMMs."""
+        return self.attention_derating or self.derating
+
+    @property
     def origin(self) -> str:
         """Whether the device's own kernels were measured: "measured" or "derived"."""
         return "measured" if self.uncertainty is None else "derived"
@@ -326,7 +331,7 @@ class CostModel:
 
     def _derated(self, estimate: Estimate, dtype: str = "bf16", of: str = "linear") -> Estimate:
         if ELEMENT_BYTES[FAMILIES.get(dtype, dtype)] >= HALF_BYTES:
-            factor = self.attention_derating or self.derating if of == "attention" else self.derating
+            factor = self.derating_of_attention if of == "attention" else self.derating
             return self._less_certain(estimate._replace(seconds=estimate.seconds * factor), of)
         factor, spread = self.quantised_derating
         estimate = self._less_certain(estimate, "quantised")

@@ -40,7 +40,7 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
         network_bandwidth=device.network_bandwidth,
         contention=contention_on(device, base.device, base.contention),
         derating=derating * scale.get("bf16", 1.0),
-        attention_derating=min(base.attention_derating, OTHER_LABORATORY.factor) * scale.get("bf16", 1.0),
+        attention_derating=min(base.derating_of_attention, OTHER_LABORATORY.factor) * scale.get("bf16", 1.0),
         quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
         shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                       for key, rate in links.shared_links.items()},

@@ -15,6 +15,7 @@ from predictor.network.collective_points import (
     Points,
     borrowed_points,
     inside_bound,
+    link_share,
     measured_points,
     roofline_points,
     sent_share,
@@ -185,14 +186,7 @@ class CollectiveModel:
         if op == "all_reduce":
             gather = self._inside("all_gather", size, k)[0]
             ring = np.maximum(inside, 2.0 * inside_bound("all_gather", gather, k, nodes))
-        return Groups(size, k, nodes, rate, self.bandwidths[0] / self._split("all_reduce", k), inside, ring)
-
-    def _split(self, op: str, k: np.ndarray) -> np.ndarray | float:
-        """Return the links of a GPU over those that lead to the other ranks of its group."""
-        if not self.link_peers:
-            return 1.0
-        reached = 1.0 if op == "p2p" else np.where(k > 1, k - 1.0, self.link_peers)  # one rank sends to none in its node
-        return self.link_peers / np.minimum(reached, self.link_peers)
+        return Groups(size, k, nodes, rate, self.bandwidths[0] * link_share(k, self.link_peers), inside, ring)
 
     def _inside(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Seconds, standard deviation and basis in one node, for flat arrays; values for k < 2 are meaningless.
@@ -206,7 +200,7 @@ class CollectiveModel:
             if op == "all_reduce":
                 gather, _, _, gather_start = self._behind_switch("all_gather", size, k)
                 moved = np.where(self._reduced_in_switch(k), np.maximum(moved, 2.0 * (gather - gather_start)), moved)
-            seconds = start + moved * self._split(op, k)
+            seconds = start + moved / link_share(np.full_like(k, 2.0) if op == "p2p" else k, self.link_peers)
         return seconds, std, basis
 
     def _reduced_in_switch(self, k: np.ndarray) -> np.ndarray:

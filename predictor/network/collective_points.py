@@ -128,6 +128,16 @@ def roofline_points(op: str, device: Device) -> dict[int, Points]:
     return {k: (_SIZES, _START + _STEP * (k - 2) + sent_share(op, k) * _SIZES / rate) for k in sorted(ranks)}
 
 
+def link_share(ranks: ArrayLike, peers: float) -> np.ndarray:
+    """Return the share of a GPU's links that lead to the other ranks of its group in a node.
+
+    peers: GPUs among which the links are split; 0: a switch gives any of them all. A lone rank sends to none in its node.
+    """
+    ranks = np.asarray(ranks, dtype=np.float64)
+    share: np.ndarray = np.minimum((ranks - 1.0) / peers, 1.0) if peers else np.ones_like(ranks)
+    return np.where(ranks > 1, share, 1.0)
+
+
 def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
     """Bytes that each of ``ranks`` sends per byte of the buffer (nccl-tests: busbw = this * bytes / seconds)."""
     ranks = np.asarray(ranks, dtype=np.float64)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
+from predictor.network.collective_points import link_share
 from predictor.network.exchange_law import PRIORS, SHAPE, Exchange, ExchangeLaw, fit_law
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Table
@@ -55,9 +56,8 @@ class ExpertExchangeModel:
 
     def on(self, device: Device) -> ExpertExchangeModel:
         """Return the model on another device: its links; the kernels' own constants stay."""
-        return replace(self, link_bandwidth=device.link_bandwidth, measured=np.empty((0, 1 + len(SHAPE)))).with_link_peers(
-            device.link_peers
-        )
+        on = replace(self, link_bandwidth=device.link_bandwidth, measured=np.empty((0, 1 + len(SHAPE))))
+        return on.with_link_peers(device.link_peers)
 
     def with_link_peers(self, peers: int) -> ExpertExchangeModel:
         """The same links, split among ``peers`` other GPUs (0: behind a switch)."""
@@ -83,8 +83,7 @@ class ExpertExchangeModel:
         limit = np.where(flat[7] > 0, flat[7], np.inf)
         at = Exchange(**dict(zip(SHAPE, flat, strict=False)), bandwidth=flat[6], node_limit=limit)
         law = self.laws[key]
-        others = np.maximum(at.intra - 1.0, 1.0)
-        seconds = law.seconds(at, self.link_bandwidth * np.minimum(others / (self.link_peers or 1.0), 1.0))
+        seconds = law.seconds(at, self.link_bandwidth * link_share(at.intra, self.link_peers))
         std, basis = law.uncertainty(at)
         exact = _among(_shapes(_KEYS.index(key), flat[:6]), self.measured) & (limit >= at.inter)
         basis[exact] = Basis.MEASURED

@@ -145,7 +145,8 @@ class SimulatedNetwork:
         rings = operation in ("all_gather", "all_reduce") and algorithm is None
         pxn = intra > 1 and rings  # between servers NCCL's rings keep to their rails
         found = []
-        for size, draws in zip(SIZES, (1, 1, 1, 1, 1 if algorithm else _DRAWS), strict=True):
+        for size in SIZES:
+            draws = _DRAWS if size == SIZES[-1] and algorithm is None else 1
             what = collective(operation, groups, size, algorithm, pxn)
             found.append(simulate(self._reached, what, self.calibration.latency, draws=draws))
         return found

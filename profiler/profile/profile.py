@@ -168,9 +168,7 @@ class Device:
     host_link: float = 0.0  #: bytes/s between a GPU and its host, each way; 0: not stated
     host_memory: float = 0.0  #: bytes/s of the host's memory for each GPU; 0: not stated
     exponentials: float = USUAL_EXPONENTIALS  #: of the softmax, per clock of a multiprocessor
-    link_peers: int = (
-        0  #: GPUs among which the links of one are split (7 of a full mesh of 8); 0: a switch gives any all of them
-    )
+    link_peers: int = 0  #: GPUs among which the links of one are split (7 in a full mesh of 8); 0: a switch gives any all
 
     @property
     def half_peak(self) -> float:

@@ -46,6 +46,10 @@ class StageMemory:
     blocks: tuple[Block, ...]
 
     @property
+    def name(self) -> str:
+        return f"stage {self.stage + 1}"
+
+    @property
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
         """Return (times [s], allocated bytes from each time on); what is freed at a moment is freed first."""
         times = np.array([time for block in self.blocks for time in (block.start, block.end)])
@@ -126,7 +130,7 @@ def peak_words(stages: list[StageMemory]) -> str:
     """Return which stage allocates most, when, and what it holds then."""
     fullest = max(stages, key=lambda stage: stage.peak[1])
     time, level = fullest.peak
-    return f"stage {fullest.stage + 1} allocates most, {level / GIB:.1f} GiB at {time:.3g} s: {fullest.at_peak()}"
+    return f"{fullest.name} allocates most, {level / GIB:.1f} GiB at {time:.3g} s: {fullest.at_peak()}"
 
 
 def snapshot(step: StepTimeline, stages: list[StageMemory]) -> dict[str, Any]:
@@ -143,7 +147,7 @@ def snapshot(step: StepTimeline, stages: list[StageMemory]) -> dict[str, Any]:
         for block in (*staying, *stage.blocks):
             size = round(block.size)
             common = {"addr": address, "size": size, "stream": 0,
-                      "frames": [{"filename": f"stage {stage.stage + 1}", "line": 0, "name": block.words}]}  # fmt: skip
+                      "frames": [{"filename": stage.name, "line": 0, "name": block.words}]}  # fmt: skip
             address += size + 512
             events.append((block.start, 1, {"action": "alloc", **common}))
             if np.isfinite(block.end):

@@ -107,7 +107,7 @@ def problem_dict(solutions: Solutions, profile: str) -> dict[str, Any]:
         "profile": profile,
         "run": {key: getattr(problem.run, key) for key in constants},
         "sustained_scale": problem.cost.derating,
-        "sustained_scale_of_attention": problem.cost.attention_derating or problem.cost.derating,
+        "sustained_scale_of_attention": problem.cost.derating_of_attention,
         "command": shlex.join(sys.argv),
         "versions": _versions(),
     }

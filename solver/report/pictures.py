@@ -133,7 +133,7 @@ def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: floa
     for stage, colour in zip(stages, colours, strict=False):
         times, levels = stage.curve
         axes.step([*times, step.end], [*levels / GIB, levels[-1] / GIB], where="post", lw=0.8, color=colour,
-                  label=f"stage {stage.stage + 1}" if len(stages) <= 16 else None)  # fmt: skip
+                  label=stage.name if len(stages) <= 16 else None)  # fmt: skip
         time, level = stage.peak
         axes.plot([time], [level / GIB], "v", ms=5, color=colour)
     fullest = max(stages, key=lambda stage: stage.peak[1])
@@ -143,7 +143,7 @@ def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: floa
     axes.set_ylim(0, max(limit, level) / GIB * 1.08)
     axes.set_xlabel("time [s]")
     axes.set_ylabel("allocated memory [GiB]")
-    peak = f"the highest, {level / GIB:.1f} GiB, on stage {fullest.stage + 1}: {fullest.at_peak()}"
+    peak = f"the highest, {level / GIB:.1f} GiB, on {fullest.name}: {fullest.at_peak()}"
     axes.set_title(f"{step.title}\nmemory through one step; triangles: the peak of each stage\n{peak}", fontsize=9)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=6, frameon=False)

@@ -155,7 +155,7 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
 
 
 def _derated(cost: CostModel) -> str:
-    gemms, attention = cost.derating, cost.attention_derating or cost.derating
+    gemms, attention = cost.derating, cost.derating_of_attention
     alike = f"{gemms:.2f}" == f"{attention:.2f}"
     return f"GEMM and attention times x {gemms:.2f}" if alike else f"GEMM times x {gemms:.2f}, attention x {attention:.2f}"
 

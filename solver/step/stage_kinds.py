@@ -178,9 +178,8 @@ def _composition(
     middle: list[int] = []
     for i in range(1, pp - 1):
         exceeded = any((tables[j][:, -1] >= tables[i][:, -1]).all() for j in middle)
-        if not exceeded and not (
-            first_covers and (tables[0] >= tables[i]).all()
-        ):  # the first stage also holds the embedding, and more in flight
+        covered = first_covers and (tables[0] >= tables[i]).all()  # the first also holds the embedding, and more in flight
+        if not exceeded and not covered:
             middle.append(i)
     chosen = list(range(pp)) if every else [0, *([pp - 1] if pp > 1 else []), *middle]
     every_first = np.sum(tables, axis=0)
