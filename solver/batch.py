@@ -12,7 +12,8 @@ from solver.arguments import DEFAULT_TOKENS
 from solver.formats.config_file import RunConfig
 from solver.step.problem import Problem
 
-_UNEVEN = "no data-parallel ranks can then have that factor, and --round_batch rounds the batch"
+_UNEVEN = "no data-parallel ranks can then have that factor"
+_ADVICE = ", and --round_batch rounds the batch"
 
 
 def odd_factor(gpus: int) -> int:
@@ -20,10 +21,14 @@ def odd_factor(gpus: int) -> int:
     return gpus // (gpus & -gpus)
 
 
-def uneven_worlds(batch: Callable[[int], int], worlds: Sequence[int]) -> str:
-    """Return in words on which numbers of GPUs the batch is no multiple of their odd factor; "" if on none."""
+def uneven_worlds(batch: Callable[[int], int], worlds: Sequence[int], rounds: bool) -> str:
+    """Return in words on which numbers of GPUs the batch is no multiple of their odd factor; "" if on none.
+
+    rounds: it was rounded, and holds less than the factor.
+    """
     uneven = [f"{world:,}" for world in worlds if batch(world) % odd_factor(world)]
-    return f"on {', '.join(uneven)} GPUs the batch does not divide by their odd factor; {_UNEVEN}" if uneven else ""
+    said = f"on {', '.join(uneven)} GPUs the batch does not divide by their odd factor; {_UNEVEN}{'' if rounds else _ADVICE}"
+    return said if uneven else ""
 
 
 def batch_sequences(tokens: int, seq_len: int, rounds: bool, group: int) -> tuple[int, str]:
@@ -66,6 +71,7 @@ def searched_batch(args: argparse.Namespace, problem: Problem, config: RunConfig
     found, rounded = batch_sequences(tokens, problem.run.seq_len, rounds, world)
     odd = odd_factor(world)
     uneven = f"global batch: {found:,} sequences, which the factor {odd} of {world:,} GPUs does not divide; {_UNEVEN}"
+    uneven += "" if rounds else _ADVICE
     return found, "\n".join(filter(None, (note, rounded, uneven if found % odd else "")))
 
 

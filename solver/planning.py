@@ -191,7 +191,7 @@ def _on_machine(args: argparse.Namespace, inputs: Inputs, machine: Machine) -> t
         spares = (args.spares or 0) * problem.cluster.gpus_per_node
         found = [one.interrupted(goodput_of(args, one.result.best), spares) for one in found]
     left_out = f"left out: {'; '.join(f'{world} GPUs, {why}' for world, why in none.items())}" if none else ""
-    uneven = uneven_worlds(batch, [one.world_size for one in found])
+    uneven = uneven_worlds(batch, [one.world_size for one in found], args.round_batch)
     return found, "\n".join(f"{front}{line}" for line in (left_out, uneven) if line)
 
 

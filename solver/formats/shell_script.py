@@ -214,7 +214,9 @@ def _loop(state: State, tokens: Sequence[str], at: int) -> int:
     end = next((i for i in range(at, len(tokens)) if tokens[i] == "do"), len(tokens))
     words = [token for token in tokens[at + 2 : end] if token not in (";", "\n")]
     over = tokens[at + 1 : at + 2] == ["in"]
-    once = expanded_word(state, words[0]) if over and len(words) == 1 and not set(words[0]) & set("*?[{@") else None
+    one = over and len(words) == 1 and not set(words[0]) & set("*?[{@")
+    word = expanded_word(state, words[0]) if one else None
+    once = word if word and len(word.text.split()) == 1 else None  # a variable may hold several words
     if over or end == at + 1 or tokens[at] != "(":
         set_variable(state, tokens[at], once)
     state.branches.append(Branch(True if once else None))

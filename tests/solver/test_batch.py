@@ -36,5 +36,7 @@ def test_a_stated_batch_is_whole_sequences() -> None:
 
 def test_what_no_data_parallel_ranks_can_divide_is_said() -> None:
     assert [odd_factor(gpus) for gpus in (1, 96, 128, 600, 1000)] == [1, 3, 1, 75, 125]
-    assert uneven_worlds(lambda _: 1024, [64, 96, 1000]).startswith("on 96, 1,000 GPUs the batch does not divide")
-    assert uneven_worlds(lambda gpus: gpus, [64, 96, 1000]) == ""
+    said = uneven_worlds(lambda _: 1024, [64, 96, 1000], False)
+    assert said.startswith("on 96, 1,000 GPUs the batch does not divide") and said.endswith("--round_batch rounds the batch")
+    assert "--round_batch" not in uneven_worlds(lambda _: 1024, [8248], True), "it was rounded, and is less than 1,031"
+    assert uneven_worlds(lambda gpus: gpus, [64, 96, 1000], False) == ""

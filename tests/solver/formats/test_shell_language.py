@@ -122,6 +122,7 @@ def test_ranks_are_what_slurm_and_the_launcher_start(slurm: str, launch: str, gp
     assert read(f"#SBATCH {slurm}\n{launch} {PROGRAM}", tmp_path)["world_size"] == gpus
 
 
-def test_a_variable_that_a_loop_gives_several_values_is_not_known(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"TP"):
-        read(f"TP=2\nfor TP in 1 2 4; do\n{WITH_TP}\ndone", tmp_path)
+@pytest.mark.parametrize("words", ["1 2 4", "$ALL", "{1,2,4}", "$(seq 1 4)"])
+def test_a_variable_that_a_loop_gives_several_values_is_not_known(words: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"\$\{?(TP|\(seq 1 4\))\}? is not known from the script alone"):
+        read(f'ALL="1 2 4"\nTP=2\nfor TP in {words}; do\n{WITH_TP}\ndone', tmp_path)
