@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,21 +11,13 @@ import pytest
 from profiler.errors import InputError
 from profiler.measure.wanted import read_wanted
 from profiler.profile.plan import Item, Limits
-from profiler.profile.profile import Table
-from profiler.profile.store import read_profile
 from solver.console import main
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def write(path: Path, *rows: tuple[str, str]) -> Path:
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([("kernel", "shape"), *rows])
     return path
-
-
-def columns(table: Table, *names: str) -> set[tuple[object, ...]]:
-    return set(zip(*(table[name].tolist() for name in names), strict=True))
 
 
 def test_each_kind_of_row_is_the_item_that_the_harness_times(tmp_path: Path) -> None:
@@ -113,33 +103,6 @@ def test_a_call_is_allowed_by_its_operations_and_its_operands() -> None:
     assert [Limits(1, 1, 1, 1, 1, 4.0 * 3e6, 1e9, 1e9).allows(gemm(m)) for m in (1000, 1001)] == [True, False]
     message = Limits(1, 1, 1, 1, 4096, 1e9, 1e9, 1e9)
     assert [message.allows(Item.of("broadcast", {"bytes": size})) for size in (4096, 4097)] == [True, False]
-
-
-def test_a_plan_is_measured_before_the_grid(tmp_path: Path) -> None:
-    """In so little time that the grid is never finished; shapes that no grid has."""
-    plan = write(
-        tmp_path / "plan.csv",
-        ("linear fp32", "m 56, n 72, k 104, batch 1, layout 1"),
-        ("memory_bound norm fp32", "bytes 81920"),
-        ("flash_attn fp32", "batch 1, seq_q 48, seq_kv 24, heads 4, kv_heads 2, head_dim 64"),
-        ("all_reduce fp32", "bytes 6000, intra 2, inter 1"),
-        ("all_reduce fp32", "bytes 6000, intra 8, inter 1"),
-        ("linear nvfp4", "m 64, n 64, k 64"),
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "gen_profiler_data.py"]
-    options = ["--quick", "--no-pictures", "--budget", "0.2", "--output", str(tmp_path), "--measurements", str(plan)]
-    for resumed in ((), ("--resume",), ("--resume",)):  # an idle machine measures something of every table at once
-        done = subprocess.run([*command, *options, *resumed], cwd=ROOT, text=True, capture_output=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        profile = read_profile(tmp_path / "data.pt")
-        if all(len(profile.table(op)) for op in ("linear", "memory_bound", "flash_attn", "all_reduce")):
-            break
-    assert "linear nvfp4 (m 64, n 64, k 64): only bf16, fp16, fp32 are measured" in done.stderr
-    assert "no such group among 2 ranks on each of 1 nodes" in done.stderr
-    assert ("NN", 72, 104) in columns(profile.table("linear").where(profile.table("linear")["m"] == 56), "layout", "n", "k")
-    assert (48, 24, "torch_flash") in columns(profile.table("flash_attn"), "seq_q", "seq_kv", "kernel")
-    assert ("norm", 81920) in columns(profile.table("memory_bound"), "kind", "bytes")
-    assert (2, 1, 6000) in columns(profile.table("all_reduce"), "intra", "inter", "bytes")
 
 
 def test_the_plan_of_an_explanation_is_read_whole(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def layouts(framework: str) -> list[Strategy]:
 
 
 @pytest.mark.parametrize("framework", sorted(FRAMEWORKS))
-@pytest.mark.parametrize("name", ["llama3_8b", "qwen2_7b", "mistral_7b"])
+@pytest.mark.parametrize("name", ["llama3_8b", "qwen2_7b"])
 def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path) -> None:
     model, runs = model_of(name), layouts(framework)
     for run in runs[::7]:  # the framework runs them

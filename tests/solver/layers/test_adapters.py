@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from references import op_flops
 from toy import TINY, estimated, layer_keys, make_problem, toy_cost
@@ -101,6 +101,7 @@ def test_memory_by_hand() -> None:
     assert sharded.sum() == pytest.approx((2 * frozen + 8192 * (12 + 2)) / 8)
 
 
+@settings(max_examples=40)
 @given(st.sampled_from([(0, 1), (1, 8), (2, 8), (3, 8)]), st.integers(1, 64))
 def test_a_larger_rank_is_never_faster_nor_smaller(zero: tuple[int, int], rank: int) -> None:
     layout = {"zero": zero[0], "zero_shard_size": zero[1]}
