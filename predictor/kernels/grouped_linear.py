@@ -1,11 +1,12 @@
 """Time of grouped GEMMs (the experts of an MoE layer).
 
-    time = max(overhead * dense + output, groups * launch)
+    time = max(overhead * dense + output, groups * launch, least)
 
 dense is the time of the same GEMMs as one dense batch, with a measured overhead per pass. output is what a weight gradient
 moves to and from memory beyond that, a share of its bytes over the memory bandwidth: with few tokens per expert every weight's
 gradient is read and written for little arithmetic (on B200 with 128 tokens, three quarters of the time where it accumulates in
-fp32). launch is what the host needs to start the GEMM of one expert: Transformer Engine starts one for each, on four streams.
+fp32). least is what the memory's whole bandwidth needs to write a weight's gradient, and to read it before where it is added to
+an fp32 buffer, of which the gradients of all experts fill more than any cache. launch is what the host needs to start the GEMM of one expert: Transformer Engine starts one for each, on four streams.
 """
 
 from __future__ import annotations
@@ -99,8 +100,10 @@ class GroupedLinearModel:
         passes = np.asarray(passes, dtype=np.int64)
         dense = self.linear.predict(*_gemm(tokens_per_group, n, k, passes), groups, passes, dtype, accumulate, buffer=False)
         bandwidth = self.linear.parts[FAMILIES[dtype]].machine.bandwidth
-        output = self.output_share * _output_bytes(groups, n, k, passes, accumulate) / bandwidth
-        seconds = np.maximum(dense.seconds * self.overhead[passes] + output, np.asarray(groups) * self.launch)
+        moved = _output_bytes(groups, n, k, passes, accumulate)
+        least = np.where(accumulate, moved, moved / 2) / bandwidth  # what is not accumulated is not read
+        seconds = dense.seconds * self.overhead[passes] + self.output_share * moved / bandwidth
+        seconds = np.maximum(np.maximum(seconds, np.asarray(groups) * self.launch), least)
         known = self.measured[passes] & (FAMILIES[dtype] in self.families)
         basis = np.where(known, dense.basis, np.maximum(dense.basis, np.int8(Basis.EXTRAPOLATED)))
         basis = np.maximum(basis, np.int8(Basis.INTERPOLATED)).astype(np.int8)
