@@ -5,8 +5,9 @@
 dense is the time of the same GEMMs as one dense batch, with a measured overhead per pass. output is what a weight gradient
 moves to and from memory beyond that, a share of its bytes over the memory bandwidth: with few tokens per expert every weight's
 gradient is read and written for little arithmetic (on B200 with 128 tokens, three quarters of the time where it accumulates in
-fp32). least is what the memory's whole bandwidth needs to write a weight's gradient, and to read it before where it is added to
-an fp32 buffer, of which the gradients of all experts fill more than any cache. launch is what the host needs to start the GEMM of one expert: Transformer Engine starts one for each, on four streams.
+fp32). least is what the memory's whole bandwidth needs to write these gradients, and to read what they are added to: those of
+all experts fill more than any cache. launch is what the host needs to start the GEMM of one expert: Transformer Engine starts
+one for each, on four streams.
 """
 
 from __future__ import annotations

@@ -208,16 +208,6 @@ LINEAR = {
 }  # fmt: skip
 #: Flags of patterns of layers: a number, or a list expression.
 FREQUENCIES = ("moe-layer-freq", "window-attn-skip-freq", "no-rope-freq", "linear-attention-freq")
-#: Flag -> flags that Megatron reads beside it alone.
-BESIDE = {
-    "window-size": ("window-attn-skip-freq",),
-    "multi-latent-attention": tuple(LATENT),
-    "experimental-attention-variant": ("linear-attention-freq", *LINEAR),
-    "use-megatron-fsdp": (
-        "megatron-fsdp-main-grads-dtype", "megatron-fsdp-grad-comm-dtype", "megatron-fsdp-main-params-dtype",
-        "outer-dp-sharding-strategy",
-    ),
-}  # fmt: skip
 #: Flag -> its newer name.
 RENAMED = {
     "use-custom-fsdp": "use-megatron-fsdp", "use-nccl-ub": "nccl-ub", "encoder-seq-length": "seq-length",

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError, closest, shown
-from solver.formats.megatron_flags import BESIDE, IDLE, KNOWN, LEFT_OUT, MODELLED, MUON, OPTIMIZERS, UNMODELLED
+from solver.formats.megatron_flags import IDLE, KNOWN, LATENT, LEFT_OUT, LINEAR, MODELLED, MUON, OPTIMIZERS, UNMODELLED
 from solver.formats.megatron_precision import GRADIENT_TYPES, reduces_in_fp32
 from solver.formats.megatron_values import whole
 
 #: Arguments (by the beginning of the flag) that say nothing where another one is not given.
 NEEDS = {
     "moe-": "num-experts", "expert-": "num-experts", "num-query-groups": "group-query-attention",
-    "q-lora-rank": "multi-latent-attention", "kv-lora-rank": "multi-latent-attention", "qk-head-dim": "multi-latent-attention",
-    "qk-pos-emb-head-dim": "multi-latent-attention", "v-head-dim": "multi-latent-attention", "fp8-": "fp8-format",
+    **dict.fromkeys(LATENT, "multi-latent-attention"), "window-attn-skip-freq": "window-size", "fp8-": "fp8-format",
+    **dict.fromkeys((*LINEAR, "linear-attention-freq"), "experimental-attention-variant"),
     "cross-entropy-fusion-impl": "cross-entropy-loss-fusion", "optimizer-offload-fraction": "optimizer-cpu-offload",
     "cpu-offloading-num-layers": "cpu-offloading", "offload-modules": "fine-grained-activation-offloading",
     "activation-offload-fraction": "fine-grained-activation-offloading",
@@ -28,13 +28,16 @@ NEEDS = {
     "hierarchical-": "hierarchical-context-parallel-sizes", "megatron-fsdp-": "use-megatron-fsdp",
     "outer-dp-": "use-megatron-fsdp",
 }  # fmt: skip
+#: Of these, what Megatron reads or refuses alone where it is an argument of its own, not a value of a complete list.
+_NEED_NONE = {"cpu-offloading-num-layers", "expert-model-parallel-size", "num-distributed-optimizer-instances"}
 #: Values that a flag which is ignored would have anyway.
 _USUAL = ("auto", "fp32", "no_shard")
 
 
 def without_ignored(flags: Mapping[str, Any], assumptions: list[str]) -> dict[str, Any]:
     """Return the flags without those that Megatron does not read beside the others; says which of them would change a run."""
-    alone = {flag: f"without --{needed}" for needed, others in BESIDE.items() for flag in others if needed not in flags}
+    useful = with_what_they_need(flags)
+    alone = {flag: f"without --{_needed(flag)}" for flag in (flags.keys() & KNOWN) - useful.keys() - _NEED_NONE}
     if "use-megatron-fsdp" in flags and reduces_in_fp32(flags):
         alone |= dict.fromkeys(GRADIENT_TYPES, "where gradients are reduced in fp32, without --grad-reduce-in-bf16")
     if flags.keys().isdisjoint(("bf16", "fp8-format", "fp4-format")):
@@ -60,9 +63,13 @@ def _without_parts_of_linears(flags: dict[str, Any], assumptions: list[str]) -> 
 
 def with_what_they_need(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the flags of a complete list of arguments without those that say nothing, since another one is not given."""
-    needed = {flag: next((other for begin, other in NEEDS.items() if flag.startswith(begin) and flag != other), flag)
-              for flag in flags}  # fmt: skip
-    return {flag: value for flag, value in flags.items() if needed[flag] in flags}
+    given = flags.keys() | ({"recompute-granularity"} if "recompute-activations" in flags else set())
+    return {flag: value for flag, value in flags.items() if _needed(flag) in given}
+
+
+def _needed(flag: str) -> str:
+    """Return the flag without which one says nothing: itself where there is none."""
+    return next((other for begin, other in NEEDS.items() if flag.startswith(begin) and flag != other), flag)
 
 
 def left_out(flags: Mapping[str, Any]) -> list[str]:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from profiler.errors import InputError
 from profiler.text_file import json_object, read_text
 from solver.formats.hugging_face import MARKS, model_of_config
+from solver.formats.model_keys import is_harmless_name
 from solver.formats.simumax.model import is_model, read_model
 from solver.spec.model import ModelSpec
-from solver.spec.model_from_keys import model_from_keys
+from solver.spec.model_from_keys import KNOWN_KEYS, model_from_keys
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 MAX_BYTES = 1 << 20  #: limit of a configuration file; real ones have some kilobytes
@@ -31,6 +33,8 @@ def json_model(plain: Mapping[str, Any], path: Path, name: str = "") -> ModelSpe
     if is_model(plain):
         return read_model(plain, str(path), str(plain.get("model_name") or name or path.stem))
     read = model_of_config if MARKS & set(plain) else model_from_keys
+    if read is model_from_keys and (foreign := [key for key in plain if key not in KNOWN_KEYS and is_harmless_name(key)]):
+        raise InputError(f"{path}: model_type is missing, which says of what class a config.json with {foreign[0]!r} is")
     called = str(plain.get("name") or name) or json_name(plain, path)
     return read({key: value for key, value in plain.items() if key != "notes"}, str(path), called)
 

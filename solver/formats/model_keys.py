@@ -131,10 +131,11 @@ _OFF: tuple[object, ...] = (None, False, 0, 0.0, "", [], {})
 
 def is_harmless(key: str, called: str) -> bool:
     """Whether a key of a config of model_type ``called`` says nothing about shapes or work."""
-    return _is_harmless_name(key) or key in _OF_FAMILY.get(called, {})
+    return is_harmless_name(key) or key in _OF_FAMILY.get(called, {})
 
 
-def _is_harmless_name(key: str) -> bool:
+def is_harmless_name(key: str) -> bool:
+    """Whether a key of this name says nothing of shapes or work in any family."""
     return key in _HARMLESS or bool(_HARMLESS_NAMES.fullmatch(key))
 
 
@@ -148,4 +149,4 @@ def is_other_work(key: str, value: Any, called: str) -> bool:
     allowed = family[key] if key in family else _NEUTRAL.get(key, ())
     if allowed is None or value in allowed:
         return False
-    return not _is_harmless_name(key) and (key in _OTHER_KEYS or bool(_OTHER_WORDS.search(key)))
+    return not is_harmless_name(key) and (key in _OTHER_KEYS or bool(_OTHER_WORDS.search(key)))

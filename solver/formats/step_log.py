@@ -68,7 +68,7 @@ _VALIDATION = re.compile(r"^.*\bvalidate step:.*$", re.MULTILINE)  #: a line of 
 _CLEAR_SECONDS = 20.0  #: on a clock that shows whole ones
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: A job's first steps wait for compilation, communicators and data; they count where there are few others.
-WARM_UP, _LEAST = 5, 5
+WARM_UP, LEAST = 5, 5
 _MOST_BYTES = 256 << 20
 _KEYS = ("step_s", "peak_memory_gib", "memory_kind", "all_reduce_busbw_gb_s", "all_reduce_busbw_in_node_gb_s")
 
@@ -86,7 +86,10 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Observation:
-    """What was measured. steps: seconds of steps after warm-up, maybe none. busbw: bytes/s of a large all-reduce."""
+    """What was measured. steps: seconds of steps after warm-up, maybe none. busbw: bytes/s of a large all-reduce.
+
+    warm_up: the job's first steps are among them, of which a log has too few others.
+    """
 
     steps: np.ndarray
     peak_memory: float | None = None
@@ -94,6 +97,7 @@ class Observation:
     busbw: float | None = None
     busbw_in_node: float | None = None
     collectives: tuple[Collectives, ...] = ()
+    warm_up: bool = False
 
 
 def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
@@ -105,7 +109,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     if text.lstrip().startswith("{"):
         return _from_json(text, path)
     batch = Batch(run.tokens / run.world_size, run.global_batch_sequences)
-    steps = step_seconds(text, batch)
+    steps, warm_up = _steps(text, batch)
     collectives = _from_nccl_tests(path) if "nThread" in text else ()
     if not len(steps) and not collectives:
         raise InputError(
@@ -119,7 +123,7 @@ def read_observation(path: Path, run: Strategy, hardware: str) -> Observation:
     except InputError as error:
         raise InputError(f"{path}: of a step {error}") from None
     check_statements(_ANSI.sub("", text), path, run, hardware)
-    return Observation(steps, *_peak(_of_training(text)), collectives=collectives)
+    return Observation(steps, *_peak(_of_training(text)), collectives=collectives, warm_up=warm_up)
 
 
 def _of_training(text: str) -> str:
@@ -137,14 +141,20 @@ def _peak(text: str) -> tuple[float | None, str]:
 
 
 def step_seconds(text: str, batch: Batch) -> np.ndarray:
-    """Return the step times of a trainer's log in order, without those of its warm-up."""
+    """Return the step times of a trainer's log in order, without those of its warm-up where there are enough others."""
+    return _steps(text, batch)[0]
+
+
+def _steps(text: str, batch: Batch) -> tuple[np.ndarray, bool]:
+    """Return the step times of a trainer's log in order, and whether those of its warm-up are among them."""
     text = _of_training(text)
     for words, seconds in _STEPS:
         found = [float(value.replace(",", "")) * (1e3 if kilo else 1.0) for value, kilo in re.findall(words + _NUMBER, text)]
         steps = np.array([seconds(value, batch) for value in found if value > 0])
         if len(steps):
-            return steps[WARM_UP:] if len(steps) >= WARM_UP + _LEAST else steps
-    return _bar_seconds(text)
+            enough = len(steps) >= WARM_UP + LEAST
+            return steps[WARM_UP if enough else 0 :], not enough
+    return _bar_seconds(text), False
 
 
 def _bar_seconds(text: str) -> np.ndarray:

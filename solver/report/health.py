@@ -13,7 +13,7 @@ from predictor.network.as_found import PROBE_BYTES
 from predictor.network.collective_points import sent_share
 from profiler.errors import InputError
 from profiler.profile.profile import GIB, MIB
-from solver.formats.step_log import Collectives, Observation
+from solver.formats.step_log import LEAST, WARM_UP, Collectives, Observation
 from solver.report.explain import Explanation, explain
 from solver.report.other_settings import other_settings
 from solver.report.words import PART_NAMES, seconds
@@ -58,6 +58,9 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
                 f"a step of {step:g} s, where {why.seconds:.3g} s are predicted, is not in seconds, or of another job"
             )
         found += [*_step(solutions, index, why, step), *_evenness(observed.steps)]
+        if observed.warm_up:
+            text = f"of less than {WARM_UP + LEAST} steps the first {WARM_UP} count too, which wait for compilation and communicators"
+            found.append(Finding(NOTE, text))
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
     found += [*_checks(solutions.problem, observed), *_as_found(solutions, index, observed)]

@@ -81,6 +81,8 @@ def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
         values = {"qkv_bias": True, "output_bias": True, "mlp_bias": True, **values}
     if values.pop("attention_bias", False):
         values = {"qkv_bias": True, "output_bias": True, **values}
+    if values.get("intermediate_size") == 0 and not values.get("moe_intermediate_size"):
+        raise InputError("intermediate_size is 0; it must be at least 1")
     if not values.get("intermediate_size"):
         values["intermediate_size"] = values.get("moe_intermediate_size") or 4 * hidden
     values.setdefault("num_key_value_heads", heads)

@@ -76,8 +76,10 @@ linear nvfp4,"m 64, n 64, k 64"
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Measure a profile with four gloo ranks that stand for two nodes, a plan first; return its file, beside which lies what was
-    printed. Test workers share one run."""
+    """Measure a profile with four gloo ranks that stand for two nodes, a plan first; return its file.
+
+    Beside it lies what was printed. Test workers share one run.
+    """
     base = tmp_path_factory.getbasetemp()
     output = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "four"
     output.mkdir(exist_ok=True)

@@ -370,6 +370,10 @@ def test_a_bare_model_refuses_unknown_keys(load):
     assert load(BARE, "m.json").model.intermediate_size == 256
     with pytest.raises(InputError, match="unknown model key 'hiden_size'"):
         load({**BARE, "hiden_size": 1}, "m.json")
+    with pytest.raises(InputError, match="model_type is missing, .* with 'rms_norm_eps' is"):
+        load({**BARE, "rms_norm_eps": 1e-5}, "m.json")
+    with pytest.raises(InputError, match="intermediate_size is 0; it must be at least 1"):
+        load({**BARE, "intermediate_size": 0}, "m.json")
     with pytest.raises(InputError, match="the model needs vocab_size"):
         load({k: v for k, v in BARE.items() if k != "vocab_size"}, "m.json")
     with pytest.raises(InputError, match="hidden_size is '64'; it must be a whole number"):

@@ -390,7 +390,7 @@ def test_optimizer_and_host_flags() -> None:
 
 def test_small_effects_of_router_and_optimizer_are_named() -> None:
     said: list[str] = []
-    sections_of_megatron({**SMALL, "--moe-router-dtype": "fp32"}, 8, said)
+    sections_of_megatron({**SMALL, "--num-experts": 8, "--moe-router-dtype": "fp32"}, 8, said)
     assert "left out of the estimate: the router's gradients in wider numbers (--moe-router-dtype)" in said
     aware = {"use_precision_aware_optimizer": True}
     assert read(**aware)[1]["optimizer_states"] == "remainder"
@@ -558,3 +558,20 @@ def test_megatrons_compiled_loss_holds_fp32_copies() -> None:
     )
     assert native - plain == 4 * logits
     assert plain - te == 4 * logits  # beside each an empty gradient of the vocabulary's weight stays
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "needed"),
+    [
+        ("fp8-recipe", "tensorwise", "fp8-format"),
+        ("num-query-groups", 2, "group-query-attention"),
+        ("moe-router-topk", 2, "num-experts"),
+        ("recompute-modules", "mlp", "recompute-granularity"),
+        ("exp-avg-dtype", "bf16", "use-precision-aware-optimizer"),
+        ("window-attn-skip-freq", 2, "window-size"),
+    ],
+)
+def test_a_flag_that_needs_another_is_named_as_ignored(flag: str, value: object, needed: str) -> None:
+    said: list[str] = []
+    assert sections_of_megatron({**SMALL, f"--{flag}": value}, 8, said) == sections_of_megatron(SMALL, 8, [])
+    assert said == [f"ignored, as Megatron does without --{needed}: --{flag}"]

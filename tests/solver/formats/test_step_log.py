@@ -55,12 +55,13 @@ def test_lines_of_trainers(line: str, seconds: float) -> None:
     assert step_seconds(line, BATCH) == pytest.approx([seconds])
 
 
-def test_warm_up_is_left_out_where_enough_steps_follow() -> None:
+def test_warm_up_is_left_out_where_enough_steps_follow(tmp_path: Path) -> None:
     def log(count: int) -> str:
         return "\n".join(f"elapsed time per iteration (ms): {1000 + i}" for i in range(count))
 
     assert step_seconds(log(10), BATCH).tolist() == pytest.approx([1.005, 1.006, 1.007, 1.008, 1.009])
     assert len(step_seconds(log(9), BATCH)) == 9
+    assert [read_observation(written(tmp_path, log(count)), ONE, "h100_sxm").warm_up for count in (9, 10)] == [True, False]
 
 
 def test_json(tmp_path: Path) -> None:
