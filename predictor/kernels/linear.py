@@ -96,7 +96,8 @@ class LinearModel:
         """
         part = self.parts.get(FAMILIES.get(dtype, dtype))
         if part is None:
-            raise InputError(f"this device does not multiply in {dtype}: no peak FLOP/s of it is known, only of {', '.join(self.parts)}")
+            known = ", ".join(self.parts)
+            raise InputError(f"this device does not multiply in {dtype}: no peak FLOP/s of it is known, only of {known}")
         arrays = np.broadcast_arrays(m, n, k, batch, layout, accumulate)
         shape, flat = arrays[0].shape, [a.ravel() for a in arrays]
         size = [np.maximum(a.astype(np.float64), 1.0) for a in flat[:4]]

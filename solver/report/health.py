@@ -59,7 +59,7 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
             )
         found += [*_step(solutions, index, why, step), *_evenness(observed.steps)]
         if observed.warm_up:
-            text = f"of less than {WARM_UP + LEAST} steps the first {WARM_UP} count too, which wait for compilation and communicators"
+            text = f"of less than {WARM_UP + LEAST} steps the first {WARM_UP} count too, which wait for compilation, data and NCCL"
             found.append(Finding(NOTE, text))
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
