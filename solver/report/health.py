@@ -32,6 +32,7 @@ _MORE_THAN_ALL = 1.1
 _LEAST_OFF, _LEAST_MEMORY = math.log(1.25), 0.10
 #: The slowest of twenty steps over the median, and the second half of a log over the first: more is a finding.
 _UNEVEN, _DRIFT = 1.10, 1.03
+_FIRST = "they wait for compilation, data and communicators"
 _MOST_FACTOR = 20.0  #: a part that must be slower than this does not explain a step
 _FARTHEST = 200.0  #: a factor that no fault of a machine explains; milliseconds taken for seconds are a thousand
 
@@ -59,8 +60,7 @@ def health(solutions: Solutions, index: int, observed: Observation) -> list[Find
             )
         found += [*_step(solutions, index, why, step), *_evenness(observed.steps)]
         if observed.warm_up:
-            text = f"of less than {WARM_UP + LEAST} steps the first {WARM_UP} count too, which wait for compilation, data and NCCL"
-            found.append(Finding(NOTE, text))
+            found.append(Finding(NOTE, f"of less than {WARM_UP + LEAST} steps the first {WARM_UP} count too: {_FIRST}"))
     if observed.peak_memory:
         found.append(_memory(solutions, index, observed.peak_memory, observed.memory_kind))
     found += [*_checks(solutions.problem, observed), *_as_found(solutions, index, observed)]
