@@ -27,7 +27,8 @@ from solver.report.explain import Explanation, explain
 from solver.report.html import write_report
 from solver.report.memory_timeline import memory_through_step
 from solver.report.output import search_dict, solution_dict
-from solver.report.pictures import memory_figure, pareto_figure, stages_figure, timeline_figure
+from solver.report.picture_timeline import timeline_figure
+from solver.report.pictures import memory_figure, pareto_figure, stages_figure
 from solver.report.terminal import breakdown, solutions_table, verdict_text
 from solver.report.timeline import step_timeline
 from solver.search.search import SearchResult, search

@@ -54,7 +54,8 @@ from solver.report.output import (
     write_csv,
     write_json,
 )
-from solver.report.pictures import memory_figure, pareto_figure, save_figure, scaling_figure, stages_figure, timeline_figure
+from solver.report.picture_timeline import timeline_figure
+from solver.report.pictures import memory_figure, pareto_figure, save_figure, scaling_figure, stages_figure
 from solver.report.scores import confusion, memory_scores, regret, time_scores, worst
 from solver.report.terminal import balance_text, show_health, show_search, show_single, show_validation
 from solver.report.timeline import chrome_trace, step_timeline

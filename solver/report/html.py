@@ -18,7 +18,8 @@ from solver.report.decision import MEASUREMENTS, Decision, chances, kept_out, st
 from solver.report.describe import describe
 from solver.report.explain import Explanation
 from solver.report.other_settings import other_settings
-from solver.report.pictures import pareto_figure, stages_figure, timeline_figure
+from solver.report.picture_timeline import timeline_figure
+from solver.report.pictures import pareto_figure, stages_figure
 from solver.report.timeline import step_timeline
 from solver.report.uncertainty import uncertainties
 from solver.report.words import PART_NAMES, parameter_count, seconds

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from profiler.files import replacing
 from profiler.profile.profile import GIB
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.memory_timeline import StageMemory
-from solver.report.timeline import WORDS, StepTimeline
+from solver.report.timeline import StepTimeline
 from solver.report.words import PART_NAMES
 from solver.search.search import SearchResult
 from solver.step.memory import PARTS as MEMORY_PARTS
@@ -30,7 +28,7 @@ def pareto_figure(result: SearchResult) -> Figure:
     """Plot tokens/GPU/s against memory of every Pareto-optimal layout, and label up to four of them."""
     optimal, problem = result.pareto, result.problem
     memory, tgs = optimal.memory.device / GIB, optimal.tgs
-    figure, axes = _canvas(1)
+    figure, axes = canvas(1)
     axes.step(memory, tgs, where="post", color="tab:blue", alpha=0.5)
     axes.plot(memory, tgs, "o", color="tab:blue", ms=4, label=f"{len(optimal)} Pareto-optimal layouts")
     axes.axvline(problem.cluster.memory_bytes / GIB, color="tab:red", ls="--", label="memory per GPU")
@@ -58,7 +56,7 @@ def stages_figure(solutions: Solutions, index: int) -> Figure:
     """Draw the parts of the step time and of the peak memory of layout ``index``, stacked, one bar per pipeline stage."""
     problem = solutions.problem
     times, memory = time_of_stages(solutions, index), memory_of_stages(solutions, index)
-    figure, (left, right) = _canvas(2)
+    figure, (left, right) = canvas(2)
     names = [PART_NAMES[part] for part in PARTS]
     _stack(left, times, names, {"pipeline bubble": "0.85"})
     left.set_ylabel("time of a step [s]")
@@ -82,53 +80,9 @@ def stages_figure(solutions: Solutions, index: int) -> Figure:
     return figure
 
 
-_COLOURS = {"F": "tab:blue", "B": "tab:orange", "W": "tab:green", "BW": "tab:red"}
-_MOST_NUMBERS = 600  #: passes that are labelled with their micro batch
-
-
-def timeline_figure(step: StepTimeline) -> Figure:
-    """Draw one step pass by pass, a row for each stage; a black bar under the passes on the critical path."""
-    from matplotlib.patches import Patch
-
-    line, (figure, axes) = step.line, _canvas(1)
-    begin = sum(seconds for _, seconds in step.before)
-    length, edges = line.end - line.start, 0.3 if len(line.end) <= _MOST_NUMBERS else 0.0
-    for stage in range(len(line.in_flight)):
-        for kind, colour in _COLOURS.items():
-            chosen = np.flatnonzero((line.kind == kind) & (line.stage == stage))
-            spans = list(zip(begin + line.start[chosen], length[chosen], strict=True))
-            axes.broken_barh(spans, (stage - 0.4, 0.8), facecolor=colour, edgecolor="white", lw=edges)
-        chosen = np.flatnonzero(step.critical & (line.stage == stage))
-        spans = list(zip(begin + line.start[chosen], length[chosen], strict=True))
-        axes.broken_barh(spans, (stage + 0.36, 0.1), facecolor="black", lw=0)
-    if len(line.end) <= _MOST_NUMBERS:
-        for i in range(len(line.end)):
-            middle = begin + (line.start[i] + line.end[i]) / 2
-            axes.text(middle, line.stage[i], str(line.micro_batch[i]), ha="center", va="center", fontsize=5, color="white")
-    at, stages = 0.0, len(line.in_flight)
-    grey = {"parameter_gather": "0.6", "gradient_accumulation": "0.5", "gradient_sync": "0.45", "optimizer": "0.3",
-            "stragglers": "0.75"}  # fmt: skip
-    shown = []
-    for name, seconds, start in _around(step, begin):
-        axes.broken_barh([(start, seconds)], (-0.4, stages - 0.2), facecolor=grey[name], alpha=0.7)
-        shown.append(Patch(color=grey[name], label=PART_NAMES[name]))
-        at = start + seconds
-    present = [kind for kind in _COLOURS if kind in set(line.kind.tolist())]
-    handles = [Patch(color=_COLOURS[kind], label=WORDS[kind]) for kind in present]
-    axes.legend(handles=[*handles, *shown], fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=4, frameon=False)
-    axes.set_xlim(0, max(at, step.end))
-    axes.set_ylim(stages - 0.4, -0.6)
-    axes.set_yticks(range(stages), [str(stage + 1) for stage in range(stages)])
-    axes.set_xlabel("time [s]")
-    axes.set_ylabel("pipeline stage")
-    further = "" if step.waits else "; a stage begins the next one as it ends"
-    axes.set_title(f"{step.title}\none step, {step.seconds:.3g} s{further}; black bars: the critical path", fontsize=9)
-    return figure
-
-
 def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: float) -> Figure:
     """Draw the allocated memory of every stage through a step, each with its peak; ``limit``: bytes of a GPU."""
-    figure, axes = _canvas(1)
+    figure, axes = canvas(1)
     colours = iter(["C0", "C1", "C2", "C3", "C4", "C5", "C6", "C7"] * -(-len(stages) // 8))
     for stage, colour in zip(stages, colours, strict=False):
         times, levels = stage.curve
@@ -150,25 +104,12 @@ def memory_figure(step: StepTimeline, stages: Sequence[StageMemory], limit: floa
     return figure
 
 
-def _around(step: StepTimeline, begin: float) -> list[tuple[str, float, float]]:
-    """Return (part, seconds, start) of what comes before and after the passes."""
-    found, clock = [], 0.0
-    for name, seconds in step.before:
-        found.append((name, seconds, clock))
-        clock += seconds
-    clock = begin + step.line.makespan
-    for name, seconds in step.after:
-        found.append((name, seconds, clock))
-        clock += seconds
-    return found
-
-
 def scaling_figure(results: Sequence[SearchResult]) -> Figure:
     """Draw tokens/GPU/s of the best layout against the number of GPUs, with its 90% interval; each point names its layout."""
     worlds = [result.problem.run.world_size for result in results]
     tgs = [float(result.best.tgs[0]) for result in results]
     spread = [explain(result.best, 0) for result in results]
-    figure, axes = _canvas(1)
+    figure, axes = canvas(1)
     low, high = ([rate * why.seconds / why.interval[end] for rate, why in zip(tgs, spread, strict=True)] for end in (1, 0))
     axes.fill_between(worlds, low, high, color="tab:blue", alpha=0.15, label="90% prediction interval")
     axes.plot(worlds, tgs, "o-", color="tab:blue", label="best layout")
@@ -191,7 +132,7 @@ def scaling_figure(results: Sequence[SearchResult]) -> Figure:
     return figure
 
 
-def _canvas(panels: int) -> tuple[Figure, Any]:
+def canvas(panels: int) -> tuple[Figure, Any]:
     """Return an empty figure of no backend, so that scripts and notebooks keep theirs."""
     from matplotlib.figure import Figure
 

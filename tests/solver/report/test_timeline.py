@@ -14,6 +14,7 @@ from predictor.cost_model import CostModel
 from profiler.errors import InputError
 from solver.command_line import main
 from solver.formats.config_file import load_run_config
+from solver.report.picture_timeline import timeline_figure
 from solver.report.timeline import StepTimeline, chrome_trace, step_timeline
 from solver.step.solutions import Solutions
 
@@ -130,3 +131,17 @@ def test_transfers_that_overlap_delay_the_receiver_only(h100_model: CostModel) -
     blocking = make_problem(model, 64, h100_model, 4096, framework="megatron-core", precision="bf16", p2p_overlap=False)
     waits = step_timeline(estimated(blocking, [blocking.run.replace(**sizes)]), 0)
     assert waits.seconds > 1.02 * step.seconds and waits.send.max() > 0
+
+
+def test_a_picture_of_a_long_step_shows_its_beginning_and_its_end(h100_model: CostModel) -> None:
+    """Four stages of 2 * 12 passes each are drawn whole; of 2 * 160 a quarter, an eighth at each end."""
+    problem = make_problem(MODEL, 8, h100_model, 4096, framework="generic", precision="bf16")
+    layouts = (problem.run.replace(**{**LAYOUTS["1f1b"], "num_micro_batches": count}) for count in (12, 160))
+    short, long = (step_timeline(estimated(problem, [layout]), 0) for layout in layouts)
+    (whole,) = timeline_figure(short).axes
+    assert whole.get_xlim() == (0.0, short.end) and len(whole.texts) == 4 * 24
+    first, last = timeline_figure(long).axes
+    assert first.get_xlim() == pytest.approx((0.0, long.end / 8))
+    assert last.get_xlim() == pytest.approx((long.end * 7 / 8, long.end))
+    assert {text.get_text() for text in first.texts} >= {"0", "1"} and "0" not in {text.get_text() for text in last.texts}
+    assert "159" in {text.get_text() for text in last.texts}

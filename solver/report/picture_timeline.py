@@ -1,0 +1,88 @@
+"""Picture of one step, pass by pass: a row for each pipeline stage; of a long step its beginning and its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solver.report.pictures import canvas
+from solver.report.timeline import WORDS, StepTimeline
+from solver.report.words import PART_NAMES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+_COLOURS = {"F": "tab:blue", "B": "tab:orange", "W": "tab:green", "BW": "tab:red"}
+_GREYS = {"parameter_gather": "0.6", "gradient_accumulation": "0.5", "gradient_sync": "0.45", "optimizer": "0.3",
+          "stragglers": "0.75"}  # fmt: skip
+_MOST_PASSES = 80  #: of a stage, that a picture shows and labels with their micro batch
+
+
+def timeline_figure(step: StepTimeline) -> Figure:
+    """Draw one step pass by pass; a black bar under the passes on the critical path.
+
+    Of a step with more passes than can be told apart, as long a stretch of its beginning and of its end as holds so many.
+    """
+    share = _MOST_PASSES / 2 * len(step.line.in_flight) / len(step.line.end)
+    whole = share >= 0.5
+    figure, drawn = canvas(1 if whole else 2)
+    panels = [drawn] if whole else list(drawn)
+    windows = [(0.0, step.end)] if whole else [(0.0, share * step.end), ((1 - share) * step.end, step.end)]
+    for axes, window in zip(panels, windows, strict=True):
+        _draw(axes, step, window)
+    panels[0].set_ylabel("pipeline stage")
+    figure.legend(handles=_legend(step), fontsize=7, loc="outside lower center", ncols=4, frameon=False)
+    further = "" if step.waits else "; a stage begins the next one as it ends"
+    shown = "" if whole else f"; its first and last {share:.1%}"
+    title = f"{step.title}\none step, {step.seconds:.3g} s{further}{shown}; black bars: the critical path"
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def _draw(axes: Axes, step: StepTimeline, window: tuple[float, float]) -> None:
+    """Draw what of a step lies in a window (from, to) [s]."""
+    line, begin = step.line, sum(seconds for _, seconds in step.before)
+    start, length = begin + line.start, line.end - line.start
+    visible = (start < window[1]) & (start + length > window[0])
+    for stage in range(len(line.in_flight)):
+        bars = [(line.kind == kind, (stage - 0.4, 0.8), colour, 0.3) for kind, colour in _COLOURS.items()]
+        for drawn, place, colour, edge in (*bars, (step.critical, (stage + 0.36, 0.1), "black", 0.0)):
+            chosen = np.flatnonzero(drawn & visible & (line.stage == stage))
+            spans = list(zip(start[chosen], length[chosen], strict=True))
+            axes.broken_barh(spans, place, facecolor=colour, edgecolor="white", lw=edge)
+    for i in np.flatnonzero(visible):
+        axes.text(
+            start[i] + length[i] / 2, line.stage[i], str(line.micro_batch[i]), ha="center", va="center", fontsize=5,
+            color="white", clip_on=True,
+        )  # fmt: skip
+    stages = len(line.in_flight)
+    for name, seconds, at in _around(step, begin):
+        axes.broken_barh([(at, seconds)], (-0.4, stages - 0.2), facecolor=_GREYS[name], alpha=0.7)
+    axes.set_xlim(*window)
+    axes.set_ylim(stages - 0.4, -0.6)
+    axes.set_yticks(range(stages), [str(stage + 1) for stage in range(stages)])
+    axes.set_xlabel("time [s]")
+
+
+def _legend(step: StepTimeline) -> list[Patch]:
+    from matplotlib.patches import Patch
+
+    present = [kind for kind in _COLOURS if kind in set(step.line.kind.tolist())]
+    passes = [Patch(color=_COLOURS[kind], label=WORDS[kind]) for kind in present]
+    return [*passes, *(Patch(color=_GREYS[name], label=PART_NAMES[name]) for name, _ in (*step.before, *step.after))]
+
+
+def _around(step: StepTimeline, begin: float) -> list[tuple[str, float, float]]:
+    """Return (part, seconds, start) of what comes before and after the passes."""
+    found, clock = [], 0.0
+    for name, seconds in step.before:
+        found.append((name, seconds, clock))
+        clock += seconds
+    clock = begin + step.line.makespan
+    for name, seconds in step.after:
+        found.append((name, seconds, clock))
+        clock += seconds
+    return found
