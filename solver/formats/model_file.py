@@ -32,11 +32,13 @@ def json_model(plain: Mapping[str, Any], path: Path, name: str = "") -> ModelSpe
     """Return the model of a JSON object: a Hugging Face config.json, or a mapping of ModelSpec's keys."""
     if is_model(plain):
         return read_model(plain, str(path), str(plain.get("model_name") or name or path.stem))
-    read = model_of_config if MARKS & set(plain) else model_from_keys
-    if read is model_from_keys and (foreign := [key for key in plain if key not in KNOWN_KEYS and is_harmless_name(key)]):
-        raise InputError(f"{path}: model_type is missing, which says of what class a config.json with {foreign[0]!r} is")
     called = str(plain.get("name") or name) or json_name(plain, path)
-    return read({key: value for key, value in plain.items() if key != "notes"}, str(path), called)
+    keys = {key: value for key, value in plain.items() if key != "notes"}
+    if MARKS & set(plain):
+        return model_of_config(keys, str(path), called)
+    if foreign := [key for key in keys if key not in KNOWN_KEYS and is_harmless_name(key)]:
+        raise InputError(f"{path}: model_type is missing, which says of what class a config.json with {foreign[0]!r} is")
+    return model_from_keys(keys, str(path), called)
 
 
 def shipped_model(name: str) -> ModelSpec:

@@ -62,7 +62,7 @@ def mlp_saved(shapes: Shapes, intermediate: int) -> list[Saved]:
     elements = shapes.linear_tokens * (intermediate // shapes.split)
     eager_gate = model.gated_mlp and not shapes.fused_elementwise
     return [
-        Saved("act_input", elements * shapes.element * (2 if model.gated_mlp else 1)),
+        Saved("act_input", elements * shapes.element * model.up_matrices),
         Saved("act_output", elements * (shapes.input_element + shapes.element * eager_gate)),
     ]
 
@@ -73,7 +73,7 @@ def mlp_working_bytes(shapes: Shapes) -> np.ndarray:
     These are the gradients of its input (those of its output replace the saved output).
     """
     elements = shapes.linear_tokens * (shapes.model.intermediate_size // shapes.split)
-    return elements * shapes.element * (2 if shapes.model.gated_mlp else 1)
+    return elements * shapes.element * shapes.model.up_matrices
 
 
 def mlp_weights(shapes: Shapes, intermediate: int, prefix: str = "mlp.") -> list[Weight]:

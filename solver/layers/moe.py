@@ -88,7 +88,7 @@ def _router_ops(shapes: Shapes) -> list[Op]:
 def _expert_ops(shapes: Shapes) -> list[Op]:
     """Up (and gate) projection, activation and down projection of the experts that this rank holds, or holds a part of."""
     hidden, width = shapes.model.hidden_size, _width(shapes)
-    rows, columns = expert_rows(shapes), _ups(shapes) * width
+    rows, columns = expert_rows(shapes), shapes.model.up_matrices * width
     between = [] if shapes.run.moe_fused_experts else [
         *_by_expert(shapes, gradient_casts(shapes, "experts.w13", MODULE, rows, columns)),
         *_clamps(shapes, rows * width),
@@ -110,7 +110,7 @@ def _expert_ops(shapes: Shapes) -> list[Op]:
 
 def _input_projections(shapes: Shapes, rows: Array, width: Array) -> list[Op]:
     """Up (and gate) projection: one grouped GEMM, or one each, whose input's gradients are added (two reads and a write)."""
-    hidden, ups = shapes.model.hidden_size, _ups(shapes)
+    hidden, ups = shapes.model.hidden_size, shapes.model.up_matrices
     if ups == 1 or not shapes.framework.kernels.experts_gate_apart:
         return _grouped(shapes, "w13", ups * width, hidden)
     sums = memory_bound("experts.gradients", MODULE, "residual", rows * hidden, 0.0, 3.0 * shapes.element)
@@ -187,11 +187,6 @@ def _width(shapes: Shapes) -> Array:
     return shapes.model.moe_intermediate_size // shapes.keys.etp
 
 
-def _ups(shapes: Shapes) -> int:
-    """Projections of an expert's input: up, and gate."""
-    return 2 if shapes.model.gated_mlp else 1
-
-
 def _grouped(shapes: Shapes, name: str, n: Array, k: Array) -> list[Op]:
     """A linear of each local expert, as one grouped GEMM, or one after the other; of a single local expert a plain GEMM.
 
@@ -248,12 +243,12 @@ def moe_saved(shapes: Shapes) -> list[Saved]:
     saved = [
         Saved("router_scores", scores),
         Saved("expert_input", rows * model.hidden_size * shapes.input_element),
-        Saved("expert_act_input", rows * width * e * _ups(shapes)),
+        Saved("expert_act_input", rows * width * e * shapes.model.up_matrices),
         Saved("expert_act_output", rows * width * shapes.input_element),
         Saved("probabilities", rows * FP32),
     ]
     if model.clamped_gate and shapes.framework.kernels.clamps_apart and not shapes.run.moe_fused_experts:
-        saved.append(Saved("expert_clamped", rows * width * e * _ups(shapes)))
+        saved.append(Saved("expert_clamped", rows * width * e * shapes.model.up_matrices))
     if shapes.framework.kernels.probabilities_in_activation and not model.gated_mlp:
         saved.append(Saved("expert_act_weighted", rows * width * e))
     if not shapes.framework.kernels.probabilities_in_activation:
@@ -276,7 +271,7 @@ def token_buffer(shapes: Shapes) -> np.ndarray:
 
 def moe_working_bytes(shapes: Shapes) -> np.ndarray:
     """Return the bytes of gradients alive when the experts' first GEMM runs backward: of its output and of its input."""
-    columns = _ups(shapes) * _width(shapes) + shapes.model.hidden_size
+    columns = shapes.model.up_matrices * _width(shapes) + shapes.model.hidden_size
     working: np.ndarray = expert_rows(shapes) * shapes.element * columns
     return working
 
@@ -285,7 +280,7 @@ def moe_weights(shapes: Shapes) -> list[Weight]:
     """Return the router's weights, whole on every rank, those of the local experts, and those of the shared ones."""
     model = shapes.model
     h, experts = model.hidden_size, model.num_experts // shapes.keys.ep
-    width, ups = _width(shapes), _ups(shapes)
+    width, ups = _width(shapes), shapes.model.up_matrices
     bias = mlp_biases(model, width)
     shared = model.shared_expert_intermediate_size
     return [

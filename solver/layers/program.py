@@ -127,6 +127,11 @@ class LayerKeys:
         return found
 
 
+def micro_batch_tokens(micro_batch_size: np.ndarray, seq_len: int, cp: np.ndarray) -> np.ndarray:
+    """Return the tokens of a micro batch on one context-parallel rank."""
+    return micro_batch_size * seq_len // cp
+
+
 @dataclass(frozen=True)
 class Groups:
     """Placement of the groups inside a stage; tp ranks are adjacent, cp ranks are tp apart; of experts etp ranks are adjacent,

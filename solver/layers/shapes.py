@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solver.layers.program import Groups, LayerKeys
+from solver.layers.program import Groups, LayerKeys, micro_batch_tokens
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.dropout import applies_dropout
@@ -133,7 +133,7 @@ class Shapes:
     def of(cls, keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> Shapes:
         framework = framework_of(run.framework)
         isp, mtp = keys.is_mode(TpMode.ISP), keys.is_mode(TpMode.MTP)
-        tokens = keys.micro_batch_size * run.seq_len // keys.cp
+        tokens = micro_batch_tokens(keys.micro_batch_size, run.seq_len, keys.cp)
         local = np.maximum(tokens // keys.tp, 1)
         sequence_split = keys.is_mode(TpMode.MSP, TpMode.FSP)
         keeps_shard = keys.is_mode(TpMode.FSP) | (sequence_split & framework.tensor_parallel.regathers_input)

@@ -127,7 +127,7 @@ def explain(solutions: Solutions, index: int) -> Explanation:
     row = int(solutions.layouts.row[index])
     key = int(solutions.terms.key[row])
     parts = dict(zip(PARTS, solutions.times.parts[:, index].tolist(), strict=True))
-    stage = _slowest_stage(solutions, index)
+    stage = _explained_stage(solutions, index)
     m = float(chosen.splits.num_micro_batches[0])
     level = Recompute(int(chosen.recompute[0]))
     lines: list[Line] = []
@@ -174,7 +174,7 @@ class _Stage:
     has_head: float
 
 
-def _slowest_stage(solutions: Solutions, index: int) -> _Stage:
+def _explained_stage(solutions: Solutions, index: int) -> _Stage:
     """Return the slowest stage and what it holds, from the same comparison as in the estimate."""
     s = solutions.times.slowest
     return _Stage(s.layers[:, index], s.recomputed[:, index], float(s.has_embedding[index]), float(s.has_head[index]))

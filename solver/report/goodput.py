@@ -16,8 +16,7 @@ import math
 from dataclasses import dataclass
 
 from profiler.errors import InputError
-
-HOUR = 3600.0
+from solver.report.words import DAY, HOUR
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,8 @@ class Goodput:
 
     def days_std(self, days: float) -> float:
         """Return the standard deviation of ``days`` of wall time that chance leaves: a compound Poisson sum of losses."""
-        failures = days * 86400.0 / self.mean if math.isfinite(self.mean) else 0.0
-        return math.sqrt(failures * self.second_moment) / 86400.0
+        failures = days * DAY / self.mean if math.isfinite(self.mean) else 0.0
+        return math.sqrt(failures * self.second_moment) / DAY
 
 
 def checkpoint_bytes(parameters: float, each: float) -> float:

@@ -11,11 +11,10 @@ from predictor.estimate import Z90
 from profiler.errors import InputError
 from solver.report.explain import explain
 from solver.report.goodput import Goodput
+from solver.report.words import DAY
 from solver.search.search import SearchResult, search
 from solver.spec.feasibility import MAX_WORLD_SIZE
 from solver.step.problem import Problem
-
-DAY = 86400.0
 
 
 @dataclass(frozen=True)

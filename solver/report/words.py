@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from profiler.profile.profile import GIB
 
+HOUR, DAY = 3600.0, 86400.0  #: seconds
+
 PART_NAMES = {
     "compute": "compute", "recompute": "recomputation", "tp_exposed": "exposed tensor-parallel communication",
     "cp_exposed": "exposed context-parallel communication", "wp_exposed": "exposed weight-parallel communication",
@@ -32,7 +34,7 @@ def parameter_count(count: float) -> str:
 
 def seconds(value: float) -> str:
     """Return a time with three significant digits, from microseconds to days; minutes begin at two, as hours and days do."""
-    units = (("days", 2 * 86400.0, 86400.0), ("h", 7200.0, 3600.0), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
+    units = (("days", 2 * DAY, DAY), ("h", 2 * HOUR, HOUR), ("min", 120.0, 60.0), ("s", 1.0, 1.0), ("ms", 1e-3, 1e-3))
     for unit, least, scale in units:
         if abs(value) >= least:
             return f"{value / scale:.3g} {unit}"

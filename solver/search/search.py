@@ -81,12 +81,7 @@ def search(
     """
     sequences = _sequences(problem, global_batch_sequences, global_batch_tokens, unknown)
     fixed, most = fixed or {}, most or {}
-    check_fixed(fixed)
-    if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule", ""))):
-        raise InputError(broken)
-    check_most(most)
-    if not isinstance(top, int) or top < 1:
-        raise InputError(f"top is {shown(top)}; it must be a positive whole number")
+    _check_options(problem, fixed, most, top)
     start = time.perf_counter()
     space = enumerate_splits(problem, sequences)
     keep = agreeing(space.splits, fixed) & within(space.splits, most)
@@ -112,6 +107,16 @@ def search(
         {mode.name.lower(): kept(best.parts[0]) for mode, best in found.modes.items() if best.parts},
         kept(found.pareto.parts[0]), found.estimated, found.feasible, elapsed, rejected, fixed, most,
     )  # fmt: skip
+
+
+def _check_options(problem: Problem, fixed: Mapping[str, Any], most: Mapping[str, int], top: int) -> None:
+    """Raise InputError for options of a search that cannot be."""
+    check_fixed(fixed)
+    if broken := schedule_broken(problem.framework, problem.model, problem.run, str(fixed.get("schedule", ""))):
+        raise InputError(broken)
+    check_most(most)
+    if not isinstance(top, int) or top < 1:
+        raise InputError(f"top is {shown(top)}; it must be a positive whole number")
 
 
 def _search_part(

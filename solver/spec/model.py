@@ -139,6 +139,11 @@ class ModelSpec:
         return self.v_head_dim if self.has_latent_attention else self.head_dim
 
     @property
+    def up_matrices(self) -> int:
+        """Projections of the input of an MLP, or of an expert: up, and the gate's where it has one."""
+        return 2 if self.gated_mlp else 1
+
+    @property
     def norm_parameters(self) -> int:
         """Parameters of one norm over the hidden size."""
         return self.norm_weight * self.hidden_size * (2 if self.norm == "layernorm" and self.norm_bias else 1)

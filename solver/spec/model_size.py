@@ -56,8 +56,8 @@ def _mixing(model: ModelSpec, kind: LayerKind) -> int:
 def adapter_parameters(model: ModelSpec, rank: int) -> int:
     """Return the parameters of the adapters of all layers (solver.layers.adapters), q, k, v, gate and up each with its own."""
     h, q, kv = model.hidden_size, model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
-    up = 2 if model.gated_mlp else 1
-    return model.num_hidden_layers * rank * (2 * (h + q) + 2 * (h + kv) + (up + 1) * (h + model.intermediate_size))
+    mlp = mlp_matrices(model) * (h + model.intermediate_size)
+    return model.num_hidden_layers * rank * (2 * (h + q) + 2 * (h + kv) + mlp)
 
 
 def mlp_linears(model: ModelSpec, width: Any) -> Any:
@@ -67,12 +67,12 @@ def mlp_linears(model: ModelSpec, width: Any) -> Any:
 
 def mlp_matrices(model: ModelSpec) -> int:
     """Return the projections of an MLP: up and down, and the gate's where it has one."""
-    return 3 if model.gated_mlp else 2
+    return model.up_matrices + 1
 
 
 def mlp_biases(model: ModelSpec, width: Any) -> Any:
     """Return the biases of an MLP, or of an expert, of ``width`` inner values (an int or an array)."""
-    return model.mlp_bias * ((2 if model.gated_mlp else 1) * width + model.hidden_size)
+    return model.mlp_bias * (model.up_matrices * width + model.hidden_size)
 
 
 def router_parameters(model: ModelSpec) -> int:

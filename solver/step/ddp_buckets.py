@@ -45,7 +45,7 @@ def _tensors(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, pp
     """Return the elements of the weights of one rank of the first stage."""
     h, f = model.hidden_size, model.intermediate_size // tp
     q, kv = (heads * model.head_dim // tp for heads in (model.num_attention_heads, model.num_key_value_heads))
-    ups = [h * f] * (2 if model.gated_mlp else 1)
+    ups = [h * f] * model.up_matrices
     qkv = [h * q, h * kv, h * kv]
     layer = [h, *([sum(qkv)] if fused_qkv else qkv), h * q, h, *([sum(ups)] if fused_gate_up else ups), h * f]
     table = model.vocab_size * h // tp

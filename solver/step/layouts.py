@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from solver.layers.program import LayerKeys
+from solver.layers.program import LayerKeys, micro_batch_tokens
 from solver.schedule.kinds import AUTOMATIC, is_schedule
 from solver.spec.choices import SCHEDULES, WAVES, Recompute, TpMode
 from solver.spec.strategy import Strategy
@@ -67,7 +67,7 @@ class Splits:
 
     def tokens(self, seq_len: int) -> np.ndarray:
         """Return the tokens of a micro batch on one context-parallel rank, int64 [splits]."""
-        return self.micro_batch_size * seq_len // self.cp
+        return micro_batch_tokens(self.micro_batch_size, seq_len, self.cp)
 
     @property
     def layer_columns(self) -> tuple[np.ndarray, ...]:

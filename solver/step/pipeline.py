@@ -24,13 +24,13 @@ from solver.step.stage_seconds import (
     LayerSeconds,
     PipelineStages,
     SlowestStage,
+    bottleneck,
     chunk_work,
     ends_of,
     layer_seconds,
     overlaps_sends,
     recomputed_limit,
     sends_of,
-    slowest_stage,
     stage_work,
 )
 from solver.step.terms import SplitTerms
@@ -71,10 +71,10 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
         sends_of(problem, terms, layouts),
         recomputed_limit(problem, layouts),
     )
-    bottleneck = slowest_stage(stages)
-    stage, deferred = bottleneck.stage, stages.ends.deferred
+    slowest = bottleneck(stages)
+    stage, deferred = slowest.stage, stages.ends.deferred
     offload = _offload(problem, terms, layouts, layer, stage)
-    pipeline = _pipeline(stages, bottleneck, root, offload, problem.framework.pipeline.waits_for_norm)
+    pipeline = _pipeline(stages, slowest, root, offload, problem.framework.pipeline.waits_for_norm)
     # of sends that overlap with the next chunk's compute only the first and the last pass through all chunks are exposed
     pipeline = pipeline + np.where(overlaps_sends(problem, terms, layouts), 2.0 * (pp * vpp - 1), 0.0) * terms.send_recv[row]
     if run.defer_embedding_wgrad_compute:
@@ -86,14 +86,14 @@ def pipeline_times(problem: Problem, terms: SplitTerms, layouts: Layouts) -> Pip
     streams = [m * seconds for seconds in _by_stream(terms, row, stage)]
     streams[STREAMS.index("ep")] = streams[STREAMS.index("ep")] - m * over_kinds(stage.layers, layer.hidden)
     parts = np.array([
-        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * bottleneck.send_recv,
-        pipeline - m * (bottleneck.seconds + root + offload + stage.has_head * deferred),
+        streams[0], m * recomputed, *streams[1:], m * (fsdp_stage + root), m * offload, m * slowest.send_recv,
+        pipeline - m * (slowest.seconds + root + offload + stage.has_head * deferred),
     ])  # fmt: skip
     forward, backward = over_kinds(stage.layers, layer.forward), over_kinds(stage.layers, layer.backward)
     return PipelineTimes(pipeline, parts, stage, layer.hidden, forward, backward + recomputed)
 
 
-def _pipeline(stages: PipelineStages, bottleneck: Bottleneck, root: np.ndarray, offload: np.ndarray, waits: bool) -> np.ndarray:
+def _pipeline(stages: PipelineStages, slowest: Bottleneck, root: np.ndarray, offload: np.ndarray, waits: bool) -> np.ndarray:
     """Return the seconds from the first forward to the last backward pass of a step, by each layout's schedule: [layouts].
 
     root: seconds that ZeRO-3 adds to a micro batch at the ends. offload: that every stage waits for the host. waits: the stages
@@ -102,9 +102,9 @@ def _pipeline(stages: PipelineStages, bottleneck: Bottleneck, root: np.ndarray, 
     splits, row = stages.terms.splits, stages.layouts.row
     columns = PipelineColumns(splits.schedule[row], splits.num_micro_batches[row].astype(float), splits.pp[row])
     waves, automatic, vpp = splits.waves[row], splits.automatic[row], splits.vpp[row]
-    slowest = bottleneck.seconds + root + offload
+    seconds = slowest.seconds + root + offload
     total = stages.filling + root + columns.pp * offload
-    found: np.ndarray = interleaved_seconds(columns.num_micro_batches, vpp, total, slowest)
+    found: np.ndarray = interleaved_seconds(columns.num_micro_batches, vpp, total, seconds)
     fixed = np.flatnonzero(~waves & ~automatic & (vpp == 1) & (columns.pp > 1))
     if len(fixed):
         work = stage_work(stages.take(fixed), offload[fixed], root[fixed])
@@ -114,13 +114,13 @@ def _pipeline(stages: PipelineStages, bottleneck: Bottleneck, root: np.ndarray, 
         found[of] = wave_pipeline_seconds(columns.take(of), chunk_work(stages.take(of), offload[of], root[of]), waits)
     of = np.flatnonzero(automatic)
     if len(of):
-        stage, terms = bottleneck.stage, stages.terms
+        stage, terms = slowest.stage, stages.terms
         deferrable = over_kinds(stage.layers, terms.weight_grad[:, row]) + stage.has_head * terms.head_weight_grad[row]
         forward = over_kinds(stage.layers, stages.layer.forward) + stage.has_head * terms.head_forward[row]
-        each = np.array([forward, slowest - forward - deferrable, deferrable])[:, of]
+        each = np.array([forward, seconds - forward - deferrable, deferrable])[:, of]
         late, share = terms.send_recv[row[of]], weight_share(terms, stages.layouts, stage)[of]
-        found[of] = automatic_pipeline_seconds(columns.take(of), total[of], slowest[of], each, late, share, waits)
-    return np.maximum(found, columns.num_micro_batches * slowest)  # but for rounding none is below it
+        found[of] = automatic_pipeline_seconds(columns.take(of), total[of], seconds[of], each, late, share, waits)
+    return np.maximum(found, columns.num_micro_batches * seconds)  # but for rounding none is below it
 
 
 def weight_share(terms: SplitTerms, layouts: Layouts, stage: SlowestStage) -> np.ndarray:

@@ -38,7 +38,7 @@ class ShardedWeights:
 def tensors_of_layer(problem: Problem) -> int:
     """Return the weights of a dense layer's linears, as the framework keeps them."""
     kernels = problem.framework.kernels
-    up = 2 if problem.model.gated_mlp and not kernels.fused_gate_up else 1
+    up = 1 if kernels.fused_gate_up else problem.model.up_matrices
     return (1 if kernels.fused_qkv else 3) + 1 + up + 1
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,21 +105,10 @@ def stage_kinds(
     all splits have as many; (): as ``stages`` says. first_covers: the first stage stands for middle ones of no more layers.
     """
     pp, vpp, embedding, loss, wave = columns
-    assigned = (pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
+    assigned = _Division(pp, vpp, stages.first, stages.middle, stages.last, embedding, loss, wave)
     first, division = distinct(assigned)
-    order = tuple(of_layer.tolist())
-    found = [
-        _composition(
-            order,
-            kinds,
-            *(int(column[i]) for column in assigned),
-            stages.fuller_last,
-            every,
-            stated,
-            first_covers,
-        )  # fmt: skip
-        for i in first
-    ]
+    order, of_all = tuple(of_layer.tolist()), (stages.fuller_last, every, stated, first_covers)
+    found = [_composition(order, kinds, _Division(*(int(column[i]) for column in assigned)), *of_all) for i in first]
     most = max(len(one.index) for one in found)
     index = np.array([one.padded(one.index, most) for one in found]).T
     table = np.array([[*one.padded(one.first_layers, most), one.first_of_all] for one in found])
@@ -149,25 +138,36 @@ class _Composition:
         return [*values, *[values[0]] * (length - len(values))]
 
 
+class _Division(NamedTuple):
+    """How splits divide the layers: arrays [splits], or the numbers of one split.
+
+    first, most, last: layers of the first, the fullest middle and the last stage. embedding, loss: whether it counts as a
+    layer. wave: whether the schedule is V-shaped.
+    """
+
+    pp: Any
+    vpp: Any
+    first: Any
+    most: Any
+    last: Any
+    embedding: Any
+    loss: Any
+    wave: Any
+
+
 @lru_cache(maxsize=8192)
 def _composition(
     order: tuple[int, ...],
     kinds: int,
-    pp: int,
-    vpp: int,
-    first: int,
-    most: int,
-    last: int,
-    embedding: int,
-    loss: int,
-    wave: int,
+    of: _Division,
     fuller_last: bool,
     every: bool,
     stated: tuple[int, ...],
     first_covers: bool,
 ) -> _Composition:
-    sizes = stated or chunk_sizes(len(order), pp, vpp, (first, most, last), embedding, loss, bool(wave), fuller_last)
-    held = layers_of_chunks(sizes, pp, bool(wave))
+    pp, wave, ends = of.pp, bool(of.wave), (of.first, of.most, of.last)
+    sizes = stated or chunk_sizes(len(order), pp, of.vpp, ends, of.embedding, of.loss, wave, fuller_last)
+    held = layers_of_chunks(sizes, pp, wave)
     kind_of = np.array(order)
     tables = []
     for layers in held:

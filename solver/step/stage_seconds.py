@@ -190,7 +190,7 @@ class Bottleneck(NamedTuple):
     stage: SlowestStage
 
 
-def slowest_stage(of: PipelineStages) -> Bottleneck:
+def bottleneck(of: PipelineStages) -> Bottleneck:
     """Return the slowest stage, of equal ones the first, else the last.
 
     The first stage stands for middle ones of as many layers where there are any, so it waits for as many sends.
