@@ -232,9 +232,8 @@ class CostModel:
     ) -> Estimate:
         """Dispatch or combine (``op``) of ``tokens`` per rank; arguments as in predictor.network.expert_exchange."""
         shape = (tokens, row_bytes, top_k, experts, intra, inter)
-        bandwidth: Any = self.network_bandwidth
-        if self.leaf_switches is not None:  # ranks of experts are neighbours
-            bandwidth = bandwidth * self.leaf_switches.share("all2all", inter)
+        nodes = np.asarray(inter)
+        bandwidth = self._bandwidths("all2all", nodes, np.zeros_like(nodes))  # ranks of experts are neighbours
         alone = self.exchanges.predict(op, *shape, bandwidth, dispatcher, node_limit)
         return self._less_certain(alone._replace(seconds=alone.seconds * self._between(inter)), "collective")
 
@@ -279,7 +278,8 @@ class CostModel:
         inside, of_links = (node, busbw_in_node) if busbw_in_node or ranks > node else (ranks, busbw)
         if of_links and inside > 1:
             seconds = float(self.collectives.predict("all_reduce", PROBE_BYTES, inside, 1, self.network_bandwidth).seconds)
-            found = replace(found, link_slowdown=bus_bandwidth(seconds, PROBE_BYTES, inside) / of_links)
+            slowdown = bus_bandwidth(seconds, PROBE_BYTES, inside) / of_links
+            found = replace(found, link_slowdown=slowdown, exchanges=self.exchanges.with_slower_links(slowdown))
         if busbw and ranks > node:
 
             def all_reduce(size: float, intra: int, inter: int, bandwidth: float) -> Estimate:

@@ -17,6 +17,7 @@ from predictor.network.collective_points import (
     inside_bound,
     link_share,
     measured_points,
+    ring_links,
     roofline_points,
     sent_share,
     stated_points,
@@ -181,12 +182,19 @@ class CollectiveModel:
 
         one_node: seconds of the same message among the ranks of one node.
         """
-        inside = inside_bound(op, one_node, k, nodes)
+        inside = self._inside_bound(op, size, k, nodes, one_node)
         ring = inside
         if op == "all_reduce":
-            gather = self._inside("all_gather", size, k)[0]
-            ring = np.maximum(inside, 2.0 * inside_bound("all_gather", gather, k, nodes))
-        return Groups(size, k, nodes, rate, self.bandwidths[0] * link_share(k, self.link_peers), inside, ring)
+            gather = self._inside_bound("all_gather", size, k, nodes, self._inside("all_gather", size, k)[0])
+            ring = np.maximum(inside, 2.0 * gather)
+        return Groups(size, k, nodes, rate, self.bandwidths[0] * ring_links(k, self.link_peers), inside, ring)
+
+    def _inside_bound(self, op: str, size: np.ndarray, k: np.ndarray, nodes: np.ndarray, one_node: np.ndarray) -> np.ndarray:
+        """Least seconds of the part in a node, whose links between pairs carry no more than among the ranks of one node."""
+        if not self.link_peers or op == "p2p":
+            return inside_bound(op, one_node, k, nodes)
+        switched = inside_bound(op, self._behind_switch(op, size, k)[0], k, nodes)
+        return np.where(k > 1, np.maximum(switched, one_node), 0.0)
 
     def _inside(self, op: str, size: np.ndarray, k: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Seconds, standard deviation and basis in one node, for flat arrays; values for k < 2 are meaningless.

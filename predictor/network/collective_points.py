@@ -138,6 +138,14 @@ def link_share(ranks: ArrayLike, peers: float) -> np.ndarray:
     return np.where(ranks > 1, share, 1.0)
 
 
+def ring_links(ranks: np.ndarray, peers: float) -> np.ndarray:
+    """Return the share of a GPU's links that rings over several nodes use: a ring leaves the node at each of its ``ranks`` by
+    that one's NIC, so that links between them carry (k - 1) / k of what each sends.
+    """
+    share: np.ndarray = np.minimum(link_share(ranks, peers) * ranks / np.maximum(ranks - 1.0, 1.0), 1.0)
+    return share
+
+
 def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
     """Bytes that each of ``ranks`` sends per byte of the buffer (nccl-tests: busbw = this * bytes / seconds)."""
     ranks = np.asarray(ranks, dtype=np.float64)
@@ -148,10 +156,10 @@ def sent_share(op: str, ranks: ArrayLike) -> np.ndarray:
 
 
 def inside_bound(op: str, one_node: np.ndarray, intra: np.ndarray, inter: np.ndarray) -> np.ndarray:
-    """Least seconds that the links in a node need for their part of a collective over ``inter`` nodes.
+    """Least seconds that the ranks of a node need for their part of a collective over ``inter`` nodes.
 
-    one_node: seconds of the same message among ``intra`` ranks; a larger group sends a larger share of the buffer. Zero where
-    a node holds one rank. A message between two nodes is no faster than one between two ranks of a node.
+    one_node: seconds of the same message among ``intra`` ranks behind a switch; a larger group sends a larger share of the
+    buffer. Zero where a node holds one rank. A message between two nodes is no faster than one between two ranks of a node.
     """
     if op == "p2p":
         return one_node

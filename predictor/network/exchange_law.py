@@ -23,10 +23,10 @@ from predictor.estimate import Basis, std_of_errors
 from profiler.profile.profile import Table
 from profiler.profile.routing import expected_groups
 
-#: Share of the network's rate that remains on more nodes than were measured, and its uncertainty. Rates to other nodes on 8
+#: Share of the network's rate that remains on twice as many nodes as were measured, and its uncertainty. Rates to others on 8
 #: nodes of 8 Hopper GPUs with 400 Gbit/s each, in GB/s: 17 (ai-dynamo/aiconfigurator, left out of the profile), 28
 #: (deepseek-ai/profile-data, a training step with two micro batches at once), 31 to 41 (Hybrid-EP), 44 (DeepEP's own table).
-#: Their geometric mean is 31; on 4 nodes it is 44.
+#: Their geometric mean is 31; on 4 nodes it is 44. Between these it falls with the nodes' logarithm, and no further beyond.
 FAR_SHARE, FAR_STD = 0.7, 0.4
 #: Share of a link's rate that the kernels reach: the most of any measured exchange (266 combines of H100), where the kernel's
 #: own work leaves little less. DeepEP's table states 0.70 and 0.72 on H800, whose links are slower than the kernels.
@@ -112,7 +112,7 @@ class ExchangeLaw:
         sent = at.tokens * at.row_bytes
         links = sent * copies * (at.intra - 1) / at.intra / (LINK_SHARE * link_bandwidth)
         far = at.inter > 1
-        share = np.where(at.inter > self.most_nodes, FAR_SHARE, 1.0)
+        share = FAR_SHARE ** np.clip(np.log2(at.inter / self.most_nodes), 0.0, 1.0)
         network = sent * other / (at.bandwidth * self.efficiency * share)
         kernel = kernel_parts(at, copies + other)[:, 1:] @ self.kernel_constants()[1:]
         start = self.start + np.where(far, at.inter * self.node_start, 0.0)

@@ -63,6 +63,10 @@ class ExpertExchangeModel:
         """The same links, split among ``peers`` other GPUs (0: behind a switch)."""
         return replace(self, link_peers=float(peers))
 
+    def with_slower_links(self, slowdown: float) -> ExpertExchangeModel:
+        """The same exchanges over links that take ``slowdown`` times as long; of less than 1 nothing, as kernels limit them."""
+        return replace(self, link_bandwidth=self.link_bandwidth / max(slowdown, 1.0))
+
     def predict(
         self, op: str, tokens: Any, row_bytes: Any, top_k: Any, experts: Any, intra: Any, inter: Any, network_bandwidth: Any,
         dispatcher: str = "deepep", node_limit: Any = 0,

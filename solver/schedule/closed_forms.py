@@ -79,7 +79,7 @@ def _one_forward_one_backward(columns: PipelineColumns, work: StageWork) -> np.n
     skipped = np.maximum(n * forward - real, 0.0) + np.maximum(n * backward - real, 0.0)
     looping = total + after + (m - n - 1) * (forward + backward) + skipped
     one_way = np.maximum(forward, backward)
-    alone = (m - 1) * (forward + backward) - after
+    alone = (m - 1) * (forward + backward) - np.maximum(after, 0.0)  # shorter middle stages may leave less than nothing
     found: np.ndarray = np.where(m > n, looping, total + np.maximum((m - 1) * one_way, alone)).max(axis=0)
     return found
 

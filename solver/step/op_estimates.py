@@ -257,10 +257,9 @@ def layer_times(estimates: OpEstimates, exposed: np.ndarray, host_op_seconds: fl
     backward = [i for i, op in enumerate(ops) if op.phase != FORWARD]
     recompute = [total([i for i in forward if level in ops[i].recomputed_by]) for level in Recompute]
     later = [i for i in backward if ops[i].phase == WEIGHT_GRAD]
-    weight_grad = sum((exposed[i] for i in later), np.zeros(keys))
     hosts = np.array([added(host[chosen]) for chosen in (forward, backward)])
-    bound = hosts[1] > sum((exposed[i] for i in backward), np.zeros(keys))
-    weight_grad = np.where(bound, added(host[later]), weight_grad)
+    # of what the host delays the backward pass they have the share of their launches
+    weight_grad = added(exposed[later]) + late(backward) * added(host[later]) / np.maximum(hosts[1], 1e-30)
     busy = np.maximum(sum((exposed[i] for i in forward), np.zeros(keys)), hosts[0])
     waits = np.maximum(added(exposed[forward]) + late(forward) - busy, 0.0)
     return LayerTimes(total(forward), total(backward), np.array(recompute), weight_grad, hosts, waits)

@@ -47,6 +47,18 @@ def test_links_never_carry_more_than_nominal(h100_model: CostModel) -> None:
     assert found.found.text().startswith("the stated all-reduce of 480 GB/s is faster than the 31")
 
 
+def test_exchanges_of_experts_use_the_network_and_the_links_that_were_found(h100_model: CostModel) -> None:
+    """A tenth of the network between four nodes, and a fifth of the links in one, as a cluster of that bandwidth has."""
+    shape = ("dispatch", 4096, 14336, 8, 256)
+    cost = h100_model.with_found_network(32, 8, 30 * GB, 60 * GB)
+    assert cost.found is not None and cost.found.share < 0.1 and cost.link_slowdown > 4
+    slow = h100_model.with_network(cost.found.share * h100_model.network_bandwidth)
+    assert float(cost.expert_exchange(*shape, 8, 4).seconds) == pytest.approx(float(slow.expert_exchange(*shape, 8, 4).seconds))
+    narrow = h100_model.exchanges.with_slower_links(cost.link_slowdown).predict(*shape, 8, 1, 1e9).seconds
+    assert float(cost.expert_exchange(*shape, 8, 1).seconds) == pytest.approx(float(narrow))
+    assert narrow > 2 * h100_model.expert_exchange(*shape, 8, 1).seconds
+
+
 def test_pairs_of_nodes_find_all_and_other_groups_what_the_job_found() -> None:
     found = FoundNetwork(nodes=16, share=0.16)
     assert [found.over(n, 100.0) for n in (1, 2, 3, 4, 16)] == pytest.approx([100, 100, 16, 16, 16])

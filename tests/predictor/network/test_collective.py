@@ -311,11 +311,15 @@ def test_without_a_switch_a_group_has_the_links_between_its_ranks() -> None:
 
 
 def test_a_ring_between_nodes_passes_through_the_links_that_its_ranks_have() -> None:
-    """Two MI300X-like ranks in a node of a mesh of eight have 450 / 7 = 64 GB/s between them, less than their NICs' 100."""
+    """Two MI300X-like ranks in a node of a mesh of eight have 450 / 7 = 64 GB/s between them. Of two rings one leaves at
+    each, so that this is half of what they send; NICs of 100 GB/s each send more, those of 50 less.
+    """
     switch = CollectiveModel.fit(bare())
     mesh = dataclasses.replace(switch, bandwidths=np.array([450e9, 50e9]), link_peers=7.0)
     pair = mesh.groups("all_gather", np.ones(1), np.full(1, 2.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
-    assert pair.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(450e9 / 7)
+    assert pair.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(2 * 50e9)
+    fast = mesh.groups("all_gather", np.ones(1), np.full(1, 2.0), np.full(1, 16.0), np.full(1, 100e9), np.zeros(1))
+    assert fast.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(2 * 450e9 / 7)
     alone = mesh.groups("all_gather", np.ones(1), np.full(1, 1.0), np.full(1, 16.0), np.full(1, 90e9), np.zeros(1))
     assert alone.egress(NetworkParameters(link_efficiency=1.0)) == pytest.approx(90e9)  # passes through no link
     whole = mesh.groups("all_gather", np.ones(1), np.full(1, 8.0), np.full(1, 16.0), np.full(1, 50e9), np.zeros(1))
@@ -331,3 +335,13 @@ def test_beyond_the_measured_sizes_of_a_group_half_of_the_laws_uncertainty_is_le
     np.testing.assert_allclose(seconds, [2, 2, 1])
     np.testing.assert_allclose(std, [0.05, 0.13, 0.24])  # sides 0.12 and 0.05 of a right triangle
     assert basis.tolist() == [Basis.INTERPOLATED, Basis.EXTRAPOLATED, Basis.INTERPOLATED]
+
+
+def test_a_pair_of_a_mesh_needs_no_more_over_nodes_than_in_one() -> None:
+    """What leaves the node takes no links in it: of two rings each uses the link of a pair for half of what a rank sends."""
+    switch = CollectiveModel.fit(bare())
+    mesh = dataclasses.replace(switch, bandwidths=np.array([450e9, 50e9]), link_peers=7.0)
+    size, two = np.full(1, 2.0**30), np.full(1, 2.0)
+    alone = mesh.predict("all_gather", size, 2, 1).seconds
+    groups = mesh.groups("all_gather", size, two, np.full(1, 64.0), np.full(1, 50e9), alone)
+    assert groups.inside == pytest.approx(alone, rel=1e-12)

@@ -79,6 +79,10 @@ def test_more_nodes_than_measured_lose_rate_and_certainty() -> None:
     others = [expected_groups(nodes, 256, 8) * (nodes - 1) / nodes for nodes in (4, 8)]
     assert far.seconds / near.seconds == pytest.approx(others[1] / others[0] / FAR_SHARE, rel=1e-3)
     assert far.relative_std > near.relative_std
+    few, more = (by_hand().predict("combine", 10**6, 14336, 8, 256, 8, nodes, 1e9) for nodes in (5, 16))
+    others = [expected_groups(nodes, 256, 8) * (nodes - 1) / nodes for nodes in (4, 5, 16)]
+    assert few.seconds / near.seconds == pytest.approx(others[1] / others[0] / FAR_SHARE ** np.log2(5 / 4), rel=1e-3)
+    assert more.seconds / near.seconds == pytest.approx(others[2] / others[0] / FAR_SHARE, rel=1e-3)
 
 
 def test_one_rank_and_no_tokens_cost_nothing(fitted: ExpertExchangeModel) -> None:

@@ -72,7 +72,8 @@ def host_ops() -> list[Op]:
         (0.0, False, 2.1, 2.0, 1.0),  # a tenth of the hidden microsecond delays the GEMM
         (0.5, False, 2.1, 2.0, 1.0),  # the host launches two kernels in one microsecond, beside them
         (3.0, False, 6.0, 6.0, 3.0),  # the host is slower than the device
-        (0.5, True, 3.0 + 2 * 0.5, 2.0 + 2 * 0.5, 1.0),  # nothing overlaps, and each launch waits for the kernel before it
+        (1.1, False, 2.2, 2.2, 1.1),  # barely, and half of the delay is the deferrable kernel's
+        (0.5, True, 3.0 + 2 * 0.5, 2.0 + 2 * 0.5, 1.5),  # nothing overlaps, and each launch waits for the kernel before it
     ],
 )
 def test_the_host_beside_the_device(host: float, blocking: bool, forward: float, backward: float, deferrable: float) -> None:
