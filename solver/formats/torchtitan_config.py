@@ -27,6 +27,10 @@ _DTYPES = {"bfloat16": "bf16", "float32": "fp32"}
 _RESHARD = ("default", "always", "never")
 _RECIPES = ("tensorwise",)
 _BACKENDS = {"standard": "alltoall", "deepep": "deepep"}
+#: Linears of a layer that are quantised, and torchtitan's word for skipping those that are too small for it.
+_LINEARS = (*(f"layers.0.attention.{name}" for name in ("wq", "wk", "wv", "wo")),
+            *(f"layers.0.feed_forward.{name}" for name in ("w1", "w2", "w3")))  # fmt: skip
+_BY_SIZE = "auto_filter_small_kn"
 #: Tables and keys that no release before 0.2 has.
 _SINCE_2025_10 = ("compile", "quantize", "debug")
 _KEYS_SINCE_2025_10 = (
@@ -125,6 +129,12 @@ def _layout(file: SectionReader, release: Release, model: ModelSpec, world: int)
     found |= _experts(ranks, model) if release.year >= 2026 else {}
     found |= stages | _zero(file, release, sizes) | _batch(file, release, sizes) | _training(file, release)
     found |= _recompute(file.section("activation_checkpoint"), model.num_hidden_layers, sizes.pp)
+    if (
+        release.year >= 2025
+        and found["precision"] in ("fp8", "mxfp8")
+        and "output" not in _filters(file, release, found["precision"])
+    ):
+        assumed += ("head: in 16 bits; without output among filter_fqns torchtitan has it in 8 bits",)
     return found, assumed
 
 
@@ -198,7 +208,7 @@ def _training(file: SectionReader, release: Release) -> dict[str, Any]:
 
 def _precision(file: SectionReader, release: Release) -> str:
     quantised = file.section("model").texts("converters")
-    float8 = file.section("quantize").section("linear").section("float8") if release.year >= 2026 else file.section("float8")
+    float8 = _quantisation(file, release, "float8")
     if release.year < 2025:
         quantised = ["float8"] if float8.flag("enable_float8_linear", False) else []
     held = _DTYPES[file.section("training").choice("mixed_precision_param", _DTYPES, "bfloat16")]
@@ -211,6 +221,23 @@ def _precision(file: SectionReader, release: Release) -> str:
         if float8.flag("enable_fsdp_float8_all_gather", False):
             raise float8.wrong("enable_fsdp_float8_all_gather", "false, because gathering in fp8 is not modelled")
     return release.converters[quantised[0]]
+
+
+def _quantisation(file: SectionReader, release: Release, kind: str) -> SectionReader:
+    """Return the section of linears in 8 bits: float8 or mx."""
+    return file.section("quantize").section("linear").section(kind) if release.year >= 2026 else file.section(kind)
+
+
+def _filters(file: SectionReader, release: Release, precision: str) -> list[str]:
+    """Return the parts of names of linears that stay in 16 bits.
+
+    Raises InputError where those of layers are among them: torchao skips what contains one of the names.
+    """
+    section = _quantisation(file, release, "float8" if precision == "fp8" else "mx")
+    for name in (found := section.texts("filter_fqns")):
+        if name == _BY_SIZE or any(name in linear for linear in _LINEARS):
+            raise section.wrong("filter_fqns", "output, router.gate or another name of no linear of attention and feed-forward")
+    return found
 
 
 def _recompute(checkpoint: SectionReader, layers: int, pp: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from solver.formats.model_file import shipped_model
 from solver.formats.toml_text import write_toml
 from solver.formats.torchrun import nodes_of
 from solver.formats.torchtitan_config import ROTATES
-from solver.formats.torchtitan_keys import RELEASES, Release
+from solver.formats.torchtitan_keys import HEAD_APART, RELEASES, Release
 from solver.formats.torchtitan_stages import assigned, stage_starts
 from solver.spec.frameworks import framework_of
 from solver.spec.model import ModelSpec
@@ -134,13 +134,10 @@ def _settings(model: ModelSpec, run: Strategy, release: Release) -> list[tuple[s
                else {"pipeline_parallel_microbatches": run.num_micro_batches}),
         }))  # fmt: skip
     quantised = {ours: theirs for theirs, ours in release.converters.items()}.get(run.precision)
-    if release.year >= 2026:
+    if newer:
         if quantised:  # its settings stand in a table of its name
-            recipe = run.fp8_recipe if run.precision == "fp8" else "mxfp8_cublas"
-            found += [("model", {"converters": [quantised]}), (quantised, {"recipe_name": recipe})]
-        found += [("optimizer", {"implementation": "fused"})]
-    elif newer:
-        found += [("model", {"converters": [quantised]}), ("float8", {"recipe_name": run.fp8_recipe})] if quantised else []
+            recipe = run.fp8_recipe if run.precision == "fp8" else "mxfp8_cublas" if release.year >= 2026 else "mxfp8"
+            found += [("model", {"converters": [quantised]}), (quantised, {"recipe_name": recipe, **HEAD_APART})]
         found += [("optimizer", {"implementation": "fused"})]
     else:
         found += [("model", {"norm_type": "fused_rmsnorm" if run.fused_norm else "rmsnorm"})]

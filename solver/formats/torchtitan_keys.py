@@ -152,6 +152,7 @@ R2024 = Release(
     schedules=_SCHEDULES,
 )  # fmt: skip
 
+HEAD_APART = {"filter_fqns": ["output"]}  #: the head stays in 16 bits
 _QWEN3 = {
     ("qwen3", size): f"qwen3_{size.lower().replace('-', '_').replace('.', '_')}"
     for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B", "30B-A3B", "235B-A22B")

@@ -251,6 +251,25 @@ def test_what_is_refused_when_reading(old: str, new: str, sentence: str, tmp_pat
     assert sentence in str(refused.value)
 
 
+def quantised(kind: str, filters: str) -> str:
+    section = f"[{kind}]\nfilter_fqns = {filters}\n[metrics]"
+    return PRESET.replace('flavor = "8B"', f'flavor = "8B"\nconverters = ["{kind}"]').replace("[metrics]", section)
+
+
+def test_a_head_in_8_bits_is_named(tmp_path: Path) -> None:
+    for filters, named in (('["output", "router.gate"]', False), ("[]", True)):
+        said = load(tmp_path, quantised("float8", filters)).assumed
+        assert any(line.startswith("head: in 16 bits; without output among filter_fqns") for line in said) == named
+    text = exported(Path("run.toml"), model_of("llama3_8b"), RUN.replace(precision="mxfp8"), 8)["run.toml"]
+    assert '[mx]\nrecipe_name = "mxfp8"\nfilter_fqns = ["output"]' in text
+
+
+@pytest.mark.parametrize(("kind", "name"), [("float8", "attention"), ("float8", "w2"), ("mx", "auto_filter_small_kn")])
+def test_linears_of_layers_that_stay_in_16_bits_are_refused(kind: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="it must be output, router.gate or another name of no linear of attention"):
+        load(tmp_path, quantised(kind, f'["output", "{name}"]'))
+
+
 def test_stages_that_are_not_even_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="other divisions are not modelled"):
         load(tmp_path, OLDER.replace("layers.10,", "layers.9,"))
