@@ -42,6 +42,12 @@ _NO_MODEL = "DeepSpeed's settings hold no model"
 #: Models of transformers are not divided, and attend by torch's scaled_dot_product_attention, a flash kernel.
 _TRANSFORMERS = {"tp": 1, "pp": 1, "attention": "flash"}
 _SETTINGS = ("--deepspeed_config", "--deepspeed")
+#: Of ZeRO-3: key, least and most value with which whole layers are gathered ahead, and what other values mean.
+_THRESHOLDS = (
+    ("stage3_param_persistence_threshold", 0.0, 1e6, "matrices that stay gathered"),
+    ("stage3_max_live_parameters", 1e8, math.inf, "layers that are gathered only when they are needed"),
+    ("stage3_prefetch_bucket_size", 1e6, math.inf, "layers that are gathered only when they are needed"),
+)
 
 
 def is_deepspeed(plain: Mapping[str, Any]) -> bool:
@@ -57,6 +63,9 @@ def read_deepspeed(source: Source) -> FileRun:
     script = script_beside(source)
     words = script_words(script) if script else ()
     settings = _zero(file) | _precision(file, _trainers(words, script))
+    if "--cpu-optimizer" in words and "optimizer_offload_fraction" not in settings:
+        zero = file.section("zero_optimization")
+        raise zero.wrong("offload_optimizer", "{'device': 'cpu'} beside --cpu-optimizer of its script")
     launched = _launched(words, script, source, settings["precision"]) if script else None
     stated: Mapping[str, Any] = launched.layout if launched else _TRANSFORMERS | _ranks(file)
     if settings["zero"]:
@@ -93,12 +102,24 @@ def _zero(file: SectionReader) -> dict[str, Any]:
     stage = zero.whole("stage", 0, least=0)
     if stage > 3:
         raise zero.wrong("stage", "0, 1, 2 or 3")
+    if stage == 3:
+        _check_prefetching(zero)
     overlaps = zero.flag("overlap_comm", stage == 3)  # DeepSpeed's own default
     # one switch for both streams of ZeRO-3 (partitioned_param_coordinator.py, stage3.py); stages 1 and 2 gather after the step
     return {
         "zero": stage, "zero_shard_size": 1, "overlap_grad_reduce": overlaps, "overlap_param_gather": overlaps and stage == 3,
         **_offload(zero, stage),
     }  # fmt: skip
+
+
+def _check_prefetching(zero: SectionReader) -> None:
+    """Raise InputError for thresholds under which weights stay gathered, or are gathered only when they are needed."""
+    for key, least, most, effect in _THRESHOLDS:
+        value = zero.get(key, AUTO)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value != AUTO and not (number and least <= value <= most):
+            wanted = f"at most {most:g}" if most < math.inf else f"at least {least:g}"
+            raise zero.wrong(key, f"{wanted}, because {effect} are not modelled")
 
 
 def _offload(zero: SectionReader, stage: int) -> dict[str, Any]:
@@ -153,7 +174,7 @@ def _batch(file: SectionReader, launched: Mapping[str, Any]) -> dict[str, int]:
             raise file.wrong("train_batch_size", f"the micro batch times the steps of accumulation times {dp} ranks")
     for field in _BATCH:
         if field in found and launched.get(field, found[field]) != found[field]:
-            raise file.wrong(_BATCH[field], f"{launched[field]}, as its script has it")
+            raise file.wrong(_BATCH[field], f"{launched[field]}, as its script has it, or by default")
     return found
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from profiler.errors import InputError, closest
+from profiler.errors import InputError, closest, printable
 from solver.formats.model_keys import is_harmless, is_other_work
 from solver.formats.model_readers import Family
 from solver.formats.model_types import ARCHITECTURES, FAMILIES, NOT_DECODERS, UNDESCRIBED
@@ -20,6 +20,9 @@ _TOWER = re.compile(r"(vision|image|visual|audio|speech|video|vq)_config")
 #: Keys that a null switches off, where one that is left out has what its class has by default.
 _OFF_BY_NULL = ("attn_logit_softcapping", "final_logit_softcapping", "sliding_window", "attention_chunk_size")
 MARKS = {"model_type", "architectures", "transformers_version"}
+#: Methods whose weights train under adapters alone (transformers/quantizers).
+_FEW_BITS = ("gptq", "awq", "aqlm", "hqq", "quip", "vptq", "spqr", "higgs", "eetq")
+_OTHER_HEADS = re.compile(r"Classification$|QuestionAnswering$|ForMaskedLM$|RewardModel$|MultipleChoice$")
 
 
 def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> ModelSpec:
@@ -49,12 +52,22 @@ def model_of_config(config: Mapping[str, Any], where: str, name: str = "") -> Mo
 def _refuse_other_training(given: Mapping[str, Any]) -> None:
     """Raise InputError for weights in a few bits, and for attention that is not causal, whatever the family.
 
-    Of quantization_config only what loads weights for adapters (bitsandbytes) says how a model is trained; that of a published
-    FP8 or MXFP4 checkpoint says how it is stored.
+    Of quantization_config only what loads weights for adapters (bitsandbytes, GPTQ, AWQ) says how a model is trained; that of a
+    published FP8 or MXFP4 checkpoint says how it is stored.
     """
+    for architecture in given.get("architectures") or ():
+        if _OTHER_HEADS.search(str(architecture)):
+            called = printable(str(architecture))
+            raise InputError(f"architectures has {called}: only a head that predicts the next token is modelled")
     quantised = given.get("quantization_config")
-    if isinstance(quantised, Mapping) and quantised.get("quant_method") == "bitnet":
+    method = str(quantised.get("quant_method")) if isinstance(quantised, Mapping) else ""
+    if method == "bitnet":
         raise InputError("quantization_config has quant_method bitnet: weights of one or two bits are not modelled")
+    if method in _FEW_BITS:
+        raise InputError(
+            f"quantization_config has quant_method {method}: weights in a few bits under adapters are not modelled; remove it "
+            "to estimate the training of 16-bit weights"
+        )
     for key in ("load_in_4bit", "load_in_8bit"):
         if isinstance(quantised, Mapping) and quantised.get(key):
             raise InputError(

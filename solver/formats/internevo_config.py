@@ -142,6 +142,9 @@ class _Layout:
             self._put("cp", context)
             size = heads
         self._put("tp", size, "size" in tensor)
+        for key in ("parallel_output", "embed_split_hidden"):
+            if size > 1 and not self._model.flag(key, True):
+                raise self._model.wrong(key, "True with tensor parallelism, because gathered outputs are not modelled")
 
     def _pipeline(self, pipeline: SectionReader) -> None:
         """Read the pipeline section. Chunks per rank mean interleaving, which InternEvo does only with several stages."""

@@ -80,6 +80,7 @@ DESCRIBED: Described = {
     "model.apply_post_layer_norm": ((False,), "norms behind the blocks instead of before them"),
     "model.is_reward": ((False,), "a head of one output"),
     "model.moe_use_residual": ((False,), "an MLP beside the experts"),
+    "use_fp32_norm": ((False,), "norms in 32 bits"),
     "selective_checkpoint": ((False,), "recomputation of all but attention"),
     "cpu_offloading": ((False,), "activations on the host"),
 }

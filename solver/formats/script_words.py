@@ -19,8 +19,11 @@ _PLACES = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "RDZV_ID", "RDZV_E
 #: Variables that change how NCCL sends.
 _UNMODELLED = (
     "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE",
+    "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_BUFFSIZE", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_NET_GDR_LEVEL",
+    "NCCL_CROSS_NIC", "NCCL_COLLNET_ENABLE",
 )  # fmt: skip
+#: What a deterministic run sets, and what these change in another one.
+_DETERMINISTIC = ("NCCL_ALGO", "NVTE_ALLOW_NONDETERMINISTIC_ALGO")
 #: Slurm's options and what they say of a node, or of all.
 _SLURM = {"--nodes": "nodes", "-N": "nodes", "--gpus-per-node": "gpus", "--gres": "gpus", "--ntasks-per-node": "tasks",
           "--gpus-per-task": "per_task", "--gpus": "all", "-G": "all", "--ntasks": "started", "-n": "started"}  # fmt: skip
@@ -168,7 +171,8 @@ def of_environment(source: Source) -> tuple[dict[str, Any], tuple[str, ...]]:
         debugging["collective_checks"] = True
     if any("expandable_segments:True" in variables.get(name, "") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")):
         debugging["expandable_segments"] = True
-    set_here = ", ".join(f"{name}={variables[name]}" for name in _UNMODELLED if name in variables)
+    names = _UNMODELLED if "--deterministic-mode" in script_words(source) else (*_UNMODELLED, *_DETERMINISTIC)
+    set_here = ", ".join(f"{name}={variables[name]}" for name in names if name in variables)
     return debugging, (f"left out, although it may change times: {set_here}",) if set_here else ()
 
 

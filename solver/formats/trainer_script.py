@@ -6,6 +6,7 @@ nor an FSDP plugin holds the sequence, and only arguments of the program say it.
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,22 @@ BATCH = {
     "--gradient_accumulation_steps": "num_micro_batches",
     "--block_size": "seq_len",
 }
-
+#: Of TrainingArguments; the default block is the tokenizer's longest, or 1,024 tokens.
+_DEFAULTS = {"micro_batch_size": 8, "num_micro_batches": 1}
 
 #: Optimizers that are Adam with decoupled decay, whose step the framework's description has.
 _ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf")
+_OFF = ("false", "no", "none")
 _PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16"}
 _AGAIN = "--gradient_checkpointing"
+#: Data, evaluation, logs, checkpoints and numbers of the optimizer: neither time nor memory of a step.
+_NEUTRAL = re.compile(
+    r"--(?:eval|save|load_best|logging|log|report|hub|push_to|dataset|data|train|validation|output|overwrite|max|do|learning|lr|"
+    r"weight|warmup|num_train|adam|seed|dataloader|remove|run|ddp|include|metric|greater|preprocessing|streaming|model_name|"
+    r"model_type|model_revision|config|tokenizer|use_fast|cache|trust|token|low_cpu|torch_dtype|skip|disable_tqdm|ignore|resume|"
+    r"length|group_by|label_names|past|prediction|local|deepspeed|fsdp|accelerator|bf16_full|fp16_full|fp16_opt|keep|restore|"
+    r"project)(?:_\w+)?"
+)
 
 
 def trainer_precision(given: dict[str, Any], path: Path) -> str:
@@ -44,7 +55,8 @@ def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[d
     precision: what the settings beside them say. Raises InputError where they contradict it, and for another optimizer than
     Adam.
     """
-    found: dict[str, Any] = {field: whole_argument(given, name, path) for name, field in BATCH.items() if name in given}
+    found: dict[str, Any] = dict(_DEFAULTS)
+    found |= {field: whole_argument(given, name, path) for name, field in BATCH.items() if name in given}
     for name, asked in _PRECISIONS.items():
         if name in given and _on(given, name, path) and asked != precision:
             raise InputError(f"{path}: {name} contradicts the settings, whose precision is {precision}; write the same in both")
@@ -53,6 +65,9 @@ def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[d
     if (optimizer := given.get("--optim", _ADAM[0])) not in _ADAM:
         raise InputError(f"{path}: --optim {shown(optimizer)} is not described; {', '.join(_ADAM)} are")
     read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim"}
+    for name in given:
+        if name not in read and not _NEUTRAL.fullmatch(name) and str(given[name]).lower() not in _OFF:
+            raise InputError(f"{path}: {name} of {PROGRAM} is not described here: without it the run is estimated")
     return found, tuple(name for name in given if name not in read)
 
 

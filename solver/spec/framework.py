@@ -61,7 +61,7 @@ class Kernels:
     bias_gradient_fused: bool = False  #: weight-gradient GEMMs also sum the gradients of biases (Transformer Engine)
     dropout: bool = False  #: unfused attention and residuals apply dropout, as GPT-2 did
     norm_quantises: bool = False  #: a norm before a quantised linear writes quantised values (Transformer Engine)
-    #: GEMMs of fp32 runs round their operands to TF32 (torch's allow_tf32, which NVIDIA's containers turn on).
+    #: GEMMs of fp32 runs round their operands to TF32: Transformer Engine's, and torch's with allow_tf32 (NVIDIA's containers).
     tf32: bool = False
     torch_loss: bool = False  #: the cross entropy is torch's, in fp32; otherwise Megatron's, in place
     compiled_loss: bool = False  #: torch.compile includes the cross entropy

@@ -51,8 +51,12 @@ def _assigned(a: Arguments) -> tuple[int, ...]:
 
 
 def _chunks(a: Arguments) -> int:
-    """Chunks of a stage."""
-    return max(len(_assigned(a)) // _pp(a), 1) if _assigned(a) else a.size("num-virtual-stages-per-pipeline-rank")
+    """Chunks of a stage: of a layout, stated, or from the layers of a chunk."""
+    if _assigned(a):
+        return max(len(_assigned(a)) // _pp(a), 1)
+    if "num-layers-per-virtual-pipeline-stage" in a and "num-virtual-stages-per-pipeline-rank" not in a:
+        return max(a.size("num-layers") // (_pp(a) * a.size("num-layers-per-virtual-pipeline-stage")), 1)
+    return a.size("num-virtual-stages-per-pipeline-rank")
 
 
 def _replicas(a: Arguments) -> int:

@@ -118,6 +118,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "bias_apart": False,
         "bias_gradient_fused": True,
         "norm_quantises": True,
+        "tf32": True,  # Transformer Engine's cublaslt_gemm.cu: CUBLAS_COMPUTE_32F_FAST_TF32 where all operands are fp32
         "scaled_rope_fused": False,  # rope_utils.py: Transformer Engine's kernel takes no mscale
         "clamps_apart": True,  # fusions/fused_bias_geglu.py: clamp, clamp and cat before the fused function
         "bias_by_expert": True,  # moe/experts.py: TEGroupedMLP._apply_bias
@@ -179,6 +180,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False, "linear_attention": False},
     kernels={
         "norm_quantises": False,
+        "tf32": False,
         "bias_apart": True,
         "bias_gradient_fused": False,
         "launch_seconds": OWN_LAYERS_LAUNCH,

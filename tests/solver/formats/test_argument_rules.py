@@ -89,6 +89,7 @@ LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention
         ({**EXPERTS, "moe-shared-expert-overlap": True, "moe-token-dispatcher-type": "flex"},
          "--moe-shared-expert-overlap needs"),
         ({**EXPERTS, "overlap-moe-expert-parallel-comm": True}, "with pp above 1 needs interleaved stages"),
+        ({**EXPERTS, "overlap-moe-expert-parallel-comm": True, "num-layers-per-virtual-pipeline-stage": 2}, ""),
         ({**EXPERTS, "expert-model-parallel-size": 3}, "ep divides --num-experts"),
         ({**EXPERTS, "moe-router-topk": 1}, "--moe-router-topk 1 with softmax needs --moe-router-pre-softmax"),
         ({**EXPERTS, "moe-router-topk": 1, "moe-router-load-balancing-type": "sinkhorn"}, ""),

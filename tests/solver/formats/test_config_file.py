@@ -321,6 +321,8 @@ def test_mistakes_in_python_are_reported_with_their_line(load, text, message):
     (with_model(use_sliding_window=True), "because a window over the keys is not modelled"),
     (with_model(use_swiglu=False), "because an MLP without a gate"),
     (with_model(drop_rate=0.1), "because dropout is not modelled"),
+    (SMALL + "use_fp32_norm = True", "because norms in 32 bits is not modelled"),
+    (with_model(parallel_output=False) + "parallel = dict(tensor=4)", "it must be True with tensor parallelism"),
     (SMALL + "model = 5", "line 6: model is 5; it must be a section"),
     (SMALL + "model = [1]", "line 6: model is a list; it must be a section"),
     (with_parallel("tensor=dict(size=2, mode='tsp')"), "parallel.tensor.mode is 'tsp'; it must be one of mtp, msp"),

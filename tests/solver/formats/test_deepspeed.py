@@ -113,11 +113,60 @@ def test_a_trainer_s_script_states_sequence_and_ranks(tmp_path: Path) -> None:
     beside(tmp_path)
     settings = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 5,
                 "zero_optimization": {"stage": 3}, "fp16": {"enabled": True}}  # fmt: skip
-    config = load(tmp_path, settings, TRAINER)
+    config = load(tmp_path, settings, f"{TRAINER} --gradient_accumulation_steps 5")
     expected = {"world_size": 16, "dp": 16, "tp": 1, "zero": 3, "zero_shard_size": 16, "micro_batch_size": 3,
                 "num_micro_batches": 5, "seq_len": 1024, "precision": "fp16", "overlap_grad_reduce": True}  # fmt: skip
     assert expected.items() <= config.layout.items() and config.assumed == ()
     assert same_model(config.model, model_of("llama3_8b"))
+
+
+def test_what_a_trainer_s_script_leaves_out_has_transformers_defaults(tmp_path: Path) -> None:
+    beside(tmp_path)
+    auto = {"gradient_accumulation_steps": "auto", "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    layout = load(
+        tmp_path, auto, "deepspeed --num_nodes 1 --num_gpus 8 run_clm.py --deepspeed run.json --logging_steps 5"
+    ).layout
+    assert (layout["micro_batch_size"], layout["num_micro_batches"]) == (8, 1)
+    with pytest.raises(InputError, match="gradient_accumulation_steps is 4; it must be 1, as its script has it, or by default"):
+        load(tmp_path, auto | {"gradient_accumulation_steps": 4}, TRAINER)
+
+
+@pytest.mark.parametrize(
+    "argument", ["--lora_r 16", "--attn_implementation eager", "--torch_compile", "--use_liger_kernel True"]
+)
+def test_arguments_of_a_trainer_that_change_a_step_are_refused(argument: str, tmp_path: Path) -> None:
+    beside(tmp_path)
+    settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    with pytest.raises(InputError, match=f"{argument.split()[0]} of run_clm.py is not described here"):
+        load(tmp_path, settings, f"{TRAINER} {argument}")
+    off = f"{TRAINER} --torch_compile False --learning_rate 1e-5 --dataset_name x --max_steps 10 --output_dir y"
+    assert load(tmp_path, settings, off).layout["num_micro_batches"] == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("stage3_param_persistence_threshold", 1e12, "at most 1e.06"),
+        ("stage3_max_live_parameters", 0, "at least 1e.08"),
+        ("stage3_prefetch_bucket_size", 0, "at least 1e.06"),
+    ],
+)
+def test_thresholds_of_zero_3_that_change_what_is_gathered_are_refused(
+    key: str, value: float, wanted: str, tmp_path: Path
+) -> None:
+    beside(tmp_path)
+    for stated, refused in ((value, True), ("auto", False), (2e8 if "max" in key else 1e6, False)):
+        settings = {"zero_optimization": {"stage": 3, key: stated}, "bf16": {"enabled": True}}
+        if refused:
+            with pytest.raises(InputError, match=f"{key} is .*; it must be {wanted}, because"):
+                load(tmp_path, settings, TRAINER)
+        else:
+            assert load(tmp_path, settings, TRAINER).layout["zero"] == 3
+
+
+def test_a_host_s_optimizer_without_states_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="offload_optimizer is missing; it must be .* beside --cpu-optimizer of its script"):
+        load(tmp_path, EXAMPLE, SCRIPT.replace("--bf16", "--bf16 --cpu-optimizer"))
 
 
 @pytest.mark.parametrize(

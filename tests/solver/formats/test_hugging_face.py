@@ -134,6 +134,9 @@ def test_configs_that_cannot_be_read_are_refused_by_name(config: dict[str, Any],
         ("vision_config", {"depth": 32}),
         ("pruned_heads", {"0": [1]}),
         ("quantization_config", {"quant_method": "bitnet"}),
+        ("quantization_config", {"quant_method": "gptq", "bits": 4}),
+        ("architectures", ["LlamaForSequenceClassification"]),
+        ("architectures", ["LlamaForRewardModel"]),
     ],
 )
 def test_keys_that_announce_other_work_are_refused(base: str, key: str, value: Any) -> None:

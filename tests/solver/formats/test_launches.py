@@ -58,6 +58,8 @@ def test_variables_of_a_script(tmp_path: Path) -> None:
     config = megatron(tmp_path, before="export CUDA_LAUNCH_BLOCKING=1\nexport NCCL_P2P_DISABLE=1 NCCL_DEBUG=WARN")
     assert config.layout["launch_blocking"] is True and config.layout["collective_checks"] is None
     assert config.notes[-1] == "left out, although it may change times: NCCL_P2P_DISABLE=1"
+    tree = megatron(tmp_path, before="export NCCL_ALGO=Tree NVTE_ALLOW_NONDETERMINISTIC_ALGO=0")
+    assert tree.notes[-1].endswith("may change times: NCCL_ALGO=Tree, NVTE_ALLOW_NONDETERMINISTIC_ALGO=0")
     assert megatron(tmp_path, before="export CUDA_LAUNCH_BLOCKING=0").layout["launch_blocking"] is False
     allocator = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512"
     assert megatron(tmp_path, before=allocator).layout["expandable_segments"] is True
