@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from profiler.errors import InputError
 from solver.formats.same_layout import interleaved
 from solver.formats.section_reader import SectionReader
 from solver.formats.torchtitan_keys import Release
@@ -75,8 +76,10 @@ def stages_at_points(pipeline: SectionReader, release: Release, pp: int, layers:
 def _stated(pipeline: SectionReader, schedule: str, pp: int, chunks: int) -> dict[str, Any]:
     """Return the keys of a layout with so many chunks. Raises InputError where the schedule has another number."""
     vpp = chunks // pp
-    if chunks % pp or (vpp > 1) != (schedule in _SEVERAL):
-        raise pipeline.wrong("pipeline_parallel_schedule", f"one of {chunks} chunks in {pp} stages")
+    if chunks % pp:
+        raise InputError(f"{pipeline.place}: the layers make {chunks} stages, no multiple of the pipeline's {pp} ranks")
+    if (vpp > 1) != (schedule in _SEVERAL):
+        raise pipeline.wrong("pipeline_parallel_schedule", f"one for {vpp} stages on each of {pp} ranks")
     return {"pp": pp, "vpp": vpp, "schedule": interleaved(schedule, vpp)}
 
 

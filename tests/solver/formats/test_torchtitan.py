@@ -155,6 +155,8 @@ def test_stages_of_2026(stages: str, expected: dict[str, Any], tmp_path: Path) -
         ("[compile]", '[quantize.grouped_mm.mx]\nfqns = ["experts"]\n[compile]', "experts in mxfp8 under torchtitan"),
         ("tensor_parallel_degree = 2", 'pipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [["norm"], ["output"]]',
          "lists of tok_embeddings, layers.0 to layers.47, norm and output"),
+        ("tensor_parallel_degree = 2", 'pipeline_parallel_degree = 4\npipeline_parallel_schedule = "Interleaved1F1B"\n'
+         "pipeline_parallel_layers_per_stage = 10", "the layers make 5 stages, no multiple of the pipeline's 4 ranks"),
     ],
 )  # fmt: skip
 def test_what_is_refused_of_2026(old: str, new: str, sentence: str, tmp_path: Path) -> None:
@@ -273,7 +275,7 @@ def test_linears_of_layers_that_stay_in_16_bits_are_refused(kind: str, name: str
 def test_stages_that_are_not_even_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="other divisions are not modelled"):
         load(tmp_path, OLDER.replace("layers.10,", "layers.9,"))
-    with pytest.raises(InputError, match="one of 8 chunks in 4 stages"):
+    with pytest.raises(InputError, match="it must be one for 2 stages on each of 4 ranks"):
         load(tmp_path, OLDER.replace("interleaved_1f1b", "1f1b"))
 
 
