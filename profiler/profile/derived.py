@@ -62,8 +62,8 @@ def power_reference(sheet: Datasheet) -> str:
 def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:
     """Return, by number format, the time of a kernel at the limit of power of ``sheet`` over what the peaks alone make of it.
 
-    A format that ``base`` does not have is as far from its peak as bf16, and none is further: where the peak of a narrower
-    format grows alone, its units have changed (NVFP4 from B200 to GB300, of which runs in sight use all).
+    A format that ``base`` does not have is as far from its peak as bf16. None is further, unless both are below it: where the
+    peak of a narrower format grows alone, its units have changed (NVFP4 from B200 to GB300, of which runs in sight use all).
     """
     units = sheet.device.num_sms / base.device.num_sms
     idle = IDLE_SHARE * base.power
@@ -77,7 +77,7 @@ def power_slowdown(base: Datasheet, sheet: Datasheet) -> dict[str, float]:
     measured, peaks = base.device.peak_flops, sheet.device.peak_flops
     found = {dtype: peak / measured[dtype] / rate for dtype, peak in peaks.items() if dtype in measured}
     wide = found.get("bf16", 1.0)
-    return {dtype: min(found.get(dtype, wide), wide) for dtype in peaks}
+    return {dtype: min(found.get(dtype, wide), max(wide, 1.0)) for dtype in peaks}
 
 
 def _vendor(kernels: Profile) -> str:

@@ -121,7 +121,7 @@ def _said(profile: Profile) -> str:
         "memory": own.memory_bandwidth / base.memory_bandwidth,
         "links": own.link_bandwidth / links.link_bandwidth,
     }
-    limit, limited = "16-bit compute time at the limit of power", ""
+    limit, limited = "16-bit compute time at its limit of power over that of its peak", ""
     if made.similarity == "architecture":
         ratios[limit] = slower
         limited = "; long kernels run at its limit of power, where a higher peak makes none faster" if slower >= 1 else ""

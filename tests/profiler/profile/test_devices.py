@@ -142,6 +142,9 @@ def test_clocks_under_a_limit_of_power_by_hand() -> None:
     assert set(power_slowdown(base, datasheet_of({**H100, "peak_tflops": {**H100["peak_tflops"], "fp8": 4000}})).values()) == {
         1.0
     }
+    # half the peak of 16 bits alone makes these slower, and no other format faster
+    halved = power_slowdown(base, datasheet_of({**H100, "peak_tflops": {**H100["peak_tflops"], "bf16": 494.7, "fp16": 494.7}}))
+    assert halved == pytest.approx({**dict.fromkeys(H100["peak_tflops"], 1.0), "bf16": 0.5, "fp16": 0.5})
     # twice the units at twice the power and peak run at the same clock
     twice = datasheet_of({**H100, "num_sms": 264, "power_watts": 1400, "peak_tflops": {"bf16": 2 * 989.4},
                           "memory_bandwidth_gb_s": 6700})  # fmt: skip
@@ -164,7 +167,7 @@ def test_power_counts_beside_the_nearest_device_of_the_architecture(tmp_path: Pa
     assert profile.derivation is not None and profile.derivation.power_slowdown["bf16"] == pytest.approx(
         (637.5 / 262.5) ** (1 / 3)
     )
-    assert "16-bit compute time at the limit of power, beside mi300x x 1.34)" in said
+    assert "16-bit compute time at its limit of power over that of its peak, beside mi300x x 1.34)" in said
     other, said = as_device(base, device_file(path, architecture="zeta", power_watts=70))
     assert other.derivation is not None and set(other.derivation.power_slowdown.values()) == {1.0}
     assert said.endswith("; its limit of power is not used: no other device of its architecture is known")
@@ -192,7 +195,8 @@ def test_derived_profiles_say_so_and_keep_what_was_not_measured_on_them_out() ->
     # 2,500 over 2,250 TFLOP/s; (1,200 - 150) / (1,000 - 150) W to the third root is 1.073, of which the peak has 1.11
     assert said == (
         "profile: gb200, derived: nothing was measured on it; kernels of b200_sxm, of the same generation, rescaled by the "
-        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at the limit of power x 1.04); "
+        "datasheets (16-bit peak x 1.11, memory x 1.00, links x 1.00, 16-bit compute time at its limit of power "
+        "over that of its peak x 1.04); "
         "long kernels run at its limit of power, where a higher peak makes none faster"
     )
     assert "limit of power, where" not in find_profile("gb300")[1] + find_profile("mi300x")[1]  # at their peaks; not known
