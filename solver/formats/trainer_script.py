@@ -33,11 +33,11 @@ _PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16"}
 _AGAIN = "--gradient_checkpointing"
 #: Data, evaluation, logs, checkpoints and numbers of the optimizer: neither time nor memory of a step.
 _NEUTRAL = re.compile(
-    r"--(?:eval|save|load_best|logging|log|report|hub|push_to|dataset|data|train|validation|output|overwrite|max|do|learning|lr|"
-    r"weight|warmup|num_train|adam|seed|dataloader|remove|run|ddp|include|metric|greater|preprocessing|streaming|model_name|"
-    r"model_type|model_revision|config|tokenizer|use_fast|cache|trust|token|low_cpu|torch_dtype|skip|disable_tqdm|ignore|resume|"
-    r"length|group_by|label_names|past|prediction|local|deepspeed|fsdp|accelerator|bf16_full|fp16_full|fp16_opt|keep|restore|"
-    r"project)(?:_\w+)?"
+    r"--(?:eval|evaluation|per_device_eval|save|load_best|logging|log|report|hub|push_to|dataset|data|train|validation|output|"
+    r"overwrite|max|do|learning|lr|weight|warmup|num_train|adam|seed|dataloader|remove|run|ddp|include|metric|greater|"
+    r"preprocessing|streaming|model_name|model_type|model_revision|config_name|tokenizer|use_fast|use_auth|cache|trust|token|"
+    r"low_cpu|torch_dtype|skip|disable_tqdm|ignore|resume|length|group_by|label_names|past|prediction|local|deepspeed|"
+    r"accelerator|bf16_full|fp16_full|fp16_opt|keep|restore|project|gradient_checkpointing_kwargs)(?:_\w+)?"
 )
 
 
@@ -65,8 +65,9 @@ def trainer_fields(given: dict[str, Any], precision: str, path: Path) -> tuple[d
     if (optimizer := given.get("--optim", _ADAM[0])) not in _ADAM:
         raise InputError(f"{path}: --optim {shown(optimizer)} is not described; {', '.join(_ADAM)} are")
     read = {*BATCH, *_PRECISIONS, _AGAIN, "--optim"}
+    idle = {"--tf32"} if precision != "fp32" else set()
     for name in given:
-        if name not in read and not _NEUTRAL.fullmatch(name) and str(given[name]).lower() not in _OFF:
+        if name not in read | idle and not _NEUTRAL.fullmatch(name) and str(given[name]).lower() not in _OFF:
             raise InputError(f"{path}: {name} of {PROGRAM} is not described here: without it the run is estimated")
     return found, tuple(name for name in given if name not in read)
 

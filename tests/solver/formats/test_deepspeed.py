@@ -132,14 +132,18 @@ def test_what_a_trainer_s_script_leaves_out_has_transformers_defaults(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "argument", ["--lora_r 16", "--attn_implementation eager", "--torch_compile", "--use_liger_kernel True"]
+    "argument",
+    ["--lora_r 16", "--attn_implementation eager", "--config_overrides n_embd=1", "--torch_compile", "--use_liger_kernel True"],
 )
 def test_arguments_of_a_trainer_that_change_a_step_are_refused(argument: str, tmp_path: Path) -> None:
     beside(tmp_path)
     settings = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
     with pytest.raises(InputError, match=f"{argument.split()[0]} of run_clm.py is not described here"):
         load(tmp_path, settings, f"{TRAINER} {argument}")
-    off = f"{TRAINER} --torch_compile False --learning_rate 1e-5 --dataset_name x --max_steps 10 --output_dir y"
+    off = (
+        f"{TRAINER} --torch_compile False --learning_rate 1e-5 --dataset_name x --max_steps 10 --output_dir y --tf32 True "
+        "--evaluation_strategy no --per_device_eval_batch_size 4"
+    )
     assert load(tmp_path, settings, off).layout["num_micro_batches"] == 1
 
 

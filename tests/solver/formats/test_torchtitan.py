@@ -260,8 +260,8 @@ def quantised(kind: str, filters: str) -> str:
 
 def test_a_head_in_8_bits_is_named(tmp_path: Path) -> None:
     for filters, named in (('["output", "router.gate"]', False), ("[]", True)):
-        said = load(tmp_path, quantised("float8", filters)).assumed
-        assert any(line.startswith("head: in 16 bits; without output among filter_fqns") for line in said) == named
+        said = load(tmp_path, quantised("float8", filters)).notes
+        assert any(line.startswith("the head is estimated in 16 bits; torchtitan has it in 8") for line in said) == named
     text = exported(Path("run.toml"), model_of("llama3_8b"), RUN.replace(precision="mxfp8"), 8)["run.toml"]
     assert '[mx]\nrecipe_name = "mxfp8"\nfilter_fqns = ["output"]' in text
 
