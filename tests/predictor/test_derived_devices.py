@@ -112,7 +112,7 @@ def test_at_the_limit_of_power_the_peak_is_no_matter(h100: CostModel) -> None:
             assert (after.seconds == same[kind].seconds).all(), (kind, times)
 
 
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     figures=st.fixed_dictionaries({name: st.floats(0.4, 3) for name in ("peak", "power", "memory", "links")}),
     raised=st.sampled_from(["peak", "power", "memory", "links"]), by=st.floats(1, 4),

@@ -64,7 +64,7 @@ def bare(tables: dict[str, Table] | None = None) -> Profile:
 
 @pytest.mark.parametrize("op", OPS)
 @given(intra=RANKS, inter=NODES, gbit=st.sampled_from([50, 100, 200, 400, 800]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_more_bytes_never_take_less_time(any_fit: CollectiveModel, op: str, intra: int, inter: int, gbit: int) -> None:
     seconds = any_fit.predict(op, SIZES, intra, inter, gbit * GBIT).seconds
     assert np.isfinite(seconds).all()
@@ -74,7 +74,7 @@ def test_more_bytes_never_take_less_time(any_fit: CollectiveModel, op: str, intr
 
 @pytest.mark.parametrize("op", OPS)
 @given(intra=RANKS, size=st.floats(min_value=1, max_value=TERABYTE))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_more_nodes_are_never_faster(any_fit: CollectiveModel, op: str, intra: int, size: float) -> None:
     nodes = np.unique(np.geomspace(1, 131072 // intra, 60).round())
     seconds = any_fit.predict(op, size, intra, nodes).seconds
@@ -83,7 +83,7 @@ def test_more_nodes_are_never_faster(any_fit: CollectiveModel, op: str, intra: i
 
 @pytest.mark.parametrize("op", OPS)
 @given(intra=RANKS, inter=NODES, size=st.floats(min_value=1, max_value=TERABYTE))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_faster_network_is_never_slower(any_fit: CollectiveModel, op: str, intra: int, inter: int, size: float) -> None:
     seconds = any_fit.predict(op, size, intra, inter, np.geomspace(1, 3200, 40) * GBIT).seconds
     assert (np.diff(seconds) <= 1e-12 * seconds[1:]).all()

@@ -60,7 +60,7 @@ def test_inside_a_server_the_profile_s_times_stay(rails: SimulatedNetwork, h100_
     for op in ("all_reduce", "all2all"):
         mine, theirs = rails.predict(op, size, 8, 1), h100_model.measured_collectives.predict(op, size, 8, 1)
         assert np.array_equal(mine.seconds, theirs.seconds) and np.array_equal(mine.basis, theirs.basis)
-    far = rails.predict("all_reduce", size, [8, 4, 1], [8, 2, 4])
+    far = rails.predict("all_gather", size, [8, 4, 1], [8, 2, 4])
     assert (far.basis == Basis.SIMULATED).all() and (far.relative_std >= rails.calibration.relative_std).all()
     assert float(rails.predict("all_gather", 1e6, 1, 1).seconds) == 0.0
 

@@ -82,13 +82,13 @@ def test_a_shard_degree_that_is_left_open_follows_from_the_gpus(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["llama3_8b", "internlm2_7b"])
 def test_hundreds_of_layouts_come_back(framework: str, name: str, tmp_path: Path) -> None:
     model = model_of(name)
-    runs = layouts_of(model, framework, 120, cp_comm="allgather", compile=name == "internlm2_7b")
+    runs = layouts_of(model, framework, 90, cp_comm="allgather", compile=name == "internlm2_7b")
     came, refused = round_trips(model, runs, ".toml", tmp_path)
     # the rest is what torchtitan does not run: whole activations, shards across cp, replicas beside other parallelism, shares
     # of recomputed layers that are not every n-th, in 2024 several batches a step, compiled V-shaped schedules, and 1F1B of
     # fewer micro batches than stages
     known = {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "num_micro_batches", framework}
-    assert came > 70 and set(refused) <= known
+    assert came > 50 and set(refused) <= known
     assert_same_estimate(model, runs[:6])
 
 
@@ -167,10 +167,10 @@ def test_what_is_refused_of_2026(old: str, new: str, sentence: str, tmp_path: Pa
 
 def test_layouts_of_experts_come_back(tmp_path: Path) -> None:
     model = model_of("qwen3_30b_a3b")
-    runs = layouts_of(model, "torchtitan-2026-02", 150, cp_comm="allgather")
+    runs = layouts_of(model, "torchtitan-2026-02", 100, cp_comm="allgather")
     assert len({run.ep for run in runs}) > 2
     came, refused = round_trips(model, runs, ".toml", tmp_path)
-    assert came > 100 and set(refused) <= {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "torchtitan-2026-02"}
+    assert came > 60 and set(refused) <= {"tp_mode", "zero_shard_size", "zero", "recompute_layers", "torchtitan-2026-02"}
 
 
 def test_listed_modules_are_the_stages(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from solver.spec.strategy import Strategy
 
 GQA = ModelSpec(name="gqa", hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=16,
                 num_key_value_heads=4, head_dim=32, vocab_size=1000)  # fmt: skip
-MODELS = (GQA, GQA.replace(num_hidden_layers=10), GQA.replace(num_key_value_heads=16), GQA.replace(num_hidden_layers=14),
+MODELS = (GQA, GQA.replace(num_hidden_layers=10), GQA.replace(num_key_value_heads=16, num_hidden_layers=14),
           GQA.replace(num_key_value_heads=2, num_hidden_layers=16))  # fmt: skip
 
 Rule = Callable[[ModelSpec, Strategy], bool]
@@ -122,9 +122,9 @@ def test_every_release_has_its_rules() -> None:
 
 
 @pytest.mark.parametrize("framework", RULES)
-def test_the_best_hundred_layouts_of_five_problems_can_run(framework: str) -> None:
+def test_the_best_hundred_layouts_of_four_problems_can_run(framework: str) -> None:
     seen = 0
-    for model, world in zip(MODELS, (16, 24, 16, 24, 24), strict=True):
+    for model, world in zip(MODELS, (16, 24, 24, 24), strict=True):
         found = search(make_problem(model, world, toy_cost(), 512, framework=framework), 48, top=100).best
         for index in range(0, len(found), 2):  # neighbours in rank differ little
             layout = found.layouts.strategy(index, found.problem.run)

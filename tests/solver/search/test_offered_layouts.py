@@ -73,7 +73,7 @@ def passed(framework: str, model: ModelSpec, constants: dict[str, Any], every: i
     return len(layouts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(NAMES), st.sampled_from(MODELS), CONSTANTS)
 def test_what_a_search_offers_passes_the_check(framework: str, model: ModelSpec, constants: dict[str, Any]) -> None:
     passed(framework, model, constants, every=17)

@@ -44,17 +44,23 @@ def with_counts(
 
 
 def test_no_other_numbers_fit_and_are_faster(h100_model: CostModel) -> None:
+    """Of all numbers on the first three stages; with fewer on the last nothing fits, and more is never faster."""
     plain = with_counts(problem_of_memory(h100_model, 80), "")
-    every = [with_counts(plain.problem, counts, plain.table) for counts in product(range(5), repeat=4)]
-    seconds = np.array([float(one.times.seconds[0]) for one in every])
-    held = np.array([float(one.memory.device[0]) for one in every])
-    for gib in (25, 28, 32):
-        problem = problem_of_memory(h100_model, gib)
+
+    def priced(last: int) -> tuple[np.ndarray, np.ndarray]:
+        every = [with_counts(plain.problem, (*counts, last), plain.table) for counts in product(range(5), repeat=3)]
+        return np.array([one.times.seconds[0] for one in every]), np.array([one.memory.device[0] for one in every])
+
+    of_last = {last: priced(last) for last in (0, 1, 2)}
+    for gib, last in ((28, 2), (30, 0), (32, 0)):
+        problem, (seconds, held) = problem_of_memory(h100_model, gib), of_last[last]
         fewest = fewest_recomputed(problem, plain.layouts, plain.table)
         found = with_counts(problem, fewest)
         assert found.memory.device[0] <= problem.cluster.memory_bytes
-        assert float(found.times.seconds[0]) == pytest.approx(seconds[held <= problem.cluster.memory_bytes].min(), rel=1e-12)
+        assert found.times.seconds[0] == pytest.approx(seconds[held <= problem.cluster.memory_bytes].min(), rel=1e-12)
         assert fewest[0] > fewest[2], "the first stage has most micro batches in flight"
+        assert fewest[3] == last and (last == 0 or (of_last[last - 1][1] > problem.cluster.memory_bytes).all())
+    assert all((of_last[last + 1][0] >= of_last[last][0]).all() for last in (0, 1))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4])
