@@ -26,7 +26,7 @@ NEEDS = {
     "delta-offload-bytes": "fine-grained-activation-offloading", "exp-avg": "use-precision-aware-optimizer",
     "num-distributed-optimizer-instances": "use-distributed-optimizer", "recompute-": "recompute-granularity",
     "hierarchical-": "hierarchical-context-parallel-sizes", "megatron-fsdp-": "use-megatron-fsdp",
-    "outer-dp-": "use-megatron-fsdp",
+    "outer-dp-": "use-megatron-fsdp", "data-parallel-sharding-strategy": "use-megatron-fsdp",
 }  # fmt: skip
 #: Of these, what Megatron reads or refuses alone where it is an argument of its own, not a value of a complete list.
 _NEED_NONE = {"cpu-offloading-num-layers", "expert-model-parallel-size", "num-distributed-optimizer-instances"}

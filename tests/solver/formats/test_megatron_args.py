@@ -569,6 +569,7 @@ def test_megatrons_compiled_loss_holds_fp32_copies() -> None:
         ("recompute-modules", "mlp", "recompute-granularity"),
         ("exp-avg-dtype", "bf16", "use-precision-aware-optimizer"),
         ("window-attn-skip-freq", 2, "window-size"),
+        ("data-parallel-sharding-strategy", "optim_grads_params", "use-megatron-fsdp"),
     ],
 )
 def test_a_flag_that_needs_another_is_named_as_ignored(flag: str, value: object, needed: str) -> None:
