@@ -52,7 +52,8 @@ class CostModel:
 
     network_bandwidth: bytes/s per accelerator between nodes. derating: how much longer GEMM and attention kernels take in a
     training run than in the profile's loops (clocks under the power limit, laboratory, framework); 1 means as profiled.
-    attention_derating: of attention alone, 0 where it is that of GEMMs.
+    attention_derating: of attention alone, 0 where it is that of GEMMs. power_slowdown: above 1 where what the limit of power
+    costs was measured: this is the derating, and beside other work less is left of it (solver.step.power).
     attention_generation: the FlashAttention that ``attention`` stands for (0: the device's newest). attention_scale: how much
     slower the framework's attention kernel is than that; backward_scale: its backward pass further. shared_links: (op, ranks in
     the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: delay of the
@@ -78,6 +79,7 @@ class CostModel:
     derating: float = 1.0
     attention_derating: float = 0.0
     quantised_derating: Derating = Derating(1.0, 0.0)
+    power_slowdown: float = 1.0
     link_slowdown: float = 1.0
     found: FoundNetwork | None = None
     leaf_switches: LeafSwitches | None = None

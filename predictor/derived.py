@@ -46,6 +46,7 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
                       for key, rate in links.shared_links.items()},
         attention_generation=base.device.flash_version if derivation.similarity == "architecture" else 0,
         uncertainty=_uncertainty(device, derivation, links.device),
+        power_slowdown=1.0,
         plain_layer_launch=0.0,  # another machine's host
     )  # fmt: skip
 

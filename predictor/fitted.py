@@ -14,7 +14,13 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.derived import derived_cost_model
-from predictor.kernels.derating import Laboratories, attention_derating_of, derating_of, quantised_derating_of
+from predictor.kernels.derating import (
+    Laboratories,
+    attention_derating_of,
+    derating_of,
+    power_slowdown_of,
+    quantised_derating_of,
+)
 from predictor.kernels.flash_attn import FlashAttnModel
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
@@ -108,6 +114,7 @@ def cost_model(
         derating=derating_of(profile, laboratories),
         attention_derating=attention_derating_of(profile, laboratories),
         quantised_derating=quantised_derating_of(profile, laboratories),
+        power_slowdown=power_slowdown_of(profile),
         shared_links=_shared_links(_meta_constants(profile).get("intra_node") or {}),
         plain_layer_launch=_plain_layer_launch(profile.table("host")),
         **fits,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler.profile.profile import Profile
+from profiler.profile.profile import POWER_SLOWDOWN, Profile
 
 
 class Derating(NamedTuple):
@@ -46,12 +46,20 @@ class Laboratories:
         return cls(found["gemm"], found["attention"])
 
 
+def power_slowdown_of(profile: Profile) -> float:
+    """How many times as long as in a burst the machine's GEMMs take where nothing else runs; 1 where nobody measured it.
+
+    A profile that has it timed bursts, and its derating is that of GEMMs alone: solver.step.power says what is left of it.
+    """
+    return float(profile.meta.get(POWER_SLOWDOWN, 1.0))
+
+
 def attention_derating_of(profile: Profile, laboratories: Laboratories) -> float:
     """The derating of 16-bit attention: what other laboratories found of it, where they timed it; else that of GEMMs.
 
     B200's second laboratory ran GEMMs 1.34 times as long as the first and attention 1.05 times.
     """
-    if "sustained_scale" in profile.meta or not laboratories.attention:
+    if _is_stated(profile) or not laboratories.attention:
         return derating_of(profile, laboratories)
     return _mean_scale(laboratories.attention)
 
@@ -63,9 +71,13 @@ def derating_of(profile: Profile, laboratories: Laboratories) -> float:
     shipped profile times bursts of a few dozen kernels from CUDA graphs. Among kernel measurements, another laboratory that
     times the kernels of a framework is the closest to a training run.
     """
-    if "sustained_scale" in profile.meta:
-        return float(profile.meta["sustained_scale"])
+    if _is_stated(profile):
+        return float(profile.meta.get("sustained_scale", power_slowdown_of(profile)))
     return _mean_scale(laboratories.scales)
+
+
+def _is_stated(profile: Profile) -> bool:
+    return "sustained_scale" in profile.meta or POWER_SLOWDOWN in profile.meta
 
 
 def _mean_scale(scales: Mapping[str, tuple[float, int]]) -> float:
@@ -80,6 +92,6 @@ def quantised_derating_of(profile: Profile, laboratories: Laboratories) -> Derat
     No second laboratory timed these on a shipped device, and how much slower a laboratory's machine ran 16-bit GEMMs need not
     hold for them: such a profile gets the median of what laboratories found for 16 bits on other devices, with their spread.
     """
-    if "sustained_scale" in profile.meta or "sustained" not in profile.meta:
+    if _is_stated(profile) or "sustained" not in profile.meta:
         return Derating(derating_of(profile, laboratories), 0.0)
     return OTHER_LABORATORY

@@ -26,6 +26,7 @@ from profiler.measure.hardware import cache_bytes, device_facts, limits, preheat
 from profiler.measure.host import host_items
 from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
+from profiler.measure.power import power_slowdown
 from profiler.measure.session import Session, announce_end, launcher_died, leave, lost_ranks, named, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.wanted import Wanted, measured_here
@@ -42,7 +43,7 @@ from profiler.profile.plan import (
     linear_items,
     memory_bound_items,
 )
-from profiler.profile.profile import Device, Profile
+from profiler.profile.profile import POWER_SLOWDOWN, Device, Profile
 from profiler.profile.profiles import OWN_PROFILE
 from profiler.profile.recorder import NOT_RUN, OUT_OF_MEMORY, Recorder
 from profiler.profile.store import read_profile
@@ -191,7 +192,6 @@ def _meta(session: Session, options: Options) -> dict[str, Any]:
         "ranks": session.world,
         "units": UNITS,
         "method": "median of repeats, operands rotated beyond the cache, all ranks at once, slowest rank of a collective",
-        "sustained_scale": 1.0,  # measured under sustained load by every rank at once
         "sensors": {"start": sensors()},
         OUT_OF_MEMORY: [],
         NOT_RUN: {},
@@ -218,10 +218,12 @@ def _measure(session: Session, device: Device, options: Options, recorder: Recor
         for i, sweep in enumerate(sweeps):
             share = WEIGHTS[sweep] / sum(WEIGHTS[name] for name in sweeps[i:])
             seconds = session.agree(max(end - time.monotonic(), 0.0) * share)
-            if sweep in ("linear", "flash_attn", "grouped_linear"):
+            if sweep == "linear":
+                _note_power(session, options.quick, recorder)
+            elif sweep in ("flash_attn", "grouped_linear"):
                 preheat(session, options.quick)
             if sweep in plans:
-                measure_kernels(bench, sweep, plans[sweep], seconds, cache_bytes(session.device))
+                measure_kernels(bench, sweep, plans[sweep], seconds, cache_bytes(session.device), whole=sweep == "host")
             elif sweep == "overlap":
                 measure_overlap(bench, size, trained, seconds)
             else:
@@ -241,6 +243,12 @@ def _kernel_plans(session: Session, size: Limits, options: Options, dtypes: Sequ
         "memory_bound": memory_bound_items(size, 4096 if options.quick else 64 * 1024, kinds, dtypes[0]),
         "grouped_linear": [] if lacking(session.device) else grouped_items(size, options.models, dtypes[0]),
     }
+
+
+def _note_power(session: Session, quick: bool, recorder: Recorder | None) -> None:
+    found = power_slowdown(session, quick)
+    if recorder is not None:
+        recorder.meta[POWER_SLOWDOWN] = found
 
 
 def _note_sensors(recorder: Recorder | None, sweep: str) -> None:

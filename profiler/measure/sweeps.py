@@ -69,15 +69,20 @@ class Bench:
                     self.finished(sweep, number, len(items), items[number], outcome)
 
 
-def measure_kernels(bench: Bench, sweep: str, planned: Sequence[Item], seconds: float, cache_bytes: int) -> None:
-    """Time the planned items for about ``seconds``; the ranks work at once, so that they share memory and power."""
+def measure_kernels(
+    bench: Bench, sweep: str, planned: Sequence[Item], seconds: float, cache_bytes: int, whole: bool = False
+) -> None:
+    """Time the planned items for about ``seconds``; the ranks work at once, so that they share memory and power.
+
+    whole: all of them, however long the first ones take.
+    """
     items = [item for item in planned if item.label not in bench.done]
     session = bench.session
     end = time.monotonic() + seconds
     each = float(np.clip(seconds * session.world / max(len(items), 1), *ROW_SECONDS))
     arena = Arena(session.device, cache_bytes)
     try:
-        while time.monotonic() < end and (number := bench.exchange.claim(sweep)) < len(items):
+        while (whole or time.monotonic() < end) and (number := bench.exchange.claim(sweep)) < len(items):
             session.beat()
             bench.finished(sweep, number, len(items), items[number], _kernel_row(bench, items[number], arena, each))
             bench.collect(sweep, items)

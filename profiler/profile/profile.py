@@ -34,6 +34,8 @@ MIB = 2.0**20
 NETWORK_ROWS = 20
 #: In the source of a measurement: taken on a device with the same chip, and its time scaled by the ratio of their memories.
 SCALED = " (time of the "
+#: Key of the meta number: how many times as long as in a burst a GEMM takes where nothing else runs (profiler.measure.power).
+POWER_SLOWDOWN = "power_slowdown"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 
 _COMMON = ("seconds", "spread", "repeats", "dtype", "source")

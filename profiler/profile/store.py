@@ -22,7 +22,7 @@ import numpy as np
 
 from profiler.errors import InputError, printable, require_torch, shown
 from profiler.files import replacing
-from profiler.profile.profile import SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
+from profiler.profile.profile import POWER_SLOWDOWN, SCHEMA_VERSION, TEXT_COLUMNS, Device, Profile, Table
 
 FORMAT = "foretrain-profile"
 
@@ -33,6 +33,7 @@ _STORAGE_DTYPES = {
 
 
 MOST_BYTES = 512 << 20  #: of a file, and of all its tensors; the shipped profiles have less than 2 MB
+_MOST_SLOWDOWN = 10.0  #: that a limit of power could make of a GEMM's time
 _MOST_PICKLE = 8 << 20  #: of the pickled containers
 _MOST_DEPTH = 20  #: of containers in one another
 
@@ -160,6 +161,9 @@ def read_profile(path: str | Path) -> Profile:
     if not isinstance(meta.get("laws") or {}, Mapping):
         raise InputError(f"{path}: incomplete profile, its laws are {shown(meta['laws'])}")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:20]
+    slowdown = meta.get(POWER_SLOWDOWN, 1.0)
+    if isinstance(slowdown, bool) or not isinstance(slowdown, int | float) or not 1.0 <= slowdown < _MOST_SLOWDOWN:
+        raise InputError(f"{path}: {POWER_SLOWDOWN} is {shown(slowdown)}; it must be a number from 1 to {_MOST_SLOWDOWN:g}")
     return Profile(str(meta.get("name", path.stem)), device, tables, meta, digest)
 
 

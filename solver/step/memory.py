@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -65,12 +65,14 @@ class Memory:
 
 class _StageBytes(NamedTuple):
     """Bytes of one stage. state: weights, gradients and optimizer states, [3, 4 ZeRO stages, splits]. absent: of the gradients
-    what is not there while the loss is computed, [4, splits]; update: what lives while the optimizer's step runs, [4, splits].
+    what is not there while the loss is computed, [4, splits]; freed: the share of the activations that is not there any more
+    when all gradients are, [splits]; update: what lives while the optimizer's step runs, [4, splits].
     Arrays over pipelines: activations; kept: logits and operands that wait; loss, backward: what lives while the loss, or a
     layer's backward pass, runs."""
 
     state: np.ndarray
     absent: np.ndarray
+    freed: np.ndarray
     update: np.ndarray
     activations: np.ndarray
     kept: np.ndarray
@@ -130,11 +132,15 @@ class PeakMemory:
         held = self._stage_bytes(stage)
         at_loss, _, _ = self._moments(held)
         state, absent, update = held.state[:, self._layouts.zero, row], self._of_zero(held.absent), self._of_zero(held.update)
-        state[1] -= np.where(at_loss, absent, 0.0)
+        activations = held.activations[pipeline]
+        freed = held.freed[row] * activations
+        before = at_loss | (absent <= freed)  # the first gradients; else the last
+        absent, freed = np.where(before, absent, 0.0), np.where(before, 0.0, freed)
+        state[1] -= absent
         there = np.where(at_loss, held.loss[pipeline], 0.0), np.where(at_loss, 0.0, held.backward[pipeline])
         buffers = np.where(at_loss, *self._buffers)
-        passing = np.array([held.activations[pipeline], there[1], held.kept[pipeline] + there[0], buffers])
-        return np.stack([*state, self._workspaces[row], *passing]), np.where(at_loss, absent, 0.0), update
+        passing = np.array([activations - freed, there[1], held.kept[pipeline] + there[0], buffers])
+        return np.stack([*state, self._workspaces[row], *passing]), absent, update
 
     def sums(self, stage: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the bytes of stage ``stage`` that are allocated, and of these those that come and go: [layouts] each."""
@@ -142,7 +148,9 @@ class PeakMemory:
         at_loss, loss, backward = self._moments(held)
         dynamic = (held.activations + held.kept)[self._pipeline] + np.where(at_loss, loss, backward)
         state = self._of_zero(held.state.sum(axis=0) + self._workspaces)
-        absent = np.where(at_loss, self._of_zero(held.absent), 0.0) if held.absent.any() else 0.0
+        absent: Any = 0.0
+        if held.absent.any():
+            absent = np.where(at_loss, self._of_zero(held.absent), self._replaced(held))
         if not held.update.any():
             return state - absent + dynamic, dynamic
         update = self._of_zero(held.update)
@@ -152,8 +160,17 @@ class PeakMemory:
         """Return whether the loss needs more than a layer's backward pass, and what comes and goes at each: [layouts] each."""
         loss = held.loss[self._pipeline] + self._buffers[0]
         backward = held.backward[self._pipeline] + self._buffers[1]
-        absent = self._of_zero(held.absent) if held.absent.any() else 0.0
-        return loss - absent > backward, loss, backward
+        if not held.absent.any():
+            return loss > backward, loss, backward
+        return loss - self._of_zero(held.absent) > backward - self._replaced(held), loss, backward
+
+    def _replaced(self, held: _StageBytes) -> np.ndarray:
+        """Return the bytes by which the backward pass stays below all activations and all gradients, [layouts].
+
+        The more it has of the latter, the fewer are left of the former: the larger of its beginning and its end counts.
+        """
+        freed: np.ndarray = held.freed[self._layouts.row] * held.activations[self._pipeline]
+        return np.minimum(self._of_zero(held.absent), freed)
 
     def _of_zero(self, table: np.ndarray) -> np.ndarray:
         """Return the entries of ``table``, [4 ZeRO stages, splits], that belong to the layouts: [layouts]."""
@@ -194,7 +211,10 @@ class PeakMemory:
         zeros = self._layouts.zero_stages
         *state, update = stage_state(problem, self._table, self._key, self._shares, splits, stages, stage, zeros)
         absent = state[1] * ((m == 1) & problem.framework.memory.frees_gradients)
-        return _StageBytes(np.array(state), absent, update, activations, kept_logits, loss, backward)
+        if problem.framework.memory.bucket_views:
+            absent[:3] *= splits.dp * splits.cp == 1
+        freed = 1 - 1 / np.maximum(layers, 1)
+        return _StageBytes(np.array(state), absent, freed, update, activations, kept_logits, loss, backward)
 
     def totals(self, allocated: np.ndarray, dynamic: np.ndarray, stage: int) -> _Sizes:
         """Return the bytes of a stage, as in Memory, from its sums. stage: its index."""

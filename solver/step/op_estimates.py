@@ -64,6 +64,10 @@ class OpEstimates:
         columns = {name: column for name, column in vars(self).items() if column is not None}
         return [replace(self, **{name: column[r] for name, column in columns.items()}) for r in rows]
 
+    def scaled(self, factor: np.ndarray) -> OpEstimates:
+        """Return the ops with times that are ``factor`` times as long, [ops, keys]."""
+        return replace(self, seconds=self.seconds * factor)
+
     def counts(self) -> np.ndarray:
         """Return the number of times each op runs, shape [ops, keys]."""
         found = np.empty(self.seconds.shape)

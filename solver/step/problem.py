@@ -32,6 +32,7 @@ from solver.step.host import launch_seconds
 from solver.step.layouts import Splits
 from solver.step.op_estimates import LayerTimes, OpEstimates, estimate_ops, layer_times, ring_delays
 from solver.step.paired_exchange import paired_seconds
+from solver.step.power import at_power
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,10 @@ def layer_table(problem: Problem, keys: LayerKeys) -> LayerTable:
         last_program(*given, found.kinds[found.of_layer[-1]]),
     )  # fmt: skip
     parts, together = [], estimate_ops([op for program in programs for op in program.ops], len(keys), problem.cost)
+    if problem.cost.power_slowdown > 1:
+        of_kind = np.bincount(found.of_layer, minlength=len(found.kinds))
+        sizes = [len(program.ops) for program in programs]
+        together = at_power(together, np.repeat([*of_kind, 1, 1], sizes), problem.cost.power_slowdown)
     if problem.checks_collectives:
         together = with_checks(together)
     for program, estimates in zip(programs, together.split([len(program.ops) for program in programs]), strict=True):

@@ -94,3 +94,18 @@ def test_training_writes_a_case_with_the_given_profile(tmp_path: Path) -> None:
     assert 0 < written["measured"]["step_s"] < 5
     with pytest.raises(InputError, match="failed"):
         validate_here.train_all([validate_here.Run(1, {**options, "steps": 1})], tmp_path / "data.pt", cases, environment)
+
+
+@pytest.mark.parametrize(("device", "host_bound"), [("h100", 1), ("h200", 0)])
+def test_real_steps_are_predicted_from_the_profile_of_their_gpu(device: str, host_bound: int, tmp_path: Path) -> None:
+    """Twelve steps on an H100 and twelve on an H200; the H100's host launched faster while it trained than in its profile."""
+    folder = ROOT / "configs" / "validate_here" / device
+    steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+    cases = tmp_path / "steps.jsonl"
+    cases.write_text("".join(json.dumps({**step, "hardware": str(folder / "profile.pt")}) + "\n" for step in steps))
+    predictions = validate_here.predict_cases(validate_here.read_cases(cases), validate_here.CostModels(()))
+    found = validate_here.Comparison.of(predictions)
+    assert len(found.error) == 12 and np.median(np.abs(found.error)) < 0.03
+    assert (np.abs(found.error) > 0.09).sum() == host_bound and found.inside.mean() > 0.9
+    peaks = np.array([p.memory_bytes / 2**30 / p.case.measured["peak_memory_gib"] - 1 for p in predictions])
+    assert np.median(np.abs(peaks)) < 0.15 and peaks.min() > -0.02 and peaks.max() < 0.2

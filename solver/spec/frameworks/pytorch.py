@@ -63,7 +63,8 @@ PROFILER_TRAIN = DDP.derive(
     can_run={
         "zero_stages": (0, 1, 2, 3), "tp_modes": (TpMode.MTP, TpMode.MSP), "pipeline": True, "replicated_kv_heads": False,
     },
-    memory={"synchronisation_bytes": (0.0, 0.0)},  # gradients are views of the buckets
+    kernels={"flash_attention": 0},  # scaled_dot_product_attention of torch 2.11 runs cuDNN's kernels on Hopper
+    memory={"synchronisation_bytes": (0.0, 0.0), "frees_gradients": True, "bucket_views": True},
 )  # fmt: skip
 
 #: Parameters are views of one buffer, whose gradients autograd joins and FSDP divides before it reduce-scatters them.

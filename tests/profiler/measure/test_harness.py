@@ -120,6 +120,7 @@ def test_a_run_of_four_ranks_fills_every_table(measured: Path) -> None:
     assert (overlap["gemm_slowdown"] > 0).all() and (overlap["collective_slowdown"] > 0).all()
     assert set(profile.table("flash_attn")["pass"]) == set(profile.table("host")["pass"]) == {"forward", "backward"}
     assert profile.device.gpus_per_node == 2 and profile.device.peak_flops["bf16"] > 1e9
+    assert profile.meta["power_slowdown"] == 1.0  # of a CPU
     shapes = set(zip(profile.table("all_reduce")["intra"], profile.table("all_reduce")["inter"], strict=True))
     assert shapes >= {(2, 2), (2, 1), (1, 2)}
     p2p = profile.table("p2p")

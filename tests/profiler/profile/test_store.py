@@ -261,6 +261,8 @@ def test_damage_raises_no_other_error(written: Path) -> None:
         ({"meta": {}}, "device"),
         ({"meta": {"device": {"name": "half"}}}, "incomplete"),
         ({"meta": {"device": {**vars(DEVICE), "colour": "green"}}}, "colour"),
+        ({"meta": {"device": vars(DEVICE), "power_slowdown": 0.9}}, "power_slowdown is 0.9; it must be a number from 1 to 10"),
+        ({"meta": {"device": vars(DEVICE), "power_slowdown": "1.2"}}, "power_slowdown"),
         ({"tables": {"weather": {}}}, "weather"),
         ({"tables": {"linear": {"mass": torch.ones(2)}}}, "mass"),
         ({"tables": {"linear": {"m": torch.ones(2), "n": torch.ones(3), "seconds": torch.ones(2)}}}, "lengths"),
