@@ -34,10 +34,11 @@ def input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Ar
 
 
 def kept_input_casts(shapes: Shapes, name: str, module: str, tokens: Array, width: Array) -> list[Op]:
-    """Return the kernels that quantise an input anew in the backward pass, because another module keeps it and not the linear.
+    """Return the kernels that quantise a linear's input again in the backward pass, where only its 16-bit copy is kept
+    (for another module that needs it).
 
-    The forward pass does not write what this writes: what is added is the second reading, and a cast from which the other order
-    is transposed.
+    The backward copy that they write is one that the forward pass did not, so these bytes are no addition. What is added: the
+    input is read a second time and, unless scales follow an axis, also written in the forward order, to be transposed.
     """
     recipe = shapes.recipe
     if recipe is None or not shapes.casts_kept_inputs:

@@ -1,7 +1,7 @@
 """Closed forms for the seconds from the first forward to the last backward pass of a step, by schedule.
 
-Of stages of any speed. What is exact, and what each leaves out, tests/solver/schedule/test_closed_forms.py compares with the
-event simulation.
+Stages may differ in speed. Where the forms are exact, and by how much they err elsewhere, is measured against the event
+simulation in tests/solver/schedule/test_closed_forms.py.
 """
 
 from __future__ import annotations

@@ -102,10 +102,10 @@ def parse_names(option: str, text: str, allowed: Collection[str], wrong: str, gi
 
 
 def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strategy, stated: Iterable[str]) -> dict[str, Any]:
-    """Return what is fixed where only ``varied`` axes vary: every other axis as ``layout`` has it.
+    """Return the axes to hold fixed in a search that varies only ``varied``: all others, at their values in ``layout``.
 
-    dp and num_micro_batches stay free, for they fill the world and the batch; so do the ranks of ZeRO and the layers of the end
-    stages, which must divide what other axes are, and the settings of a rank, unless ``stated`` names them.
+    Left free unless ``stated`` names them: dp and num_micro_batches, which follow from world size and batch; the ranks of a
+    ZeRO shard and the layers of the first and last stage, which must divide other axes; and settings that are no axis of a layout.
     """
     both = [name for name in varied if name in fixed]
     if both:

@@ -32,7 +32,7 @@ class Kept:
         self.parts, self.seconds, self.memory = [merged.take(keep)], s[keep], m[keep]
 
     def offer(self, layouts: Layouts, index: np.ndarray, seconds: np.ndarray, memory: np.ndarray) -> None:
-        """Keep what is worth it of the layouts ``index``."""
+        """Keep those of the layouts ``index`` that are among the best so far."""
         raise NotImplementedError
 
     def _chosen(self, layouts: Layouts, seconds: np.ndarray, memory: np.ndarray) -> np.ndarray:

@@ -162,9 +162,9 @@ def partitions(
 ) -> dict[str, np.ndarray]:
     """Return the parameters of each group that the fullest ZeRO rank updates, of those ``held`` by group; shape [splits] each.
 
-    Where whole tensors are assigned to ranks, one rank has the vocabulary's matrix (in the others), the largest of most models,
-    and as much less of the rest, unless embedding and head are assigned apart (_partition_param_list of InternEvo's
-    hybrid_zero_optim.py).
+    Where whole tensors are assigned to ranks, the fullest rank has at least one whole vocabulary matrix (of the group of
+    others), which is the largest tensor of most models, and less of all else, unless embedding and head are assigned separately
+    (_partition_param_list of InternEvo's hybrid_zero_optim.py).
     """
     shares = {name: elements / shards[name] for name, elements in held.items()}
     if problem.framework.data_parallel.partitions_whole_tensors and OTHERS in held:

@@ -1,4 +1,4 @@
-"""Time and memory of every pipeline stage of one layout, where the estimate itself needs the slowest and the fullest one."""
+"""Time and memory of every pipeline stage of one layout; an estimate keeps only the slowest and the fullest stage."""
 
 from __future__ import annotations
 

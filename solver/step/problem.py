@@ -78,7 +78,7 @@ class Problem:
 
     @property
     def as_found(self) -> tuple[str, ...]:
-        """What stated all-reduces and leaf switches make of network, links and run, a sentence each."""
+        """What was inferred from stated all-reduce bandwidths and leaf switches, one sentence each."""
         inferred = self.checks_collectives and self.run.collective_checks is None
         return (CHECKS_INFERRED,) if inferred else self.cost.as_found()
 
