@@ -105,7 +105,7 @@ def fixed_but(varied: tuple[str, ...], fixed: Mapping[str, Any], layout: Strateg
     """Return the axes to hold fixed in a search that varies only ``varied``: all others, at their values in ``layout``.
 
     Left free unless ``stated`` names them: dp and num_micro_batches, which follow from world size and batch; the ranks of a
-    ZeRO shard and the layers of the first and last stage, which must divide other axes; and settings that are no axis of a layout.
+    ZeRO shard and the layers of the first and last stage, which must divide other axes; settings that are no axis of a layout.
     """
     both = [name for name in varied if name in fixed]
     if both:
