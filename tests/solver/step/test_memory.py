@@ -440,3 +440,21 @@ def test_experts_are_updated_after_all_else_whose_wide_copies_are_gone_by_then()
     assert experts > others
     # of 16-bit moments 4 bytes, and 2 of the fp32 weights that the 16-bit ones lack
     assert parts(found)["optimizer"] == pytest.approx(6 * (experts + others) + 8 * experts)
+
+
+@pytest.mark.parametrize("seq", [32, 256])
+def test_gradients_of_the_only_micro_batch_come_as_its_activations_go(seq: int) -> None:
+    """At the loss of one of two micro batches there are gradients of the other; the only one has none there, and after its
+    backward pass all of them beside the activations and the working set of the first layer."""
+    problem = make_problem(replace(TINY, num_hidden_layers=4), 1, toy_cost(), seq_len=seq, compile=True, grad_dtype="fp32",
+                           framework="profiler-train")  # fmt: skip
+    found = estimated(problem, [problem.run.replace(zero=0, num_micro_batches=m) for m in (1, 2)])
+    one, two = (dict(zip(PARTS, column, strict=True)) for column in found.memory.parts.T)
+    gradients = 4 * (4 * TINY_LAYER + 2 * 256 * 64 + 64)
+    assert two["gradients"] == gradients and two["loss"] > 0
+    if gradients < two["activations"]:  # the loss is the peak of both
+        assert one == {**two, "gradients": 0.0}
+    else:
+        working = 32 * 2 * (64 + 2 * 128 + 64)  # gradients of the stream, of gate and up, and of their input
+        assert one == {**two, "activations": two["activations"] / 4, "backward_buffers": working, "loss": 0.0}
+    assert found.memory.allocated[0] == sum(one.values())
