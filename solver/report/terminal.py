@@ -148,16 +148,20 @@ def heading(solutions: Solutions, profile: str, notes: str) -> Text:
         f"{p.run.world_size} x {p.cost.device.name}, {p.cluster.gpus_per_node} per node, {_domain(p.cluster)}"
         f"{p.cluster.network_bandwidth * 8 / 1e9:,.3g} Gbit/s per GPU between nodes, "
         f"{p.cluster.memory_bytes / GIB:.1f} GiB per GPU",
-        f"{profile}; {_CLOCKS[p.cost.origin]}: {_derated(p.cost)}",
+        f"{profile}; {_derated(p.cost)}",
         *([notes] if notes else []),
     ]
     return Text("\n".join(lines))
 
 
 def _derated(cost: CostModel) -> str:
+    if cost.power_slowdown > 1:
+        factor = f"GEMM and attention times x {cost.power_slowdown:.2f}"
+        return f"limit of power: {factor} where nothing else runs, less beside other work"
     gemms, attention = cost.derating, cost.derating_of_attention
     alike = f"{gemms:.2f}" == f"{attention:.2f}"
-    return f"GEMM and attention times x {gemms:.2f}" if alike else f"GEMM times x {gemms:.2f}, attention x {attention:.2f}"
+    factors = f"GEMM and attention times x {gemms:.2f}" if alike else f"GEMM times x {gemms:.2f}, attention x {attention:.2f}"
+    return f"{_CLOCKS[cost.origin]}: {factors}"
 
 
 def _domain(cluster: Cluster) -> str:

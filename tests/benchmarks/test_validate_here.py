@@ -12,7 +12,7 @@ from timing_toy import cpu_device
 
 from profiler.errors import InputError
 from profiler.profile.profile import Profile, Table
-from profiler.profile.store import write_profile
+from profiler.profile.store import read_profile, write_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,6 +102,7 @@ def test_real_steps_are_predicted_from_the_profile_of_their_gpu(device: str, hos
     folder = ROOT / "configs" / "validate_here" / device
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
     cases = tmp_path / "steps.jsonl"
+    assert 1.15 < read_profile(folder / "profile.pt").meta["power_slowdown"] < 1.18
     cases.write_text("".join(json.dumps({**step, "hardware": str(folder / "profile.pt")}) + "\n" for step in steps))
     predictions = validate_here.predict_cases(validate_here.read_cases(cases), validate_here.CostModels(()))
     found = validate_here.Comparison.of(predictions)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from toy import tiny
+from toy import TINY, estimated, make_problem, tiny, toy_cost
 
+from solver.report.terminal import heading
 from solver.report.words import parameter_count, seconds
 
 
@@ -31,3 +32,15 @@ def test_mfu_by_both_conventions() -> None:
     found, linears, scores = tiny("internevo-2024"), 6 * (2 * 36_864 + 256 * 64), 6 * 2 * 4 * 16 * 32
     assert found.flops_per_second[0] == pytest.approx(found.tgs[0] * (linears + scores), rel=1e-12)
     assert found.mfu_whole_square[0] / found.mfu[0] == pytest.approx((linears + 2 * scores) / (linears + scores), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"derating": 1.12}, "sustained-clock derating: GEMM and attention times x 1.12"),
+     ({"derating": 1.34, "attention_derating": 1.05}, "sustained-clock derating: GEMM times x 1.34, attention x 1.05"),
+     ({"derating": 1.2, "power_slowdown": 1.2},
+      "limit of power: GEMM and attention times x 1.20 where nothing else runs, less beside other work")],
+)  # fmt: skip
+def test_what_clocks_cost_is_said_as_it_is_priced(changes: dict[str, float], words: str) -> None:
+    problem = make_problem(TINY, 1, toy_cost(**changes))
+    assert str(heading(estimated(problem, [problem.run]), "a profile", "")).splitlines()[2] == f"a profile; {words}"
