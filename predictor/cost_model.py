@@ -24,6 +24,7 @@ from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus
 from predictor.network.collective import CollectiveModel
 from predictor.network.expert_exchange import ExpertExchangeModel
 from predictor.network.leaf_switches import LeafSwitches
+from predictor.network.overlap import Contention
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES
 from profiler.profile.profile import Device
 
@@ -56,8 +57,8 @@ class CostModel:
     costs was measured: this is the derating, and beside other work less is left of it (solver.step.power).
     attention_generation: the FlashAttention that ``attention`` stands for (0: the device's newest). attention_scale: how much
     slower the framework's attention kernel is than that; backward_scale: its backward pass further. shared_links: (op, ranks in
-    the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: delay of the
-    compute [s] for each second of an overlapped collective (network.overlap).
+    the node) -> buffer bytes/s when all groups of strided ranks in the node communicate at once. contention: see
+    network.overlap.
     rank_skew: seconds that a collective waits in a training step for each further rank of a node (predictor.network.rank_skew).
     measured: attention calls timed on the device itself, under the load of a training run; these times already include the
     derating. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link to the host and of the
@@ -74,7 +75,7 @@ class CostModel:
     kernels: MemoryBoundModel
     collectives: CollectiveModel | SimulatedNetwork
     network_bandwidth: float
-    contention: float
+    contention: Contention
     rank_skew: float = 0.0
     derating: float = 1.0
     attention_derating: float = 0.0
@@ -242,18 +243,21 @@ class CostModel:
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
         """Seconds by which an overlapped collective of ``seconds`` over ``inter`` nodes delays the compute.
 
-        The collective takes multiprocessors and memory bandwidth in proportion to the bytes it moves. A network slower than
-        the links inside a node moves the same bytes over a longer time (NCCL opens fewer channels), so they cost what they
-        would inside a node. This does not hold where the delay exceeds the collective's own time, as on a CPU, whose cores
-        drive the network.
+        Where it was measured what a second between nodes costs, each costs that, except for the sends of a ring, which run
+        beside attention on few channels. Else the collective takes multiprocessors and memory bandwidth in proportion to the
+        bytes it moves: a network slower than the links inside a node moves the same bytes over a longer time (NCCL opens fewer
+        channels), so they cost what they would inside a node. This does not hold where the delay exceeds the collective's own
+        time, as on a CPU, whose cores drive the network.
         """
         passing = np.array(np.broadcast_to(seconds, np.broadcast_shapes(np.shape(size), np.shape(inter), np.shape(seconds))))
         far = np.broadcast_to(inter, passing.shape) > 1
-        if far.any() and self.contention < 1 and self.device.gpus_per_node > 1:
+        per_second = self.contention.over(np.where(op == "p2p", 1, inter))
+        per_byte = self.contention.inside < 1 and (op == "p2p" or not self.contention.between)
+        if far.any() and per_byte and self.device.gpus_per_node > 1:
             ranks = 2 if op == "p2p" else self.device.gpus_per_node
             inside = self.collective(op, np.broadcast_to(size, passing.shape)[far], ranks, 1)
             passing[far] = np.minimum(passing[far], inside.seconds)
-        return self.contention * passing
+        return per_second * passing
 
     def for_world(self, world: int, per_domain: int) -> CostModel:
         """The same device for a job of ``world`` GPUs, ``per_domain`` in a node or NVLink domain: simulations ask for it."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
+from predictor.network.overlap import Contention
 from profiler.profile.profile import Device
 from solver.layers.program import LayerKeys
 from solver.search.space import cross, enumerate_splits
@@ -84,9 +85,8 @@ def toy_cost(**changes: Any) -> CostModel:
     """Return the real CostModel with hand-made fits; ``changes`` replace its fields."""
     fits: Any = {"linears": _Linear(), "grouped": None, "attention": _Attention(), "kernels": _Kernel(),
                  "collectives": _Collective()}  # fmt: skip
-    return CostModel(
-        **{"device": DEVICE, "network_bandwidth": DEVICE.network_bandwidth, "contention": CONTENTION, **fits, **changes}
-    )
+    given = {"device": DEVICE, "network_bandwidth": DEVICE.network_bandwidth, "contention": Contention(CONTENTION)}
+    return CostModel(**given | fits | changes)
 
 
 def run_of(world_size: int, seq_len: int = 4096, **constants: Any) -> Strategy:

@@ -9,8 +9,8 @@ from typing import Any
 from profiler.errors import InputError, require
 from solver.formats.deepspeed_names import GRADIENTS, NORMS, PRECISIONS
 from solver.formats.megatron_args import FRAMEWORK
-from solver.formats.megatron_export import carried as megatron_carried
 from solver.formats.megatron_export import megatron_arguments
+from solver.formats.megatron_untimed import carried as megatron_carried
 from solver.formats.torchrun import torchrun
 from solver.spec.dropout import applies_dropout
 from solver.spec.model import ModelSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from solver.formats import deepspeed_export, hugging_face_export, megatron_export, nanotron_export
+from solver.formats import deepspeed_export, hugging_face_export, megatron_export, megatron_untimed, nanotron_export
 from solver.formats.accelerate_export import accelerate_files
 from solver.formats.bridge_export import bridge_files
 from solver.formats.config_file import read_source
@@ -53,7 +53,7 @@ def _of_hugging_face(_: ModelSpec) -> frozenset[str]:
 
 
 KINDS = (
-    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), megatron_export.carried),
+    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), megatron_untimed.carried),
     Kind(".json", "SimuMax's strategy", simumax_files, ("megatron-core-0.12",)),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(
@@ -70,7 +70,7 @@ KINDS = (
         ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25"),
         lambda model: frozenset() if megatron_export.plain(model) else hugging_face_export.CARRIED,
     ),
-    Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",), megatron_export.carried),
+    Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",), megatron_untimed.carried),
     Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),
     Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp"), _of_hugging_face),
     Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",), deepspeed_export.carried),

@@ -16,8 +16,9 @@ from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
 from solver.formats.megatron_flags import LINEAR
 from solver.formats.megatron_precision import gradient_flags
+from solver.formats.megatron_untimed import untimed_flags
 from solver.formats.torchrun import torchrun
-from solver.formats.untimed import ACTIVATIONS, squared_relu, stated, stated_number
+from solver.formats.untimed import stated_number
 from solver.spec.dropout import applies_dropout
 from solver.spec.frameworks import known_framework
 from solver.spec.layer_kinds import has_experts, is_linear, window_of
@@ -27,6 +28,7 @@ from solver.spec.strategy import Strategy
 NEWEST = "0.16"  #: Megatron-Core whose arguments these are
 #: Variables of the environment that --deterministic-mode asserts.
 DETERMINISTIC = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
+_SEVERAL = frozenset({"recompute-modules", "hierarchical-context-parallel-sizes", "cuda-graph-scope", "offload-modules"})
 _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
 _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
 _FLEX = ("deepep", "hybridep")
@@ -36,8 +38,6 @@ _OF_THE_RUN = (
     "overlap-moe-expert-parallel-comm", "moe-token-dispatcher-type", "moe-flex-dispatcher-backend", "mock-data",
     "moe-shared-expert-overlap", "moe-expert-capacity-factor", "moe-pad-expert-input-to-capacity",
 )  # fmt: skip
-
-EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layernorm_epsilon", "layer_norm_epsilon")
 
 Flags = dict[str, Any]
 
@@ -80,7 +80,7 @@ def megatron_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: st
 def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     """Return a shell script that launches the layout with torchrun on each of its nodes."""
     arguments = megatron_arguments(model, run, kinds=True)
-    words = [f"{name} {shlex.quote(str(value))}" if value is not True else name for name, value in arguments.items()]
+    words = [name if value is True else f"{name} {_quoted(name, str(value))}" for name, value in arguments.items()]
     first = first_release({flag.lstrip("-"): value for flag, value in arguments.items()})
     releases = first if first == NEWEST else f"{first} to {NEWEST}"
     lines = [
@@ -95,6 +95,11 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
         "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",
     ]  # fmt: skip
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])
+
+
+def _quoted(name: str, value: str) -> str:
+    """Return the value of an argument for a shell: of those that take several (nargs in arguments.py) each a word."""
+    return " ".join(map(shlex.quote, value.split())) if name.lstrip("-") in _SEVERAL else shlex.quote(value)
 
 
 def plain(model: ModelSpec) -> bool:
@@ -158,7 +163,7 @@ def _model(model: ModelSpec, run: Strategy) -> Flags:
         "max-position-embeddings": model.position_rows or model.max_position_embeddings or run.seq_len,
         "qk-layernorm": model.qk_norm == "head" or latent,
         "tokenizer-type": "NullTokenizer", "vocab-size": model.vocab_size - 1, "mock-data": True,
-        "mtp-num-layers": model.num_nextn_predict_layers or None, **_untimed(model), **_kinds(model),
+        "mtp-num-layers": model.num_nextn_predict_layers or None, **untimed_flags(model), **_kinds(model),
     }  # fmt: skip
     if model.padded_vocab_size:
         flags["make-vocab-size-divisible-by"] = model.padded_vocab_size // run.tp
@@ -205,30 +210,6 @@ def _linear(model: ModelSpec) -> Flags:
 def _listed(pattern: Sequence[int]) -> str:
     """Return a pattern of layers as a list expression, like ([0]*3+[1]*11)."""
     return f"({'+'.join(f'[{kind}]*{len(list(same))}' for kind, same in groupby(pattern))})"
-
-
-def _llama3_scaling(model: ModelSpec) -> Flags:
-    """Return how Llama 3.1 stretches rotary positions; empty where the model does not."""
-    scaling = stated(model, "rope_scaling")
-    return scaling if isinstance(scaling, dict) and scaling.get("rope_type") == "llama3" else {}
-
-
-def carried(model: ModelSpec) -> frozenset[str]:
-    """Return the keys of its config.json without a part in any time that these arguments hold."""
-    scaling = ("rope_scaling",) if _llama3_scaling(model) else ()
-    activation = ACTIVATIONS if squared_relu(model) else ()
-    gate = ("swiglu_limit", *ACTIVATIONS) if model.clamped_gate else ()
-    return frozenset(("rope_theta", "partial_rotary_factor", *EPSILONS, *scaling, *activation, *gate))
-
-
-def _untimed(model: ModelSpec) -> Flags:
-    """Return what no time depends on, where the model's config.json states it."""
-    theta, scaling = stated_number(model, "rope_theta"), _llama3_scaling(model)
-    return {
-        "rotary-base": int(theta) if theta else None, "rotary-percent": stated_number(model, "partial_rotary_factor"),
-        "use-rope-scaling": bool(scaling), "rope-scaling-factor": scaling.get("factor"),
-        "norm-epsilon": stated_number(model, *EPSILONS), "squared-relu": squared_relu(model),
-    }  # fmt: skip
 
 
 def _experts(model: ModelSpec, run: Strategy) -> Flags:

@@ -29,7 +29,12 @@ NEEDS = {
     "outer-dp-": "use-megatron-fsdp", "data-parallel-sharding-strategy": "use-megatron-fsdp",
 }  # fmt: skip
 #: Of these, what Megatron reads or refuses alone where it is an argument of its own, not a value of a complete list.
-_NEED_NONE = {"cpu-offloading-num-layers", "expert-model-parallel-size", "num-distributed-optimizer-instances"}
+_NEED_NONE = {
+    "cpu-offloading-num-layers",
+    "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
+    "num-distributed-optimizer-instances",
+}
 #: Values that a flag which is ignored would have anyway.
 _USUAL = ("auto", "fp32", "no_shard")
 

@@ -15,6 +15,8 @@ from solver.formats.cases import case_of
 from solver.formats.file_run import FileRun, Source
 from solver.formats.literal_python import Section
 from solver.formats.megatron_flags import ARRANGEMENTS
+from solver.formats.megatron_untimed import untimed_keys
+from solver.formats.untimed import untimed_of
 from solver.spec.strategy import Strategy
 
 TEST_GPUS = 8  #: on which Megatron-LM runs its functional tests, of which the files do not say it
@@ -45,7 +47,8 @@ def run_of_arguments(
     notes = tuple(line for line in case.assumptions if line.startswith(("left out", "ignored")))
     given = {flag.lstrip("-"): value for flag, value in flags.items() if value is not False}
     refusals = broken(rules, Arguments(given, case.strategy.world_size, environment))
-    return FileRun(case.model.replace(name=path.stem), layout, assumed, ignored, notes, refusals)
+    model = case.model.replace(name=path.stem, untimed=untimed_of(untimed_keys(given)))
+    return FileRun(model, layout, assumed, ignored, notes, refusals)
 
 
 def is_megatron_test(sections: Section) -> bool:

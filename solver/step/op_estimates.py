@@ -157,7 +157,7 @@ def _distinct_answers(
         delay = cost.contention_seconds(signature[0], dims["bytes"], dims["inter"], answer[0])
         answer = (*answer, delay / np.maximum(answer[0], 1e-30))
     elif signature[0] in (DISPATCH, COMBINE):
-        answer = (*answer, np.full(len(first), cost.contention))
+        answer = (*answer, cost.contention.over(dims["inter"]))
     return tuple(values[inverse] for values in answer)
 
 

@@ -17,7 +17,7 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
 from predictor.fitted import cost_model
 from predictor.kernels.device_uncertainty import DEVICE_UNCERTAINTIES
-from predictor.network.overlap import contention_on
+from predictor.network.overlap import Contention, contention_on
 from profiler.profile.derived import derived_profile
 from profiler.profile.devices import DATASHEETS, KERNELS_FLASH, Datasheet
 from profiler.profile.profiles import PROF_DATA, find_profile
@@ -243,8 +243,10 @@ def test_measured_devices_that_are_left_out() -> None:
 
 
 def test_a_collective_takes_as_many_multiprocessors_of_a_smaller_device(fitted: Callable[[str], CostModel]) -> None:
-    for name in ("h20", "h100_pcie", "mi300x"):
-        device = fitted(name).device
-        assert fitted(name).contention == pytest.approx(24 / device.num_sms), name
     h100 = fitted("h100_sxm").device
-    assert contention_on(replace(h100, num_sms=10), h100, 24 / 132) == 1.0  # all that there are
+    for name in ("h20", "h100_pcie"):  # as much of each, as measured on H100
+        scale = 132 / fitted(name).device.num_sms
+        assert fitted(name).contention == pytest.approx((0.15 * scale, 0.125 * scale)), name
+    for name in ("mi300x", "gb300"):  # NCCL's 24
+        assert fitted(name).contention == pytest.approx((24 / fitted(name).device.num_sms, 0.0)), name
+    assert contention_on(replace(h100, num_sms=10), h100, Contention(24 / 132), True).inside == 1.0  # all that there are

@@ -234,8 +234,11 @@ _STATES = (
              a.size(f"num-layers-at-{end}-in-bf16") for end in ("start", "end")) <= a.size("num-layers") // _pp(a))),
 )  # fmt: skip
 _RECOMPUTATION = (
-    Rule("--recompute-granularity full needs --recompute-method and --recompute-num-layers, selective excludes both", _CONFIG,
-         lambda a: (a.text("recompute-granularity") == "full") == ("recompute-method" in a) == ("recompute-num-layers" in a)),
+    Rule("--recompute-granularity full needs --recompute-method and -num-layers, selective excludes the latter", _CONFIG,
+         lambda a: (a.text("recompute-granularity") == "full") == ("recompute-num-layers" in a)
+         and implies("recompute-num-layers" in a, "recompute-method" in a)),
+    Rule("--recompute-method needs --recompute-granularity full", _START,
+         lambda a: implies("recompute-method" in a, a.text("recompute-granularity") == "full")),
     Rule("recomputing moe_act needs --moe-grouped-gemm", _CONFIG,
          lambda a: implies("moe_act" in _modules(a), "moe-grouped-gemm" in a)),
     Rule("recomputing mla_up_proj needs --multi-latent-attention", _CONFIG,

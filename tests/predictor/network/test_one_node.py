@@ -13,6 +13,7 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis
 from predictor.network.collective import CollectiveModel
 from predictor.network.curves import Curves, marginal_cost
+from predictor.network.overlap import Contention
 from profiler.errors import InputError
 from profiler.profile.profile import Device, Profile, Table
 
@@ -170,7 +171,9 @@ def test_twenty_rows_of_two_groups_are_enough_to_fit_a_network() -> None:
 def test_rank_skew_counts_the_ranks_of_a_node() -> None:
     # 7 us for each further rank up to eight, which is the most that was measured
     changes: dict[str, Any] = dict.fromkeys(("linears", "grouped", "attention", "kernels"))
-    cost = CostModel(device=DEVICE, collectives=fitted("all_gather"), network_bandwidth=5e10, contention=0.1, **changes)
+    cost = CostModel(
+        device=DEVICE, collectives=fitted("all_gather"), network_bandwidth=5e10, contention=Contention(0.1), **changes
+    )
     skewed = CostModel(**{**vars(cost), "rank_skew": 7e-6})
     ranks = np.array([1, 2, 8, 16])
     for op, waits in (("all_gather", [0, 7e-6, 49e-6, 49e-6]), ("broadcast", [0] * 4)):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from toy import DEVICE, LINK, NETWORK, TINY, make_problem, toy_cost
 
 from predictor.cost_model import CostModel
+from predictor.network.overlap import ON_HOPPER, Contention
 from predictor.network.rank_skew import rank_skew_seconds
 from profiler.profile.profile import Profile, Table
 from profiler.profile.profiles import find_profile
@@ -58,6 +59,11 @@ def test_contention_on_a_slow_network_is_that_inside_a_node() -> None:
     assert inside == between == pytest.approx(0.1 * 1e6 * LINK, rel=1e-12)
 
 
+def test_on_hopper_a_second_between_nodes_costs_what_was_measured() -> None:
+    cost = toy_cost(contention=ON_HOPPER)
+    assert cost.contention_seconds("all_reduce", 1e6, np.array([1, 4]), 2.0) == pytest.approx([0.3, 0.25], rel=1e-12)
+
+
 @given(st.floats(1e3, 1e10), st.integers(2, 512), st.floats(1.5, 50.0))
 def test_contention_does_not_reward_a_slower_network(size: float, nodes: int, slower: float) -> None:
     fast = toy_cost()
@@ -72,7 +78,7 @@ def test_contention_does_not_reward_a_slower_network(size: float, nodes: int, sl
 @given(st.floats(1e3, 1e10), st.floats(1.0, 3.0), st.floats(0.0, 1.0), st.floats(1.01, 5.0))
 def test_a_slower_network_is_never_faster(size: float, contention: float, share: float, slower: float) -> None:
     # on a CPU a collective may delay the compute that it overlaps with by more than its own time
-    fast = toy_cost(contention=contention)
+    fast = toy_cost(contention=Contention(contention))
     compute = np.array([share * fast.collective("all_reduce", size, 8, 4).seconds])
     times = []
     for cost in (fast, fast.with_network(DEVICE.network_bandwidth / slower)):
