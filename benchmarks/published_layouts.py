@@ -107,10 +107,10 @@ def page(rows: list[list[str]]) -> str:
         "exposed communication and, with four times the micro batches, a smaller bubble. At 131k it",
         "agrees with theirs but for twice the context ranks, which fit in memory. Theirs is predicted not to fit: its engine",
         "frees tensors early and limits the micro batches in flight, neither of which is described.\n",
-        "**DeepSeek-V3.** Theirs is predicted 1% slower than it ran, and not to fit, which it did: of what it does to save",
+        "**DeepSeek-V3.** Theirs is predicted not to fit, which it did: of what it does to save",
         "memory (section 3.2.3 of its report) a part is described. The best layout found shards weights (ZeRO-3) instead of",
         "having a pipeline: most of the all-gathers hide under compute.\n",
-        "**Qwen3-235B.** Theirs is predicted 2% faster than it ran. The best one has context for tensor parallelism, and more",
+        "**Qwen3-235B.** The best layout found has context for tensor parallelism, and more",
         "chunks a stage.\n",
     ])  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Write docs/scaling.md: how published steps grow with the GPUs, what is predicted, and the fit of SPEED_STD.
 
-A series are runs that differ in their data-parallel replicas only. The standard deviation of the speed of ranks is the median
-of what the series of three sizes or more give; each series is predicted with the median of the others.
+A series is a set of runs that differ in their data-parallel replicas only. The standard deviation of the speed of ranks is the
+median of what the series of three sizes or more give; each series is predicted with the median of the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST_SIZES = 3
 _ONLY_SIZES = ("world_size", "dp", "zero_shard_size")
 _HEAD = """# Weak scaling: how a step grows with the GPUs
 
-Written by `make scaling`. A series are published runs of one model on one machine that differ in the number of their
+Written by `make scaling`. A series is a set of published runs of one model on one machine that differ in the number of their
 data-parallel replicas only; growth is the step time over that on the fewest GPUs, less 1. Predicted is the growth of
 communication, and of waiting for the slowest rank (`solver/step/stragglers.py`), whose one constant, the standard deviation of
 the speed of ranks, is fitted to the series of {least} sizes or more: {fitted:.4f} is the median of what each of these {n} gives
@@ -105,7 +105,7 @@ def _series(runs: Sequence[Prediction]) -> Series:
     for p in runs:
         assert p.case.strategy is not None and p.solutions is not None
         size = p.case.strategy.world_size
-        waits = expected_wait(size, p.solutions.problem.cluster.gpus_per_domain)
+        waits = expected_wait(size, p.solutions.problem.cluster.gpus_per_node)
         by_size[size].append((p.case.measured["step_s"], p.seconds / (1 + SPEED_STD * waits), waits))
     sizes = sorted(by_size)
     measured, alone, waits_of = np.array([np.median(by_size[size], axis=0) for size in sizes]).T

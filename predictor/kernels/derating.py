@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from profiler.profile.profile import POWER_SLOWDOWN, Profile
+from profiler.profile.profile import POWER_SLOWDOWN, SUSTAINED_SCALE, Profile
 
 
 class Derating(NamedTuple):
@@ -65,19 +65,19 @@ def attention_derating_of(profile: Profile, laboratories: Laboratories) -> float
 
 
 def derating_of(profile: Profile, laboratories: Laboratories) -> float:
-    """The derating that the profile states; else how much slower other laboratories measured.
+    """The derating that the profile measured or states; else how much slower other laboratories measured.
 
     The slowdown compares measurements of the same GEMMs; it is 1 where there is no other laboratory. The main source of a
     shipped profile times bursts of a few dozen kernels from CUDA graphs. Among kernel measurements, another laboratory that
     times the kernels of a framework is the closest to a training run.
     """
     if _is_stated(profile):
-        return float(profile.meta.get("sustained_scale", power_slowdown_of(profile)))
+        return power_slowdown_of(profile) if POWER_SLOWDOWN in profile.meta else float(profile.meta[SUSTAINED_SCALE])
     return _mean_scale(laboratories.scales)
 
 
 def _is_stated(profile: Profile) -> bool:
-    return "sustained_scale" in profile.meta or POWER_SLOWDOWN in profile.meta
+    return not {SUSTAINED_SCALE, POWER_SLOWDOWN}.isdisjoint(profile.meta)
 
 
 def _mean_scale(scales: Mapping[str, tuple[float, int]]) -> float:

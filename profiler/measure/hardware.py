@@ -114,7 +114,7 @@ def attention_kernels(device: torch.device) -> tuple[str, ...]:
 
 
 def preheat(session: Session, quick: bool) -> None:
-    """Bring a GPU to its clocks under sustained load; a power-limited GPU boosts for its first seconds."""
+    """Bring a GPU to its clocks under sustained load; a power-limited GPU boosts for tenths of a second."""
     if session.device.type != "cuda" or quick:
         return
     a = torch.randn(8192, 8192, device=session.device, dtype=torch.bfloat16)

@@ -36,6 +36,8 @@ NETWORK_ROWS = 20
 SCALED = " (time of the "
 #: Key of the meta number: how many times as long as in a burst a GEMM takes where nothing else runs (profiler.measure.power).
 POWER_SLOWDOWN = "power_slowdown"
+#: Key of the meta number: a profile's stated factor on GEMMs and attention, where nobody measured what power costs.
+SUSTAINED_SCALE = "sustained_scale"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all2all", "broadcast")
 
 _COMMON = ("seconds", "spread", "repeats", "dtype", "source")

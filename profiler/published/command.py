@@ -23,7 +23,7 @@ from profiler.argument_parser import ArgumentParser
 from profiler.errors import InputError
 from profiler.files import write_text
 from profiler.profile.devices import device
-from profiler.profile.profile import Device, Profile, Table
+from profiler.profile.profile import SUSTAINED_SCALE, Device, Profile, Table
 from profiler.profile.store import write_profile
 from profiler.published.comm import LICENCES, collectives, intra_node_constants, memory_bound_constants, repository
 from profiler.published.expert_exchange import expert_exchange
@@ -118,7 +118,7 @@ def _meta(
         "licences": {r: LICENCES[r] for r in repositories},
         "notes": list(PROFILE_NOTES[name]),
         "sustained": {"short_loop": True, "note": SUSTAINED},
-        **({"sustained_scale": SAME_CHIP_SCALE[name]} if name in SAME_CHIP_SCALE else {}),
+        **({SUSTAINED_SCALE: SAME_CHIP_SCALE[name]} if name in SAME_CHIP_SCALE else {}),
         "laws": {kind: content for kind, content in stated.items() if content},
     }
 

@@ -24,7 +24,8 @@ from profiler.errors import InputError
 GEMM, ATTENTION, MEMORY, OPTIMIZER, COPY = "GEMM", "attention", "memory-bound kernels", "optimizer", "copies"
 COMPUTE = (GEMM, ATTENTION, MEMORY, OPTIMIZER, COPY)
 #: What a kernel does, by its name: the first pattern that is found. Names of NCCL, DeepEP and Hybrid-EP, cuBLAS, CUTLASS,
-#: FlashAttention, cuDNN, Triton and rocBLAS, and of torch's and Apex's fused optimizers. What none is, moves bytes.
+#: FlashAttention, cuDNN, Triton and rocBLAS, and of torch's and Apex's fused optimizers. A kernel that matches none counts as
+#: memory-bound.
 _KINDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in (
         ("all_reduce", r"nccl.*allreduce"), ("reduce_scatter", r"nccl.*reducescatter"), ("all_gather", r"nccl.*allgather"),

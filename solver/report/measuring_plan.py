@@ -31,7 +31,7 @@ class Measurement:
 
 
 def measuring_plan(why: Explanation, most: int = MOST) -> tuple[Measurement, ...]:
-    """Return what to measure of a step, what counts most first; every shape stands once, and what was measured not at all.
+    """Return what to measure of a step, what counts most first; each shape is listed once; measured shapes are left out.
 
     Times of one kind err alike and kinds apart (as in Explanation.relative_std), so the squared uncertainty is the sum over
     kinds of (sum of seconds * std)^2, of which a shape has its seconds * std times its kind's sum.

@@ -140,7 +140,7 @@ def efficient(found: Sequence[Training]) -> list[Training]:
 
 
 def cheapest(found: Sequence[Training], days: float | None, budget: float | None) -> Training | None:
-    """Return the cheapest training whose median meets a deadline and whose price a budget; without a deadline the fastest."""
+    """Return the cheapest training whose median meets a deadline and whose price a budget; with a budget alone the fastest."""
     meets = [one for one in found if (days is None or one.days[1] <= days) and (budget is None or one.cost <= budget)]
     by_days = days is None and budget is not None
     return min(meets, key=lambda one: one.days[1] if by_days else one.cost, default=None)

@@ -69,7 +69,7 @@ def trace_lines(found: Traced, explanation: Explanation) -> list[str]:
         if abs(difference) < 0.01 * found.step:
             continue
         share = f": {difference / gap:.0%} of the gap" if gap > 0.02 * found.step and difference > 0 else ""
-        lines.append(f"{name}: {'+' if difference > 0 else '-'}{_ms(abs(difference))} than predicted{share}")
+        lines.append(f"{name}: {_ms(abs(difference))} {'more' if difference > 0 else 'less'} than predicted{share}")
     waited = [f"{op} {_ms(seconds)}" for op, seconds in found.exposed.items() if seconds > 0.005 * found.step]
     if waited:
         lines.append(f"communication that nothing hides is {', '.join(waited)}")

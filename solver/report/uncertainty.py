@@ -63,8 +63,8 @@ def network_std(solutions: Solutions, index: int) -> float:
 def unstated_std(off: np.ndarray) -> float:
     """Return the standard deviation of log(step time) about the likeliest one, of not knowing a setting.
 
-    off: log of the times that other settings would have over that one. An other one is exp(-abs(off) / SLOWER) times as likely,
-    since runs are tuned.
+    off: log of the times that other settings would have over that one. Another setting is exp(-abs(off) / SLOWER) times
+    as likely, since runs are tuned.
     """
     likely = np.exp(-abs(off) / SLOWER)
     return math.sqrt(float((likely * off**2).sum() / (1 + likely.sum())))

@@ -153,7 +153,7 @@ def _may_fit(problem: Problem, table: LayerTable, layouts: Layouts) -> np.ndarra
 
 
 def _few_may_fit(problem: Problem, table: LayerTable, sample: Layouts) -> bool:
-    """Whether so few layouts of a sample may fit that it is worth while to look for them among all."""
+    """Whether so few layouts of a sample may fit that it is worthwhile to look for them among all."""
     return 2 * np.count_nonzero(_may_fit(problem, table, sample)) < len(sample)
 
 

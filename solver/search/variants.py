@@ -149,6 +149,8 @@ def search_variants(
     fastest: SearchResult | None = None
     combined = variants_of(problem, names)
     for number, constants in enumerate(combined):
+        if progress:
+            progress(number, len(combined))
         run = problem.run.replace(**constants)
         also = dict(fixed or {})
         other = constants.get("recompute_modules", Strategy.recompute_modules) != problem.run.recompute_modules
@@ -161,8 +163,8 @@ def search_variants(
                 fastest = result
         except InputError as error:
             found.append(Variant(constants, None, str(error)))
-        if progress:
-            progress(number + 1, len(combined))
+    if progress:
+        progress(len(combined), len(combined))
     if fastest is None:
         raise InputError(found[0].reason)
     return sorted(found, key=lambda variant: variant.seconds), fastest

@@ -10,7 +10,7 @@ from typing import Any
 
 from profiler.errors import InputError, closest, shown
 from profiler.profile.devices import DATASHEETS
-from profiler.profile.profile import GIB, Device, Profile
+from profiler.profile.profile import GIB, SUSTAINED_SCALE, Device, Profile
 from solver.formats.simumax.configs import SystemConfig, check_value
 from solver.formats.simumax.fields import Field
 from solver.simumax.networks import between_nodes, intra_node, link_bandwidth, network_bandwidth
@@ -57,7 +57,7 @@ def profile_of(config: SystemConfig) -> Profile:
         name=config.sys_name,
         device=device,
         tables={name: table_of(name, found) for name, found in rows.items()},
-        meta={"laws": laws, "sustained_scale": 1.0},
+        meta={"laws": laws, SUSTAINED_SCALE: 1.0},
         digest=hashlib.sha256(content.encode()).hexdigest()[:20],
     )
 

@@ -116,7 +116,7 @@ def offload_rules(model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]
     graphed = s.cuda_graphs and not s.modules_graphed
     return (
         *((there.get(name, True), f"{model.name} has no {name} {what} under Megatron-Core") for name in modules),
-        ("attn_proj" not in modules or "core_attn" in modules, f"offload_modules attn_proj {what} needs core_attn"),
+        ("attn_proj" not in modules or "core_attn" in modules, "offload_modules attn_proj needs core_attn beside it"),
         (not modules or not s.offload_layers, "give offload_modules or offload_layers, not both"),
         (not (s.offload_layers and s.cuda_graphs), LAYERS_ALONE),
         (not modules or s.recompute != "full", "offload_modules leaves nothing to full recomputation; give none or selective"),

@@ -8,7 +8,7 @@ _ROUNDS = 3  #: passes that are played; the last takes as long as all later ones
 
 
 def added(rows: np.ndarray) -> np.ndarray:
-    """Return the sum of ``rows`` [ops, keys], added in order: numpy adds those of one key in another, and rounds otherwise."""
+    """Return the sum of ``rows`` [ops, keys], added in order: np.sum may add those of a single key in another, and round otherwise."""
     found: np.ndarray = sum(rows, np.zeros(rows.shape[1]))
     return found
 

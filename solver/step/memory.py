@@ -1,4 +1,4 @@
-"""Peak memory of every layout: what the first and the last stage hold at their peaks."""
+"""Peak memory of every layout: what the fullest pipeline stage holds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from solver.step.workspaces import workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
 PARTS = ("weights", "gradients", "optimizer", "workspaces", "activations", "backward_buffers", "loss", "gather_buffers")
-#: The upper bound adds this share of what is allocated, which measured peaks of known frameworks exceed the estimate by, and
-#: this one of what comes and goes, because allocator gaps differ between runs.
+#: The upper bound adds BOUND_SHARE of the allocated bytes, by which measured peaks of known frameworks exceed the estimate, and
+#: BOUND_GAPS of those that come and go, because allocator gaps differ between runs.
 BOUND_SHARE, BOUND_GAPS = 0.03, 0.15
 #: The upper bound fits; the estimate fits, but not the bound; the estimate does not fit.
 VERDICTS = ("FITS", "AT RISK", "OUT OF MEMORY")

@@ -25,7 +25,7 @@ def slowdown_at(limited: np.ndarray, spare: np.ndarray, alone: float) -> np.ndar
 
     limited: their seconds in a burst. spare: seconds of all other work, each times 1 - its power over the limit. alone: the
     slowdown where nothing else runs, which the limit makes draw ``alone``^2 in a burst. The slowdown x is where the average is
-    at the limit: limited x (1 - (alone / x)^2) + spare = 0.
+    at the limit: limited * (x - alone^2 / x) + spare = 0.
     """
     root = np.sqrt(spare**2 + (2 * alone * limited) ** 2)
     return np.clip((root - spare) / np.where(limited > 0, 2 * limited, 1.0), 1.0, alone)
@@ -39,7 +39,7 @@ def at_power(estimates: OpEstimates, layers: np.ndarray, alone: float) -> OpEsti
     """
     seconds = estimates.exposed() * layers[:, None]
     compute = np.array([op.stream == COMPUTE for op in estimates.ops])
-    limited = np.array([op.kind in _LIMITED for op in estimates.ops]) & compute
+    limited = np.array([op.kind in _LIMITED for op in estimates.ops])
     rows = limited, compute & ~limited, ~compute
     of_limited, of_kernels, of_collectives = (seconds[chosen].sum(axis=0) for chosen in rows)
     spare = of_kernels * (1 - MEMORY_BOUND_POWER) + of_collectives * (1 - COLLECTIVE_POWER)

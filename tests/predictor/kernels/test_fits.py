@@ -76,6 +76,9 @@ def test_kernels_of_other_laboratories_state_the_derating() -> None:
     assert derating_of(profile, labs) == pytest.approx(1.2**0.75 * 1.6**0.25, rel=0.01)
     # a profile may state it; one laboratory alone has none
     assert derating_of(Profile("test", DEVICE, {"linear": table}, {"sustained_scale": 1.7}), labs) == 1.7
+    # what was measured stands over what an older measurement of the same machine stated
+    both = {"sustained_scale": 1.0, "power_slowdown": 1.15}
+    assert derating_of(Profile("test", DEVICE, {"linear": table}, both), labs) == 1.15
     assert derating_of(Profile("test", DEVICE, {"linear": linear_table(linear_rows("TN", 40, 1.0))}), Laboratories({})) == 1
 
 
