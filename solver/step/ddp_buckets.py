@@ -19,10 +19,10 @@ from solver.step.layouts import Splits
 FIRST_BYTES, BYTES = 1 << 20, 25 << 20
 
 
-def ddp_buckets(model: ModelSpec, kernels: Kernels, splits: Splits, layers: np.ndarray) -> np.ndarray:
-    """Return the buckets of the first stage's 16-bit gradients, float64 [splits]. layers: that it has, [splits]."""
-    rows = zip(splits.tp.tolist(), (splits.pp == 1).tolist(), np.maximum(layers, 1).astype(int).tolist(), strict=True)
-    return np.array([_count(model, kernels.fused_qkv, kernels.fused_gate_up, *row) for row in rows], dtype=float)
+def ddp_buckets(model: ModelSpec, kernels: Kernels, splits: Splits) -> np.ndarray:
+    """Return the buckets of the first stage's 16-bit gradients, float64 [splits]."""
+    pairs = zip(splits.tp.tolist(), splits.pp.tolist(), strict=True)
+    return np.array([_count(model, kernels.fused_qkv, kernels.fused_gate_up, tp, pp) for tp, pp in pairs], dtype=float)
 
 
 def bucket_sizes(elements: Sequence[int]) -> list[int]:
@@ -37,17 +37,17 @@ def bucket_sizes(elements: Sequence[int]) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def _count(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, alone: bool, layers: int) -> int:
-    return len(bucket_sizes(_tensors(model, fused_qkv, fused_gate_up, tp, alone, layers)))
+def _count(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, pp: int) -> int:
+    return len(bucket_sizes(_tensors(model, fused_qkv, fused_gate_up, tp, pp)))
 
 
-def _tensors(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, alone: bool, layers: int) -> list[int]:
-    """Return the elements of the weights of one rank of the first stage. alone: it is the only one and has the head too."""
+def _tensors(model: ModelSpec, fused_qkv: bool, fused_gate_up: bool, tp: int, pp: int) -> list[int]:
+    """Return the elements of the weights of one rank of the first stage."""
     h, f = model.hidden_size, model.intermediate_size // tp
     q, kv = (heads * model.head_dim // tp for heads in (model.num_attention_heads, model.num_key_value_heads))
     ups = [h * f] * model.up_matrices
     qkv = [h * q, h * kv, h * kv]
     layer = [h, *([sum(qkv)] if fused_qkv else qkv), h * q, h, *([sum(ups)] if fused_gate_up else ups), h * f]
     table = model.vocab_size * h // tp
-    ends = [h] + [table] * (not model.tie_word_embeddings) if alone else []
-    return [table, *layer * layers, *ends]
+    ends = [h] + [table] * (not model.tie_word_embeddings) if pp == 1 else []
+    return [table, *layer * max(model.num_hidden_layers // pp, 1), *ends]

@@ -8,7 +8,10 @@ _ROUNDS = 3  #: passes that are played; the last takes as long as all later ones
 
 
 def added(rows: np.ndarray) -> np.ndarray:
-    """Return the sum of ``rows`` [ops, keys], added in order: np.sum may add those of a single key in another, and round otherwise."""
+    """Return the sum of ``rows`` [ops, keys], added in order.
+
+    np.sum may add those of a single key in another order, and then rounds differently.
+    """
     found: np.ndarray = sum(rows, np.zeros(rows.shape[1]))
     return found
 

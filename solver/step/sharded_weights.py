@@ -135,7 +135,8 @@ def exposed_by_sharding(
     gradients of the layer after it are reduce-scattered at the same time; that these are of the same kind is an approximation.
     Source: Zhao et al. 2023 (PyTorch FSDP, arXiv 2304.11277). Without overlap_param_gather the all-gather is exposed,
     without overlap_grad_reduce the reduce-scatter. Where tensors are gathered one by one nothing overlaps, because the device
-    is waited for before each. A head that is a unit of its own is gathered beside the last layer, and reduced beside its backward pass.
+    is waited for before each. A head that is a unit of its own is gathered beside the last layer, and reduced beside its
+    backward pass.
     """
     layer, recomputing, root = np.zeros(forward.shape), np.zeros(forward.shape), np.zeros(forward.shape[1])
     chosen = np.flatnonzero(layouts.zero == 3)

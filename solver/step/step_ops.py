@@ -13,7 +13,7 @@ from solver.spec.precision import MOMENTS
 from solver.step.ddp_buckets import ddp_buckets
 from solver.step.layouts import Splits
 from solver.step.offload import gradient_ops, optimizer_ops
-from solver.step.parameter_groups import ParameterGroup, partitions, shard_ranks, shares_vocabulary, stage_sizes
+from solver.step.parameter_groups import ParameterGroup, partitions, shard_ranks, shares_vocabulary
 from solver.step.problem import LayerTable, Problem
 
 #: Bytes per parameter around Muon's iterations (solver.step.muon), in fp32: momentum (gradient and it read, it written: 12),
@@ -29,8 +29,7 @@ def buckets(problem: Problem, splits: Splits, elements: np.ndarray, whole: np.nd
     """
     sync = problem.framework.data_parallel
     if sync.buckets_of_tensors:
-        first = stage_sizes(problem, splits).first
-        return ddp_buckets(problem.model, problem.framework.kernels, splits, first) * elements / whole
+        return ddp_buckets(problem.model, problem.framework.kernels, splits) * elements / whole
     bucket = np.maximum(sync.bucket_elements, sync.bucket_elements_per_rank * ranks)
     return np.maximum(elements / bucket, 1.0)
 

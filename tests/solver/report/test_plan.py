@@ -149,7 +149,8 @@ def test_a_layout_that_may_not_fit_is_told(h100_model: CostModel) -> None:
     )
     (sure,), (risky,) = (trainings(problem, lambda _: 512, 1e12, [64])[0] for problem in (ample, tight))
     assert "memory" not in answer([sure], None, None) and risky.result.best.verdict(0) == "AT RISK"
-    told = answer([risky], None, None)
+    told, memory = answer([risky], None, None), risky.result.best.memory
+    peak, bound = float(memory.device[0]), float(memory.bound[0])
     assert f"Its memory is AT RISK: {peak / 2**30:.1f} GiB, at most {bound / 2**30:.1f}, of " in told
     assert "Sure to fit, +" in told or "is sure to fit" in told
     assert plan_rows([risky])[0]["verdict"] == "AT RISK"

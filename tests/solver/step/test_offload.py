@@ -267,7 +267,7 @@ def test_experts_and_latent_attention_on_the_host(h100_model: CostModel) -> None
     [
         (MODEL, {}, {"offload_modules": "moe_act"}, "has no moe_act to keep on the host"),
         (MODEL, {}, {"offload_modules": "attn_norm"}, "has no attn_norm to keep on the host"),
-        (MODEL, {}, {"offload_modules": "attn_proj"}, "attn_proj to keep on the host needs core_attn"),
+        (MODEL, {}, {"offload_modules": "attn_proj"}, "offload_modules attn_proj needs core_attn beside it"),
         (MODEL, {"recompute": "full"}, {"offload_modules": "core_attn"}, "leaves nothing to full recomputation"),
         (MODEL, {"recompute": "selective"}, {"offload_modules": "core_attn"}, "core_attn is recomputed"),
         (MODEL, {}, {"offload_modules": "core_attn", "offload_layers": 2}, "not both"),
