@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from predictor.learned import conditions_of, read_learned
-from predictor.network.measured_groups import describe_network
+from predictor.network.measured_groups import describe_links, describe_network
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
 from profiler.profile.devices import device_named
@@ -122,7 +122,10 @@ def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows
         raise InputError(f"--approximate changes nothing: {config.model.name} has no soft caps; leave it out")
     if getattr(args, "learned", None):
         problem, said = _learned(args.learned, problem, said)
-    network = describe_network(profile) if problem.run.world_size > problem.cluster.gpus_per_domain else ""
+    world, cluster_of_run = problem.run.world_size, problem.cluster
+    links = describe_links(profile, cluster_of_run.gpus_per_node) if world > 1 else ""
+    between = describe_network(profile) if world > cluster_of_run.gpus_per_domain else ""
+    network = "\n".join(filter(None, (links, between)))
     if TOPOLOGY in cluster:
         simulated: Any = problem.cost.collectives
         network = simulated.text()

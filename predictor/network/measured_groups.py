@@ -90,6 +90,18 @@ def own_network(profile: Profile) -> bool:
     return measured and (bool(laws.get("own_network")) or not laws.get("inter_node"))
 
 
+def describe_links(profile: Profile, gpus_per_node: int) -> str:
+    """Return in words what the estimates inside a node rest on where nothing was measured there; "" elsewhere."""
+    if profile.derivation is not None or (profile.meta.get("laws") or {}).get("intra_node"):
+        return ""
+    if any((profile.table(op)["intra"] > 1).any() for op in OPS):
+        return ""
+    if gpus_per_node == 1:
+        alone = profile.meta.get("ranks") == 1
+        return "nodes have one GPU each, as the profile was measured with; --cluster says how many yours have" if alone else ""
+    return "links inside a node: nominal bandwidth and usual efficiency, nothing was measured"
+
+
 def describe_network(profile: Profile) -> str:
     """Return in words what the estimates between nodes rest on."""
     kinds = sorted({

@@ -44,7 +44,9 @@ def find_profile(name: str | None = None, path: Path | None = None, folder: Path
     if name == OWN_NAME:
         if not own.exists():
             raise InputError(f"no profile {OWN_NAME!r}: nothing was measured here yet (gen_profiler_data.py writes {own})")
-        return read_profile(own), f"profile: {own}, measured on this machine"
+        profile = read_profile(own)
+        joined = " and ".join(str(part).split(",")[0] for part in profile.meta.get("merged") or ())
+        return profile, f"profile: {own}, {'joined from ' + joined if joined else 'measured on this machine'}"
     known, derived = shipped_profiles(folder), derived_profiles()
     name = device_named(name) if name is not None and name not in known else name
     if name in derived and name not in known:

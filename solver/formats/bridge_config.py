@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from solver.formats.argument_rules.bridge import RULES
@@ -63,8 +64,11 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     check_described(file, DESCRIBED)
     flags = _arguments(file, complete)
     guessed: dict[str, Any] = {}
+    taken: tuple[str, ...] = ()
     if _KEY_OF_A_MODEL not in file.section("model"):  # it changes a recipe, of which only the model is known
-        flags, guessed = _over_recipe(file, flags, source)
+        stated = flags
+        flags, guessed = _over_recipe(file, stated, source)
+        taken = _of_recipe(stated, flags, guessed)
     ranks = math.prod(file.section("model").whole(key, 1) for key in _SIZES)
     dp = file.section("comm_overlap").whole("data_parallel_size", 0, least=0)
     world = dp * ranks or source.world
@@ -74,7 +78,7 @@ def read_bridge(sections: Section, source: Source) -> FileRun:
     layout = {**read.layout, **guessed, **_layout(file)}
     ignored = unknown if complete else tuple(unread_keys(sections, KNOWN, "", file.read))
     refusals = (*read.refusals, *broken(RULES, Arguments(flattened(sections), read.layout["world_size"])))
-    return FileRun(read.model, layout, (*assumed, *guessed), ignored, read.notes, refusals)
+    return FileRun(read.model, layout, (*assumed, *guessed), ignored, (*read.notes, *taken), refusals)
 
 
 def _arguments(file: SectionReader, complete: bool) -> Flags:
@@ -99,8 +103,18 @@ def _over_recipe(file: SectionReader, flags: Flags, source: Source) -> tuple[Fla
     ranks, length = model.whole(_SIZES[0], 1), model.whole("seq_length")
     beside = model_beside(source, f"it states no model (model.{_KEY_OF_A_MODEL})")
     over = _over(model_arguments(beside, Strategy(world_size=ranks, tp=ranks, seq_len=length)), flags)
+    if not any("use_distributed_optimizer" in file.section(name) for name in ("ddp", "optimizer")):
+        over["use-distributed-optimizer"] = True  # as all recipes of the library have it
     usual = _OF_RECIPES if beside.is_mixture_of_experts else {"dropout": _OF_RECIPES["dropout"]}
     return over, {field: value for field, (keys, value) in usual.items() if not any(key in model for key in keys)}
+
+
+def _of_recipe(stated: Flags, read: Flags, guessed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return in words what the recipe that a file changes is taken to have: ``guessed``, and the sharding of its optimizer."""
+    sharded = read.get("use-distributed-optimizer") and not stated["use-distributed-optimizer"]
+    found = ({"use_distributed_optimizer": True} if sharded else {}) | dict(guessed)
+    words = ", ".join(f"{name} {value}" for name, value in found.items())
+    return (f"the file changes a recipe, which is taken to have {words}",) if found else ()
 
 
 def _layout(file: SectionReader) -> dict[str, Any]:
