@@ -111,7 +111,7 @@ def _over_recipe(file: SectionReader, flags: Flags, source: Source) -> tuple[Fla
 
 def _of_recipe(stated: Flags, read: Flags, guessed: Mapping[str, Any]) -> tuple[str, ...]:
     """Return in words what the recipe that a file changes is taken to have: ``guessed``, and the sharding of its optimizer."""
-    sharded = read.get("use-distributed-optimizer") and not stated["use-distributed-optimizer"]
+    sharded = read.get("use-distributed-optimizer") and not stated.get("use-distributed-optimizer")
     found = ({"use_distributed_optimizer": True} if sharded else {}) | dict(guessed)
     words = ", ".join(f"{name} {value}" for name, value in found.items())
     return (f"the file changes a recipe, which is taken to have {words}",) if found else ()

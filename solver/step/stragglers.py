@@ -6,8 +6,8 @@ import math
 
 #: Standard deviation of the speed of ranks: what measured over predicted step times grow by for each unit of the expected
 #: maximum, the median over the weak-scaling series of three sizes or more among the published runs (`make scaling`;
-#: docs/scaling.md). Leaving any out moves it by no more than 0.001.
-SPEED_STD = 0.023
+#: docs/scaling.md). Leaving any out moves it by no more than 0.002.
+SPEED_STD = 0.020
 
 
 def straggler_share(ranks: int, ranks_per_node: int) -> float:

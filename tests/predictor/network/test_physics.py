@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from predictor.network.collective_points import inside_bound, sent_share
+from predictor.network.measured_groups import describe_links
 from predictor.network.overlap import contention
 from predictor.network.physics import Groups, NetworkParameters, join, network_seconds
-from profiler.profile.profile import Device, Table
+from profiler.profile.profile import Device, Profile, Table
 
 #: Latencies of one to five seconds; rates are 100 bytes/s per GPU, a half of it used; a quarter of that in the low-latency
 #: protocol and four fifths in trees.
@@ -126,3 +127,11 @@ def test_a_gemm_that_is_faster_beside_a_collective_was_not_delayed() -> None:
     # GEMMs that take 0.8 of their time beside collectives that take as long as alone: noise, and no gain
     columns = {"bytes": 2**22, "seconds": 1.0, "gemm_slowdown": np.full(5, 0.8), "collective_slowdown": 1.0}
     assert contention(DEVICE, Table.from_columns("overlap", columns)) == (0.0, 0.0)
+
+
+def test_links_that_nobody_measured_are_named() -> None:
+    empty = Profile("own", DEVICE, {}, {"ranks": 1})
+    assert describe_links(empty, 8) == "links inside a node: nominal bandwidth and usual efficiency, nothing was measured"
+    assert "--cluster says how many yours have" in describe_links(empty, 1)
+    columns = {"intra": [2], "inter": [1], "bytes": [1024], "seconds": [1e-5]}
+    assert describe_links(Profile("own", DEVICE, {"all_reduce": Table.from_columns("all_reduce", columns)}), 8) == ""

@@ -275,3 +275,15 @@ def test_a_recipe_that_states_no_gpus_is_priced_on_those_of_the_option(
     assert foretrain(["compare", "--config", path, "--world_size", "16", "--profile", "b200_sxm", ".", "tp=1"]) == 0
     assert foretrain(["predict", "--config", path, "--world_size", "24"]) == 2
     assert "run.yaml: global_batch_size 16 is not a multiple of dp 12 * micro_batch_size 1" in capsys.readouterr().err
+
+
+def test_a_recipe_shards_the_optimizer_unless_the_file_says_otherwise(tmp_path: Path) -> None:
+    text = OVERRIDES.replace("  use_distributed_optimizer: true\n", "")
+    taken = load(tmp_path, text, "qwen3_30b_a3b")
+    assert taken.layout["zero"] == 1
+    (note,) = (line for line in taken.notes if "changes a recipe" in line)
+    assert "use_distributed_optimizer True" in note and "moe_permute_fusion True" in note and "moe_grouped_gemm" not in note
+    stated = load(
+        tmp_path, OVERRIDES.replace("use_distributed_optimizer: true", "use_distributed_optimizer: false"), "qwen3_30b_a3b"
+    )
+    assert stated.layout["zero"] == 0 and load(tmp_path, OVERRIDES, "qwen3_30b_a3b").layout["zero"] == 1

@@ -306,3 +306,30 @@ def test_of_a_flag_given_twice_the_last_counts(tmp_path: Path) -> None:
     config = load_run_config(path)
     assert config.layout["micro_batch_size"] == 1
     assert config.notes == ("--micro-batch-size stands more than once; argparse takes the last, 1",)
+
+
+def test_arguments_that_take_several_values_are_words_of_their_own() -> None:
+    model = load_run_config(Path("configs/models/qwen3_30b_a3b.json")).model
+    run = Strategy(world_size=64, seq_len=4096, dp=16, cp=4, cp_comm="a2a+ring", cp_a2a_size=2, recompute="selective",
+                   recompute_modules="core_attn+moe_act", framework="megatron-core-0.12", moe_grouped_gemm=True)  # fmt: skip
+    words = shlex.split(shell_command(model, run, 8), comments=True)
+    several = {"--recompute-modules": ["core_attn", "moe_act"], "--hierarchical-context-parallel-sizes": ["2", "2"]}
+    for flag, values in several.items():
+        at = words.index(flag)
+        assert words[at + 1 : at + 3] == values
+
+
+def test_what_a_script_states_without_a_part_in_any_time_is_written_again(tmp_path: Path) -> None:
+    model = load_run_config(Path("configs/models/qwen3_30b_a3b.json")).model
+    run = Strategy(world_size=8, seq_len=4096, dp=8, framework="megatron-core-0.12")
+    stated = ("--rotary-base 500000", "--norm-epsilon 1e-06", "--use-rope-scaling", "--rope-scaling-factor 4",
+              "--moe-router-topk-scaling-factor 2.5")  # fmt: skip
+    first, again = tmp_path / "first.sh", tmp_path / "again.sh"
+    without = shell_command(model.replace(untimed=()), run, 8)
+    assert not any(part in without for part in stated)
+    first.write_text(f"{without.rstrip()} \\\n  {' '.join(stated)}\n")
+    read = load_run_config(first, 8)
+    (text,) = megatron_files(read.model, run, 8, "again").values()
+    again.write_text(text)
+    assert all(part in text for part in stated)
+    assert load_run_config(again, 8).model.untimed == read.model.untimed != ()
