@@ -61,10 +61,10 @@ class CostModel:
     network.overlap.
     rank_skew: seconds that a collective waits in a training step for each further rank of a node (predictor.network.rank_skew).
     measured: attention calls timed on the device itself, under the load of a training run; these times already include the
-    derating. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link to the host and of the
-    host's memory, by name. plain_layer_launch: seconds in which the host launches both passes of one layer of plain PyTorch (0:
-    not measured). link_slowdown, found: see with_found_network. leaf_switches: where the
-    uplinks of these are a bottleneck. uncertainty: set where nothing was measured on this device.
+    derating, but for power_slowdown. exchanges: dispatch and combine of experts over ranks. host_rates: bytes/s of the link
+    to the host and of the host's memory, by name. plain_layer_launch: seconds in which the host launches both passes of one
+    layer of plain PyTorch (0: not measured). link_slowdown, found: see with_found_network. leaf_switches: where the uplinks
+    of these are a bottleneck. uncertainty: set where nothing was measured on this device.
     learned: from own training runs.
     """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from profiler.profile.profile import Device
 
 CPU_CACHE_BYTES = 32 * 2**20  #: operands rotate through more than this, which is at least the L3 share of a core
 _NVML_FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "power.limit", "temperature.gpu", "driver_version")
-_PREHEAT_SECONDS = 5.0
 
 
 def cache_bytes(device: torch.device) -> int:
@@ -111,19 +109,6 @@ def attention_kernels(device: torch.device) -> tuple[str, ...]:
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9:
         return "torch_cudnn", "torch_flash"
     return ("torch_flash",)
-
-
-def preheat(session: Session, quick: bool) -> None:
-    """Bring a GPU to its clocks under sustained load; a power-limited GPU boosts for tenths of a second."""
-    if session.device.type != "cuda" or quick:
-        return
-    a = torch.randn(8192, 8192, device=session.device, dtype=torch.bfloat16)
-    end = time.monotonic() + _PREHEAT_SECONDS
-    while time.monotonic() < end:
-        for _ in range(50):
-            a @ a
-        torch.cuda.synchronize()
-        session.beat()
 
 
 def sensors() -> dict[str, str]:

@@ -22,15 +22,26 @@ def power_slowdown(session: Session, quick: bool) -> float:
     device = session.device
     if device.type != "cuda" or quick:
         return 1.0
-    a, b = (torch.randn(_SIZE, _SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-
-    def gemm(_: int) -> None:
-        torch.mm(a, b, out=out)
-
+    gemm = _gemm(device)
     burst = min(_burst(gemm, device) for _ in range(_TRIES))
     session.beat()
     return session.agree(max(_sustained(gemm, device, session) / burst, 1.0))
+
+
+def preheat(session: Session, quick: bool) -> None:
+    """Bring a GPU to its clocks under sustained load; a power-limited GPU boosts for tenths of a second."""
+    if session.device.type == "cuda" and not quick:
+        _sustained(_gemm(session.device), session.device, session)
+
+
+def _gemm(device: torch.device) -> Work:
+    a, b = (torch.randn(_SIZE, _SIZE, device=device, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def call(_: int) -> None:
+        torch.mm(a, b, out=out)
+
+    return call
 
 
 def _burst(gemm: Work, device: torch.device) -> float:

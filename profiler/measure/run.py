@@ -22,11 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from profiler.errors import InputError
 from profiler.measure.attention import fused_kernels
 from profiler.measure.grouped import grouped_items, lacking
-from profiler.measure.hardware import cache_bytes, device_facts, limits, preheat, sensors, versions
+from profiler.measure.hardware import cache_bytes, device_facts, limits, sensors, versions
 from profiler.measure.host import host_items
 from profiler.measure.kernels import COMPILED_KINDS
 from profiler.measure.overlap import measure_overlap
-from profiler.measure.power import power_slowdown
+from profiler.measure.power import power_slowdown, preheat
 from profiler.measure.session import Session, announce_end, launcher_died, leave, lost_ranks, named, open_session, watch
 from profiler.measure.sweeps import Bench, Report, measure_collectives, measure_kernels
 from profiler.measure.wanted import Wanted, measured_here
