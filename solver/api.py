@@ -73,8 +73,7 @@ def load_problem(
     given = {key: value for key, value in run_config.layout.items() if key not in _AXES}
     own = str(given.get("framework", DEFAULT_FRAMEWORK))
     framework = release_for_search(str(constants.get("framework") or own))
-    if known_framework(framework) is not known_framework(release_for_search(own)):  # the file's flags are for another one
-        given = {key: given[key] for key in ("precision", "attention") if key in given}
+    given = {key: value for key, value in given.items() if key not in of_another_framework(run_config, framework)}
     chosen = known_framework(framework)
     precision = {"precision": Strategy.precision, **chosen.flags, **given, **constants}["precision"]
     for key, why in idle_settings(constants, model, str(precision), chosen).items():
@@ -85,6 +84,15 @@ def load_problem(
     values = {**defaults, **given, **constants, "framework": framework, "world_size": world_size, "dp": world_size}
     run = strategy_from({**values, "seq_len": length}, run_config.name)
     return problem_of(model, run, place, cost)
+
+
+def of_another_framework(config: RunConfig, framework: str) -> dict[str, Any]:
+    """Return the constants that a config states for its own framework and that a run under ``framework`` does not take over:
+    all but number format and attention, where the two are different ones."""
+    own = str(config.layout.get("framework", DEFAULT_FRAMEWORK))
+    if known_framework(release_for_search(framework)) is known_framework(release_for_search(own)):
+        return {}
+    return {key: value for key, value in config.layout.items() if key not in (*_AXES, "precision", "attention")}
 
 
 def _nodes_of_launch(config: RunConfig, device: Device) -> dict[str, int]:

@@ -14,13 +14,12 @@ from predictor.learned import conditions_of, read_learned
 from predictor.network.measured_groups import describe_links, describe_network
 from profiler.errors import InputError, printable
 from profiler.profile.attention_times import FOLDER
-from profiler.profile.devices import device_named
 from profiler.profile.profile import Profile
-from profiler.profile.profiles import PROF_DATA, derived_profiles, profile_of, shipped_profiles
-from solver.api import load_problem
+from profiler.profile.profiles import PROF_DATA, profile_of
+from solver.api import DEFAULT_FRAMEWORK, load_problem, of_another_framework
 from solver.arguments import DEFAULT_MODEL, DEFAULT_WORLD_SIZE
 from solver.formats.config_file import RunConfig, find_model, load_cluster, load_run_config
-from solver.formats.topology_cluster import TOPOLOGY, is_topology
+from solver.formats.topology_cluster import TOPOLOGY
 from solver.search.fixed import parse_constants
 from solver.spec.idle import idle_settings
 from solver.spec.strategy import Strategy
@@ -59,6 +58,13 @@ class Inputs:
             found.append(
                 "the config states no layout: each size is 1, its framework's ZeRO stage, and data parallelism fills the world"
             )
+        other = of_another_framework(self.config, of.run.framework)
+        lost = [key for key, value in other.items() if key != "framework" and value != getattr(of.run, key)]
+        if lost:
+            found.append(
+                f"not taken over from the config of {self.config.layout.get('framework', DEFAULT_FRAMEWORK)}, as "
+                f"{of.run.framework} is asked for: {', '.join(lost)}; that framework's own settings are taken"
+            )
         changed = [key for key, value in self.config.layout.items() if value != getattr(Strategy, key, value)]
         nothing = idle_settings(changed, of.model, of.run.precision, of.framework)
         found += [f"{key} of the config changes nothing{why}" for key, why in nothing.items() if key not in of.framework.flags]
@@ -83,19 +89,6 @@ class Inputs:
 def named_config(args: argparse.Namespace) -> RunConfig:
     """Return the config that the options name, or the default one."""
     return load_run_config(args.config or find_model(args.model_size or DEFAULT_MODEL), getattr(args, "world_size", None) or 0)
-
-
-def check_machine(name: str) -> None:
-    """Raise InputError where a name is neither a profile's nor a cluster's."""
-    profiles = (*shipped_profiles(), *derived_profiles())
-    if device_named(name) in profiles:
-        return
-    try:
-        load_cluster(name)
-    except InputError as error:
-        is_file = Path(name).suffix or is_topology(name)
-        of = "" if is_file else f"; profiles are {', '.join(profiles)}"
-        raise InputError(f"{'' if is_file else 'no profile and '}{error}{of}") from None
 
 
 def load_inputs(args: argparse.Namespace, config: RunConfig | None = None, shows: bool = True) -> Inputs:

@@ -10,12 +10,12 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from profiler.files import source_digest
-from profiler.profile.devices import device_named
-from profiler.profile.profiles import derived_profiles, find_profile, shipped_profiles
+from profiler.profile.profiles import find_profile, profile_of
 from profiler.text_file import read_text
 from solver.formats.config_file import CONFIG_ENDINGS, find_model, load_cluster, load_run_config
 from solver.formats.model_file import CONFIGS
 from solver.formats.topology_cluster import TOPOLOGY
+from solver.machines import machine_options
 
 _MOST_BYTES = 1 << 30
 
@@ -53,10 +53,10 @@ def _of_model(name: str) -> str:
 
 
 def _of_machine(name: str) -> str:
-    """Return what a profile holds, or what is read of a cluster's file and of its profile."""
-    named = device_named(name)
-    if named in (*shipped_profiles(), *derived_profiles()):
-        return find_profile(named)[0].digest
+    """Return what a profile (of a device file: derived) holds, or what is read of a cluster's file and of its profile."""
+    options = machine_options(name)
+    if options["cluster"] is None:
+        return profile_of(options["profile"], None, options["as_device"])[0].digest
     described = load_cluster(name)
     # a topology is its file's text; one that a template makes depends on its name and on the program alone
     drawn = described.pop(TOPOLOGY, None) is not None and Path(name).is_file()

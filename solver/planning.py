@@ -12,13 +12,13 @@ from rich.console import Console
 from profiler.errors import InputError
 from profiler.profile.devices import DATASHEETS, device_named
 from profiler.profile.profile import Profile
-from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.arguments import add_json_argument, add_machine_arguments, check_picture
 from solver.batch import searched_batch, uneven_worlds
 from solver.command_line import progress_bar
 from solver.formats.config_file import RunConfig, load_cluster
-from solver.inputs import Inputs, check_machine, load_inputs, named_config
+from solver.inputs import Inputs, load_inputs, named_config
 from solver.interruptions import add_interruption_arguments, check_interruptions, goodput_of, interrupted
+from solver.machines import MACHINES, check_machine, machine_options
 from solver.report.output import write_json
 from solver.report.picture_plan import plan_figure
 from solver.report.pictures import save_figure
@@ -45,7 +45,7 @@ def add_plan_arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--most", type=int, default=_MOST, metavar="GPUS", help=f"most GPUs to look at (default {_MOST})")
     p.add_argument("--price", type=float, metavar="MONEY", help="of a GPU for an hour")
     p.add_argument("--machines", metavar="NAME=PRICE,...", help="compare machines, each with the price of a GPU for an hour: "
-                   "profiles, clusters of configs/clusters, or cluster files")  # fmt: skip
+                   + MACHINES)  # fmt: skip
     add_interruption_arguments(p)
     p.add_argument("--fix", metavar="AXIS=VALUE,...", help="search only layouts with these")
     p.add_argument("--jobs", type=int, default=1, help="processes that share each search (default 1)")
@@ -151,10 +151,8 @@ def _named(args: argparse.Namespace, name: str, config: RunConfig) -> argparse.N
     """Return the options of a plan on one machine; a config is read for the GPUs that it states, if it does."""
     named = argparse.Namespace(**vars(args))
     named.world_size = None if "world_size" in config.layout else args.least
-    if device_named(name) in (*shipped_profiles(), *derived_profiles()):
-        named.profile = device_named(name)
-    elif name:
-        named.cluster = name
+    if name:
+        vars(named).update(machine_options(name))
     return named
 
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from profiler.errors import InputError
-from profiler.profile.devices import device_named
-from profiler.profile.profiles import derived_profiles, shipped_profiles
 from solver.api import configured_batch
 from solver.arguments import DEFAULT_TOKENS
 from solver.formats.config_file import CONFIG_ENDINGS
 from solver.inputs import Inputs, load_inputs
 from solver.journal import inputs_of, new_inputs, read_journal
+from solver.machines import machine_options
 from solver.report.describe import describe
 from solver.report.explain import explain
 from solver.report.output import layout_dict
@@ -106,13 +105,11 @@ def _sequences(point: Point, inputs: Inputs) -> int:
 
 def _arguments(point: Point, options: Options) -> argparse.Namespace:
     """Return the options of a search as the command line has them."""
-    named = device_named(point.machine)
-    of_profile = named in (*shipped_profiles(), *derived_profiles())
     is_file = Path(point.model).suffix in CONFIG_ENDINGS
     return argparse.Namespace(
         config=Path(point.model) if is_file else None, model_size=None if is_file else point.model,
-        profile=named if of_profile else None, cluster=None if of_profile else point.machine, as_device=None,
-        pre_profiling_data_path=None, framework=point.framework, seq_len=point.seq_len, world_size=point.world_size,
+        **machine_options(point.machine), pre_profiling_data_path=None, framework=point.framework, seq_len=point.seq_len,
+        world_size=point.world_size,
         set=options.set, memory_limit_gib=options.memory_limit_gib, approximate=options.approximate,
     )  # fmt: skip
 

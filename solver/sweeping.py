@@ -17,7 +17,7 @@ from profiler.profile.profiles import DEFAULT_PROFILE
 from solver.arguments import DEFAULT_TOKENS, StoreOnce, add_approximate_argument, check_picture
 from solver.command_line import progress_bar
 from solver.formats.config_file import CONFIG_ENDINGS, find_model
-from solver.inputs import check_machine
+from solver.machines import MACHINES, check_machine
 from solver.report.output import csv_text
 from solver.report.picture_sweep import check_panels, sweep_figure
 from solver.report.pictures import save_figure
@@ -41,8 +41,8 @@ def add_sweep_arguments(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--models", required=True, metavar="MODEL,...", help="names as of --model_size, or files as of --config")
     p.add_argument("--world_sizes", required=True, metavar="GPUS,...")
-    p.add_argument("--machines", default=DEFAULT_PROFILE, metavar="NAME,...", help="profiles, clusters of configs/clusters, or "
-                   f"cluster files (default {DEFAULT_PROFILE})")  # fmt: skip
+    p.add_argument("--machines", default=DEFAULT_PROFILE, metavar="NAME,...", help=f"{MACHINES} "
+                   f"(default {DEFAULT_PROFILE})")  # fmt: skip
     p.add_argument("--seq_lens", metavar="TOKENS,...", help="sequences (default: each model's own)")
     p.add_argument("--frameworks", metavar="NAME,...", help="frameworks or their releases (default: each model's own)")
     p.add_argument(

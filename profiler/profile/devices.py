@@ -89,6 +89,11 @@ def _read(path: Path) -> Datasheet:
         raise InputError(f"{path}: {error}") from None
 
 
+def is_datasheet(path: Path) -> bool:
+    """Whether a file is a device's, which states its peaks. Raises InputError for a file that is not JSON."""
+    return path.is_file() and "peak_tflops" in json_object(read_text(path, "a JSON file", _MOST_BYTES), path)
+
+
 def datasheet_of(values: Mapping[str, Any]) -> Datasheet:
     """Return the datasheet that ``values`` (the content of a device file) states."""
     needed = (*_WORDS, "peak_tflops", *_FIGURES, _SOURCE)

@@ -256,9 +256,9 @@ def _training(file: SectionReader) -> Flags:
     }  # fmt: skip
     if flags["optimizer-cpu-offload"]:
         flags["optimizer-offload-fraction"] = optimizer.number("optimizer_offload_fraction", 1.0)
-    for moment in ("exp_avg_dtype", "exp_avg_sq_dtype"):
-        if moment in optimizer:
-            flags[moment.replace("_", "-")] = _dtype(optimizer, moment)
+    for kind in ("exp_avg_dtype", "exp_avg_sq_dtype", "main_params_dtype", "main_grads_dtype"):
+        if kind in optimizer:
+            flags[kind.replace("_", "-")] = _dtype(optimizer, kind)
     return {flag: value for flag, value in flags.items() if value}
 
 

@@ -44,7 +44,8 @@ VALUES: Mapping[str, str] = {
 SWITCHES: Mapping[str, str] = {
     **_same(
         "sequence-parallel multi-latent-attention qk-layernorm add-qkv-bias moe-router-enable-expert-bias moe-grouped-gemm "
-        "moe-permute-fusion moe-router-fusion overlap-moe-expert-parallel-comm account-for-embedding-in-pipeline-split "
+        "moe-permute-fusion moe-router-fusion moe-router-force-load-balancing overlap-moe-expert-parallel-comm "
+        "account-for-embedding-in-pipeline-split "
         "account-for-loss-in-pipeline-split cross-entropy-loss-fusion deterministic-mode delay-wgrad-compute "
         "defer-embedding-wgrad-compute fine-grained-activation-offloading attention-output-gate moe-shared-expert-gate"
     ),
@@ -73,7 +74,7 @@ OF_THE_MODEL = frozenset((
 ))  # fmt: skip
 #: Values of GPTModelProvider that differ from the defaults of Megatron-LM's arguments.
 DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True, "expert_tensor_parallel_size": 1}
-#: torch's types of Adam's moments -> Megatron's words.
+#: torch's types of what the optimizer keeps -> Megatron's words.
 MOMENTS: Mapping[str, str] = {
     "torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8",
 }  # fmt: skip
@@ -120,7 +121,6 @@ _NEUTRAL_COMPLETE = (
     "moe_per_layer_logging moe_token_drop_policy moe_token_dropping mscale mscale_all_dim num_layers_at_end_in_bf16 "
     "num_layers_at_start_in_bf16 old_context_len perform_initialization rope_scaling rope_scaling_factor rotary_interleaved "
     "rotary_scaling_factor scale_factor seq_len_interpolation_factor softmax_scale test_mode tp_comm_bootstrap_backend "
-    ""
     "use_cpu_initialization use_mamba_mem_eff_path variable_seq_lengths yarn_beta_fast yarn_beta_slow "
     "yarn_correction_range_round_to_int yarn_mscale yarn_mscale_all_dim yarn_original_max_position_embeddings "
     "yarn_rotary_scaling_factor"
@@ -128,10 +128,8 @@ _NEUTRAL_COMPLETE = (
 #: Dotted keys of a complete configuration that say nothing with this value, and are named with another; of other keys that are
 #: not known here, what is null, false, zero or empty says nothing.
 USUAL: Mapping[str, Any] = {
-    **dict.fromkeys(("optimizer.main_grads_dtype", "optimizer.main_params_dtype"), "torch.float32"),
-    **{f"model.tp_comm_{part}": True
-       for part in ("bulk_dgrad", "bulk_wgrad", "overlap_ag", "overlap_rs", "split_ag", "split_rs")},
-}  # fmt: skip
+    f"model.tp_comm_{part}": True for part in ("bulk_dgrad", "bulk_wgrad", "overlap_ag", "overlap_rs", "split_ag", "split_rs")
+}
 _TAKEN = {*VALUES.values(), *SWITCHES.values(), *INVERTED.values(), *_NEUTRAL_MODEL.split(), *_NEUTRAL_COMPLETE.split()}
 #: Flag -> key of ``model`` that is named as it and means the same: of kinds of layers, of what has a small effect, and of what
 #: is not modelled.
@@ -167,7 +165,7 @@ KNOWN: Known = keys(
     optimizer=keys(
         "_target_ optimizer use_distributed_optimizer optimizer_cpu_offload optimizer_offload_fraction bf16 fp16 lr min_lr "
         "use_precision_aware_optimizer exp_avg_dtype exp_avg_sq_dtype weight_decay adam_beta1 adam_beta2 adam_eps clip_grad "
-        "decoupled_weight_decay fp8_recipe hysteresis initial_loss_scale loss_scale_window "
+        "decoupled_weight_decay fp8_recipe hysteresis main_grads_dtype main_params_dtype initial_loss_scale loss_scale_window "
         "min_loss_scale overlap_param_gather params_dtype pin_cpu_grads pin_cpu_params reuse_grad_buf_for_mxfp8_param_ag "
         "sgd_momentum store_param_remainders"
     ),

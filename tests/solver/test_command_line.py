@@ -245,6 +245,15 @@ def test_the_requested_framework_is_used(tmp_path: Path) -> None:
     assert first["best"][0]["step_s"] != second["best"][0]["step_s"]
 
 
+def test_settings_that_another_framework_does_not_take_over_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    layout = {"framework": "megatron-core", "tp": 2, "cross_entropy_fusion": True, "moe_dispatcher": "alltoall"}
+    path.write_text(json.dumps({"model": "llama3_8b", "layout": layout}))
+    said = "not taken over from the config of megatron-core, as nanotron is asked for: cross_entropy_fusion; that"
+    assert said in " ".join(works("--config", path, "--world_size", 8, "--framework", "nanotron").split())
+    assert "not taken over" not in works("--config", path, "--world_size", 8, "--framework", "megatron-core")
+
+
 def test_a_hugging_face_config(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**SMALL, "model_type": "llama", "rope_theta": 5e5}))

@@ -16,6 +16,7 @@ import pytest
 from profiler.errors import InputError
 from solver import load_problem, search
 from solver.console import main
+from solver.formats.model_file import CONFIGS
 from solver.journal import inputs_of
 from solver.report.explain import explain
 from solver.sweep import Options, Point, points, price, sweep
@@ -156,6 +157,23 @@ def test_rows_of_other_inputs_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     assert refused().startswith(told.format("program"))
 
 
+def test_a_device_file_is_a_machine(tmp_path: Path) -> None:
+    """The file of a known device gives that device's row; with half its memory bandwidth another one, in another sweep."""
+    chip = tmp_path / "chip.json"
+    text = (CONFIGS / "devices" / "gb300.json").read_text()
+    chip.write_text(text)
+    own, known = (Point("qwen3_0_6b", None, machine, None, 8, 131072) for machine in (str(chip), "gb300"))
+    rows = sweep([own, known], Options(), tmp_path / "journal")
+    assert [row.pop("machine") for row in rows] == [str(chip), "gb300"] and rows[0] == rows[1]
+    values = json.loads(text)
+    slower = values | {"memory_bandwidth_gb_s": values["memory_bandwidth_gb_s"] / 2}
+    chip.write_text(json.dumps(slower))
+    with pytest.raises(InputError, match="another content of the machine"):
+        sweep([own], Options(), tmp_path / "journal")
+    (row,) = sweep([own], Options(), tmp_path / "another")
+    assert row["step_s"] > 1.05 * rows[0]["step_s"]
+
+
 def test_a_cluster_and_options_are_those_of_a_search() -> None:
     point = Point("llama3_8b", 2048, "a100_50g", "megatron-core", 16, 262144)
     row = price(point, Options(set="precision=bf16", fix="tp=4", memory_limit_gib=60.0))
@@ -188,6 +206,7 @@ def test_pictures_and_parquet(alone: bytes, tmp_path: Path) -> None:
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8,8"], "--world_sizes 8,8: give names, each once"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "h900"], "no cluster is called 'h900'"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "h900"], "; profiles are a100_pcie_80gb, "),
+        (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--machines", "chip.json"], "chip.json: name is missing"),
         (["out.csv", "--models", "none.json", "--world_sizes", "8"], "--models none.json: no such file"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--frameworks", "foo"], "no framework is called 'foo'"),
         (["out.csv", "--models", "llama3_8b", "--world_sizes", "8", "--set", "precision=fp7"], "precision is 'fp7'"),
@@ -204,6 +223,7 @@ def test_wrong_options(
     if "--scheduler" in options:
         pytest.importorskip("distributed")
     monkeypatch.chdir(tmp_path)
+    Path("chip.json").write_text('{"peak_tflops": {"bf16": 900}}')
     assert main(["sweep", *options]) == 2
     assert message in capsys.readouterr().err
 

@@ -164,6 +164,9 @@ def test_what_a_section_means(text: str, field: str, value: Any, tmp_path: Path)
         ("apply_rope_fusion: false", "attention_backend: unfused", "attention", "unfused"),
         ("apply_rope_fusion: false", "attention_backend: {_target_: x.AttnBackend, _args_: [3]}", "attention", "unfused"),
         ("apply_rope_fusion: false", "moe_shared_expert_overlap: true", "moe_shared_expert_overlap", True),
+        ("apply_rope_fusion: false", "moe_router_force_load_balancing: true", "moe_imbalance", 1.0),
+        ("lr: 0.0003", "main_params_dtype: torch.float32\n  main_grads_dtype: {_target_: torch.float32, _call_: false}",
+         "grad_dtype", "bf16"),
         ("apply_rope_fusion: false", "cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [attn, moe_router]",
          "cuda_graph_modules", "attn+moe_router"),
     ],
@@ -191,6 +194,11 @@ def test_what_a_key_means(old: str, new: str, field: str, value: Any, tmp_path: 
             "mixed_precision is 'int4'; it must be a section, or one of bf16_mixed",
         ),
         ("lr: 0.0003", "exp_avg_dtype: torch.int3", "optimizer.exp_avg_dtype is 'torch.int3'; it must be one of torch.float32"),
+        (
+            "lr: 0.0003",
+            "use_precision_aware_optimizer: true\n  main_params_dtype: torch.float16",
+            "an optimizer without weights",
+        ),
         (
             "global_batch_size: 16",
             "global_batch_size: 15",

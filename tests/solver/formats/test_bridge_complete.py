@@ -208,9 +208,9 @@ def test_defaults_say_nothing_and_other_values_are_named(tmp_path: Path) -> None
     text = CONTAINER + SMALL + states + OF_THE_MODEL.replace("  on_in_a_newer_release: 3\n", "") + MODEL
     assert load(tmp_path, text + usual).ignored == ()
     other = usual.replace("dgrad: true", "dgrad: false").replace("weights: false", "weights: true")
-    named = load(tmp_path, text.replace("float32", "float16") + other).ignored
-    assert set(named) == {"optimizer.main_params_dtype (torch.float16)", "model.tp_comm_bulk_dgrad (False)",
-                          "model.cpu_offloading_weights"}  # fmt: skip
+    assert set(load(tmp_path, text + other).ignored) == {"model.tp_comm_bulk_dgrad (False)", "model.cpu_offloading_weights"}
+    with pytest.raises(InputError, match="--main-params-dtype 'fp16': an optimizer without weights in fp32 is not modelled"):
+        load(tmp_path, text.replace("float32", "float16") + usual)
 
 
 def test_layers_of_ones_own_are_named(tmp_path: Path) -> None:
