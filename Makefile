@@ -33,9 +33,10 @@ predict: $(VENV)/.predict
 # pip compiles what it installs, but no editable package; where PYTHONDONTWRITEBYTECODE is set, as in many images, nothing else does
 COMPILE = $(BIN)/python -m compileall -q profiler predictor solver *.py
 
-# All runs of docs/accuracy.md are predicted by `make check`.
-PUBLISHED = tests/benchmarks/test_published_runs.py
-TESTS = -n 2 --dist worksteal --durations=5 --assert=plain --ignore=$(PUBLISHED)
+# What the documents state and tell a user to type, and the scripts that write them, is tested by `make check`.
+DOCUMENTS = tests/benchmarks tests/solver/test_examples.py
+PARALLEL = -n 2 --dist worksteal --assert=plain
+TESTS = $(PARALLEL) --durations=5 $(addprefix --ignore=,$(DOCUMENTS))
 
 # Plain assertions, because rewriting those of all tests takes each worker ten seconds; tests that fail run again with the values
 # that their assertions compare.
@@ -47,7 +48,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PUBLISHED)
+	$(BIN)/python -m pytest $(PARALLEL) $(DOCUMENTS)
 
 bench: $(VENV)/.predict
 	$(BIN)/python benchmarks/search.py

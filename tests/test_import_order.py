@@ -28,7 +28,7 @@ LEVELS = (
     ("solver.step",),
     ("solver.search",),
     ("solver.report", "solver.api", "solver.arguments", "solver.examples"),
-    ("solver.inputs", "solver.batch", "solver.largest", "solver.interruptions"),
+    ("solver.inputs", "solver.batch", "solver.largest", "solver.interruptions", "solver.machines"),
     ("solver.command_line", "solver.learning", "solver.journal"),
     ("solver.sweep",),
     (

@@ -57,10 +57,12 @@ def profile_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(profile_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run the command with pictures and JSON; return the output folder."""
+    """Run the command with pictures (of one predicted number of nodes) and JSON; return the output folder."""
     folder = tmp_path_factory.mktemp("run")
     arguments = ["--profile", str(profile_file), "--pics", str(folder / "pics"), "--json", str(folder / "out.json")]
-    assert main(arguments) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("predictor.accuracy.pictures_comm.PREDICTED_NODES", (2,))
+        assert main(arguments) == 0
     return folder
 
 
