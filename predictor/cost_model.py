@@ -19,6 +19,7 @@ from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
 from predictor.kernels.memory_bound import MemoryBoundModel
+from predictor.kernels.state_space import state_space
 from predictor.learned import Learned
 from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network
 from predictor.network.collective import CollectiveModel
@@ -163,6 +164,13 @@ class CostModel:
     def chunk_scan(self, batch: Any, seq: Any, heads: Any, key_dim: Any, value_dim: Any, backward: Any = False) -> Estimate:
         """The gated delta rule, forward or backward; arguments as in predictor.kernels.chunk_scan."""
         alone = chunk_scan(self.device, batch, seq, heads, key_dim, value_dim, backward)
+        return self._learned(self._less_certain(alone, "attention"), "attention")
+
+    def state_space(
+        self, batch: Any, seq: Any, heads: Any, head_dim: Any, state_dim: Any, groups: Any, chunk: Any, backward: Any = False
+    ) -> Estimate:
+        """Mamba-2's state-space kernels, forward or backward; arguments as in predictor.kernels.state_space."""
+        alone = state_space(self.device, batch, seq, heads, head_dim, state_dim, groups, chunk, backward)
         return self._learned(self._less_certain(alone, "attention"), "attention")
 
     def memory_bound(self, kind: str, size: Any) -> Estimate:

@@ -21,8 +21,8 @@ FACTORS = (STEP, "gemm", "attention", "memory_bound", "links", "network", "host"
 #: Kind of a line of an explanation -> its factor; other kinds have that of the step alone.
 FACTOR_OF = {
     "linear": "gemm", "grouped_linear": "gemm", "flash_attn": "attention", "chunk_scan": "attention",
-    "memory_bound": "memory_bound", "links": "links", "network": "network", "host": "host", "host_link": "host",
-    "host_memory": "host",
+    "state_space": "attention", "memory_bound": "memory_bound", "links": "links", "network": "network", "host": "host",
+    "host_link": "host", "host_memory": "host",
 }  # fmt: skip
 _MOST_BYTES = 1 << 20
 _MOST = 5.0  #: a factor beyond this, or its inverse, was not learned from a healthy machine

@@ -136,7 +136,7 @@ def read_llama4(config: Mapping[str, Any], values: Values, read: set[str]) -> No
     read |= {"cache_implementation", "for_llm_compressor"}
 
 
-def _read_groups(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+def read_router_groups(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
     """Read the groups of experts of which a token may use topk_group; where it may use all, there are none."""
     groups = size_of(config, "n_group", 1)
     chosen = size_of(config, "topk_group", groups)
@@ -153,7 +153,7 @@ def read_glm_experts(config: Mapping[str, Any], values: Values, read: set[str]) 
     _set_absent(config, values, first_k_dense_replace=1, n_shared_experts=1)  # Glm4MoeConfig
     values["qkv_bias"] = flag_of(config, "attention_bias")
     values["qk_norm"] = "head" if flag_of(config, "use_qk_norm") else "none"
-    _read_groups(config, values, read)
+    read_router_groups(config, values, read)
     read |= {"attention_bias", "use_qk_norm"}
 
 
@@ -161,7 +161,7 @@ def read_dots(config: Mapping[str, Any], values: Values, read: set[str]) -> None
     """Read dots.llm1: layers from max_window_layers on have the window, where one is stated."""
     attention = flag_of(config, "attention_bias")
     values |= {"qkv_bias": attention, "output_bias": attention}
-    _read_groups(config, values, read)
+    read_router_groups(config, values, read)
     if config.get("sliding_window") and not config.get("layer_types"):
         first = size_of(config, "max_window_layers", 62, least=0)
         config = {**config, "layer_types": [LAYER_TYPES[n >= first] for n in layers_of(values)]}
@@ -187,7 +187,7 @@ def _deepseek(score: str, method: str) -> Special:
         if chosen not in _TOPK_METHODS:
             raise InputError(f"topk_method is {str(chosen)[:40]!r}, which is not modelled")
         grouped, biased = _TOPK_METHODS[chosen]
-        _read_groups(config if grouped else {}, values, read)
+        read_router_groups(config if grouped else {}, values, read)
         values |= {"router_score": config.get("scoring_func", score), "router_bias": biased}
         values["num_key_value_heads"] = values["num_attention_heads"]
         if method == "noaux_tc":  # DeepseekV3Config, whose saved configs leave out what is as its own default

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from solver.formats import model_readers_experts, model_readers_linear, model_readers_recent
+from solver.formats import model_readers_experts, model_readers_hybrid, model_readers_linear, model_readers_recent
 from solver.formats.model_readers import ALL, GPT, LLAMA, NONE, Family, biases, class_of, read_flags, read_llama, read_window
 from solver.formats.model_readers_gpt import (
     read_baichuan,
@@ -47,6 +47,7 @@ _GEMMA = {**LLAMA, **NONE}
 
 FAMILIES: Mapping[str, Family] = {
     **model_readers_experts.FAMILIES,
+    **model_readers_hybrid.FAMILIES,
     **model_readers_linear.FAMILIES,
     **model_readers_recent.FAMILIES,
     "baichuan": Family(fixed={**LLAMA, **NONE}, special=read_baichuan),
@@ -180,7 +181,7 @@ NOT_DECODERS: Mapping[str, str] = {
     **dict.fromkeys(("bert", "roberta", "deberta-v2", "electra", "modernbert", "vit", "clip"), _ENCODER),
     **dict.fromkeys(("t5", "bart", "whisper", "mt5"), _BOTH),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _STATE),
-    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba", "zamba2"), _HYBRID),
+    **dict.fromkeys(("bamba", "falcon_h1", "granitemoehybrid", "zamba", "zamba2"), _HYBRID),
     "minimax": "that of MiniMax's models (01 and M1 mix softmax and lightning attention; M2 is not described)",
     **dict.fromkeys(("minimax_text_01", "minimax_m1"), "a hybrid of softmax attention and lightning attention"),
     **dict.fromkeys(("kimi_linear", "bailing_moe_linear"), _LINEAR),

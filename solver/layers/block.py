@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from solver.layers import attention, attention_core, latent_attention, linear_attention, mlp, moe
+from solver.layers import attention, attention_core, latent_attention, linear_attention, mlp, moe, state_space
 from solver.layers.program import Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.layer_kinds import LayerKind
@@ -25,7 +26,21 @@ class Block:
     weights: Callable[[Shapes], list[Weight]]
 
 
+def _none(_: Shapes) -> list[Any]:
+    return []
+
+
+NO_BLOCK = Block(_none, _none, lambda shapes: np.zeros(len(shapes.keys)), _none)  #: where a layer is one block, the other one
+
+
 def attention_block(model: ModelSpec, kind: LayerKind) -> Block:
+    if not kind.mixes_tokens:
+        return NO_BLOCK
+    if kind.state_space:
+        return Block(
+            state_space.state_space_ops, state_space.state_space_saved, state_space.state_space_working_bytes,
+            state_space.state_space_weights,
+        )  # fmt: skip
     if kind.linear:
         return Block(
             linear_attention.linear_attention_ops, linear_attention.linear_attention_saved,
@@ -43,6 +58,8 @@ def attention_block(model: ModelSpec, kind: LayerKind) -> Block:
 
 
 def mlp_block(model: ModelSpec, kind: LayerKind) -> Block:
+    if not kind.has_mlp:
+        return NO_BLOCK
     if kind.experts:
         return Block(moe.moe_ops, moe.moe_saved, moe.moe_working_bytes, moe.moe_weights)
     width = model.intermediate_size

@@ -19,6 +19,7 @@ from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster
 from solver.spec.layer_kinds import PLAIN, LayerKind
 from solver.spec.model import ModelSpec
+from solver.spec.model_size import norms_of
 from solver.spec.precision import GRAD_BYTES
 from solver.spec.strategy import Strategy
 
@@ -26,29 +27,33 @@ from solver.spec.strategy import Strategy
 def layer_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Cluster, kind: LayerKind = PLAIN) -> LayerProgram:
     """Return the program of one decoder layer: norm, attention, residual, norm, MLP, residual; pre-norm order.
 
-    Models with one norm per layer feed it to attention and MLP; those with four also norm what these return.
+    Models with one norm per layer feed it to attention and MLP; those with four also norm what these return. A layer may be one
+    of both blocks, with its norm and residual addition.
     """
     shapes = Shapes.of(keys, model, run, cluster, kind)
     attention, mlp, after = attention_block(model, kind), mlp_block(model, kind), model.norms_per_layer == 4
-    ops = [
+    of_attention = [
         *norm_ops(shapes, "norm1"),
         *attention.ops(shapes),
         *(norm_ops(shapes, "attention_norm") if after else []),
         *_residual(shapes, "residual1"),
+    ]
+    of_mlp = [
         *(norm_ops(shapes, "norm2") if model.norms_per_layer > 1 else []),
         *mlp.ops(shapes),
         *(norm_ops(shapes, "mlp_norm") if after else []),
         *_residual(shapes, "residual2"),
     ]
+    ops = [*(of_attention if kind.mixes_tokens else []), *(of_mlp if kind.has_mlp else [])]
     saved = _saved(shapes, attention.saved(shapes), mlp.saved(shapes), kind)
-    norms = Weight("norms", model.norms_per_layer * model.norm_parameters + model.qk_norm_parameters * (not kind.linear))
+    norms = Weight("norms", norms_of(model, kind) * model.norm_parameters + model.qk_norm_parameters * kind.softmax)
     weights = [*attention.weights(shapes), *mlp.weights(shapes), norms, *adapter_weights(shapes, ops)]
     saved = [*offloaded_saved(shapes, recomputed_saved(shapes, ops, saved)), *adapters_saved(shapes, ops)]
     ops = graphed_ops(shapes, with_sequence_copies(shapes, recomputed_ops(shapes, ops)))
     gathers, ops = _weight_gathers(shapes, tuple(frozen_ops(shapes, ops))), adapted_ops(shapes, ops)
     stream = shapes.norm_tokens * model.hidden_size * shapes.element
     working = stream + np.maximum(mlp.working_bytes(shapes), attention.working_bytes(shapes))
-    buffer = scores_buffer(shapes) * (not kind.linear) + token_buffer(shapes)
+    buffer = scores_buffer(shapes) * kind.softmax + token_buffer(shapes)
     return LayerProgram("layer", keys, (*ops, *gathers), tuple(saved), tuple(weights), buffer, working)
 
 
@@ -65,13 +70,15 @@ def _saved(shapes: Shapes, of_attention: list[Saved], of_mlp: list[Saved], kind:
     quantised = shapes.input_element != shapes.element
     shared = linear_input * (shapes.copies_kept_inputs and model.shared_expert_intermediate_size > 0)
     mlp_input = stream + shared if quantised and kind.experts else linear_input
+    first = [Saved("norm1_output", linear_input * (1 + (quantised and model.has_latent_attention)))]
+    second = [Saved("residual1", stream)] if kind.blocks == 2 else []
     return [
         Saved("layer_input", stream, dropped_by=()),
-        Saved("norm1_output", linear_input * (1 + (quantised and model.has_latent_attention))),
+        *(first if kind.mixes_tokens else []),
         *of_attention,
-        *([Saved("residual1", stream), Saved("norm2_output", mlp_input)] if model.norms_per_layer > 1 else []),
+        *([*second, Saved("norm2_output", mlp_input)] if kind.has_mlp and model.norms_per_layer > 1 else []),
         *of_mlp,
-        *([Saved("branch_outputs", 2 * stream)] if model.norms_per_layer == 4 else []),
+        *([Saved("branch_outputs", kind.blocks * stream)] if model.norms_per_layer == 4 else []),
         *_dropout_masks(shapes),
         *unfused_norm_saved(shapes),
     ]
@@ -112,9 +119,9 @@ def _table_gradient(shapes: Shapes) -> list[Op]:
 
 
 def _dropout_masks(shapes: Shapes) -> list[Saved]:
-    """Masks of the two residual branches, one byte per element."""
+    """Masks of the residual branches, one byte per element."""
     elements = shapes.norm_tokens * shapes.model.hidden_size
-    return [Saved("dropout_masks", 2 * elements)] if shapes.dropout else []
+    return [Saved("dropout_masks", shapes.kind.blocks * elements)] if shapes.dropout else []
 
 
 def _residual(shapes: Shapes, name: str) -> list[Op]:

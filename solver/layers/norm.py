@@ -5,6 +5,7 @@ from __future__ import annotations
 from solver.layers.ops import memory_bound
 from solver.layers.program import Array, Op, Saved
 from solver.layers.shapes import Shapes
+from solver.spec.model_size import norms_of
 from solver.spec.recipes import FP32, HALF
 
 
@@ -31,4 +32,4 @@ def unfused_norm_saved(shapes: Shapes) -> list[Saved]:
     """Return what eager norms save: an fp32 copy of their input, where fused norms keep their 16-bit input."""
     if shapes.fused_norm:
         return []
-    return [Saved("norms_fp32", shapes.model.norms_per_layer * shapes.norm_tokens * shapes.model.hidden_size * FP32)]
+    return [Saved("norms_fp32", norms_of(shapes.model, shapes.kind) * shapes.norm_tokens * shapes.model.hidden_size * FP32)]

@@ -17,6 +17,7 @@ from solver.spec.cluster import Placement, placement
 
 LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
 CHUNK_SCAN = "chunk_scan"  #: the gated delta rule of linear attention
+STATE_SPACE = "state_space"  #: Mamba-2's kernels between its convolution and its norm
 ATTENTION = "attention"  #: module of the ops between the norm and the residual
 DISPATCH, COMBINE = "dispatch", "combine"  #: exchange of an expert group by kernels of its own (DeepEP, hybrid-EP)
 COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp, ep
@@ -44,10 +45,10 @@ class Op:
     dims: by kind. linear: m, n, k, batch, layout, accumulate, parts (kernels over which m is spread; 1 where not given);
     grouped_linear: groups, tokens_per_group, n, k (of the forward pass), passes (as layout), accumulate; flash_attn: batch,
     seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward; chunk_scan: batch, seq, heads, key_dim, value_dim,
-    backward; memory_bound: bytes; dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter, node_limit; other
-    collectives: as message(). count: number of times per layer and micro
-    batch. overlaps_with: the compute ops (``name.phase``) that run at the same time. exposed_share: share of an overlapped
-    collective that stays exposed. recomputed_by: recompute levels that run it again.
+    backward; state_space: batch, seq, heads, head_dim, state_dim, groups, chunk, backward; memory_bound: bytes;
+    dispatch, combine: tokens, row_bytes, top_k, experts, intra, inter, node_limit; other collectives: as message(). count:
+    number of times per layer and micro batch. overlaps_with: the compute ops (``name.phase``) that run at the same time.
+    exposed_share: share of an overlapped collective that stays exposed. recomputed_by: recompute levels that run it again.
     """
 
     name: str

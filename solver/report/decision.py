@@ -31,6 +31,7 @@ MEASUREMENTS = {
     "linear": ("GEMM times", "measure the GEMMs of the machine: foretrain measure"),
     "grouped_linear": ("grouped GEMM times", "measure the experts' GEMMs of the machine: foretrain measure"),
     "flash_attn": ("attention times", "time attention on the machine itself: foretrain measure, or search on it"),
+    "state_space": ("state-space times", "compare a log or a trace of a run with it: foretrain import"),
     "chunk_scan": ("linear attention times", "compare a log or a trace of a run with it: foretrain import"),
     "memory_bound": ("memory-bound kernels", "measure the memory-bound kernels of the machine: foretrain measure"),
     "links": ("collectives inside a node", "measure collectives inside a node: foretrain measure, or nccl-tests"),

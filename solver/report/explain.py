@@ -20,6 +20,7 @@ from solver.layers.program import (
     HOST_MEMORY,
     LINEAR,
     MEMORY_BOUND,
+    STATE_SPACE,
     Op,
 )
 from solver.report.uncertainty import attention_std, network_std, system_std
@@ -185,17 +186,27 @@ def kind_names(kinds: Sequence[LayerKind]) -> list[str]:
     if len(kinds) == 1:
         return [""]
     words = [
-        (("experts" if kind.experts else "dense"), f"window {kind.window}" * (kind.window > 0),
-         f"chunks {kind.chunk}" * (kind.chunk > 0), "linear" * kind.linear, "no rope" * (not kind.rope and not kind.linear))
+        (_mlp_of(kind), f"window {kind.window}" * (kind.window > 0), f"chunks {kind.chunk}" * (kind.chunk > 0), _mixer_of(kind),
+         "no rope" * (not kind.rope and kind.softmax and kind.has_mlp))
         for kind in kinds
     ]  # fmt: skip
     differ = [i for i in range(5) if len({word[i] for word in words}) > 1]
     return [" ".join(filter(None, (word[i] for i in differ))) or "full" for word in words]
 
 
+def _mlp_of(kind: LayerKind) -> str:
+    """Return what the MLP of a kind of layer is, in a word; "" where it has none."""
+    return ("experts" if kind.experts else "dense") * kind.has_mlp
+
+
+def _mixer_of(kind: LayerKind) -> str:
+    """Return what mixes tokens in a kind of layer, in a word; "" for softmax attention beside an MLP, and where nothing does."""
+    return "linear" * kind.linear + "mamba" * kind.state_space + "attention" * (kind.softmax and not kind.has_mlp)
+
+
 def _kind(part: Part, row: int, key: int) -> str:
     op = part.estimates.ops[row]
-    if op.kind in (LINEAR, GROUPED_LINEAR, FLASH_ATTN, CHUNK_SCAN, MEMORY_BOUND):
+    if op.kind in (LINEAR, GROUPED_LINEAR, FLASH_ATTN, CHUNK_SCAN, STATE_SPACE, MEMORY_BOUND):
         return op.kind
     return "network" if np.ravel(np.broadcast_to(op.dims["inter"], part.exposed.shape[1]))[key] > 1 else "links"
 

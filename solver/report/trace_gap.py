@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.formats.profiler_trace import ATTENTION, COMPUTE, GEMM, MEMORY, OPTIMIZER, Trace
-from solver.layers.program import CHUNK_SCAN, FLASH_ATTN, GROUPED_LINEAR, LINEAR
+from solver.layers.program import CHUNK_SCAN, FLASH_ATTN, GROUPED_LINEAR, LINEAR, STATE_SPACE
 from solver.report.explain import Explanation
 
 COMMUNICATION, IDLE = "communication that nothing hides", "idle"
@@ -84,7 +84,9 @@ def _part(part: str, kind: str) -> str:
         return COMMUNICATION
     if part == "optimizer":
         return OPTIMIZER
-    return {LINEAR: GEMM, GROUPED_LINEAR: GEMM, FLASH_ATTN: ATTENTION, CHUNK_SCAN: ATTENTION}.get(kind, MEMORY)
+    return {LINEAR: GEMM, GROUPED_LINEAR: GEMM, FLASH_ATTN: ATTENTION, CHUNK_SCAN: ATTENTION, STATE_SPACE: ATTENTION}.get(
+        kind, MEMORY
+    )
 
 
 def _largest(trace: Trace, here: np.ndarray) -> tuple[tuple[str, str, float], ...]:

@@ -47,6 +47,7 @@ class CanRun:
     experts: bool = False  #: mixtures of experts
     linear_attention: bool = False  #: layers with a gated delta rule
     splits_linear_attention: bool = False  #: tp may be above 1 with them
+    state_space: bool = False  #: models of layers that are one block each, Mamba-2 among them
     experts_in_fp16: bool = True
     folds_experts: bool = False  #: ep and etp divide all ranks of a stage anew; otherwise etp is tp, and ep divides dp * cp
     splits_experts: bool = True  #: etp may be more than 1

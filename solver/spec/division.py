@@ -7,6 +7,7 @@ from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.linear_rules import linear_divides
 from solver.spec.model import ModelSpec
+from solver.spec.state_space_rules import is_hybrid, state_space_divides
 from solver.spec.strategy import Strategy
 
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -18,7 +19,8 @@ def heads_divide(model: ModelSpec, tp: int) -> bool:
     heads, kv = model.num_attention_heads, model.num_key_value_heads
     widths = (model.intermediate_size * (dense_layers(model) > 0), model.shared_expert_intermediate_size)
     shared = kv % tp == 0 or tp % kv == 0
-    return heads % tp == 0 and shared and linear_divides(model, tp) and not any(width % tp for width in widths)
+    divided = linear_divides(model, tp) and state_space_divides(model, tp)
+    return heads % tp == 0 and shared and divided and not any(width % tp for width in widths)
 
 
 def sequence_divides(seq_len: int, cp: int, split: int, least: int = MIN_LOCAL_TOKENS) -> bool:
@@ -51,11 +53,12 @@ def pipeline_runs(can_run: CanRun, model: ModelSpec, pp: int) -> bool:
 
 def context_runs(can_run: CanRun, model: ModelSpec, cp: int) -> bool:
     """Whether the framework divides the sequences of this model: not everywhere where it predicts several tokens, and nowhere
-    with linear attention."""
+    with linear attention or Mamba-2."""
     predicts = can_run.predicts_with_context or not model.num_nextn_predict_layers
-    return cp == 1 or (predicts and not model.has_linear_attention)
+    return cp == 1 or (predicts and not (model.has_linear_attention or is_hybrid(model)))
 
 
 def not_divided(model: ModelSpec) -> str:
     """Return in words what keeps the sequences of a model whole where context_runs says so."""
-    return "linear attention" if model.has_linear_attention else "multi-token prediction"
+    mamba = "Mamba-2" if model.has_state_space else "layers of one block"
+    return mamba if is_hybrid(model) else "linear attention" if model.has_linear_attention else "multi-token prediction"

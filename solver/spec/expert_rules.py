@@ -54,10 +54,11 @@ def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> boo
 def mode_runs(model: ModelSpec, tp_mode: str, tp: int) -> bool:
     """Whether a tensor-parallel mode is described for the model.
 
-    Experts need the sequence split (Megatron-Core asserts it); neither they nor latent or linear attention are described under
-    ISP.
+    Experts need the sequence split (Megatron-Core asserts it); neither they nor latent or linear attention, nor Mamba-2, are
+    described under ISP.
     """
     special = model.is_mixture_of_experts or model.has_latent_attention or model.has_linear_attention or model.attention_gate
+    special = special or model.has_state_space or model.one_block_layers
     if tp_mode == "isp":
         return not special
     return tp == 1 or tp_mode != "mtp" or not model.is_mixture_of_experts

@@ -33,7 +33,6 @@ from solver.spec.expert_rules import (
     predicted_beside,
 )
 from solver.spec.framework import Framework
-from solver.spec.frameworks import framework_of
 from solver.spec.linear_rules import linear_rules
 from solver.spec.model import ModelSpec
 from solver.spec.optimizer_rules import optimizer_rules, zero_broken
@@ -54,6 +53,7 @@ from solver.spec.run_rules import (
 from solver.spec.schedule_rules import schedule_broken
 from solver.spec.size_rules import assignment_broken, size_rules
 from solver.spec.state_rules import copies_broken, copies_run, expert_shards_run, partial_runs, recompute_broken, shards_run
+from solver.spec.state_space_rules import framework_for, state_space_rules
 from solver.spec.strategy import Strategy
 
 MAX_WORLD_SIZE = WHOLE_NUMBERS["world_size"][1]
@@ -132,6 +132,7 @@ def _framework_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tup
         *_update_rules(framework, model, s),
         *_expert_rules(framework, model, s),
         *linear_rules(framework, model, s),
+        *state_space_rules(framework, model, s),
     )
 
 
@@ -299,10 +300,10 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         (sequence_divides(s.seq_len, s.cp, split), _undivided(s, split)),
         (heads_divide_by_cp(model, s, s.tp, s.cp), _heads_undivided(model, s)),
         *size_rules(model, s),
-        *module_rules(framework_of(s.framework), model, s),
+        *module_rules(framework_for(s.framework, model), model, s),
         *graph_rules(model, s),
         *offload_rules(model, s),
-        *attention_rules(framework_of(s.framework), s),
+        *attention_rules(framework_for(s.framework, model), s),
         (not s.offload_layers or (s.pp == 1 and s.recompute == "none"), LAYERS_ALONE),
         (mode_runs(model, s.tp_mode, s.tp), f"tp_mode {s.tp_mode} with tp {s.tp} is not described for {model.name}"),
         (not unmet, f"cp {s.cp} by {s.cp_comm} does not work {unmet}"),
@@ -313,4 +314,4 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
 
 def check_framework(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError with the first rule of its framework that a layout breaks."""
-    require(_framework_rules(framework_of(s.framework), model, s))
+    require(_framework_rules(framework_for(s.framework, model), model, s))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.spec.model import LAYER_TYPES, ModelSpec
+from solver.spec.model import LAYER_TYPES, MLP_TYPES, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,9 @@ class LayerKind:
     """One kind of layer.
 
     window: last tokens that attention sees (0: all). chunk: tokens of the blocks outside of which attention sees nothing (0:
-    none). linear: linear attention in place of softmax attention. rope: rotary embedding is applied, where the model has it.
-    experts: the MLP is a mixture of experts. quantised: its linears are quantised where the run's are.
+    none). linear, state_space: linear attention or Mamba-2 in place of softmax attention. rope: rotary embedding is applied,
+    where the model has it. experts: the MLP is a mixture of experts. quantised: its linears are quantised where the run's are.
+    mixes_tokens, has_mlp: a layer has a block that mixes tokens and an MLP, or one of them.
     """
 
     window: int = 0
@@ -24,10 +25,22 @@ class LayerKind:
     experts: bool = False
     quantised: bool = True
     linear: bool = False
+    state_space: bool = False
+    mixes_tokens: bool = True
+    has_mlp: bool = True
+
+    @property
+    def softmax(self) -> bool:
+        """Whether it has softmax attention."""
+        return self.mixes_tokens and not (self.linear or self.state_space)
+
+    @property
+    def blocks(self) -> int:
+        return self.mixes_tokens + self.has_mlp
 
     def seen_tokens(self, seq_len: int) -> float:
         """Return the tokens that a query attends to on average, itself included to one half (causal, as s / 2 of s)."""
-        if self.linear:
+        if not self.softmax:
             return 0.0
         if 0 < self.chunk < seq_len:
             return self.chunk / 2
@@ -71,15 +84,19 @@ def layer_kinds(
 
 
 def _kind(model: ModelSpec, layer: int, seq_len: int, document_tokens: int) -> LayerKind:
-    if is_linear(model, layer):
-        return LayerKind(rope=False, experts=has_experts(model, layer), linear=True)
+    of, mlp = model.layer_types[layer] if model.layer_types else "", not model.one_block_layers
+    if of in MLP_TYPES:
+        return LayerKind(rope=False, experts=has_experts(model, layer), mixes_tokens=False)
+    if of in LAYER_TYPES[3:]:
+        linear = of == LAYER_TYPES[3]
+        return LayerKind(rope=False, experts=has_experts(model, layer), linear=linear, state_space=not linear, has_mlp=mlp)
     window, chunk = _seen(model, layer)
     if document_tokens and (not window or window >= document_tokens):
         window, chunk = 0, min(chunk or document_tokens, document_tokens)
     if seq_len:
         window, chunk = window * (window < seq_len), chunk * (chunk < seq_len)
     rope = not model.no_rope_layers or bool(model.no_rope_layers[layer])
-    return LayerKind(window, chunk, rope, has_experts(model, layer))
+    return LayerKind(window, chunk, rope, has_experts(model, layer), has_mlp=mlp)
 
 
 def _seen(model: ModelSpec, layer: int) -> tuple[int, int]:
@@ -102,7 +119,9 @@ def is_linear(model: ModelSpec, layer: int) -> bool:
 
 
 def dense_layers(model: ModelSpec) -> int:
-    """Return the number of layers without experts."""
+    """Return the number of layers with an MLP that is no mixture of experts."""
+    if model.one_block_layers:
+        return model.layer_types.count(MLP_TYPES[0])
     return sum(not has_experts(model, layer) for layer in range(model.num_hidden_layers))
 
 
@@ -112,6 +131,8 @@ def has_experts(model: ModelSpec, layer: int) -> bool:
     moe_layer_freq n: layers whose number is a multiple of n, as in Megatron-Core and DeepSeek;
     a list has a 1 for each layer with experts.
     """
+    if model.one_block_layers:
+        return model.layer_types[layer] == MLP_TYPES[1]
     if not model.num_experts or layer < model.first_k_dense_replace:
         return False
     freq = model.moe_layer_freq

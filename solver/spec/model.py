@@ -14,7 +14,8 @@ NORMS = ("rmsnorm", "layernorm")
 POSITIONS = ("rope", "learned", "alibi", "none")
 QK_NORMS = ("none", "head", "all")
 #: Values of ``layer_types``, in Hugging Face's words.
-LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention", "mamba")
+MLP_TYPES = ("mlp", "moe")  #: values of it that are no mixers of tokens, where each layer is one block
 ROUTER_SCORES = ("softmax", "sigmoid")
 
 
@@ -58,6 +59,7 @@ class ModelSpec:
     untimed: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     attention_chunk_size: int = 0  #: attention sees nothing outside blocks of this many tokens; 0: no blocks
     layer_types: tuple[str, ...] = ()  #: LAYER_TYPES of every layer; empty: sliding_window_every decides
+    one_block_layers: bool = False  #: each layer is one block with a norm, as layer_types says: LAYER_TYPES or MLP_TYPES
     no_rope_layers: tuple[int, ...] = ()  #: 1 for every layer with rotary embedding, 0 for those without; empty: all have it
     attention_sinks: bool = False  #: a learned logit per head takes part in the softmax
     attention_gate: bool = False  #: the sigmoid of a further projection, as wide as the queries, scales attention's output
@@ -66,6 +68,12 @@ class ModelSpec:
     linear_key_head_dim: int = 0
     linear_value_head_dim: int = 0
     linear_conv_kernel_dim: int = 0  #: tokens that the convolution before it sees
+    mamba_num_heads: int = 0  #: of layers with Mamba-2 (solver.layers.state_space)
+    mamba_head_dim: int = 0
+    mamba_state_dim: int = 0
+    mamba_num_groups: int = 0  #: of heads that share keys and queries (B and C)
+    mamba_conv_kernel_dim: int = 0  #: tokens that the convolution before it sees
+    mamba_chunk_size: int = 0  #: tokens of a chunk of its kernels
     num_experts: int = 0
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
@@ -121,6 +129,20 @@ class ModelSpec:
         return LAYER_TYPES[3] in self.layer_types
 
     @property
+    def has_state_space(self) -> bool:
+        return LAYER_TYPES[4] in self.layer_types
+
+    @property
+    def mamba_width(self) -> int:
+        """Width of all values of one token in a layer with Mamba-2."""
+        return self.mamba_num_heads * self.mamba_head_dim
+
+    @property
+    def mamba_convolved(self) -> int:
+        """Values, keys and queries (x, B and C) of one token, which its convolution runs over."""
+        return self.mamba_width + 2 * self.mamba_num_groups * self.mamba_state_dim
+
+    @property
     def linear_key_width(self) -> int:
         """Width of all keys of one token in a layer with linear attention; its queries are as wide."""
         return self.linear_num_key_heads * self.linear_key_head_dim
@@ -172,9 +194,12 @@ VOCAB_MULTIPLE = 128
 LINEAR_SIZES = (
     "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
 )  # fmt: skip
+MAMBA_SIZES = (
+    "mamba_num_heads", "mamba_head_dim", "mamba_state_dim", "mamba_num_groups", "mamba_conv_kernel_dim", "mamba_chunk_size",
+)  # fmt: skip
 _SIZES = (
     "padded_vocab_size", "max_position_embeddings", "position_rows", "sliding_window", "sliding_window_every",
-    "attention_chunk_size", *LINEAR_SIZES, "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "attention_chunk_size", *LINEAR_SIZES, *MAMBA_SIZES, "num_experts", "num_experts_per_tok", "moe_intermediate_size",
     "shared_expert_intermediate_size",
     "first_k_dense_replace", "router_groups", "router_topk_groups", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim",
@@ -195,7 +220,10 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
             model.first_k_dense_replace <= layers,
             f"first_k_dense_replace is {model.first_k_dense_replace}; the model has {layers} layers",
         ),
-        (set(model.layer_types) <= set(LAYER_TYPES), f"layer_types must be of {', '.join(LAYER_TYPES)}"),
+        (
+            set(model.layer_types) <= {*LAYER_TYPES, *MLP_TYPES},
+            f"layer_types must be of {', '.join((*LAYER_TYPES, *MLP_TYPES))}",
+        ),
         (
             LAYER_TYPES[1] not in model.layer_types or model.sliding_window,
             "layer_types has sliding_attention; state sliding_window",
@@ -205,6 +233,7 @@ def _check_kinds(model: ModelSpec, where: str) -> None:
             "layer_types has chunked_attention; state attention_chunk_size",
         ),
         *_linear_rules(model),
+        *_state_space_rules(model),
         (
             not model.num_experts or 1 <= model.num_experts_per_tok <= model.num_experts,
             f"num_experts_per_tok is {model.num_experts_per_tok}; it must be between 1 and num_experts {model.num_experts}",
@@ -244,6 +273,31 @@ def _linear_rules(model: ModelSpec) -> tuple[tuple[bool, str], ...]:
             not (model.has_latent_attention and (model.qkv_bias or model.qk_norm != "none")),
             "qkv_bias, or qk_norm beside the norms that it has, with latent attention",
         ),
+    )
+
+
+def _state_space_rules(model: ModelSpec) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) of layers with Mamba-2, and of layers that are one block each."""
+    stated = [getattr(model, name) > 0 for name in MAMBA_SIZES]
+    heads, groups, blocks = model.mamba_num_heads, model.mamba_num_groups, model.one_block_layers
+    plain = model.first_k_dense_replace == 0 and model.moe_layer_freq == 1
+    return (
+        (not model.has_state_space or all(stated), f"layer_types has mamba; state {', '.join(MAMBA_SIZES)}"),
+        (model.has_state_space or not any(stated), "sizes of Mamba-2 need layer_types with mamba"),
+        (not groups or heads % groups == 0, f"mamba_num_heads {heads} is not a multiple of mamba_num_groups {groups}"),
+        (
+            not model.has_state_space or not (model.has_latent_attention or model.has_linear_attention),
+            "Mamba-2 beside latent or linear attention",
+        ),
+        (not blocks or len(model.layer_types) > 0, "one_block_layers needs layer_types, one of each layer"),
+        (blocks or not set(MLP_TYPES) & set(model.layer_types), "layer_types with mlp or moe need one_block_layers"),
+        (
+            not blocks or (MLP_TYPES[1] in model.layer_types) == model.is_mixture_of_experts,
+            "num_experts needs layer_types with moe, and moe needs num_experts, where layers are one block each",
+        ),
+        (not blocks or plain, "first_k_dense_replace or moe_layer_freq where layer_types says which layers have experts"),
+        (not blocks or model.norms_per_layer == 2, f"norms_per_layer is {model.norms_per_layer} where each block has one"),
+        (not blocks or not model.num_nextn_predict_layers, "num_nextn_predict_layers where layers are one block each"),
     )
 
 

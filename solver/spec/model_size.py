@@ -46,8 +46,24 @@ def linear_attention_others(model: ModelSpec) -> int:
     return convolved * model.linear_conv_kernel_dim + 2 * model.linear_num_value_heads + model.linear_value_head_dim
 
 
+def state_space_linears(model: ModelSpec) -> int:
+    """Return the weights of both projections of one layer's Mamba-2: of the gate, values, keys, queries and a step per head,
+    and of the output (solver.layers.state_space)."""
+    width = model.mamba_width
+    return model.hidden_size * (width + model.mamba_convolved + model.mamba_num_heads + width)
+
+
+def state_space_others(model: ModelSpec) -> int:
+    """Return the weights and biases of its convolution, a decay, a bias and a skip per head, and its norm."""
+    return model.mamba_convolved * (model.mamba_conv_kernel_dim + 1) + 3 * model.mamba_num_heads + model.mamba_width
+
+
 def _mixing(model: ModelSpec, kind: LayerKind) -> int:
     """Return the parameters of the block of a layer that mixes tokens."""
+    if not kind.mixes_tokens:
+        return 0
+    if kind.state_space:
+        return state_space_linears(model) + state_space_others(model)
     if kind.linear:
         return linear_attention_linears(model) + linear_attention_others(model)
     return attention_linears(model) + attention_others(model)
@@ -85,9 +101,16 @@ def expert_parameters(model: ModelSpec) -> int:
     return mlp_linears(model, model.moe_intermediate_size) + int(mlp_biases(model, model.moe_intermediate_size))
 
 
+def norms_of(model: ModelSpec, kind: LayerKind) -> int:
+    """Return the norms of a layer over the hidden size; those of q and k are apart."""
+    return model.norms_per_layer * kind.blocks // 2
+
+
 def layer_parameters(model: ModelSpec, kind: LayerKind, active: bool = False) -> int:
     """Return the parameters of one layer. active: only those that one token passes through."""
-    rest = _mixing(model, kind) + model.norms_per_layer * model.norm_parameters
+    rest = _mixing(model, kind) + norms_of(model, kind) * model.norm_parameters
+    if not kind.has_mlp:
+        return rest
     if not kind.experts:
         return rest + mlp_linears(model, model.intermediate_size) + mlp_biases(model, model.intermediate_size)
     width = model.shared_expert_intermediate_size
@@ -111,7 +134,8 @@ def flops_per_token(model: ModelSpec, seq_len: int, whole_square: bool = False, 
 
     6 * linears that a token passes through + 6 * heads * (d_qk + d_v) * tokens seen, as PaLM's appendix B with the causal half.
     Recomputation and the embedding lookup are not model FLOPs; the head is, and so are the multi-token prediction modules. Of
-    linear attention its state counts: four products of keys with values per head and token, as Megatron-LM's training.py does.
+    linear attention its state counts: four products of keys with values per head and token, of Mamba-2 seven FLOPs for each
+    value of the state and pass forward, as Megatron-LM's training.py does.
     frozen: of linears whose weights have no gradients, 4 instead of 6 (what adapters beside them compute is left out).
     """
     found = layer_kinds(model)
@@ -124,11 +148,20 @@ def flops_per_token(model: ModelSpec, seq_len: int, whole_square: bool = False, 
         if kind.experts:
             width = model.num_experts_per_tok * model.moe_intermediate_size + model.shared_expert_intermediate_size
         router = kind.experts * model.num_experts * model.hidden_size
-        mixing = linear_attention_linears(model) + _state_products(model) if kind.linear else attention_linears(model)
-        linears += count * (mixing + mlp_linears(model, width) + router)
+        mlp = (mlp_linears(model, width) + router) * kind.has_mlp
+        linears += count * (_mixing_products(model, kind) + mlp)
         scores += count * heads * kind.seen_tokens(seq_len) * (2.0 if whole_square else 1.0)
     projections = model.num_nextn_predict_layers * (2 * model.hidden_size**2 + model.vocab_size * model.hidden_size)
     return (4.0 if frozen else 6.0) * (linears + projections + model.vocab_size * model.hidden_size) + 6.0 * scores
+
+
+def _mixing_products(model: ModelSpec, kind: LayerKind) -> float:
+    """Return the multiplications per token of the block of a layer that mixes tokens, but for the scores of attention."""
+    if kind.state_space:
+        return state_space_linears(model) + 3.5 * model.mamba_width * model.mamba_state_dim
+    if kind.linear:
+        return linear_attention_linears(model) + _state_products(model)
+    return attention_linears(model) * kind.mixes_tokens
 
 
 def _state_products(model: ModelSpec) -> int:

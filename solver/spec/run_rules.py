@@ -16,6 +16,7 @@ from solver.spec.norms import norms_apart
 from solver.spec.optimizer_rules import check_optimizer
 from solver.spec.precision import QUANTISED
 from solver.spec.recipes import delays_scales
+from solver.spec.state_space_rules import check_state_space
 from solver.spec.strategy import Strategy
 
 LAYERS_ALONE = "offload_layers needs pp 1, no recomputation and no CUDA graphs (Megatron-Core's transformer_config.py)"
@@ -175,6 +176,7 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     check_adapters(framework, model, run)
     check_deferral(framework, run)
     check_linear(framework, model, run)
+    check_state_space(framework, model, run)
     _check_graphs(framework, model, run)
     if broken := fused_experts_broken(framework.can_run, model, run):
         raise InputError(broken)

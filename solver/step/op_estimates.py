@@ -24,6 +24,7 @@ from solver.layers.program import (
     HOST_MEMORY,
     LINEAR,
     MEMORY_BOUND,
+    STATE_SPACE,
     WEIGHT_GRAD,
     Op,
 )  # fmt: skip
@@ -36,6 +37,7 @@ _DIMS = {
     GROUPED_LINEAR: ("groups", "tokens_per_group", "n", "k", "passes", "accumulate"),
     FLASH_ATTN: ("batch", "seq_q", "seq_kv", "heads", "kv_heads", "head_dim", "v_head_dim", "causal", "backward"),
     CHUNK_SCAN: ("batch", "seq", "heads", "key_dim", "value_dim", "backward"),
+    STATE_SPACE: ("batch", "seq", "heads", "head_dim", "state_dim", "groups", "chunk", "backward"),
     **dict.fromkeys((MEMORY_BOUND, HOST_LINK, HOST_MEMORY), ("bytes",)),
     **dict.fromkeys((DISPATCH, COMBINE), ("tokens", "row_bytes", "top_k", "experts", "intra", "inter", "node_limit")),
 }
@@ -181,6 +183,8 @@ def _ask(cost: CostModel, signature: tuple[str, str], dims: dict[str, np.ndarray
         return cost.flash_attn(**dims, dtype=variant)
     if kind == CHUNK_SCAN:
         return cost.chunk_scan(**dims)
+    if kind == STATE_SPACE:
+        return cost.state_space(**dims)
     if kind == MEMORY_BOUND:
         return cost.memory_bound(variant, dims["bytes"])
     if kind in (HOST_LINK, HOST_MEMORY):

@@ -25,6 +25,7 @@ from solver.spec.precision import BLOCK_SCALED, PRIMARY, QUANTISED, ElementBytes
 from solver.spec.recipes import WeightRecipe, recipe_of, weight_recipe
 from solver.spec.run_rules import check_host, graphs_left_out
 from solver.spec.soft_caps import left_out_of_caps, soft_cap_rule
+from solver.spec.state_space_rules import framework_for
 from solver.spec.strategy import Strategy
 from solver.step.collective_checks import CHECKS_INFERRED, are_collectives_checked, with_checks
 from solver.step.distinct import distinct
@@ -100,7 +101,7 @@ class Problem:
 
     @property
     def framework(self) -> Framework:
-        return framework_of(self.run.framework)
+        return framework_for(self.run.framework, self.model)
 
     def for_world(self, world: int, domain: int | None = None) -> Problem:
         """Return the problem on another number of GPUs.

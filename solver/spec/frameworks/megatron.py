@@ -91,6 +91,7 @@ MEGATRON_CORE_0_12 = MEGATRON_LM_2023.derive(
         "experts": True,
         "linear_attention": True,  # --experimental-attention-variant gated_delta_net, since 0.16
         "splits_linear_attention": True,
+        "state_space": True,  # pretrain_mamba.py; its layers with experts since 0.16
         "experts_in_fp16": False,  # arguments.py asserts it for ep above 1 and for grouped GEMMs
         "folds_experts": True,  # --expert-tensor-parallel-size, since 0.9
         "splits_biased_experts": False,  # transformer_config.py asserts etp 1
@@ -151,6 +152,7 @@ BEFORE_0_9 = {
     "pipeline_layout": False,
     "folds_experts": False,
     "linear_attention": False,
+    "state_space": False,
     "dispatchers": ("alltoall", "allgather"),
     "overlaps_exchange": False,
     "recompute_modules": ("core_attn",),
@@ -177,7 +179,7 @@ MEGATRON_CORE_LOCAL = MEGATRON_CORE_0_12.derive(
     "2025-05",
     family="megatron-core-local",
     aliases=("megatron-core local",),
-    can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False, "linear_attention": False},
+    can_run={"cp_comms": (), "experts": False, "tp_comm_overlap": False, "linear_attention": False, "state_space": False},
     kernels={
         "norm_quantises": False,
         "tf32": False,
@@ -214,6 +216,7 @@ GENERIC = MEGATRON_LM_2023.derive(
         "experts": True,
         "linear_attention": True,
         "splits_linear_attention": True,
+        "state_space": True,
         "folds_experts": True,
         "dispatchers": CHOICES["moe_dispatcher"],
         "overlaps_exchange": True,

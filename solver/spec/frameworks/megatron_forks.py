@@ -43,6 +43,7 @@ PRIMUS = MEGATRON_CORE_0_12.derive(
         "splits_backward_tied": False,
         "recomputes_by_stage": True,  # recompute_layer_ids (backends/megatron/patches/recompute_layer_patches.py)
         "linear_attention": False,
+        "state_space": False,
         "tp_comm_overlap": False,  # not described over ROCm
         "dispatchers": ("alltoall", "allgather", "deepep"),  # hybrid-EP is NVIDIA's
     },

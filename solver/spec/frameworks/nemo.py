@@ -74,7 +74,7 @@ MEGATRON_BRIDGE_25 = NEMO_25.derive(
     family="megatron-bridge",
     aliases=("megatron-bridge",),
     # Megatron-FSDP shards what it is told to; arguments.py is not run
-    can_run={"overlaps_muon": True, "gathers_after_reducing": False, "linear_attention": True},
+    can_run={"overlaps_muon": True, "gathers_after_reducing": False, "linear_attention": True, "state_space": True},
     tensor_parallel={"experts_follow": False},
     # apply_rope_fusion in the configuration that its DeepSeek recipe prints; under Megatron-LM the kernels are experimental,
     # and scripts with latent attention turn them off (--no-rope-fusion)

@@ -1,0 +1,64 @@
+"""Rules of Mamba-2 and of layers that are one block each: which frameworks train them, and what they go together with.
+
+Source: Megatron-Core 0.16's ssm/mamba_block.py and mamba_mixer.py, as read: its stack calls every layer as it is, so that
+nothing recomputes whole layers, has no virtual stages, and divides its layers evenly or by the layers of the end stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from profiler.errors import require
+from solver.spec.framework import Framework
+from solver.spec.frameworks import framework_of
+from solver.spec.model import ModelSpec
+from solver.spec.strategy import Strategy
+
+
+def is_hybrid(model: ModelSpec) -> bool:
+    """Whether a model has layers that are no pair of attention and MLP."""
+    return model.has_state_space or model.one_block_layers
+
+
+def framework_for(name: str, model: ModelSpec) -> Framework:
+    """Return the framework that a run names, with what it runs of this model."""
+    return _of_hybrids(name) if is_hybrid(model) else framework_of(name)
+
+
+@cache
+def _of_hybrids(name: str) -> Framework:
+    """Return the framework with what its stack of hybrid layers has, or what is described of it."""
+    framework = framework_of(name)
+    can = framework.can_run
+    narrowed = replace(
+        can, schedules=("1f1b",), uneven_stages=False, counts_embedding_and_loss=False, pipeline_layout=False, cp_comms=(),
+        recompute=tuple(level for level in can.recompute if level != "full"), recompute_shares=(), recomputes_by_stage=False,
+        overlaps_exchange=False, cuda_graph_modules=(), offloads=tuple(part for part in can.offloads if part == "optimizer"),
+    )  # fmt: skip
+    return replace(framework, can_run=narrowed)
+
+
+def state_space_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
+    """Return (holds, what is broken) for a run; nothing for models without such layers."""
+    if not is_hybrid(model):
+        return ()
+    what = f"Mamba-2 or layers of one block, which {model.name} has,"
+    described = framework.can_run.state_space
+    return (
+        (described, f"{framework.name} is not described with {what[:-1]}"),
+        (model.one_block_layers or not described, f"{framework.name} runs Mamba-2 only in layers that are one block each"),
+        (not s.document_tokens, f"{what} are not described with packed documents"),
+        (not s.deterministic, f"{what} are not described with deterministic kernels"),
+        (not s.lora_rank, f"{what} are not described with adapters (lora_rank)"),
+    )
+
+
+def check_state_space(framework: Framework, model: ModelSpec, run: Strategy) -> None:
+    """Raise InputError where what all layouts of a search share breaks a rule."""
+    require(state_space_rules(framework, model, run))
+
+
+def state_space_divides(model: ModelSpec, tp: int) -> bool:
+    """Whether tp shards the heads of Mamba-2 and their groups evenly (Megatron-Core's mamba_mixer.py)."""
+    return model.mamba_num_groups % tp == 0
