@@ -32,7 +32,8 @@ VALUES: Mapping[str, str] = {
         "recompute-granularity recompute-method recompute-num-layers attention-backend attention-dropout hidden-dropout "
         "cross-entropy-fusion-impl cpu-offloading-num-layers transformer-impl cuda-graph-impl cuda-graph-scope "
         "wgrad-deferral-limit experimental-attention-variant linear-conv-kernel-dim linear-key-head-dim linear-value-head-dim "
-        "linear-num-key-heads linear-num-value-heads"
+        "linear-num-key-heads linear-num-value-heads hybrid-override-pattern mamba-state-dim mamba-head-dim mamba-num-groups "
+        "mamba-num-heads"
     ),
     "num-experts": "num_moe_experts",
     "microbatch-group-size-per-virtual-pipeline-stage": "microbatch_group_size_per_vp_stage",
@@ -71,6 +72,7 @@ OF_THE_MODEL = frozenset((
     "moe_router_enable_expert_bias", "gated_linear_unit", "activation_func", "add_bias_linear",
     "share_embeddings_and_output_weights", "attention_output_gate", "moe_shared_expert_gate", "experimental_attention_variant",
     "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads",
+    "hybrid_override_pattern", "is_hybrid_model", "mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads",
 ))  # fmt: skip
 #: Values of GPTModelProvider that differ from the defaults of Megatron-LM's arguments.
 DEFAULTS: Mapping[str, Any] = {"cross_entropy_loss_fusion": True, "expert_tensor_parallel_size": 1}
@@ -116,8 +118,8 @@ _NEUTRAL_COMPLETE = (
     "embedding_init_method_std enable_autocast factor fp4 fp4_recipe fp8 fp8_amax_compute_algo "
     "fp8_amax_history_len fp8_dot_product_attention fp8_interval fp8_margin fp8_multi_head_attention fp8_param fp8_recipe "
     "fp8_wgrad first_last_layers_bf16 generation_config glu_linear_offset hf_model_id high_freq_factor inference_rng_tracker "
-    "inference_sampling_seed layernorm_zero_centered_gamma low_freq_factor mamba_head_dim mamba_num_groups mamba_num_heads "
-    "mamba_state_dim memory_efficient_layer_norm mlp_chunks_for_prefill moe_input_jitter_eps "
+    "inference_sampling_seed is_hybrid_model layernorm_zero_centered_gamma low_freq_factor "
+    "memory_efficient_layer_norm mlp_chunks_for_prefill moe_input_jitter_eps "
     "moe_per_layer_logging moe_token_drop_policy moe_token_dropping mscale mscale_all_dim num_layers_at_end_in_bf16 "
     "num_layers_at_start_in_bf16 old_context_len perform_initialization rope_scaling rope_scaling_factor rotary_interleaved "
     "rotary_scaling_factor scale_factor seq_len_interpolation_factor softmax_scale test_mode tp_comm_bootstrap_backend "

@@ -176,6 +176,8 @@ def _model(config: dict[str, Any], framework: Framework, assumptions: list[str])
     if not config.get("vocab_size"):
         config = {**config, "vocab_size": framework.example_vocab or ASSUMED_VOCAB}
         assumptions.append(f"vocab_size: {config['vocab_size']}")
+    if "hybrid_override_pattern" in config:
+        config = {"model_type": "nemotron_h", **config}
     foreign = bool(MARKS & set(config))
     unread = unread_keys(config) if foreign else unknown_keys(config, but_misspelt=True)
     other = [key for key in unread if re.search(_OTHER_LAYERS, key)]

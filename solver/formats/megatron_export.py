@@ -14,9 +14,11 @@ from typing import Any
 from profiler.errors import InputError, require
 from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
-from solver.formats.megatron_flags import LINEAR
+from solver.formats.megatron_flags import HYBRID_LAYERS, LINEAR, MAMBA, MAMBA_FIXED
 from solver.formats.megatron_precision import gradient_flags
+from solver.formats.megatron_script import HYBRID_PROGRAM, PROGRAM
 from solver.formats.megatron_untimed import untimed_flags
+from solver.formats.model_readers_hybrid import LETTERS
 from solver.formats.torchrun import torchrun
 from solver.formats.untimed import stated_number
 from solver.spec.dropout import applies_dropout
@@ -28,7 +30,9 @@ from solver.spec.strategy import Strategy
 NEWEST = "0.16"  #: Megatron-Core whose arguments these are
 #: Variables of the environment that --deterministic-mode asserts.
 DETERMINISTIC = {"NCCL_ALGO": "Ring", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-_SEVERAL = frozenset({"recompute-modules", "hierarchical-context-parallel-sizes", "cuda-graph-scope", "offload-modules"})
+_SEVERAL = frozenset(
+    {"spec", "recompute-modules", "hierarchical-context-parallel-sizes", "cuda-graph-scope", "offload-modules"}
+)
 _CONTEXT = {"ring": "p2p", "a2a": "a2a", "allgather": "all_gather", "a2a+ring": "a2a+p2p"}
 _MOMENTS = {"bf16": "bf16", "8bit": "fp8"}
 _FLEX = ("deepep", "hybridep")
@@ -53,8 +57,8 @@ def megatron_arguments(model: ModelSpec, run: Strategy, kinds: bool = False) -> 
     _refuse(model, run)
     if not (kinds or plain(model)):
         raise InputError(
-            "windows of attention, sinks, layers without rotary embedding, linear attention, gates of attention, clamped gates:"
-            " not among what is written"
+            "windows of attention, sinks, layers without rotary embedding, linear attention, Mamba-2, gates of attention, "
+            "clamped gates: not among what is written"
         )
     if run.ep * run.etp == 1 and run.moe_dispatcher in _FLEX:
         run = run.replace(moe_dispatcher="alltoall")  # without other ranks there is nothing to dispatch, and flex is refused
@@ -83,6 +87,7 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
     words = [name if value is True else f"{name} {_quoted(name, str(value))}" for name, value in arguments.items()]
     first = first_release({flag.lstrip("-"): value for flag, value in arguments.items()})
     releases = first if first == NEWEST else f"{first} to {NEWEST}"
+    program = HYBRID_PROGRAM if model.one_block_layers else PROGRAM
     lines = [
         "#!/bin/sh", f"# {model.name} on {run.world_size} GPUs, for Megatron-Core {releases}.",
         "# Run it on every node, with NODE_RANK and MASTER_ADDR set.",
@@ -92,7 +97,7 @@ def shell_command(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:
         *(["export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"] if run.expandable_segments else []),
         *(f"export {name}={value}" for name, value in (DETERMINISTIC if run.deterministic else {}).items()),
         f"{torchrun(run, gpus_per_node)} --node-rank ${{NODE_RANK:-0}} "
-        "--master-addr ${MASTER_ADDR:-localhost} --master-port ${MASTER_PORT:-29500} pretrain_gpt.py \\",
+        f"--master-addr ${{MASTER_ADDR:-localhost}} --master-port ${{MASTER_PORT:-29500}} {program} \\",
     ]  # fmt: skip
     return "\n".join([*lines, *(f"  {word} \\" for word in words[:-1]), f"  {words[-1]}", ""])
 
@@ -107,7 +112,7 @@ def plain(model: ModelSpec) -> bool:
     attention."""
     return not (
         model.sliding_window or model.attention_sinks or model.no_rope_layers or model.clamped_gate or model.scaled_rope
-        or model.has_linear_attention or model.attention_gate
+        or model.has_linear_attention or model.attention_gate or model.has_state_space or model.one_block_layers
     )  # fmt: skip
 
 
@@ -127,6 +132,12 @@ def _refuse(model: ModelSpec, run: Strategy) -> None:
         (model.position != "alibi", "ALiBi positions"),
         (model.norm_weight and (model.norm != "layernorm" or model.norm_bias), "norms without parameters"),
         (not model.head_bias, "a bias of the head"),
+        (
+            not model.has_state_space or all(getattr(model, key) == value for key, value in MAMBA_FIXED.items()),
+            "a convolution or chunks of Mamba-2 of another size",
+        ),
+        (not model.has_state_space or model.one_block_layers, "Mamba-2 in layers with an MLP"),
+        (not model.one_block_layers or not (model.sliding_window or model.no_rope_layers), "windows in layers of one block"),
         (model.mlp_bias == model.output_bias, "biases of attention's output without those of the MLP"),
         (model.qkv_bias or not model.output_bias, "biases of outputs without those of q, k and v"),
         (not run.document_lengths, "packed documents"),
@@ -193,7 +204,19 @@ def _kinds(model: ModelSpec) -> Flags:
         "no-rope-freq": _listed([1 - has for has in model.no_rope_layers]) if model.no_rope_layers else None,
         "attention-output-gate": model.attention_gate,
         **(_linear(model) if model.has_linear_attention else {}),
+        **(_hybrid(model) if model.one_block_layers else {}),
     }
+
+
+def _hybrid(model: ModelSpec) -> Flags:
+    """Return which block each layer is, and the sizes of Mamba-2."""
+    letters = {kind: letter for letter, kind in LETTERS.items()}
+    sizes = {flag: getattr(model, key) for flag, (key, _) in MAMBA.items()} | {"mamba-num-heads": model.mamba_num_heads}
+    return {
+        "is-hybrid-model": True, "spec": HYBRID_LAYERS,
+        "hybrid-override-pattern": "".join(letters[kind] for kind in model.layer_types),
+        **(sizes if model.has_state_space else {}),
+    }  # fmt: skip
 
 
 def _linear(model: ModelSpec) -> Flags:
@@ -219,7 +242,7 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
         "moe-ffn-hidden-size": model.moe_intermediate_size,
         "moe-shared-expert-intermediate-size": model.shared_expert_intermediate_size or None,
         "moe-shared-expert-gate": model.shared_expert_gate,
-        "moe-layer-freq": None if all(pattern) else _listed(pattern),
+        "moe-layer-freq": None if all(pattern) or model.one_block_layers else _listed(pattern),
         "moe-router-score-function": model.router_score,
         "moe-router-enable-expert-bias": model.router_bias and not model.output_bias,  # beside which it is learned
         "moe-router-num-groups": model.router_groups or None, "moe-router-group-topk": model.router_topk_groups or None,

@@ -153,16 +153,15 @@ IDLE: dict[str, tuple[object, ...]] = {
     "moe-router-load-balancing-type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "none"), "moe-deepep-num-sms": (20,),
     "main-grads-dtype": ("fp32",), "hybrid-attention-ratio": (0, 0.0), "hybrid-mlp-ratio": (0, 0.0),
 }  # fmt: skip
+#: --spec of layers that are one block each.
+HYBRID_LAYERS = "megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"
 #: Flags whose effect is not modelled, with what they do.
 UNMODELLED = {
     "use-torch-fsdp2": "FSDP2",
     "delta-offload-bytes-across-pp-ranks": "stages that keep less on the host than others",
     "overlap-cpu-optimizer-d2h-h2d": "copies beside the host's Adam",
-    "spec": "layers of a specification of one's own",
-    "hybrid-override-pattern": "layers that are no transformer layers",
     "hybrid-attention-ratio": "layers that are no transformer layers",
     "hybrid-mlp-ratio": "layers that are no transformer layers",
-    "is-hybrid-model": "layers that are no transformer layers",
     "heterogeneous-layers-config-path": "layers that differ in their sizes",
     "apply-residual-connection-post-layernorm": "residuals that are taken after the norm",
     "fp32-residual-connection": "residuals in fp32",
@@ -182,6 +181,7 @@ MODELLED = {
     "distributed-backend": (("nccl",), "communication by another library than NCCL"),
     "fp4-recipe": (("nvfp4",), "another recipe of fp4 than nvfp4"),
     "experimental-attention-variant": (("gated_delta_net",), "attention of another kind"),
+    "spec": ((HYBRID_LAYERS,), "layers of a specification of one's own"),
     "softmax-type": (("vanilla", "learnable"), "another softmax of attention"),
     "main-params-dtype": (("fp32",), "an optimizer without weights in fp32"),
     "pipeline-model-parallel-comm-backend": (("nccl",), "communication by another library than NCCL"),
@@ -206,6 +206,13 @@ LINEAR = {
     "linear-key-head-dim": ("linear_key_head_dim", 128), "linear-value-head-dim": ("linear_value_head_dim", 128),
     "linear-conv-kernel-dim": ("linear_conv_kernel_dim", 4),
 }  # fmt: skip
+#: flag -> (key of the model, default) of Mamba-2 (transformer_config.py); its heads have a default of their own.
+MAMBA = {
+    "mamba-state-dim": ("mamba_state_dim", 128), "mamba-head-dim": ("mamba_head_dim", 64),
+    "mamba-num-groups": ("mamba_num_groups", 8),
+}  # fmt: skip
+#: What ssm/mamba_mixer.py has, and no argument states.
+MAMBA_FIXED = {"mamba_conv_kernel_dim": 4, "mamba_chunk_size": 128}
 #: Flags of patterns of layers: a number, or a list expression.
 FREQUENCIES = ("moe-layer-freq", "window-attn-skip-freq", "no-rope-freq", "linear-attention-freq")
 #: Flag -> its newer name.
@@ -253,6 +260,7 @@ _READ = _flags(
     "no-masked-softmax-fusion "
     "activation-func-clamp-value enable-gpt-oss moe-layer-recompute moe-shared-expert-gate no-rope-freq padded-vocab-size "
     "qk-l2-norm window-attn-skip-freq window-size attention-output-gate linear-attention-freq "
+    "hybrid-override-pattern is-hybrid-model mamba-num-heads "
     "add-qkv-bias attention-backend attention-dropout bf16 cp-comm-type cross-entropy-fusion-impl deterministic-mode "
     "disable-bias-linear hierarchical-context-parallel-sizes expert-tensor-parallel-size ffn-hidden-size fp16 fp8-format "
     "fp8-recipe group-query-attention "
@@ -275,5 +283,6 @@ _READ = _flags(
 KNOWN = (
     NEUTRAL | ARRANGEMENTS | LEFT_OUT.keys() | MODELLED.keys() | RENAMED.keys() | _READ | COUNTS.keys() | LATENT.keys()
     | LINEAR.keys()
+    | MAMBA.keys()
     | OF_THE_RUN.keys()
 )  # fmt: skip

@@ -19,7 +19,8 @@ NEEDS = {
     "moe-": "num-experts", "expert-": "num-experts", "num-query-groups": "group-query-attention",
     **dict.fromkeys(LATENT, "multi-latent-attention"), "window-attn-skip-freq": "window-size", "fp8-": "fp8-format",
     **dict.fromkeys((*LINEAR, "linear-attention-freq"), "experimental-attention-variant"),
-    "cross-entropy-fusion-impl": "cross-entropy-loss-fusion", "optimizer-offload-fraction": "optimizer-cpu-offload",
+    "mamba-": "hybrid-override-pattern", "cross-entropy-fusion-impl": "cross-entropy-loss-fusion",
+    "optimizer-offload-fraction": "optimizer-cpu-offload",
     "cpu-offloading-num-layers": "cpu-offloading", "offload-modules": "fine-grained-activation-offloading",
     "activation-offload-fraction": "fine-grained-activation-offloading",
     "min-offloaded-tensor-size": "fine-grained-activation-offloading",
@@ -103,7 +104,8 @@ def refuse(flags: Mapping[str, Any]) -> None:
         if flag in flags and not _is_idle(flag, flags[flag]):
             raise InputError(f"Megatron's --{flag}: {what} is not modelled")
     for flag, (values, what) in MODELLED.items():
-        if str(flags.get(flag, values[0])) not in values:
+        given = flags.get(flag, values[0])
+        if (" ".join(map(str, given)) if isinstance(given, list) else str(given)) not in values:
             raise InputError(f"Megatron's --{flag} {shown(flags[flag])}: {what} is not modelled; {' and '.join(values)} can be")
     optimizer = flags.get("optimizer", "adam")
     if not isinstance(optimizer, str) or optimizer not in OPTIMIZERS:

@@ -12,8 +12,9 @@ from typing import Any
 
 from profiler.errors import InputError, shown
 from solver.formats.literal_python import read_assignments
-from solver.formats.megatron_flags import COUNTS, LATENT, LINEAR
+from solver.formats.megatron_flags import COUNTS, LATENT, LINEAR, MAMBA, MAMBA_FIXED
 from solver.formats.megatron_values import choice, whole
+from solver.formats.model_readers_hybrid import layers_of_pattern
 from solver.spec.model import LAYER_TYPES
 
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
@@ -51,7 +52,22 @@ def model_of(flags: Mapping[str, Any]) -> dict[str, Any]:
         **_attention(flags, layers),
     }
     model["qk_norm_bias"] = model["qk_norm"] == "head" and model["norm"] == "layernorm"  # of the same class as the others
-    return {**model, **(_experts(flags, ffn, layers) if "num-experts" in flags else {})}
+    experts = _experts(flags, ffn, layers) if "num-experts" in flags else {}
+    return {**model, **experts, **_hybrid(flags, layers, hidden)}
+
+
+def _hybrid(flags: Mapping[str, Any], layers: int, hidden: int) -> dict[str, Any]:
+    """Return which block each layer is, and the sizes of Mamba-2, where a pattern states the layers."""
+    if "hybrid-override-pattern" not in flags:
+        if {"is-hybrid-model", "spec"} & flags.keys():
+            raise InputError("Megatron's layers of one block each need --hybrid-override-pattern, one letter a layer")
+        return {}
+    kinds = layers_of_pattern(flags["hybrid-override-pattern"], layers, "Megatron's --hybrid-override-pattern")
+    found: dict[str, Any] = {"layer_types": kinds, "one_block_layers": True}
+    if LAYER_TYPES[4] in kinds:
+        found |= MAMBA_FIXED | {key: whole(flags, flag, default) for flag, (key, default) in MAMBA.items()}
+        found["mamba_num_heads"] = whole(flags, "mamba-num-heads", 2 * hidden // found["mamba_head_dim"])
+    return found
 
 
 def _vocabulary(flags: Mapping[str, Any]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from solver.formats.script_words import (
 )
 
 PROGRAM = "pretrain_gpt.py"
+HYBRID_PROGRAM = "pretrain_mamba.py"  #: of models whose layers are one block each
 
 
 def read_script(source: Source) -> FileRun:
@@ -29,11 +30,13 @@ def read_script(source: Source) -> FileRun:
     only the shell knows, and for what solver.formats.megatron_args refuses.
     """
     path, words = source.path, script_words(source)
-    at = program_at(words, PROGRAM)
+    hybrid = program_at(words, PROGRAM) is None and program_at(words, HYBRID_PROGRAM) is not None
+    program = HYBRID_PROGRAM if hybrid else PROGRAM
+    at = program_at(words, program)
     if at is None:
         raise InputError(f"{path}: no {PROGRAM} in it, which a script of Megatron-LM launches")
-    if program_at(words[at + 1 :], PROGRAM) is not None:
-        raise InputError(f"{path}: it launches {PROGRAM} more than once; keep the launch that is meant")
+    if program_at(words[at + 1 :], program) is not None:
+        raise InputError(f"{path}: it launches {program} more than once; keep the launch that is meant")
     ignored = [f"--{name}" for name in ARRANGEMENTS]
     repeated: list[str] = []
     flags = arguments(words[at + 1 :], path, ignored, repeated)
@@ -42,6 +45,9 @@ def read_script(source: Source) -> FileRun:
             raise InputError(
                 f"{path}: {name} takes no value in Megatron-LM, but {value} stands behind it; leave it out, or both"
             )
+    if hybrid != ("--hybrid-override-pattern" in flags):
+        need = f"{HYBRID_PROGRAM} and --hybrid-override-pattern belong together"
+        raise InputError(f"{path}: {need}; {program} runs {'without it' if hybrid else 'with it'}")
     launch, (settings, left_out) = ranks_of_launch(words[:at], source), of_environment(source)
     assumed: tuple[str, ...] = ()
     told: list[str] = []
@@ -55,5 +61,5 @@ def read_script(source: Source) -> FileRun:
         told.append(f"vocabulary of {vocab}: neither --vocab-size nor --tokenizer-type is stated")
     twice = [f"{name} stands more than once; argparse takes the last, {flags[name]}" for name in dict.fromkeys(repeated)
              if name not in ignored and flags[name] is not True]  # fmt: skip
-    notes = (*told, *run.notes, *twice, *defaults_taken(source, PROGRAM, ignored), *left_out)
+    notes = (*told, *run.notes, *twice, *defaults_taken(source, program, ignored), *left_out)
     return replace(run, layout={**run.layout, **settings}, notes=notes, gpus_per_node=launch.gpus_per_node)

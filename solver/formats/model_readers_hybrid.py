@@ -19,8 +19,9 @@ LETTERS: Mapping[str, str] = {"M": LAYER_TYPES[4], "*": LAYER_TYPES[0], "-": MLP
 #: The same in layers_block_type of transformers.
 _WORDS: Mapping[str, str] = {"mamba": LAYER_TYPES[4], "attention": LAYER_TYPES[0], "mlp": MLP_TYPES[0], "moe": MLP_TYPES[1]}
 _DEFAULTS = {
-    "ssm_state_size": ("mamba_state_dim", 128), "n_groups": ("mamba_num_groups", 8), "conv_kernel": ("mamba_conv_kernel_dim", 4),
-    "chunk_size": ("mamba_chunk_size", 128), "mamba_num_heads": ("mamba_num_heads", 128), "mamba_head_dim": ("mamba_head_dim", 64),
+    "ssm_state_size": ("mamba_state_dim", 128), "n_groups": ("mamba_num_groups", 8), "chunk_size": ("mamba_chunk_size", 128),
+    "mamba_num_heads": ("mamba_num_heads", 128), "mamba_head_dim": ("mamba_head_dim", 64),
+    "conv_kernel": ("mamba_conv_kernel_dim", 4),
 }  # fmt: skip
 _FIXED: Mapping[str, tuple[object, ...]] = {
     "use_conv_bias": (True,), "mamba_proj_bias": (False,), "use_bias": (False,), "residual_in_fp32": (False,),

@@ -120,8 +120,9 @@ def _plain(model: ModelSpec, tp: int) -> ModelSpec:
     The longest sequence of rotary positions only limits what may be asked for; the vocabulary is padded as Megatron does.
     """
     experts = tuple(int(has_experts(model, layer)) for layer in range(model.num_hidden_layers))
+    by_layer = any(experts) and not model.one_block_layers
     changes: dict[str, Any] = {
-        "name": "", "untimed": (), "first_k_dense_replace": 0, "moe_layer_freq": experts if any(experts) else 1,
+        "name": "", "untimed": (), "first_k_dense_replace": 0, "moe_layer_freq": experts if by_layer else 1,
         "padded_vocab_size": model.padded_vocab(tp),
         "norm_bias": model.norm == "layernorm" and model.norm_bias,
         "max_position_embeddings": model.max_position_embeddings if model.position == "learned" else 0,

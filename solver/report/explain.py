@@ -200,7 +200,7 @@ def _mlp_of(kind: LayerKind) -> str:
 
 
 def _mixer_of(kind: LayerKind) -> str:
-    """Return what mixes tokens in a kind of layer, in a word; "" for softmax attention beside an MLP, and where nothing does."""
+    """Return what mixes tokens in a layer, in a word; "" for softmax attention beside an MLP, and where nothing does."""
     return "linear" * kind.linear + "mamba" * kind.state_space + "attention" * (kind.softmax and not kind.has_mlp)
 
 

@@ -332,4 +332,5 @@ SINCE = {
 def first_release(flags: Mapping[str, Any]) -> str:
     """Return the first Megatron-Core, from 0.12, whose arguments all of these flags are."""
     modules = ["0.14"] if "shared_experts" in str(flags.get("recompute-modules", "")) else []
+    modules += ["0.16"] if "E" in str(flags.get("hybrid-override-pattern", "")) else []
     return max([since for flag, since in SINCE.items() if flag in flags] + modules, default="0.12")

@@ -147,7 +147,7 @@ def test_kinds_of_layers_come_back(changes: dict[str, Any], flags: dict[str, Any
     script = shell_command(model, run, 8)  # whose release is the newest, unless it is an old flag alone
     assert ("for Megatron-Core 0.16" in script) == (flags.keys() != {"--window-size"})
     with pytest.raises(
-        InputError, match="windows of attention, sinks, layers without rotary embedding, linear attention, gates"
+        InputError, match="windows of attention, sinks, layers without rotary embedding, linear attention, Mamba-2, gates"
     ):
         megatron_arguments(model, run)
 

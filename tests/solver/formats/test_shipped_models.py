@@ -29,13 +29,15 @@ TENSORS = {
     "gemma3_1b": 999_885_952, "gemma3_4b": 3_880_263_168, "gemma3_12b": 11_766_034_176, "gemma3_27b": 27_009_346_304,
     "mistral_nemo_12b": 12_247_782_400, "mistral_small_24b": 23_572_403_200,
     "qwen3_next_80b_a3b": 79_674_391_296,  # what transformers 4.57.1 builds
+    "nemotron_h_8b": 8_100_852_736, "nemotron_nano_9b_v2": 8_888_227_328,
     "nemotron4_15b": 15_628_775_424, "nemotron4_340b": 341_029_195_776,  # norms with biases; 3.2 + 12.5 B and 9.4 + 331.6 B
 }  # fmt: skip
 #: Announced figures, and sums by hand, where the number of the checkpoint is not known here to its last digit. GPT-3's table
 #: states 174,600 millions; Grok-1's 314 B are not what its shapes add up to; of GLM-4.5 see MULTI_TOKEN; Qwen3.5's names say 9,
 #: 27, 35 and 397 B.
 ANNOUNCED = {"gpt3_175b": 174.6e9, "kimi_k2": 1.026e12, "grok_1": 315.7e9, "glm4_5": 352.8e9, "glm4_5_air": 106.9e9,
-             "qwen3_5_9b": 8.95e9, "qwen3_5_27b": 26.9e9, "qwen3_5_35b_a3b": 34.66e9, "qwen3_5_397b_a17b": 396.3e9}  # fmt: skip
+             "qwen3_5_9b": 8.95e9, "qwen3_5_27b": 26.9e9, "qwen3_5_35b_a3b": 34.66e9, "qwen3_5_397b_a17b": 396.3e9,
+             "nemotron3_nano_30b_a3b": 31.58e9}  # fmt: skip
 #: Whole checkpoints with a multi-token prediction module and its copies of embedding and head.
 MULTI_TOKEN = {"deepseek_v3": 684_489_845_504, "glm4_5": 358.34e9, "glm4_5_air": 110.47e9}
 #: Announced active parameters in billions, and which tables they count: embedding and head (2), head (1), or neither (0).
@@ -44,6 +46,7 @@ ACTIVE = {
     "deepseek_v3": (37, 1), "kimi_k2": (32, 1), "qwen3_30b_a3b": (3.3, 2), "qwen3_235b_a22b": (22, 2),
     "gpt_oss_20b": (3.61, 1), "gpt_oss_120b": (5.13, 1), "llama4_scout": (17, 2), "llama4_maverick": (17, 2),
     "glm4_5": (32, 0), "glm4_5_air": (12, 0), "qwen3_5_397b_a17b": (17, 2), "qwen3_5_35b_a3b": (3, 1),
+    "nemotron3_nano_30b_a3b": (3.2, 1),
 }  # fmt: skip
 
 

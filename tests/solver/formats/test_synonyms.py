@@ -168,7 +168,8 @@ def test_what_no_run_can_have_had_is_refused() -> None:
         assert sentence in str(predicted(**keys).skipped)
     mixed = predicted(model={"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 11008}, tp=1, ep=16)
     assert "ep 16 * etp 1 do not divide 8 experts" in str(mixed.skipped)
-    assert "model key mamba_num_heads: its layers are no" in str(predicted(model={"mamba_num_heads": 8}).skipped)
+    assert "model key ssm_cfg: its layers are no" in str(predicted(model={"ssm_cfg": {}}).skipped)
+    assert "sizes of Mamba-2 need layer_types with mamba" in str(predicted(model={"mamba_num_heads": 8}).skipped)
 
 
 def test_what_a_run_leaves_open_is_listed() -> None:
