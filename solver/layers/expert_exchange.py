@@ -132,12 +132,32 @@ def _send(shapes: Shapes, name: str, phase: str, direction: str) -> list[Op]:
         whole = shapes.norm_tokens * keys.ep * keys.etp * _row(shapes)
         rows = op("", gathering, message(whole, groups.experts), keys.ep * keys.etp > 1)
         return [*before, rows, *after]
+    if run.moe_dispatcher == "hybridep" and name == DISPATCH and phase == FORWARD:
+        before = _routing_map(shapes)
     place = groups.experts  # DeepEP's group is that of experts and their parts together
     tokens = shapes.norm_tokens * np.where(keys.ep > 1, run.moe_imbalance, 1.0)  # what the rank that gets most receives
     dims = {"tokens": tokens, "row_bytes": _row(shapes), "top_k": shapes.model.num_experts_per_tok * keys.etp,
             "experts": shapes.model.num_experts * keys.etp, "intra": place.intra, "inter": place.inter,
             "node_limit": _node_limit(shapes)}  # fmt: skip
-    return [op("", direction, dims, keys.ep * keys.etp > 1, run.moe_dispatcher)]
+    return [*before, op("", direction, dims, keys.ep * keys.etp > 1, run.moe_dispatcher)]
+
+
+def _routing_map(shapes: Shapes) -> list[Op]:
+    """What hybrid-EP needs before it dispatches: one byte for each token and expert of the group, gathered, and a kernel that
+    reads it. The backward pass uses what that found.
+
+    Source: Megatron-Core's fused_a2a.py (HybridEPDispatch, which passes no handle) and DeepEP's hybrid_ep_buffer.py
+    (dispatch_with_permute, metadata_preprocessing), as read; the published rates are of calls with a handle.
+    """
+    keys, experts = shapes.keys, shapes.groups.experts
+    several = keys.ep * keys.etp > 1
+    size = 1.0 * shapes.norm_tokens * keys.ep * keys.etp * shapes.model.num_experts * keys.etp
+    count = np.where(several, 1.0, 0.0)
+    gathered = Op(
+        f"{DISPATCH}.routing", MODULE, "all_gather", FORWARD, message(size, experts), "ep", count, recomputed_by=WHOLE_LAYER
+    )  # fmt: skip
+    scan = memory_bound(f"{DISPATCH}.scan", MODULE, "copy", size, 1.0, 0.0)
+    return [gathered, *(replace(op, stream="ep", count=count) for op in scan)]
 
 
 def _node_limit(shapes: Shapes) -> Array:

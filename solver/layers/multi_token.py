@@ -1,14 +1,15 @@
 """Multi-token prediction: modules behind the last layer, each with a projection, a layer of its own and the shared head.
 
 Sources: DeepSeek-V3 (arXiv 2412.19437) section 2.2; Megatron-Core's multi_token_prediction.py, as read: the modules live on the
-last pipeline stage, which then also holds a copy of the embedding. They are recomputed as layers are, but not block by block.
+last pipeline stage, which then also holds a copy of the embedding and looks tokens up in it. They are recomputed as layers are,
+but not block by block.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from solver.layers.decoder import layer_program
+from solver.layers.decoder import embedding_program, layer_program
 from solver.layers.head import head_program
 from solver.layers.norm import norm_ops
 from solver.layers.ops import column_linears, tp_collective
@@ -36,7 +37,8 @@ def last_program(keys: LayerKeys, model: ModelSpec, run: Strategy, cluster: Clus
     h, tokens = model.hidden_size, shapes.norm_tokens
     projection = _projection(shapes)
     norms = [op for name in ("embedding_norm", "hidden_norm") for op in norm_ops(shapes, name)]
-    again = [_named(op, modules) for op in (*norms, *projection, *layer.ops, *head.ops)]
+    embedding = embedding_program(keys, model, run, cluster)  # autograd makes the whole gradient of its copy of the table
+    again = [_named(op, modules) for op in (*embedding.ops, *norms, *projection, *layer.ops, *head.ops)]
     joined = Saved("projection_input", 4 * tokens * h * shapes.element)  # before and after the norms, of both halves
     saved = [
         replace(tensor, name=PREFIX + tensor.name, bytes=tensor.bytes * modules)

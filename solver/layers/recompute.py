@@ -57,6 +57,8 @@ def discarded(shapes: Shapes, module: str) -> Discarded:
     The second norm of a layer with experts is kept where the graph of its router returns it (transformer_layer.py).
     """
     found, run = DISCARDED[module], shapes.run
+    if module == "moe_act" and shapes.casts_kept_inputs:  # TEGroupedMLP: set_save_original_input of the down projection
+        return replace(found, ops=(*found.ops, "experts.w2.input_cast", "experts.w2.input_scale"))
     apart = norms_apart(shapes.framework, shapes.model, shapes.kind.experts)
     if module == "mlp" and "norm2" not in apart:
         return replace(found, saved=(*found.saved, "norm2_output"), ops=(*found.ops, "norm2"))

@@ -164,7 +164,7 @@ def _prediction(case: Case, solutions: Solutions, indexes: np.ndarray) -> Predic
     fitted widen the interval, the less the slower they are.
     """
     memory, seconds, run = solutions.memory, solutions.times.seconds[indexes], solutions.problem.run
-    limit, outside = solutions.problem.cluster.memory_bytes, solutions.problem.framework.memory.runtime_bytes
+    limit, outside = solutions.problem.cluster.memory_bytes, (memory.device - memory.reserved)[indexes]
     safe, fits = memory.device[indexes] <= limit, memory.allocated[indexes] + outside <= limit
     level, zero = (
         np.array([getattr(layout, key) == getattr(case.strategy, key) for layout in _layouts(case)])

@@ -21,7 +21,7 @@ from solver.step.problem import LayerTable, Problem
 from solver.step.stage_kinds import StageKinds, over_kinds
 from solver.step.stage_seconds import end_recomputed
 from solver.step.states import gather_buffers, stage_state
-from solver.step.workspaces import workspace_bytes
+from solver.step.workspaces import exchange_bytes, workspace_bytes
 
 #: Parts of the peak, in the order of the rows of Memory.parts.
 PARTS = ("weights", "gradients", "optimizer", "workspaces", "activations", "backward_buffers", "loss", "gather_buffers")
@@ -225,7 +225,7 @@ class PeakMemory:
         if memory.collective_gaps:
             layers = self._stages.layers[stage, self._layouts.row]
             reserved = reserved + memory.collective_gaps * layers * self._gathered[self._layouts.row]
-        device = reserved + memory.runtime_bytes
+        device = reserved + memory.runtime_bytes + exchange_bytes(self._problem, splits)[self._layouts.row]
         return _Sizes(allocated, reserved, device, device + BOUND_GAPS * dynamic + BOUND_SHARE * allocated)
 
     @cached_property

@@ -137,6 +137,13 @@ def test_one_expert_is_the_dense_layer() -> None:
     assert one.weight_elements()[0] - dense.weight_elements()[0] == HIDDEN
 
 
+def test_hybrid_ep_gathers_who_goes_where_by_hand() -> None:
+    # a byte for each of the 4 * 256 tokens of the group and 8 experts, gathered and read once in the forward pass
+    layer = program(ep=4, moe_dispatcher="hybridep")
+    assert op(layer, "dispatch.routing.forward")["bytes"] == op(layer, "dispatch.scan.forward")["bytes"] == 4 * SEQ * EXPERTS
+    assert not any(o.name in ("dispatch.routing", "dispatch.scan") and o.phase != FORWARD for o in layer.ops)
+
+
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather", "deepep", "hybridep"])
 def test_nothing_is_sent_within_one_rank(dispatcher: str) -> None:
     for ep, sends in ((1, False), (4, True)):

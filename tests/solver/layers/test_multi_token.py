@@ -36,6 +36,14 @@ def test_the_projection_is_split_by_columns(mode: str, tp: int) -> None:
     assert own.group == LINEARS and float(np.ravel(own.elements)[0]) == 2 * H * H / tp
 
 
+def test_the_module_looks_tokens_up_and_makes_the_gradient_of_the_whole_table() -> None:
+    found = {op.label: op for op in program("mtp", 1, precision="bf16").ops}
+    assert float(np.ravel(found["nextn.lookup.forward"].dims["bytes"])[0]) == T * H * 2 * 2
+    table = float(np.ravel(found["nextn.table.input_grad"].dims["bytes"])[0])
+    rows = MODEL.padded_vocab(1)
+    assert table == rows * H * (2 + 2 + 2 * 2)  # zeroed; read and added to a buffer of bf16
+
+
 def test_what_the_projection_exchanges() -> None:
     def sent(mode: str, tp: int) -> dict[str, float]:
         ops = [op for op in program(mode, tp, precision="bf16").ops if op.name.startswith("nextn.projection.")]

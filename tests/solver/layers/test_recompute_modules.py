@@ -182,6 +182,19 @@ def kept(model: ModelSpec, kind: LayerKind = PLAIN, **constants: Any) -> dict[st
     return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in program.saved}
 
 
+@pytest.mark.parametrize(("recipe", "again"), [("tensorwise", True), ("delayed", False)])
+def test_the_down_projection_of_experts_casts_what_moe_act_recomputes(recipe: str, again: bool) -> None:
+    # where its input is kept in 16 bits (not with delayed scales), which the recomputation fills, it is quantised again
+    experts = replace(layer_kinds(MODEL, 4096).kinds[-1], quantised=True)
+    settings = {"framework": "megatron-bridge-26", "precision": "fp8", "fp8_recipe": recipe, "recompute_modules": "moe_act"}
+    run = run_of(8, 4096, **settings)
+    program = layer_program(layer_keys("mtp"), MODEL, run, cluster_of(DEVICE), experts)
+    (cast,) = [op for op in program.ops if op.label == "experts.w2.input_cast.forward"]
+    assert (Recompute.SELECTIVE in cast.recomputed_by) == again
+    (activation,) = [op for op in program.ops if op.label == "experts.activation.forward"]
+    assert Recompute.SELECTIVE in activation.recomputed_by
+
+
 def test_inputs_of_linears_that_are_not_fused_are_quantised_once_each() -> None:
     # fp8: latent attention's two down projections each keep a copy of norm1's output; of norm2's the router keeps 16 bits and
     # the shared expert a copy. Of a dense layer's norms one linear each keeps a copy

@@ -11,6 +11,7 @@ from toy import DEVICE, TINY, changed, column, estimated, make_problem, some_lay
 
 from predictor.cost_model import CostModel
 from solver.spec.choices import SCHEDULES
+from solver.spec.cluster import cluster_of
 from solver.spec.model import ModelSpec
 from solver.spec.model_size import parameters
 from solver.step.memory import PARTS, least_memory
@@ -356,6 +357,25 @@ def test_workspaces_grow_with_hopper_and_experts() -> None:
     experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
     dense, grouped = (workspace_bytes(make_problem(model, 4, hopper, framework="megatron-core")) for model in (TINY, experts))
     assert dense == 3 * 32 * 2**20 and grouped == (2 + 5) * 32 * 2**20  # experts' GEMMs run on four more streams
+
+
+def test_buffers_of_hybrid_ep_by_hand(h100_model: CostModel) -> None:
+    """Of 4 ranks in a domain: their 4 * 32 tokens of 64 values and 4 fp32 probabilities; over domains of 2 twice, 2 each."""
+    experts = TINY.replace(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128)
+    run = {"world_size": 8, "dp": 8, "ep": 4, **TINY_RUN, "framework": "megatron-bridge-26"}
+
+    def outside(node: int, **changes: Any) -> float:
+        cluster = replace(cluster_of(DEVICE), gpus_per_node=node, nvlink_domain=node)
+        problem = make_problem(
+            experts, 8, h100_model, 32, cluster, framework="megatron-bridge-26", **({"moe_dispatcher": "hybridep"} | changes)
+        )
+        found = estimated(problem, [problem.run.replace(**{**run, "moe_dispatcher": "hybridep", **changes})]).memory
+        return float(found.device[0] - found.reserved[0])
+
+    none = outside(8, moe_dispatcher="alltoall")
+    assert outside(8) - none == 4 * 32 * (2 * 64 + 4 * 4)
+    assert outside(2) - none == 2 * 4 * 32 * (2 * 64 + 4 * 2)
+    assert outside(8, ep=1) == none
 
 
 @pytest.mark.parametrize("framework", ["megatron-core", "torchtitan", "generic", "internevo-2024", "megatron-lm-zero-bubble"])
