@@ -88,7 +88,8 @@ def _arguments(file: SectionReader, complete: bool) -> Flags:
     if "comm_overlap" in file:
         flags = {flag: value for flag, value in flags.items() if flag not in OVERLAPS}
     flags |= _training(file)
-    length = file.section("dataset").get("sequence_length") if complete else None
+    data = file.section("dataset")
+    length = data.get("seq_length", data.get("sequence_length")) if complete else None
     if length:  # that of the samples; the model may take longer ones
         flags["seq-length"] = length
     # the layers are not among the flags where cpu_offloading is off, which no flag says

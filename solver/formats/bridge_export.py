@@ -52,6 +52,8 @@ def bridge_files(model: ModelSpec, run: Strategy, gpus_per_node: int, name: str)
         "dataset": {"sequence_length": run.seq_len}, "mixed_precision": _precision(run, flags),
         "ddp": _ddp(run, flags), "optimizer": _optimizer(flags), "comm_overlap": _overlap(run, flags),
     }  # fmt: skip
+    if run.zero > 1:
+        sections["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}  # asserted in training/config.py
     if run.cuda_graphs:
         sections["rng"] = {"te_rng_tracker": True}  # asserted in models/gpt_provider.py
     return {f"{name}.yaml": write_yaml(sections, comments), **beside}
@@ -123,7 +125,7 @@ def _ddp(run: Strategy, flags: Values) -> Values:
     }  # fmt: skip
     if run.zero > 1:
         strategy = next(word for word, stage in SHARDING.items() if stage == run.zero)
-        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy}
+        found |= {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": strategy, "average_in_collective": False}
     return found
 
 

@@ -162,7 +162,8 @@ KNOWN: Known = keys(
         "_target_ use_distributed_optimizer overlap_grad_reduce overlap_param_gather grad_reduce_in_fp32 average_in_collective "
         "check_for_nan_in_grad num_distributed_optimizer_instances use_megatron_fsdp data_parallel_sharding_strategy "
         "align_param_gather bucket_size check_for_large_grads fp8_param_gather delay_wgrad_compute gradient_reduce_div_fusion "
-        "outer_dp_sharding_strategy preserve_fp32_weights reuse_grad_buf_for_mxfp8_param_ag"
+        "outer_dp_sharding_strategy preserve_fp32_weights reuse_grad_buf_for_mxfp8_param_ag keep_fp8_transpose_cache nccl_ub "
+        "fsdp_double_buffer pad_buckets_for_high_nccl_busbw"
     ),
     optimizer=keys(
         "_target_ optimizer use_distributed_optimizer optimizer_cpu_offload optimizer_offload_fraction bf16 fp16 lr min_lr "
@@ -181,7 +182,7 @@ KNOWN: Known = keys(
     comm_overlap=keys(
         "_target_ tp_comm_overlap tp_comm_overlap_cfg overlap_p2p_comm batch_p2p_comm overlap_grad_reduce overlap_param_gather "
         "overlap_moe_expert_parallel_comm delay_wgrad_compute defer_embedding_wgrad_compute wgrad_deferral_limit "
-        "data_parallel_size"
+        "data_parallel_size align_param_gather bucket_size tp_comm_bootstrap_backend overlap_param_gather_with_optimizer_step"
     ),
 )
 _OFF = (False, None, "none")

@@ -21,6 +21,7 @@ def describe_strategy(s: Strategy) -> str:
     sizes += [s.schedule] if s.pp > 1 and s.schedule not in ("1f1b", "interleaved") else []
     counted = [end for end in ("embedding", "loss") if getattr(s, f"account_for_{end}_in_pipeline_split") and s.pp > 1]
     sizes += [f"{end} {n} layers" for end in ("first", "last") if (n := getattr(s, f"num_layers_in_{end}_pipeline_stage"))]
+    sizes += [f"groups of {s.micro_batch_group}"] if s.micro_batch_group and s.vpp > 1 else []
     sizes += [s.pipeline_layout] if s.pipeline_layout else []
     sizes += [f"{' and '.join(counted)} as layer{'s' * (len(counted) > 1)}"] if counted else []
     return f"{s.tp_mode} {' '.join(sizes)}, {zero}, {s.num_micro_batches} x {s.micro_batch_size}, recompute {recompute}"

@@ -81,7 +81,7 @@ def step_timeline(solutions: Solutions, index: int) -> StepTimeline:
     sends = 1.0 if overlapped else solutions.problem.framework.pipeline.blocking_sends / 2
     send = float(solutions.terms.send_recv[row]) * sends
     share = float(weight_share(solutions.terms, solutions.layouts, solutions.times.slowest)[index])
-    group = solutions.problem.run.micro_batch_group
+    group = int(solutions.layouts.splits.micro_batch_group[row])
     line = simulate(schedule, forward, backward, m, vpp, send if pp > 1 else 0.0, weight, not overlapped, share, group)
     line = followed_by(line, vpp - 1, float(solutions.terms.projection_weight_grad[row]), _deferred(solutions, index))
     part = part_of(schedule, line.stage, line.chunk, pp)

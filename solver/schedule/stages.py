@@ -13,7 +13,7 @@ from solver.schedule.automatic import automatic_limit
 from solver.schedule.critical_paths import wave_in_flight
 from solver.schedule.kinds import AUTOMATIC, BACKWARD, FORWARD, STEADY, WEIGHT, WHOLE, is_schedule, part_of, splits_backward
 from solver.schedule.op_orders import stage_order
-from solver.schedule.warm_up import interleaved_warm_up
+from solver.schedule.warm_up import group_of, interleaved_warm_up
 from solver.spec.choices import SCHEDULES, WAVES
 
 
@@ -110,7 +110,7 @@ def _sizes_by_cost(layers: int, pp: int, head: float) -> tuple[int, int, int]:
     return int(sizes[0]), int(middle.max(initial=0)), int(sizes[last]) if last or pp == 1 else 0
 
 
-def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0, group: int = 0) -> Any:
+def micro_batches_in_flight(schedule: Any, micro_batches: Any, pp: Any, vpp: Any, stage: Any = 0, group: Any = 0) -> Any:
     """Return the micro batches whose activations ``stage`` (0 is the first) holds at its peak, in units of whole stages.
 
     1F1B: min(pp - stage, m). Interleaved: (2 (pp - 1 - stage) + (vpp - 1) pp + 1) / vpp chunks (Megatron-Core's warm-up;
@@ -140,15 +140,15 @@ def _with_waves(schedule: Any, m: np.ndarray, pp: np.ndarray, stage: np.ndarray,
 
 
 def stated_layers_in_flight(
-    schedule: Any, micro_batches: Any, pp: Any, chunks: Sequence[int], stage: Any, of_group: int = 0
+    schedule: Any, micro_batches: Any, pp: Any, chunks: Sequence[int], stage: Any, of_group: Any = 0
 ) -> np.ndarray:
     """Return the layers of a micro batch that ``stage`` holds at its peak, as layers_in_flight, by counting.
 
     chunks: layers of all chunks of the pipeline, in order. The other arguments are arrays of shape [splits].
     """
-    columns = np.stack(np.broadcast_arrays(schedule, micro_batches, pp, stage), axis=1)
+    columns = np.stack(np.broadcast_arrays(schedule, micro_batches, pp, stage, of_group), axis=1)
     rows, group = np.unique(columns, axis=0, return_inverse=True)
-    peaks = [_stated_peak(SCHEDULES[code], m, p, tuple(chunks), s, of_group) for code, m, p, s in rows.tolist()]
+    peaks = [_stated_peak(SCHEDULES[code], m, p, tuple(chunks), s, size) for code, m, p, s, size in rows.tolist()]
     return np.array(peaks, dtype=float)[group.ravel()]
 
 
@@ -163,7 +163,7 @@ def _stated_peak(schedule: str, micro_batches: int, pp: int, chunks: tuple[int, 
 
 
 def layers_in_flight(
-    schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0, group: int = 0
+    schedule: Any, micro_batches: Any, pp: Any, vpp: Any, layers: Any, short: Any, stage: Any = 0, group: Any = 0
 ) -> Any:
     """Return the layers whose activations of a micro batch ``stage`` holds at its peak, each counted per micro batch.
 
@@ -175,6 +175,6 @@ def layers_in_flight(
     flight = micro_batches_in_flight(schedule, micro_batches, pp, vpp, stage, group)
     pp, m = np.asarray(pp), np.asarray(micro_batches)
     short = np.where(is_schedule(schedule, *WAVES), 0, short)  # both ends are on one stage
-    size = group or pp
+    size = group_of(pp, group)
     of_the_short_chunk = np.where(np.asarray(stage) > 0, np.where(m > size, 0, 1), np.minimum(size + pp - 1, m))
     return flight * layers + np.where(np.asarray(vpp) > 1, (flight - of_the_short_chunk) * short, 0.0)

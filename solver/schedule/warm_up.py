@@ -12,16 +12,21 @@ from solver.schedule.wave_orders import wave_order
 from solver.spec.choices import SCHEDULES, WAVES
 
 
-def interleaved_warm_up(pp: Any, vpp: Any, stage: Any, group: int = 0) -> Any:
+def group_of(pp: Any, group: Any) -> Any:
+    """Return the micro batches that interleaved stages run of one chunk before the next: ``group``, or pp where it is 0."""
+    return np.where(np.asarray(group) > 0, group, pp)
+
+
+def interleaved_warm_up(pp: Any, vpp: Any, stage: Any, group: Any = 0) -> Any:
     """Return the forward passes of chunks before the first backward pass of interleaved stages, numbers or arrays.
 
-    group: micro batches that run of one chunk before the next (0: pp). Source: Narayanan et al. 2021 (arXiv 2104.04473) and
+    group: as of group_of. Source: Narayanan et al. 2021 (arXiv 2104.04473) and
     Megatron-Core's schedules.py: 2 (pp - 1 - stage) + (vpp - 1) group.
     """
-    return 2 * (pp - 1 - stage) + (vpp - 1) * (group or pp)
+    return 2 * (pp - 1 - stage) + (vpp - 1) * group_of(pp, group)
 
 
-def unpaired_micro_batches(schedule: np.ndarray, pp: np.ndarray, vpp: np.ndarray, group: int = 0) -> np.ndarray:
+def unpaired_micro_batches(schedule: np.ndarray, pp: np.ndarray, vpp: np.ndarray, group: Any = 0) -> np.ndarray:
     """Return the micro batches that the first stage has begun before another's backward pass can run beside them.
 
     schedule: codes (indexes into SCHEDULES); all arrays of one shape. V-shaped orders are counted.

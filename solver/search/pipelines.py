@@ -10,12 +10,13 @@ from solver.spec.choices import SCHEDULES, WAVES
 from solver.spec.deferral_rules import NO_DRAIN, deferral_runs
 from solver.spec.expert_rules import overlap_runs, predicted_beside
 from solver.spec.schedule_rules import schedules_run, split_backward_broken
-from solver.spec.strategy import chunks_broken, groups_fit
+from solver.spec.strategy import chunks_broken, groups_fit, smallest_group
 from solver.step.problem import Problem
 
 
 def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str]) -> list[tuple[int, ...]]:
-    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) of ``pp`` stages, by what the framework runs."""
+    """Return (micro_batch_size, num_micro_batches, schedule, vpp, micro_batch_group, *Division) of ``pp`` stages that the
+    framework runs."""
     framework, run, can_run = problem.framework, problem.run, problem.framework.can_run
     group, overlaps = run.micro_batch_group, run.moe_exchange_overlap
     schedules = schedules_run(framework, problem.model, run) if pp > 1 else ("1f1b",)
@@ -32,7 +33,7 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
         and (way[0] == 1 or run.p2p_overlap or not can_run.overlaps_interleaving)
     ]  # fmt: skip
     schedules = tuple(name for name in schedules if not group or name in ("1f1b", "interleaved"))
-    batches = _batches(divided, schedules, (pp, group), sequences, rejected)
+    batches = _batches(divided, schedules, (pp, group, can_run.micro_batch_groups), sequences, rejected)
     if not batches:
         rejected[f"{'micro_batch_group' if group else 'moe_exchange_overlap'} needs interleaved stages"] += 1
     if can_run.unfilled_stages is None:
@@ -45,26 +46,28 @@ def pipelines(problem: Problem, pp: int, sequences: int, rejected: Counter[str])
 
 
 def _batches(
-    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], of: tuple[int, int], sequences: int,
+    divided: Sequence[tuple[int, Division]], schedules: Sequence[str], of: tuple[int, int, bool], sequences: int,
     rejected: Counter[str],
 ) -> list[tuple[int, ...]]:  # fmt: skip
-    """Return (micro_batch_size, num_micro_batches, schedule, vpp, *Division) for one data-parallel rank's sequences.
+    """Return (micro_batch_size, num_micro_batches, schedule, vpp, micro_batch_group, *Division) for one data-parallel rank's
+    sequences.
 
-    of: pp, and the micro batches of a group that interleaves (0: pp).
+    of: pp, the micro batches of a group that interleaves (0: pp), and whether other ones are tried where pp does not fit.
     """
-    pp, group = of
+    pp, stated, tries = of
     found: list[tuple[int, ...]] = []
     plain = [SCHEDULES.index(name) for name in schedules if name not in ("interleaved", *WAVES)]
     interleaved = [SCHEDULES.index("interleaved")] * ("interleaved" in schedules)
     waves = [name for name in schedules if name in WAVES]
     for size in divisors(sequences):
         count = sequences // int(size)
+        group = stated if stated or not tries else smallest_group(count, pp)
         in_groups = groups_fit(count, pp, group) and (not group or group >= pp)
         for vpp, division in divided:
             ways = plain if vpp == 1 else interleaved * in_groups
             if vpp == 2 and not division.num_layers_in_last_pipeline_stage:
                 ways = ways + [SCHEDULES.index(name) for name in waves if not chunks_broken(name, pp, vpp, count)]
-            found += [(int(size), count, code, vpp, *division) for code in ways]
+            found += [(int(size), count, code, vpp, group * (code in interleaved), *division) for code in ways]
         if not in_groups and (chunked := sum(vpp > 1 for vpp, _ in divided)):
             rejected["interleaving needs micro batches in multiples of pp"] += chunked
     return found

@@ -147,11 +147,11 @@ def _splits_of(problem: Problem, tp: int, cp: int, pp: int, dp: int, sequences: 
         return None
     i, j = (index.ravel() for index in np.indices((len(sharing), len(batches))))
     mode, wp, shard, ep, etp = np.array(sharing, dtype=np.int64)[i].T
-    size, count, schedule, vpp, *ends = np.array(batches, dtype=np.int64)[j].T
+    size, count, schedule, vpp, group, *ends = np.array(batches, dtype=np.int64)[j].T
     fixed = {name: np.full(len(i), value) for name, value in (("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp))}
     return Splits(
         mode=mode, wp=wp, zero_shard_size=shard, ep=ep, etp=etp, micro_batch_size=size, num_micro_batches=count,
-        schedule=schedule, vpp=vpp, **fixed,
+        micro_batch_group=group, schedule=schedule, vpp=vpp, **fixed,
         **dict(zip(Division._fields, ends, strict=True)),
     )  # fmt: skip
 

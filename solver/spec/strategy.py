@@ -255,6 +255,12 @@ def groups_fit(micro_batches: int, pp: int, group: int) -> bool:
     return (group or pp) <= micro_batches and (rest == 0 or (group > pp and rest >= pp))
 
 
+def smallest_group(micro_batches: int, pp: int) -> int:
+    """Return the fewest micro batches above pp that groups_fit as a group; 0 where pp itself does, or none does."""
+    fits = (group for group in range(pp + 1, micro_batches + 1) if groups_fit(micro_batches, pp, group))
+    return 0 if groups_fit(micro_batches, pp, 0) else next(fits, 0)
+
+
 def chunks_broken(schedule: str, pp: int, vpp: int, micro_batches: int, group: int = 0) -> str:
     """Return what is wrong with the chunks and micro batches of a schedule, or "". group: as groups_fit."""
     if schedule in WAVES and (vpp != 2 or pp == 1):

@@ -18,7 +18,7 @@ from solver.step.distinct import distinct
 LAYOUT_FLAGS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 _SIZES = (
     "tp", "wp", "cp", "ep", "etp", "pp", "vpp", "dp", "zero_shard_size", "micro_batch_size", "num_micro_batches",
-    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
+    "micro_batch_group", "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ class Splits:
     zero_shard_size: np.ndarray
     micro_batch_size: np.ndarray
     num_micro_batches: np.ndarray
+    micro_batch_group: np.ndarray
     num_layers_in_first_pipeline_stage: np.ndarray
     num_layers_in_last_pipeline_stage: np.ndarray
     account_for_embedding_in_pipeline_split: np.ndarray

@@ -188,7 +188,7 @@ class PeakMemory:
         layers = stages.counts[stage].sum(axis=0)
         short = np.where(index == 0, splits.account_for_embedding_in_pipeline_split,
                          splits.account_for_loss_in_pipeline_split * stages.has_end[stage])  # fmt: skip
-        group = problem.run.micro_batch_group
+        group = splits.micro_batch_group
         if problem.chunks:
             flight = stated_layers_in_flight(schedule, m, splits.pp, problem.chunks, index, group)
         else:
@@ -251,7 +251,7 @@ def least_memory(problem: Problem, table: LayerTable, key: np.ndarray, layouts: 
         return state[layouts.zero, layouts.row]
     index, counts = stages.index[0], stages.counts[0]
     layers, short = counts.sum(axis=0), splits.account_for_embedding_in_pipeline_split
-    group = problem.run.micro_batch_group
+    group = splits.micro_batch_group
     flight = layers_in_flight(splits.schedule, splits.num_micro_batches, splits.pp, splits.vpp, layers, short, index, group)
     kept = over_kinds(counts[:, None], np.array([part.saved[:, key] for part in table.layers]))
     activations = flight / np.maximum(layers, 1) * kept + problem.framework.memory.runtime_bytes

@@ -99,7 +99,7 @@ def _hidden_exchange(terms: SplitTerms, layouts: Layouts, both: np.ndarray, run:
     """
     row, splits = layouts.row, terms.splits
     pp, vpp, m = splits.pp[row], splits.vpp[row], splits.num_micro_batches[row]
-    alone = unpaired_micro_batches(splits.schedule[row], pp, vpp, run.micro_batch_group)
+    alone = unpaired_micro_batches(splits.schedule[row], pp, vpp, splits.micro_batch_group[row])
     share = np.maximum(m - np.maximum(alone, 1), 0) / m
     splits_passes = run.delay_wgrad_compute | is_schedule(splits.schedule[row], *SPLIT_BACKWARD)
     together = np.where(splits_passes, terms.paired[:, 1, row], terms.paired[:, 0, row])

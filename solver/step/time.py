@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from solver.layers.program import LINEARS
+from solver.schedule.warm_up import group_of
 from solver.spec.framework import ASSUMED_LAUNCH, Framework
 from solver.spec.strategy import Strategy
 from solver.step.layouts import Layouts
@@ -154,7 +155,7 @@ def _synchronisation(
     one_bucket = 1 / np.where(of_units, units(problem, split, LINEARS)[row], messages)
     last_bucket = np.minimum(np.maximum(one_bucket, (embedding / parameters)[row]), 1.0)
     interleaved = (vpp > 1) & ~split.waves[row]
-    group = run.micro_batch_group or pp
+    group = group_of(pp, split.micro_batch_group[row])
     under = np.where(interleaved, group * backward * (vpp - 1) / vpp, backward * times)
     alone = np.where((zero == 2) & (pp > 1), 1.0, np.where(interleaved, 1.0 / vpp, last_bucket / times))
     if framework.data_parallel.shards_at_once:

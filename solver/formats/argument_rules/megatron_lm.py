@@ -20,6 +20,7 @@ from solver.spec.pipeline_layout import chunk_layers
 _START, _CONFIG, _PARALLEL = "validate_args in arguments.py", "transformer_config.py", "model_parallel_config.py"
 _STATE, _OPTIMIZER, _LAYOUT = "parallel_state.py", "optimizer_config.py", "pipeline_parallel_layer_layout.py"
 _SCHEDULES, _DISPATCH, _MOE = "schedules.py", "moe/token_dispatcher.py", "moe/moe_layer.py"
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 #: NCCL's algorithms that give the same sums in every run.
 ALGORITHMS = ("Tree", "Ring", "CollnetDirect", "CollnetChain", "^NVLS")
 
@@ -315,7 +316,18 @@ _EXPERTS = (
     Rule("multi-token prediction needs rotary positions or none", _START,
          lambda a: implies("mtp-num-layers" in a, a.text("position-embedding-type", "learned_absolute") in ("rope", "none"))),
 )  # fmt: skip
-RULES = (*_SIZES, *_PIPELINE, *_STATES, *_RECOMPUTATION, *_EXPERTS)
+_ENVIRONMENT = (
+    Rule("tp or cp above 1 need CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell", _START,
+         lambda a: _tp(a) * _cp(a) == 1 or not {"use-megatron-fsdp", "overlap-moe-expert-parallel-comm"}.isdisjoint(a)
+         or a.sets(_CONNECTIONS, "1")),
+    Rule("--use-megatron-fsdp needs CUDA_DEVICE_MAX_CONNECTIONS above 1", _START,
+         lambda a: implies("use-megatron-fsdp" in a, a.environment.get(_CONNECTIONS) != "1")),
+    Rule("--use-megatron-fsdp needs --ckpt-format fsdp_dtensor", _START,
+         lambda a: implies("use-megatron-fsdp" in a, a.text("ckpt-format", "torch_dist") == "fsdp_dtensor")),
+    Rule("--cuda-graph-scope full_iteration needs --no-check-for-nan-in-loss-and-grad", _START,
+         lambda a: implies("full_iteration" in a.text("cuda-graph-scope"), "no-check-for-nan-in-loss-and-grad" in a)),
+)  # fmt: skip
+RULES = (*_SIZES, *_PIPELINE, *_STATES, *_RECOMPUTATION, *_EXPERTS, *_ENVIRONMENT)
 #: What Megatron-Core itself checks, whoever starts it.
 CORE = tuple(rule for rule in RULES if rule.source != _START)
 #: Flag -> the first Megatron-Core whose configuration has it, where that is not 0.12.

@@ -42,6 +42,7 @@ def test_runs_that_were_measured_obey_the_rules(case: dict[str, Any]) -> None:
     given = {flag.lstrip("-"): value for flag, value in case["megatron_args"].items()}
     found = broken(megatron_lm.RULES, Arguments(given, case["run"]["world_size"]))
     assumed = case["megatron_args"].get("world-size-assumed", False)
+    found = tuple(rule for rule in found if "--ckpt-format" not in rule)  # arguments of checkpoints were not collected
     assert [rule for rule in found if not (assumed and rule.startswith("the ranks are a multiple"))] == []
     assert len(OWN) >= 88
 
@@ -103,12 +104,26 @@ LINEAR = {"experimental-attention-variant": "gated_delta_net", "linear-attention
         ({**LINEAR, "linear-num-key-heads": 3, "linear-num-value-heads": 6}, "linear attention needs cp 1"),
         ({**LINEAR, "deterministic-mode": True}, "linear attention excludes --deterministic-mode"),
         ({"attention-output-gate": True, "multi-latent-attention": True}, "--attention-output-gate excludes"),
+        ({"use-megatron-fsdp": True}, "--use-megatron-fsdp needs --ckpt-format fsdp_dtensor"),
+        ({"use-megatron-fsdp": True, "ckpt-format": "fsdp_dtensor"}, ""),
+        ({"cuda-graph-impl": "local", "cuda-graph-scope": "full_iteration"}, "needs --no-check-for-nan-in-loss-and-grad"),
     ],
 )  # fmt: skip
 def test_rules_of_megatron_by_hand(changes: dict[str, Any], says: str) -> None:
     given = {flag: value for flag, value in {**GOOD, **changes}.items() if value is not False}
     found = broken(megatron_lm.RULES, Arguments(given, 16))
     assert (len(found) == 0) if not says else any(says in rule for rule in found), found
+
+
+def test_rules_of_the_environment_by_hand() -> None:
+    def found(value: str, **flags: bool) -> str:
+        given = {**GOOD, **{flag.replace("_", "-"): on for flag, on in flags.items()}}
+        return " ".join(broken(megatron_lm.RULES, Arguments(given, 16, {"CUDA_DEVICE_MAX_CONNECTIONS": value})))
+
+    assert "tp or cp above 1 need CUDA_DEVICE_MAX_CONNECTIONS=1 before Blackwell" in found("8")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in found("1")
+    assert "--use-megatron-fsdp needs CUDA_DEVICE_MAX_CONNECTIONS above 1" in found("1", use_megatron_fsdp=True)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in found("8", use_megatron_fsdp=True)
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,17 @@ def test_megatron_fsdp_shards_what_the_stage_says(zero: int, strategy: str | Non
     assert read_yaml(text, Path("run.yaml"))["ddp"].get("data_parallel_sharding_strategy") == strategy
 
 
+def test_what_megatron_fsdp_writes_it_can_save(tmp_path: Path) -> None:
+    """Its checkpoints have a format of their own, which training/config.py asserts and recipes do not have."""
+    model = model_of("llama3_8b")
+    run = RUN.replace(zero=3)
+    text = exported(tmp_path / "run.yaml", model, run, 8)["run.yaml"]
+    assert "ckpt_format: fsdp_dtensor" in text and "average_in_collective: false" in text
+    said = "ddp.use_megatron_fsdp that saves or loads needs checkpoint.ckpt_format fsdp_dtensor"
+    assert not any(said in note for note in load(tmp_path, text, "llama3_8b").notes)
+    assert any(said in note for note in load(tmp_path, text.replace("fsdp_dtensor", "torch_dist"), "llama3_8b").notes)
+
+
 @pytest.mark.parametrize("release", ["megatron-bridge-25", "megatron-bridge-26"])
 def test_the_releases_before_are_written_too(release: str) -> None:
     assert exported(Path("a.yaml"), model_of("llama3_8b"), RUN.replace(framework=release), 8).keys() == {"a.yaml"}

@@ -17,7 +17,7 @@ from solver.schedule.op_orders import stage_order
 from solver.schedule.stages import micro_batches_in_flight
 from solver.search.search import search
 from solver.spec.feasibility import check_layout
-from solver.spec.strategy import groups_fit
+from solver.spec.strategy import groups_fit, smallest_group
 from solver.step.solutions import estimate_layouts
 
 
@@ -64,6 +64,22 @@ def test_a_search_deals_in_groups() -> None:
     found = estimate_layouts(problem(), layouts)
     fits = found.memory.device <= found.problem.cluster.memory_bytes
     assert search(problem(), 30).best.times.seconds[0] == pytest.approx(found.times.seconds[fits].min(), rel=1e-12)
+
+
+def test_a_search_tries_larger_groups_where_pp_does_not_divide_the_micro_batches() -> None:
+    """Of 16 micro batches groups of 3 leave one and of 4 none; some frameworks interleave multiples of pp only."""
+    assert [smallest_group(m, pp) for m, pp in ((16, 3), (16, 4), (32, 12), (100, 12), (5, 3), (2, 3))] == [4, 0, 16, 17, 5, 0]
+    model = TINY.replace(num_hidden_layers=12)
+    for framework, groups in (("megatron-core", {0, 4}), ("megatron-core-0.8", {0})):
+        one = make_problem(model, 24, toy_cost(), 512, framework=framework)
+        layouts = all_layouts(one, 64)
+        splits = layouts.splits
+        chosen = (splits.pp == 3) & (splits.num_micro_batches == 16) & (splits.dp == 4)
+        assert set(splits.micro_batch_group[chosen].tolist()) == groups
+        assert (splits.micro_batch_group[splits.vpp == 1] == 0).all()
+        assert (splits.vpp[chosen] > 1).any() == (4 in groups)
+        for row in np.flatnonzero(chosen[layouts.row])[:20]:
+            check_layout(one.model, one.cluster, layouts.strategy(int(row), one.run))
 
 
 @pytest.mark.parametrize(

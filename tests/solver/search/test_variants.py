@@ -95,6 +95,15 @@ def test_what_varies_nothing_is_refused(h100_model: CostModel, names: str, sente
         search_variants(problem_of(h100_model), 64, parse_demanded(names))
 
 
+def test_graphs_of_whole_layers_do_not_hold_experts_whose_rows_the_host_reads(h100_model: CostModel) -> None:
+    model = load_run_config("configs/models/qwen3_30b_a3b.json").model
+    problem = make_problem(model, 64, h100_model, 4096, framework="megatron-core")
+    found, _ = search_variants(problem, 512, ("cuda_graphs",), fixed={"tp": 1, "pp": 1, "ep": 8})
+    (best, without), (graphs, reason) = [(one.best, one.reason) for one in found]
+    assert best is not None and not best.layout.cuda_graphs and not without
+    assert graphs is None and "cuda_graphs of whole layers leaves out that no CUDA graph holds dropless experts" in reason
+
+
 def test_nothing_that_fits_is_an_error(h100_model: CostModel) -> None:
     small = cluster_of(DEVICES["h100_sxm"], {"memory_gib": 3})
     with pytest.raises(InputError, match="fits on 8 accelerators in none"):
