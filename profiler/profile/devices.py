@@ -30,8 +30,9 @@ _OPTIONAL = (
 _MAKERS = re.compile(r"nvidia|amd|instinct|tensor core|gpus?\b")  #: words of a device's name that tell no two apart
 #: What a narrower format is at least as fast as; these and fp32 are the formats that kernels are predicted in.
 _NARROWER = {"fp8": "bf16", "mxfp8": "bf16", "nvfp4": "fp8", "bf16": "tf32", "fp16": "tf32", "tf32": "fp32"}
-#: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room.
-_BALANCE = (5e-4, 5e-2)
+#: Between these lie the bytes per second of memory over the FLOP/s in 16 bits of every accelerator since 2017, with room: ten
+#: times the H20's above.
+_BALANCE = (5e-4, 0.3)
 #: TFLOP/s of a multiprocessor in 16 bits: from a tenth of the least of the shipped devices (H20) to ten times the most (GB200).
 _PER_UNIT = (0.19, 169)
 #: Least and most of a figure by its key; memory, network and host as in the bounds of cluster files.

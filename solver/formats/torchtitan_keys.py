@@ -62,7 +62,10 @@ _ESTIMATION = keys("enabled disable_fake_mode")
 _SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble"}
 _OFF = (False,)
 _COMMON: Described = {
-    "training.mixed_precision_reduce": (("float32",), "reduction in fewer bits"),
+    "training.mixed_precision_reduce": (
+        ("float32",),
+        "reduction in fewer bits, which torchtitan does not offer (job_config.py),",
+    ),
     "memory_estimation.enabled": (_OFF, "a run that only estimates"),
 }
 _LLAMA3 = {("llama3", "8B"): "llama3_8b", ("llama3", "70B"): "llama3_70b", ("llama3", "405B"): "llama3_405b"}

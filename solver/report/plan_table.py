@@ -74,10 +74,12 @@ def _fewest_gpus(found: Sequence[Training], days: float) -> str:
 
 def plan_table(found: Sequence[Training]) -> Table:
     """Return a row for each training; those on named machines have the name instead of all that interrupts them, and * marks
-    the Pareto front."""
+    the Pareto front. Sequences of a step are a column where they differ."""
     table, named = Table(), any(one.machine.name for one in found)
     pauses = ("trains",) if named else ("trains", "interrupted every", "checkpoint every")
     priced, powered = any(one.money is not None for one in found), any(one.energy_mwh is not None for one in found)
+    batches = [one.result.best.layouts.strategy(0, one.result.problem.run).global_batch_sequences for one in found]
+    several_batches = len(set(batches)) > 1
     for name in (
         *(["", "machine"] if named else []),
         "GPUs",
@@ -87,19 +89,21 @@ def plan_table(found: Sequence[Training]) -> Table:
         "GPU-hours",
         *(["money"] if priced else []),
         *(["MWh"] if powered else []),
+        *(["sequences"] if several_batches else []),
         "TGS",
         "GiB",
     ):
         table.add_column(name, justify="left" if name == "machine" else "right", no_wrap=True)
     table.add_column("layout")
     front = efficient(found)
-    for one in found:
+    for one, sequences in zip(found, batches, strict=True):
         low, middle, high = one.days
         table.add_row(
             *(["*" if one in front else "", one.machine.name] if named else []),
             f"{one.world_size:,}", f"{middle:.3g}", f"{low:.3g} - {high:.3g}", *_interruptions(one.goodput)[: len(pauses)],
             f"{one.gpu_hours:,.0f}", *([_number(one.money)] if priced else []),
-            *([_number(one.energy_mwh)] if powered else []), f"{one.result.best.tgs[0]:,.0f}",
+            *([_number(one.energy_mwh)] if powered else []), *([f"{sequences:,}"] if several_batches else []),
+            f"{one.result.best.tgs[0]:,.0f}",
             gibibytes(one.result.best.memory.device[0], one.result.best.verdict(0) == VERDICTS[0]),
             describe(one.result.best, 0),
         )  # fmt: skip
