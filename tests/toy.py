@@ -15,7 +15,7 @@ from predictor.cost_model import CostModel
 from predictor.estimate import Basis, Estimate
 from predictor.network.overlap import Contention
 from profiler.profile.profile import Device
-from solver.layers.program import LayerKeys
+from solver.layers.program import LayerKeys, LayerProgram
 from solver.search.space import cross, enumerate_splits
 from solver.spec.choices import TpMode
 from solver.spec.cluster import Cluster, cluster_of
@@ -161,3 +161,14 @@ def part(solutions: Solutions, name: str) -> np.ndarray:
     from solver.step.time import PARTS
 
     return solutions.times.parts[PARTS.index(name)]
+
+
+def dims_of(layer: LayerProgram, label: str) -> dict[str, float]:
+    """Return the dims of the op with a label, of a program of one key."""
+    (found,) = [op for op in layer.ops if op.label == label]
+    return {name: float(np.ravel(value)[0]) for name, value in found.dims.items()}
+
+
+def saved_bytes(layer: LayerProgram) -> dict[str, float]:
+    """Return the bytes of each saved tensor, of a program of one key."""
+    return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in layer.saved}

@@ -10,8 +10,9 @@ from solver.formats.bridge_names import BACKEND, BACKENDS, INVERTED, MOMENTS, OF
 from solver.formats.file_run import model_path
 from solver.formats.hugging_face_export import config_json
 from solver.formats.megatron_args import FRAMEWORK
-from solver.formats.megatron_export import megatron_arguments, plain
+from solver.formats.megatron_export import megatron_arguments
 from solver.formats.megatron_flags import SHARDING
+from solver.formats.megatron_layer_kinds import plain
 from solver.formats.torchrun import torchrun
 from solver.formats.yaml_text import write_yaml
 from solver.spec.dropout import applies_dropout

@@ -9,7 +9,7 @@ from typing import Any
 
 from profiler.errors import InputError
 from profiler.files import write_text
-from solver.formats import deepspeed_export, hugging_face_export, megatron_export, megatron_untimed, nanotron_export
+from solver.formats import deepspeed_export, hugging_face_export, megatron_layer_kinds, megatron_untimed, nanotron_export
 from solver.formats.accelerate_export import accelerate_files
 from solver.formats.bridge_export import bridge_files
 from solver.formats.config_file import read_source
@@ -68,7 +68,7 @@ KINDS = (
         "Megatron-Bridge's YAML",
         bridge_files,
         ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25"),
-        lambda model: frozenset() if megatron_export.plain(model) else hugging_face_export.CARRIED,
+        lambda model: frozenset() if megatron_layer_kinds.plain(model) else hugging_face_export.CARRIED,
     ),
     Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",), megatron_untimed.carried),
     Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),

@@ -8,7 +8,8 @@ from typing import Any
 from profiler.errors import InputError
 from solver.formats.hugging_face import model_of_config
 from solver.formats.untimed import stated
-from solver.spec.model import LINEAR_SIZES, ModelSpec
+from solver.spec.layer_types import LINEAR_SIZES
+from solver.spec.model import ModelSpec
 
 #: model_type -> class that transformers makes of it, in the order in which they are tried.
 _TYPES = {

@@ -7,23 +7,20 @@ until they are replaced.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from profiler.errors import InputError, require
 from solver.formats.argument_rules.megatron_lm import first_release
 from solver.formats.megatron_args import FRAMEWORK
-from solver.formats.megatron_flags import HYBRID_LAYERS, LINEAR, MAMBA, MAMBA_FIXED
+from solver.formats.megatron_flags import MAMBA_FIXED
+from solver.formats.megatron_layer_kinds import layer_kind_flags, listed, plain
 from solver.formats.megatron_precision import gradient_flags
 from solver.formats.megatron_script import HYBRID_PROGRAM, PROGRAM
 from solver.formats.megatron_untimed import untimed_flags
-from solver.formats.model_readers_hybrid import LETTERS
 from solver.formats.torchrun import torchrun
-from solver.formats.untimed import stated_number
 from solver.spec.dropout import applies_dropout
 from solver.spec.frameworks import known_framework
-from solver.spec.layer_kinds import has_experts, is_linear, window_of
+from solver.spec.layer_kinds import has_experts
 from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
@@ -107,15 +104,6 @@ def _quoted(name: str, value: str) -> str:
     return " ".join(map(shlex.quote, value.split())) if name.lstrip("-") in _SEVERAL else shlex.quote(value)
 
 
-def plain(model: ModelSpec) -> bool:
-    """Whether all layers attend to all tokens, without sinks, with one rotary embedding or none, and no gate is clamped or of
-    attention."""
-    return not (
-        model.sliding_window or model.attention_sinks or model.no_rope_layers or model.clamped_gate or model.scaled_rope
-        or model.has_linear_attention or model.attention_gate or model.has_state_space or model.one_block_layers
-    )  # fmt: skip
-
-
 def _connections(run: Strategy) -> int:
     """Return the queues of kernels on a device: one, which tensor and context parallelism need before Blackwell; an exchange of
     tokens beside another micro batch needs more (arguments.py)."""
@@ -174,7 +162,7 @@ def _model(model: ModelSpec, run: Strategy) -> Flags:
         "max-position-embeddings": model.position_rows or model.max_position_embeddings or run.seq_len,
         "qk-layernorm": model.qk_norm == "head" or latent,
         "tokenizer-type": "NullTokenizer", "vocab-size": model.vocab_size - 1, "mock-data": True,
-        "mtp-num-layers": model.num_nextn_predict_layers or None, **untimed_flags(model), **_kinds(model),
+        "mtp-num-layers": model.num_nextn_predict_layers or None, **untimed_flags(model), **layer_kind_flags(model),
     }  # fmt: skip
     if model.padded_vocab_size:
         flags["make-vocab-size-divisible-by"] = model.padded_vocab_size // run.tp
@@ -190,51 +178,6 @@ def _position(model: ModelSpec) -> str:
     return words.get(model.position, model.position)
 
 
-def _kinds(model: ModelSpec) -> Flags:
-    """Return windows, which the token itself is beside; sinks; layers without rotary embedding; and GPT-OSS's clamped gate,
-    which is a quick GELU (its alpha is 1.702) of up projections plus 1 (megatron/core/fusions/fused_bias_geglu.py)."""
-    layers = range(model.num_hidden_layers)
-    windows = [int(window_of(model, layer) > 0) for layer in layers]
-    limit = stated_number(model, "swiglu_limit") or 7.0
-    gate = {"quick-geglu": True, "activation-func-clamp-value": limit, "glu-linear-offset": 1.0} if model.clamped_gate else {}
-    return gate | {
-        "window-size": f"{model.sliding_window - 1},0" if any(windows) else None,
-        "window-attn-skip-freq": None if all(windows) or not any(windows) else _listed(windows),
-        "softmax-type": "learnable" if model.attention_sinks else None,
-        "no-rope-freq": _listed([1 - has for has in model.no_rope_layers]) if model.no_rope_layers else None,
-        "attention-output-gate": model.attention_gate,
-        **(_linear(model) if model.has_linear_attention else {}),
-        **(_hybrid(model) if model.one_block_layers else {}),
-    }
-
-
-def _hybrid(model: ModelSpec) -> Flags:
-    """Return which block each layer is, and the sizes of Mamba-2."""
-    letters = {kind: letter for letter, kind in LETTERS.items()}
-    sizes = {flag: getattr(model, key) for flag, (key, _) in MAMBA.items()} | {"mamba-num-heads": model.mamba_num_heads}
-    return {
-        "is-hybrid-model": True, "spec": HYBRID_LAYERS,
-        "hybrid-override-pattern": "".join(letters[kind] for kind in model.layer_types),
-        **(sizes if model.has_state_space else {}),
-    }  # fmt: skip
-
-
-def _linear(model: ModelSpec) -> Flags:
-    """Return the layers with linear attention, and its sizes."""
-    kinds = [int(is_linear(model, layer)) for layer in range(model.num_hidden_layers)]
-    every = kinds.index(0) + 1 if 0 in kinds else 0
-    regular = every > 1 and kinds == [int(n % every != 0) for n in range(1, len(kinds) + 1)]
-    return {
-        "experimental-attention-variant": "gated_delta_net", "linear-attention-freq": every if regular else _listed(kinds),
-        **{flag: getattr(model, key) for flag, (key, _) in LINEAR.items()},
-    }  # fmt: skip
-
-
-def _listed(pattern: Sequence[int]) -> str:
-    """Return a pattern of layers as a list expression, like ([0]*3+[1]*11)."""
-    return f"({'+'.join(f'[{kind}]*{len(list(same))}' for kind, same in groupby(pattern))})"
-
-
 def _experts(model: ModelSpec, run: Strategy) -> Flags:
     pattern = [int(has_experts(model, layer)) for layer in range(model.num_hidden_layers)]
     flags: Flags = {
@@ -242,7 +185,7 @@ def _experts(model: ModelSpec, run: Strategy) -> Flags:
         "moe-ffn-hidden-size": model.moe_intermediate_size,
         "moe-shared-expert-intermediate-size": model.shared_expert_intermediate_size or None,
         "moe-shared-expert-gate": model.shared_expert_gate,
-        "moe-layer-freq": None if all(pattern) or model.one_block_layers else _listed(pattern),
+        "moe-layer-freq": None if all(pattern) or model.one_block_layers else listed(pattern),
         "moe-router-score-function": model.router_score,
         "moe-router-enable-expert-bias": model.router_bias and not model.output_bias,  # beside which it is learned
         "moe-router-num-groups": model.router_groups or None, "moe-router-group-topk": model.router_topk_groups or None,

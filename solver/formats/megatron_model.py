@@ -15,7 +15,7 @@ from solver.formats.literal_python import read_assignments
 from solver.formats.megatron_flags import COUNTS, LATENT, LINEAR, MAMBA, MAMBA_FIXED
 from solver.formats.megatron_values import choice, whole
 from solver.formats.model_readers_hybrid import layers_of_pattern
-from solver.spec.model import LAYER_TYPES
+from solver.spec.layer_types import LAYER_TYPES
 
 #: Vocabulary of a tokenizer where --vocab-size does not state it. The SentencePiece model of Megatron-LM's own tests has 128k.
 TOKENIZERS = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "GPTSentencePieceTokenizer": 128000}

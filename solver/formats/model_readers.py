@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.errors import InputError, shown
-from solver.spec.model import LAYER_TYPES, MAX_LAYERS, REQUIRED
+from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.model import MAX_LAYERS, REQUIRED
 
 Values = dict[str, Any]
 #: Adds or changes what a plain table cannot say: (config, values so far, names of the keys it read).

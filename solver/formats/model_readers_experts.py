@@ -27,7 +27,7 @@ from solver.formats.model_readers import (
     size_of,
 )
 from solver.formats.model_readers_llama import read_qwen_window
-from solver.spec.model import LAYER_TYPES
+from solver.spec.layer_types import LAYER_TYPES
 
 _EXPERTS = ("num_experts", "num_experts_per_tok")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

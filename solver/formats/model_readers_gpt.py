@@ -16,7 +16,7 @@ from solver.formats.model_readers import (
     refuse_unless,
     size_of,
 )
-from solver.spec.model import LAYER_TYPES
+from solver.spec.layer_types import LAYER_TYPES
 
 
 def read_gpt2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from profiler.errors import InputError, shown
 from solver.formats.model_readers import NONE, Family, Values, read_flags, refuse_if_on, refuse_unless, size_of
 from solver.formats.model_readers_experts import read_router_groups
-from solver.spec.model import LAYER_TYPES, MLP_TYPES
+from solver.spec.layer_types import LAYER_TYPES, MLP_TYPES
 
 #: A letter of hybrid_override_pattern, as in Megatron-Core's mamba_hybrid_layer_allocation.py -> a layer.
 LETTERS: Mapping[str, str] = {"M": LAYER_TYPES[4], "*": LAYER_TYPES[0], "-": MLP_TYPES[0], "E": MLP_TYPES[1]}

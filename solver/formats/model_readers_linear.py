@@ -22,7 +22,7 @@ from solver.formats.model_readers import (
     size_of,
 )
 from solver.formats.model_readers_experts import read_qwen3_experts
-from solver.spec.model import LAYER_TYPES, LINEAR_SIZES
+from solver.spec.layer_types import LAYER_TYPES, LINEAR_SIZES
 
 #: Sizes that the config classes have where a config leaves them out.
 _DEFAULTS = dict(zip(LINEAR_SIZES, (16, 32, 128, 128, 4), strict=True))

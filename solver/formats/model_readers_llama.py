@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from solver.formats.model_readers import Values, biases, flag_of, layers_of, read_flags, read_window, refuse_unless, size_of
-from solver.spec.model import LAYER_TYPES
+from solver.spec.layer_types import LAYER_TYPES
 
 
 def read_smollm3(config: Mapping[str, Any], values: Values, read: set[str]) -> None:

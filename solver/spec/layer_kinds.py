@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.spec.model import LAYER_TYPES, MLP_TYPES, ModelSpec
+from solver.spec.layer_types import LAYER_TYPES, MLP_TYPES
+from solver.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)

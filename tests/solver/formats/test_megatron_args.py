@@ -15,7 +15,7 @@ from solver.formats.model_file import shipped_model
 from solver.report.validate import Prediction
 from solver.spec.cluster import cluster_of
 from solver.spec.layer_kinds import layer_kinds
-from solver.spec.model import LINEAR_SIZES
+from solver.spec.layer_types import LINEAR_SIZES
 from solver.spec.model_from_keys import model_from_keys
 from solver.spec.model_size import attention_linears, parameters
 from solver.spec.strategy import Strategy

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from toy import DEVICE, TINY, column, layer_keys, make_problem, run_of
+from toy import DEVICE, TINY, column, dims_of, layer_keys, make_problem, run_of, saved_bytes
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -18,7 +17,8 @@ from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.feasibility import check_framework, check_rules
 from solver.spec.layer_kinds import LayerKind, layer_kinds
-from solver.spec.model import LAYER_TYPES, ModelSpec
+from solver.spec.layer_types import LAYER_TYPES
+from solver.spec.model import ModelSpec
 from solver.spec.model_size import flops_per_token, layer_parameters, parameters
 from solver.spec.strategy import Strategy
 
@@ -36,28 +36,19 @@ def program(model: ModelSpec = LINEAR, mode: str = "msp", kind: LayerKind = KIND
     return layer_program(layer_keys(mode, **sizes), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
 
 
-def dims(layer: LayerProgram, label: str) -> dict[str, float]:
-    (found,) = [op for op in layer.ops if op.label == label]
-    return {name: float(np.ravel(value)[0]) for name, value in found.dims.items()}
-
-
-def saved(layer: LayerProgram) -> dict[str, float]:
-    return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in layer.saved}
-
-
 def test_a_layer_by_hand() -> None:
     layer = program()
     projected = 2 * KEYS + 2 * VALUES + 2 * HEADS  # q, k, v, the gate, and two rates a head
-    assert (dims(layer, "wqkv.forward")["n"], dims(layer, "wqkv.forward")["k"]) == (projected, HIDDEN)
-    assert (dims(layer, "wo.forward")["n"], dims(layer, "wo.forward")["k"]) == (HIDDEN, VALUES)
-    scan = dims(layer, "delta_rule.forward")
+    assert (dims_of(layer, "wqkv.forward")["n"], dims_of(layer, "wqkv.forward")["k"]) == (projected, HIDDEN)
+    assert (dims_of(layer, "wo.forward")["n"], dims_of(layer, "wo.forward")["k"]) == (HIDDEN, VALUES)
+    scan = dims_of(layer, "delta_rule.forward")
     assert (scan["batch"], scan["seq"], scan["heads"], scan["key_dim"], scan["value_dim"]) == (1, SEQ, HEADS, DIM, DIM)
     convolved = 2 * KEYS + VALUES
-    assert dims(layer, "conv.forward")["bytes"] == SEQ * convolved * 4
+    assert dims_of(layer, "conv.forward")["bytes"] == SEQ * convolved * 4
     # keys of 2 heads are read, those of 4 heads written; queries likewise
-    assert dims(layer, "qk.repeat.forward")["bytes"] == SEQ * (2 * KEYS + 2 * HEADS * DIM) * 2
+    assert dims_of(layer, "qk.repeat.forward")["bytes"] == SEQ * (2 * KEYS + 2 * HEADS * DIM) * 2
     assert not [op for op in layer.ops if op.kind == "flash_attn" or op.name == "rope"]
-    kept = saved(layer)
+    kept = saved_bytes(layer)
     assert kept["conv_input"] == SEQ * convolved * 2
     assert kept["linear_qkv"] == SEQ * (2 * KEYS + 2 * HEADS * DIM + VALUES) * 2
     assert kept["chunk_triangles"] == SEQ * HEADS * 64 * 2
@@ -70,10 +61,10 @@ def test_a_layer_by_hand() -> None:
 
 def test_tensor_parallelism_divides_all_but_the_norm() -> None:
     whole, half = program(), program(tp=2)
-    assert dims(half, "delta_rule.forward")["heads"] == HEADS / 2
-    assert dims(half, "conv.forward")["bytes"] == dims(whole, "conv.forward")["bytes"] / 2
+    assert dims_of(half, "delta_rule.forward")["heads"] == HEADS / 2
+    assert dims_of(half, "conv.forward")["bytes"] == dims_of(whole, "conv.forward")["bytes"] / 2
     for name in ("conv_input", "linear_qkv", "chunk_triangles", "context", "gate"):
-        assert saved(half)[name] == saved(whole)[name] / 2
+        assert saved_bytes(half)[name] == saved_bytes(whole)[name] / 2
     rest = DIM + 2 * HIDDEN  # of the norms
     assert half.weight_elements()[0] - rest == (whole.weight_elements()[0] - rest) / 2
 
@@ -90,10 +81,10 @@ def test_only_whole_layers_are_recomputed() -> None:
 def test_a_gate_of_softmax_attention_is_a_second_query_projection() -> None:
     gated, plain = (program(LINEAR.replace(attention_gate=gate), kind=LayerKind()) for gate in (True, False))
     width = LINEAR.num_attention_heads * LINEAR.head_dim
-    assert dims(gated, "wqkv.forward")["n"] - dims(plain, "wqkv.forward")["n"] == width
-    assert dims(gated, "gate.forward")["bytes"] == SEQ * width * 6
-    assert dims(gated, "gate.input_grad")["bytes"] == SEQ * width * 10
-    assert saved(gated).keys() - saved(plain).keys() == {"gate", "context_gated"}
+    assert dims_of(gated, "wqkv.forward")["n"] - dims_of(plain, "wqkv.forward")["n"] == width
+    assert dims_of(gated, "gate.forward")["bytes"] == SEQ * width * 6
+    assert dims_of(gated, "gate.input_grad")["bytes"] == SEQ * width * 10
+    assert saved_bytes(gated).keys() - saved_bytes(plain).keys() == {"gate", "context_gated"}
     assert gated.weight_elements()[0] - plain.weight_elements()[0] == HIDDEN * width
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from toy import DEVICE, TINY, layer_keys, make_problem, run_of
+from toy import DEVICE, TINY, dims_of, layer_keys, make_problem, run_of, saved_bytes
 
 from predictor.cost_model import CostModel
 from profiler.errors import InputError
@@ -42,29 +41,20 @@ def program(kind: LayerKind, model: ModelSpec = HYBRID, mode: str = "msp", **giv
     return layer_program(layer_keys(mode, **sizes), model, run_of(64, SEQ, **given), cluster_of(DEVICE), kind)
 
 
-def dims(layer: LayerProgram, label: str) -> dict[str, float]:
-    (found,) = [op for op in layer.ops if op.label == label]
-    return {name: float(np.ravel(value)[0]) for name, value in found.dims.items()}
-
-
-def saved(layer: LayerProgram) -> dict[str, float]:
-    return {tensor.name: float(np.ravel(tensor.bytes)[0]) for tensor in layer.saved}
-
-
 def test_a_layer_by_hand() -> None:
     layer, convolved = program(MAMBA), WIDTH + 2 * GROUPS * STATE
     projected = WIDTH + convolved + HEADS  # the gate, values, keys, queries, and a step a head
-    assert (dims(layer, "win.forward")["n"], dims(layer, "win.forward")["k"]) == (projected, HIDDEN)
-    assert (dims(layer, "wo.forward")["n"], dims(layer, "wo.forward")["k"]) == (HIDDEN, WIDTH)
-    scan = dims(layer, "state_space.forward")
+    assert (dims_of(layer, "win.forward")["n"], dims_of(layer, "win.forward")["k"]) == (projected, HIDDEN)
+    assert (dims_of(layer, "wo.forward")["n"], dims_of(layer, "wo.forward")["k"]) == (HIDDEN, WIDTH)
+    scan = dims_of(layer, "state_space.forward")
     assert [scan[name] for name in ("batch", "seq", "heads", "head_dim", "state_dim", "groups", "chunk", "backward")] == [
         1, SEQ, HEADS, 16, STATE, GROUPS, 128, 0
     ]  # fmt: skip
-    assert dims(layer, "conv.forward")["bytes"] == SEQ * convolved * 4
-    assert dims(layer, "conv.input_grad")["bytes"] == SEQ * convolved * 10  # forward again, and two read, one written
+    assert dims_of(layer, "conv.forward")["bytes"] == SEQ * convolved * 4
+    assert dims_of(layer, "conv.input_grad")["bytes"] == SEQ * convolved * 10  # forward again, and two read, one written
     assert not [op for op in layer.ops if op.module == "mlp" or op.kind == "flash_attn" or "norm2" in op.name]
     assert {op.name for op in layer.ops if op.module == "residual"} == {"residual1"}
-    kept = saved(layer)
+    kept = saved_bytes(layer)
     assert kept["layer_input"] == kept["norm1_output"] == SEQ * HIDDEN * 2
     assert kept["mamba_projected"] == SEQ * projected * 2
     assert kept["mamba_ungated"] == kept["mamba_context"] == kept["mamba_normed"] == SEQ * WIDTH * 2
@@ -77,20 +67,24 @@ def test_attention_and_mlp_in_layers_of_their_own_are_those_of_one_layer() -> No
     """But for what the second norm reads, which is the layer's own input there."""
     both, parts = program(LayerKind()), (program(ATTENTION), program(MLP))
     assert sorted(op.label for op in both.ops) == sorted(op.label for part in parts for op in part.ops)
-    for name, size in saved(both).items():
+    for name, size in saved_bytes(both).items():
         assert (
-            size == sum(saved(part).get(name, 0) for part in parts) / (2 if name == "layer_input" else 1) or name == "residual1"
+            size == sum(saved_bytes(part).get(name, 0) for part in parts) / (2 if name == "layer_input" else 1)
+            or name == "residual1"
         )
-    assert saved(both)["residual1"] == saved(parts[1])["layer_input"]
+    assert saved_bytes(both)["residual1"] == saved_bytes(parts[1])["layer_input"]
     plain = TINY.replace(position="none")
     assert both.weight_elements()[0] == sum(part.weight_elements()[0] for part in parts) == layer_parameters(plain, LayerKind())
 
 
 def test_tensor_parallelism_divides_all_but_the_norm_of_the_layer() -> None:
     whole, half = program(MAMBA), program(MAMBA, tp=2)
-    assert (dims(half, "state_space.forward")["heads"], dims(half, "state_space.forward")["groups"]) == (HEADS / 2, GROUPS / 2)
+    assert (dims_of(half, "state_space.forward")["heads"], dims_of(half, "state_space.forward")["groups"]) == (
+        HEADS / 2,
+        GROUPS / 2,
+    )
     for name in ("mamba_projected", "mamba_ungated", "mamba_context", "mamba_normed"):
-        assert saved(half)[name] == saved(whole)[name] / 2
+        assert saved_bytes(half)[name] == saved_bytes(whole)[name] / 2
     assert half.weight_elements()[0] - HIDDEN == (whole.weight_elements()[0] - HIDDEN) / 2
 
 
