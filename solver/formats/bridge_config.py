@@ -149,6 +149,9 @@ def _model(model: SectionReader) -> Flags:
     flags["attention-backend"] = _backend(model)
     if flags["num-query-groups"] not in (None, flags["num-attention-heads"]):
         flags["group-query-attention"] = True
+    hybrid = model.flag("is_hybrid_model", False)
+    if hybrid and _KEY_OF_A_MODEL in model and model.get("hybrid_override_pattern") is None:
+        raise model.wrong("hybrid_override_pattern", "stated, one letter a layer, because is_hybrid_model is true")
     if not model.flag("should_pad_vocab", _KEY_OF_A_MODEL not in model):
         flags["make-vocab-size-divisible-by"] = 1
     if flags["vocab-size"] is None and _KEY_OF_A_MODEL in model:

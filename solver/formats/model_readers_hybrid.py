@@ -1,7 +1,7 @@
 """Hybrids of Mamba-2, attention, MLPs and experts whose layers are one block each (Nemotron-H): what their config.json says.
 
 Source: configuration_nemotron_h.py and modeling_nemotron_h.py of nvidia/Nemotron-H-8B-Base-8K, as remembered; the parameters
-of tests/data/checkpoints.json check it. Attention has no rotary embedding there.
+of two published checkpoints check it. Attention has no rotary embedding there.
 """
 
 from __future__ import annotations

@@ -107,6 +107,12 @@ def test_defaults_of_other_models_say_nothing(tmp_path: Path) -> None:
     assert config.assumed == ("world_size",)
 
 
+def test_hybrid_models_say_which_layer_is_which(tmp_path: Path) -> None:
+    text = CONTAINER + SMALL + OF_THE_MODEL.replace("is_hybrid_model: false", "is_hybrid_model: true") + MODEL
+    with pytest.raises(InputError, match=r"hybrid_override_pattern is missing; it must be stated, one letter a layer"):
+        load(tmp_path, text)
+
+
 def test_samples_are_as_long_as_the_data_says(tmp_path: Path) -> None:
     longer = load(tmp_path, CONTAINER + SMALL + OF_THE_MODEL + MODEL.replace("seq_length: 1024", "seq_length: 131072"))
     assert longer.seq_len == 1024

@@ -43,7 +43,6 @@ def test_the_checkpoints_cover_the_families() -> None:
         "grok-1",
         "kimi_k2",
         "minicpm3",
-        "nemotron_h",
         "qwen3_5_text",
         "qwen3_5_moe_text",
     }  # to some digits, in other tests
