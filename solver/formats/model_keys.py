@@ -75,7 +75,8 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _NORMS: Mapping[str, tuple[object, ...] | None] = {"use_qk_norm": (True,)}  #: of q and k, which these families have
 #: By model_type: keys of its own that change nothing, with these values (None: any).
 _OF_FAMILY: Mapping[str, Mapping[str, tuple[object, ...] | None]] = {
-    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "olmo2", "olmo3", "olmoe", "dots1"), _NORMS),
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text", "olmo2", "olmo3", "olmoe", "dots1"), _NORMS),
+    "bailing_moe_v2": {"use_rmsnorm": (True,)},
     "falcon": {"ff_factor": (4,)},
     "cohere2": {"layer_switch": None},
     "gpt_bigcode": dict.fromkeys(_words("inference_runner pad_key_length pre_allocate_kv_cache validate_runner_input")),

@@ -29,7 +29,7 @@ from solver.formats.model_readers import (
 from solver.formats.model_readers_llama import read_qwen_window
 from solver.spec.layer_types import LAYER_TYPES
 
-_EXPERTS = ("num_experts", "num_experts_per_tok")
+EXPERTS = ("num_experts", "num_experts_per_tok")
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 #: How DeepSeek's routers choose: (only from some groups, with a bias that balances the load).
 _TOPK_METHODS = {"greedy": (False, False), "group_limited_greedy": (True, False), "noaux_tc": (True, True)}
@@ -214,10 +214,10 @@ _DEEPSEEK = {**_ROUTED, **_same("moe_layer_freq", *_LATENT)}
 _DEEPSEEK_V3 = Family(
     fixed={**LLAMA, **NONE},
     keys={**_DEEPSEEK, **_same("num_nextn_predict_layers")},
-    needed=(*_EXPERTS, "kv_lora_rank"),
+    needed=(*EXPERTS, "kv_lora_rank"),
     special=_deepseek("sigmoid", "noaux_tc"),
 )
-_QWEN_KEYS = _same(*_EXPERTS, "moe_intermediate_size")
+_QWEN_KEYS = _same(*EXPERTS, "moe_intermediate_size")
 
 FAMILIES: Mapping[str, Family] = {
     "dbrx": Family(
@@ -233,14 +233,14 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v2": Family(
         fixed={**LLAMA, **NONE},
         keys=_DEEPSEEK,
-        needed=(*_EXPERTS, "kv_lora_rank"),
+        needed=(*EXPERTS, "kv_lora_rank"),
         special=_deepseek("softmax", "greedy"),
     ),
     "deepseek_v3": _DEEPSEEK_V3,
     "dots1": Family(
         fixed={**LLAMA, **NONE, "qk_norm": "head", "router_score": "sigmoid", "router_bias": True},
         keys=_ROUTED,
-        needed=_EXPERTS,
+        needed=EXPERTS,
         special=read_dots,
     ),
     "ernie4_5_moe": Family(
@@ -252,26 +252,26 @@ FAMILIES: Mapping[str, Family] = {
             "moe_num_shared_experts": "n_shared_experts",
             **_same("moe_intermediate_size"),
         },
-        needed=_EXPERTS,
+        needed=EXPERTS,
         special=read_ernie_experts,
     ),
     "glm4_moe": Family(
         fixed={**LLAMA, **NONE, "router_score": "sigmoid", "router_bias": True},
         keys={**_ROUTED, **_same("num_nextn_predict_layers")},
-        needed=_EXPERTS,
+        needed=EXPERTS,
         special=read_glm_experts,
     ),
     "gpt_oss": Family(
         fixed={**LLAMA, **ALL, "router_bias": True, "attention_sinks": True},
         keys={**_same("num_experts"), "experts_per_token": "num_experts_per_tok", **_LOCAL},
-        needed=_EXPERTS,
+        needed=EXPERTS,
         special=read_gpt_oss,
     ),
     "grok-1": Family(
         fixed={**LLAMA, **NONE, "norms_per_layer": 4},
         tied=True,
-        keys={**_LOCAL, **_same(*_EXPERTS)},
-        needed=_EXPERTS,
+        keys={**_LOCAL, **_same(*EXPERTS)},
+        needed=EXPERTS,
         special=read_grok,
     ),
     "kimi_k2": _DEEPSEEK_V3,
@@ -285,22 +285,22 @@ FAMILIES: Mapping[str, Family] = {
             "num_experts_per_tok": 1,
             "attention_chunk_size": 8192,
         },
-        needed=_EXPERTS,
+        needed=EXPERTS,
         special=read_llama4,
     ),
     "minicpm3": Family(
         fixed={**LLAMA, **NONE}, tied=True, keys=_same(*_LATENT), needed=("kv_lora_rank",), special=read_minicpm3
     ),
-    "mixtral": Family(fixed={**LLAMA, **NONE}, keys=_LOCAL, needed=_EXPERTS, special=read_mixtral),
-    "olmoe": Family(fixed={**LLAMA, "qk_norm": "all"}, keys=_same(*_EXPERTS), needed=_EXPERTS, special=read_olmoe),
-    "phimoe": Family(fixed={**LLAMA, "norm": "layernorm"}, keys=_LOCAL, needed=_EXPERTS, special=read_phimoe),
+    "mixtral": Family(fixed={**LLAMA, **NONE}, keys=_LOCAL, needed=EXPERTS, special=read_mixtral),
+    "olmoe": Family(fixed={**LLAMA, "qk_norm": "all"}, keys=_same(*EXPERTS), needed=EXPERTS, special=read_olmoe),
+    "phimoe": Family(fixed={**LLAMA, "norm": "layernorm"}, keys=_LOCAL, needed=EXPERTS, special=read_phimoe),
     "qwen2_moe": Family(
         fixed={**LLAMA, "shared_expert_gate": True},
         keys={**_QWEN_KEYS, **_same("shared_expert_intermediate_size")},
-        needed=_EXPERTS,
+        needed=EXPERTS,
         special=read_qwen2_experts,
     ),
     "qwen3_moe": Family(
-        fixed={**LLAMA, "qk_norm": "head"}, keys={**_QWEN_KEYS, **_LOCAL}, needed=_EXPERTS, special=read_qwen3_experts
+        fixed={**LLAMA, "qk_norm": "head"}, keys={**_QWEN_KEYS, **_LOCAL}, needed=EXPERTS, special=read_qwen3_experts
     ),
 }

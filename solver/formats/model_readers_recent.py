@@ -1,16 +1,31 @@
-"""Dense families of 2025: what their config.json files say, and the text parts of Qwen's vision-language models.
+"""Families of 2025: what their config.json files say, and the text parts of Qwen's vision-language models.
 
-Source: the modeling and configuration files of transformers 4.57.1, as read; the parameter counts in
-tests/data/checkpoints.json are those of its own models, built without weights. A vision tower is no part of a model here.
+Source: the modeling and configuration files of transformers 4.57.1, as read, and for bailing_moe_v2 (Ling and Ring 2.0) those
+of inclusionAI/Ling-V2; the parameter counts in tests/data/checkpoints.json are those of transformers' own models, built without
+weights, or of the model cards. A vision tower is no part of a model here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from profiler.errors import InputError
-from solver.formats.model_readers import LLAMA, Family, Values, biases, class_of, flag_of, read_window, refuse_if_on
+from solver.formats import model_readers_experts
+from solver.formats.model_readers import (
+    LLAMA,
+    Family,
+    Values,
+    biases,
+    class_of,
+    flag_of,
+    read_window,
+    refuse_if_on,
+    refuse_unless,
+    size_of,
+)
+from solver.formats.model_readers_experts import EXPERTS, read_router_groups
 from solver.formats.model_readers_llama import read_qwen, read_qwen3
 
 
@@ -56,9 +71,37 @@ def read_qwen2_vl_text(config: Mapping[str, Any], values: Values, read: set[str]
     read_qwen({"max_window_layers": 80, **config}, values, read)
 
 
+def read_bailing(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read Ling and Ring 2.0: sigmoid scores with a bias that balances the load, groups of experts, norms of q and k."""
+    values |= biases(qkv_bias=flag_of(config, "use_qkv_bias"), output_bias=flag_of(config, "use_bias"))
+    values["qk_norm"] = "head" if flag_of(config, "use_qk_norm", True) else "none"
+    values["router_bias"] = flag_of(config, "moe_router_enable_expert_bias", True)
+    read_router_groups(config, values, read)
+    width = size_of(config, "moe_intermediate_size", 0) * size_of(config, "num_shared_experts", 0, least=0)
+    shared = {"moe_shared_expert_intermediate_size": (width, values["moe_intermediate_size"])}
+    refuse_unless(config, read, {"score_function": ("sigmoid",), **shared})
+    read |= {"use_qkv_bias", "use_bias", "use_qk_norm", "moe_router_enable_expert_bias", "router_type"}
+
+
 _QWEN2_VL = Family(fixed=LLAMA, special=read_qwen2_vl_text, class_defaults=class_of(152064, 8192, 29568, 80, 64, 8, 32768))
 
+_QWEN3_VL_MOE = {
+    **class_of(151936, 2048, 5632, 24, 16, 16, 128000),
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+}
+
 FAMILIES: Mapping[str, Family] = {
+    "bailing_moe_v2": Family(
+        fixed={**LLAMA, "router_score": "sigmoid"},
+        keys={
+            **{key: key for key in (*EXPERTS, "moe_intermediate_size", "first_k_dense_replace", "num_nextn_predict_layers")},
+            "num_shared_experts": "n_shared_experts",
+        },
+        needed=(*EXPERTS, "first_k_dense_replace", "n_shared_experts"),
+        special=read_bailing,
+    ),
     "ernie4_5": Family(fixed=LLAMA, tied=True, special=read_ernie),
     "hunyuan_v1_dense": Family(fixed={**LLAMA, "qk_norm": "head"}, special=read_hunyuan),
     "olmo3": Family(fixed={**LLAMA, "qk_norm": "all"}, special=read_olmo3),
@@ -69,5 +112,6 @@ FAMILIES: Mapping[str, Family] = {
         special=read_qwen3,
         class_defaults=class_of(151936, 4096, 22016, 32, 32, 32, 128000),
     ),
+    "qwen3_vl_moe_text": dataclasses.replace(model_readers_experts.FAMILIES["qwen3_moe"], class_defaults=_QWEN3_VL_MOE),
     "seed_oss": Family(fixed=LLAMA, special=read_seed_oss),
 }

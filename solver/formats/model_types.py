@@ -165,6 +165,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3NextForCausalLM": "qwen3_next",
+    "BailingMoeV2ForCausalLM": "bailing_moe_v2",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "GemmaForCausalLM": "gemma",
@@ -206,5 +207,5 @@ UNDESCRIBED = _names(
     "internvl jetmoe lfm2 lfm2_moe llama4 llava llava_next longcat_flash mega ministral ministral3 mistral3 mllama moshi "
     "mpnet mvp nanochat olmo_hybrid open-llama openai-gpt ovis2 paligemma persimmon phi4_multimodal pixtral pvt qwen "
     "qwen2_5_omni qwen2_audio qwen2_vl qwen2_vl_text qwen3_5 qwen3_5_moe qwen3_omni_moe qwen3_vl qwen3_vl_moe "
-    "qwen3_vl_moe_text shieldgemma2 smolvlm t5gemma transfo-xl vaultgemma voxtral xglm xlm xlnet xlstm yolos"
+    "shieldgemma2 smolvlm t5gemma transfo-xl vaultgemma voxtral xglm xlm xlnet xlstm yolos"
 )

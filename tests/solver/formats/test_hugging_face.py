@@ -38,6 +38,7 @@ def test_the_checkpoints_cover_the_families() -> None:
     configs = [checkpoint["config"] for checkpoint in CHECKPOINTS]
     covered = {config.get("text_config", config)["model_type"] for config in configs}
     announced_only = {
+        "bailing_moe_v2",
         "ernie4_5_moe",
         "glm4_moe",
         "grok-1",
@@ -47,7 +48,58 @@ def test_the_checkpoints_cover_the_families() -> None:
         "qwen3_5_moe_text",
     }  # to some digits, in other tests
     without_a_figure = {"codegen", "cohere2", "glm", "glm4", "granite", "minicpm", "nemotron"}
-    assert set(FAMILIES) - covered == announced_only | without_a_figure
+    as_another = {"qwen3_vl_moe_text"}  # as the family of the same shapes, below
+    assert set(FAMILIES) - covered == announced_only | without_a_figure | as_another
+
+
+LING_MINI: dict[str, Any] = {
+    "model_type": "bailing_moe_v2", "hidden_size": 2048, "intermediate_size": 5120, "num_hidden_layers": 20,
+    "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 157184, "tie_word_embeddings": False,
+    "max_position_embeddings": 32768, "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "n_group": 8,
+    "topk_group": 4, "moe_intermediate_size": 512, "moe_shared_expert_intermediate_size": 512, "first_k_dense_replace": 1,
+    "use_qk_norm": True, "use_bias": False, "use_qkv_bias": False, "use_rmsnorm": True, "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 0, "router_dtype": "fp32",
+    "partial_rotary_factor": 0.5, "rope_theta": 600000, "norm_topk_prob": True,
+}  # fmt: skip
+
+
+def test_ling_has_the_parameters_announced() -> None:
+    """Announced are 16.26 B with 1.43 B active (Ling-mini-2.0) and 103 B with 6.1 B (Ling-flash-2.0, counted 6.15)."""
+    flash = LING_MINI | {
+        "hidden_size": 4096, "intermediate_size": 9216, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "moe_intermediate_size": 1024, "moe_shared_expert_intermediate_size": 1024,
+    }  # fmt: skip
+    for config, total, active in ((LING_MINI, 16.26, 1.43), (flash, 102.9, 6.15)):
+        model = read(config)
+        assert parameters(model) / 1e9 == pytest.approx(total, abs=0.05 if total > 100 else 0.005)
+        assert parameters(model, active=True) / 1e9 == pytest.approx(active, abs=0.05 if active > 5 else 0.005)
+        assert unread_keys(config) == []
+    assert read(LING_MINI).router_topk_groups == 4 and read(LING_MINI).router_score == "sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"score_function": "softmax"}, "score_function is softmax, which is not modelled"),
+        ({"moe_shared_expert_intermediate_size": 1024}, "moe_shared_expert_intermediate_size is 1024, which is not modelled"),
+        ({"num_shared_experts": None}, "the model needs 'num_shared_experts'"),
+        ({"use_rmsnorm": False}, "use_rmsnorm of bailing_moe_v2 is not modelled"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank of bailing_moe_v2 is not modelled"),
+        ({"layer_group_size": 5}, "layer_group_size of bailing_moe_v2 is not modelled"),
+    ],
+)
+def test_what_ling_does_not_do_is_refused(other: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(LING_MINI | other)
+
+
+def test_the_language_model_of_qwen3_vl_is_qwen3() -> None:
+    shapes = next(c["config"] for c in CHECKPOINTS if c["name"] == "Qwen3-30B-A3B")
+    text = shapes | {"model_type": "qwen3_vl_moe_text", "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]}}
+    whole = {"model_type": "qwen3_vl_moe", "text_config": text, "vision_config": {"depth": 27}}
+    assert read(whole) == read(shapes)
+    later = {key: value for key, value in text.items() if key != "num_experts"} | {"num_local_experts": 128}
+    assert read(whole | {"text_config": later}) == read(shapes)
 
 
 def test_sequences_beyond_the_context_are_refused_where_a_problem_is_made() -> None:
@@ -341,8 +393,8 @@ def test_what_an_approximation_leaves_out_is_printed(tmp_path: Path, capsys: pyt
     assert "not read from the config: some_new_flag" in printed
 
 
-@pytest.mark.parametrize("called", ["qwen4", "glm5_moe", "llama5", "deepseek_v4", "qwen3_vl_moe", "mistral3", "llava", "glm4v",
-                                    "ministral", "phi5", "ernie4_5_vl_moe", "xlm"])  # fmt: skip
+@pytest.mark.parametrize("called", ["qwen4", "glm5_moe", "llama5", "deepseek_v4", "qwen3_omni_moe", "mistral3", "llava",
+                                    "glm4v", "ministral", "phi5", "ernie4_5_vl_moe", "xlm"])  # fmt: skip
 def test_another_family_or_version_is_no_misspelling(called: str) -> None:
     with pytest.raises(InputError) as error:
         read(LLAMA | {"model_type": called})
