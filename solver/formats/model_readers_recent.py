@@ -1,8 +1,8 @@
 """Families of 2025: what their config.json files say, and the text parts of Qwen's vision-language models.
 
-Source: the modeling and configuration files of transformers 4.57.1, as read, and for bailing_moe_v2 (Ling and Ring 2.0) those
-of inclusionAI/Ling-V2; the parameter counts in tests/data/checkpoints.json are those of transformers' own models, built without
-weights, or of the model cards. A vision tower is no part of a model here.
+Source: the modeling and configuration files of transformers 4.57.1, as read; for bailing_moe_v2 (Ling and Ring 2.0) those of
+inclusionAI/Ling-V2, for minimax_m2 what other implementations say of it. Parameter counts in tests/data/checkpoints.json are
+those of transformers' own models, built without weights. A vision tower is no part of a model here.
 """
 
 from __future__ import annotations
@@ -83,6 +83,27 @@ def read_bailing(config: Mapping[str, Any], values: Values, read: set[str]) -> N
     read |= {"use_qkv_bias", "use_bias", "use_qk_norm", "moe_router_enable_expert_bias", "router_type"}
 
 
+def read_minimax_m2(config: Mapping[str, Any], values: Values, read: set[str]) -> None:
+    """Read MiniMax-M2: softmax attention in all layers, one norm over all heads of q and one of k, experts in every layer.
+
+    Its published weights hold no modules of multi-token prediction, though its configs announce some.
+    """
+    values["moe_intermediate_size"] = config["intermediate_size"]
+    values["qk_norm"] = "all" if flag_of(config, "use_qk_norm") else "none"
+    values["router_bias"] = flag_of(config, "use_routing_bias")
+    if flag_of(config, "use_mtp") and size_of(config, "num_mtp_modules", 0, least=0):
+        raise InputError(
+            f"use_mtp is on, but the {config['num_mtp_modules']} modules of multi-token prediction are neither published nor "
+            "described; set it to false to estimate the model without them"
+        )
+    kinds = config.get("attn_type_list") or []
+    if any(kind != 1 for kind in kinds):
+        raise InputError("attn_type_list has layers of another kind than 1 (softmax attention), which are not modelled")
+    refuse_unless(config, read, {"qk_norm_type": ("per_layer",), "scoring_func": ("sigmoid",)})
+    refuse_if_on(config, read, "shared_intermediate_size")
+    read |= {"use_qk_norm", "use_routing_bias", "use_mtp", "num_mtp_modules", "mtp_transformer_layers", "attn_type_list"}
+
+
 _QWEN2_VL = Family(fixed=LLAMA, special=read_qwen2_vl_text, class_defaults=class_of(152064, 8192, 29568, 80, 64, 8, 32768))
 
 _QWEN3_VL_MOE = {
@@ -104,6 +125,12 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "ernie4_5": Family(fixed=LLAMA, tied=True, special=read_ernie),
     "hunyuan_v1_dense": Family(fixed={**LLAMA, "qk_norm": "head"}, special=read_hunyuan),
+    "minimax_m2": Family(
+        fixed={**LLAMA, **biases(), "router_score": "sigmoid"},
+        keys={"num_local_experts": "num_experts", "num_experts_per_tok": "num_experts_per_tok"},
+        needed=EXPERTS,
+        special=read_minimax_m2,
+    ),
     "olmo3": Family(fixed={**LLAMA, "qk_norm": "all"}, special=read_olmo3),
     "qwen2_5_vl": _QWEN2_VL,  # its first configs state the text model without a section of its own
     "qwen2_5_vl_text": _QWEN2_VL,
