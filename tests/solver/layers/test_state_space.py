@@ -52,6 +52,7 @@ def test_a_layer_by_hand() -> None:
     ]  # fmt: skip
     assert dims_of(layer, "conv.forward")["bytes"] == SEQ * convolved * 4
     assert dims_of(layer, "conv.input_grad")["bytes"] == SEQ * convolved * 10  # forward again, and two read, one written
+    assert {op.module for op in layer.ops if op.stream == "compute"} == {"mamba", "norm", "residual"}
     assert not [op for op in layer.ops if op.module == "mlp" or op.kind == "flash_attn" or "norm2" in op.name]
     assert {op.name for op in layer.ops if op.module == "residual"} == {"residual1"}
     kept = saved_bytes(layer)
