@@ -18,7 +18,7 @@ from solver.spec.cluster import Placement, placement
 LINEAR, GROUPED_LINEAR, FLASH_ATTN, MEMORY_BOUND = "linear", "grouped_linear", "flash_attn", "memory_bound"
 CHUNK_SCAN = "chunk_scan"  #: the gated delta rule of linear attention
 STATE_SPACE = "state_space"  #: Mamba-2's kernels between its convolution and its norm
-ATTENTION = "attention"  #: module of the ops between the norm and the residual
+ATTENTION, MAMBA = "attention", "mamba"  #: modules of the ops between the norm and the residual
 DISPATCH, COMBINE = "dispatch", "combine"  #: exchange of an expert group by kernels of its own (DeepEP, hybrid-EP)
 COMPUTE = "compute"  #: stream of kernels; the other streams are process groups: tp, cp, wp, ep
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = "forward", "input_grad", "weight_grad"

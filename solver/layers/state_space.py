@@ -12,11 +12,10 @@ import numpy as np
 
 from solver.layers.norm import norm_passes
 from solver.layers.ops import column_linears, memory_bound, row_linear
-from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, OTHERS, STATE_SPACE, Array, Op, Saved, Weight
+from solver.layers.program import FORWARD, INPUT_GRAD, LINEARS, MAMBA, OTHERS, STATE_SPACE, Array, Op, Saved, Weight
 from solver.layers.shapes import Shapes
 from solver.spec.recipes import FP32
 
-MODULE = "mamba"  #: of all ops between the norm and the residual
 #: Kernels that the host launches each way: the state-space kernels (predictor.kernels.state_space), the fp32 decays and biases
 #: before them, and sums over heads of the gradients of decay, bias and skip after them.
 SCAN_LAUNCHES = (9, 22)
@@ -28,13 +27,13 @@ def state_space_ops(shapes: Shapes) -> list[Op]:
     convolved = shapes.tokens * _convolved(shapes)
     several = shapes.keys.micro_batch_size > 1  # tokens of one sequence already lie one after the other
     return [
-        *column_linears(shapes, MODULE, shapes.model.hidden_size, {"win": _projected(shapes)}),
-        *memory_bound("mamba.input", MODULE, "copy", shapes.tokens * _projected(shapes) * several, 2 * e, 2 * e),
-        *memory_bound("conv", MODULE, "act", convolved, 2 * e, 5 * e),  # backward it runs again
+        *column_linears(shapes, MAMBA, shapes.model.hidden_size, {"win": _projected(shapes)}),
+        *memory_bound("mamba.input", MAMBA, "copy", shapes.tokens * _projected(shapes) * several, 2 * e, 2 * e),
+        *memory_bound("conv", MAMBA, "act", convolved, 2 * e, 5 * e),  # backward it runs again
         *_scan(shapes),
-        *memory_bound("mamba.output", MODULE, "copy", elements * several, 2 * e, 2 * e),
-        *norm_passes(shapes, "out_norm", MODULE, elements),
-        *row_linear(shapes, "wo", MODULE, shapes.model.hidden_size, _values(shapes)),
+        *memory_bound("mamba.output", MAMBA, "copy", elements * several, 2 * e, 2 * e),
+        *norm_passes(shapes, "out_norm", MAMBA, elements),
+        *row_linear(shapes, "wo", MAMBA, shapes.model.hidden_size, _values(shapes)),
     ]
 
 
@@ -60,7 +59,7 @@ def _scan(shapes: Shapes) -> list[Op]:
         "head_dim": model.mamba_head_dim, "state_dim": model.mamba_state_dim,
         "groups": model.mamba_num_groups // shapes.split, "chunk": model.mamba_chunk_size,
     }  # fmt: skip
-    forward = Op("state_space", MODULE, STATE_SPACE, FORWARD, {**dims, "backward": False}, launches=SCAN_LAUNCHES[0])
+    forward = Op("state_space", MAMBA, STATE_SPACE, FORWARD, {**dims, "backward": False}, launches=SCAN_LAUNCHES[0])
     backward = {**dims, "backward": True}
     return [forward, replace(forward, phase=INPUT_GRAD, dims=backward, launches=SCAN_LAUNCHES[1])]
 

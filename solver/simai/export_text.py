@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from solver.layers.program import WEIGHT_GRAD
+from solver.layers.program import ATTENTION, MAMBA, WEIGHT_GRAD
 from solver.simai.pieces import Piece
 from solver.simai.stage_work import StageWork, Work, split_blocks
 from solver.simai.step_work import StepWork
@@ -83,7 +83,7 @@ def _rows(work: Work) -> Iterator[Row]:
 def _names(pieces: Sequence[Piece]) -> tuple[str, ...]:
     """Return AICB's names for the rows of a block: one for a single row, or of the first and of the others."""
     modules = {piece.module for piece in pieces}
-    if "attention" in modules:
+    if modules & {ATTENTION, MAMBA}:
         return "attention_layer", "attention_column", "attention_row"
     return ("mlp_moelayer",) if modules & set(_EXPERTS) else ("mlp_layer", "mlp_column", "mlp_row")
 

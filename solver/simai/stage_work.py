@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.errors import InputError
-from solver.layers.program import COMPUTE, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Op
+from solver.layers.program import ATTENTION, COMPUTE, FORWARD, INPUT_GRAD, WEIGHT_GRAD, Op
 from solver.schedule.kinds import part_of
 from solver.simai.pieces import Piece, piece_of
 from solver.simai.step_work import sharded_messages
@@ -181,7 +181,7 @@ def split_blocks(pieces: Sequence[Piece], backward: bool) -> tuple[tuple[Piece, 
     """Return the pieces of a layer that are of its attention block, and those of its MLP or experts."""
     ends = [i for i, piece in enumerate(pieces) if piece.name == _END_OF_ATTENTION]
     if not ends:
-        inside = [i for i, piece in enumerate(pieces) if piece.module == "attention"]
+        inside = [i for i, piece in enumerate(pieces) if piece.module == ATTENTION]
         ends = [min(inside) if backward else max(inside)] if inside else []
     if not ends:
         return (), tuple(pieces)

@@ -57,15 +57,19 @@ def compute_seconds(text: TextWorkload, table: CsvWorkload) -> tuple[float, floa
     return sum(row.compute for row in text.rows) / 1e9, sum(items) / 1e9
 
 
+def assert_all_compute_is_there(text: TextWorkload, table: CsvWorkload, solutions: Solutions) -> None:
+    predicted = times(solutions)
+    expected = predicted["compute"] + predicted["gradient_accumulation"] + predicted["optimizer"]
+    norm = sum(piece.ns for piece in step_work(solutions, 0).other) / 1e9  # an all-reduce, not compute
+    assert compute_seconds(text, table) == (pytest.approx(expected - norm, rel=1e-6), pytest.approx(expected - norm, rel=1e-6))
+
+
 DENSE = {"tp": 2, "tp_mode": "msp", "dp": 8, "num_micro_batches": 3}
 
 
 def test_compute_of_both_formats_is_the_predicted_compute_of_the_step() -> None:
     text, table, solutions = exported("llama2_7b", **DENSE)
-    predicted = times(solutions)
-    expected = predicted["compute"] + predicted["gradient_accumulation"] + predicted["optimizer"]
-    norm = sum(piece.ns for piece in step_work(solutions, 0).other) / 1e9  # an all-reduce, not compute
-    assert compute_seconds(text, table) == (pytest.approx(expected - norm, rel=1e-6), pytest.approx(expected - norm, rel=1e-6))
+    assert_all_compute_is_there(text, table, solutions)
 
 
 def test_sequence_parallel_layers_gather_and_scatter_the_activation_in_both_directions() -> None:
@@ -100,6 +104,14 @@ def test_gemms_of_a_layer_have_the_gate_the_attention_core_and_the_head() -> Non
     backward = Counter(item.stage for item in table.items if item.stage.startswith("backward") and item.kind == "computation")
     assert backward["backward.attention.wqkv"] == 2 * 3 * 32 and backward["backward.attention.attention"] == 4 * 3 * 32
     assert backward["backward.mlp.w13"] == backward["backward.mlp.w2"] == 2 * 3 * 32 and backward["backward.head.vocab"] == 6
+
+
+def test_layers_of_one_block_are_attention_or_mlp() -> None:
+    """Nemotron-H-8B has 24 layers of Mamba-2, 4 of attention and 24 MLPs."""
+    text, table, solutions = exported("nemotron_h_8b", dp=16, num_micro_batches=3)
+    rows = Counter(row.name for row in text.rows)
+    assert (rows["attention_layer"], rows["mlp_layer"]) == (3 * 28, 3 * 24)
+    assert_all_compute_is_there(text, table, solutions)
 
 
 def test_data_parallel_messages_are_of_the_parameters_of_a_rank() -> None:
