@@ -27,7 +27,7 @@ from solver.spec.expert_rules import (
     experts_divide,
     experts_run,
     heads_divide_by_cp,
-    mode_runs,
+    mode_broken,
     overlap_runs,
 )
 from solver.spec.feasibility import check_world
@@ -167,7 +167,7 @@ def _modes_that_run(problem: Problem, tp: int, cp: int, rejected: Counter[str]) 
         modes -= {TpMode.ISP}
     return [
         mode for mode in can_run.tp_modes or (TpMode.MTP,)
-        if mode in modes and mode_runs(problem.model, mode.name.lower(), tp)
+        if mode in modes and not mode_broken(problem.model, mode.name.lower(), tp)
         and tensor_overlap_runs(problem.framework, run, mode.name.lower(), tp)
     ]  # fmt: skip
 

@@ -51,17 +51,19 @@ def heads_divide_by_cp(model: ModelSpec, run: Strategy, tp: int, cp: int) -> boo
     return cp == 1 or (cp % shared == 0 and divide)
 
 
-def mode_runs(model: ModelSpec, tp_mode: str, tp: int) -> bool:
-    """Whether a tensor-parallel mode is described for the model.
+def mode_broken(model: ModelSpec, tp_mode: str, tp: int) -> str:
+    """Return why a tensor-parallel mode does not run the model, or "".
 
     Experts need the sequence split (Megatron-Core asserts it); neither they nor latent or linear attention, nor Mamba-2, are
     described under ISP.
     """
     special = model.is_mixture_of_experts or model.has_latent_attention or model.has_linear_attention or model.attention_gate
     special = special or model.has_state_space or model.one_block_layers
-    if tp_mode == "isp":
-        return not special
-    return tp == 1 or tp_mode != "mtp" or not model.is_mixture_of_experts
+    if tp_mode == "isp" and special:
+        return "tp_mode isp is not described with experts, latent, linear or gated attention, or Mamba-2; msp is"
+    if tp > 1 and tp_mode == "mtp" and model.is_mixture_of_experts:
+        return f"experts with tp {tp} need the sequence split too, as tp_mode msp does (sequence parallelism)"
+    return ""
 
 
 def fused_experts_broken(can_run: CanRun, model: ModelSpec, run: Strategy) -> str:

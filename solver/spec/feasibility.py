@@ -28,7 +28,7 @@ from solver.spec.expert_rules import (
     experts_run,
     fused_experts_broken,
     heads_divide_by_cp,
-    mode_runs,
+    mode_broken,
     overlap_runs,
     predicted_beside,
 )
@@ -294,7 +294,7 @@ def _heads_undivided(model: ModelSpec, s: Strategy) -> str:
 def check_rules(model: ModelSpec, s: Strategy) -> None:
     """Raise InputError with the first rule of its model and its framework that a layout breaks, on whatever cluster."""
     split = 1 if s.tp_mode == "mtp" else s.tp
-    unmet = exchange_broken(model, s) if s.cp > 1 else ""
+    unmet, unrun = exchange_broken(model, s) if s.cp > 1 else "", mode_broken(model, s.tp_mode, s.tp)
     rules = (
         (heads_divide(model, s.tp), f"tp {s.tp} does not divide the model's heads and MLP width"),
         (sequence_divides(s.seq_len, s.cp, split), _undivided(s, split)),
@@ -305,7 +305,7 @@ def check_rules(model: ModelSpec, s: Strategy) -> None:
         *offload_rules(model, s),
         *attention_rules(framework_for(s.framework, model), s),
         (not s.offload_layers or (s.pp == 1 and s.recompute == "none"), LAYERS_ALONE),
-        (mode_runs(model, s.tp_mode, s.tp), f"tp_mode {s.tp_mode} with tp {s.tp} is not described for {model.name}"),
+        (not unrun, unrun),
         (not unmet, f"cp {s.cp} by {s.cp_comm} does not work {unmet}"),
     )
     require(rules)

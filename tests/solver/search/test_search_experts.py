@@ -252,7 +252,7 @@ def test_rings_do_not_pass_windows(h100_model: CostModel) -> None:
     ("layout", "message"),
     [
         ({"ep": 5, "dp": 15, "world_size": 15}, "do not divide 12 experts"),
-        ({"tp": 2, "tp_mode": "mtp", "dp": 8}, "tp_mode mtp with tp 2 is not described"),
+        ({"tp": 2, "tp_mode": "mtp", "dp": 8}, "experts with tp 2 need the sequence split too"),
         ({"framework": "megatron-core-0.8", "moe_dispatcher": "deepep"}, "does not offer moe_dispatcher deepep"),
         ({"framework": "fsdp", "zero": 3}, "fsdp is not described with mixtures of experts"),
         (
