@@ -27,8 +27,8 @@ _OPTIONS = {
     "config": "config", "model_size": "model_size", "profile": "profile", "as": "as_device", "cluster": "cluster",
     "framework": "framework", "seq_len": "seq_len", "world_size": "world_size", "global_batch_size": "global_batch_size",
 }  # fmt: skip
-#: The one replaces the other.
-_REPLACES = {"config": "model_size", "model_size": "config", "profile": "pre_profiling_data_path"}
+#: What a side names replaces these options; a profile is taken as it was measured, unless the side says ``as`` too.
+_REPLACES = {"config": ("model_size",), "model_size": ("config",), "profile": ("pre_profiling_data_path", "as_device")}
 _NUMBERS = ("seq_len", "world_size", "global_batch_size")
 _OF_RECOMPUTE = ("recompute", "recompute_layers", "recompute_modules", "recompute_stage_layers")
 _AS_STATED = "."
@@ -120,13 +120,13 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
     check_fixed(axes)
     if {"num_micro_batches", "global_batch_size"} <= axes.keys() | said.keys():
         raise InputError("num_micro_batches and global_batch_size both state the batch; give one")
+    for option in (name for word in said for name in _REPLACES.get(word, ())):
+        setattr(options, option, None)
     for word in [word for word in said if word in _OPTIONS]:
         value = said.pop(word)
         if word in _NUMBERS:
             whole_number(word, value)
         setattr(options, _OPTIONS[word], Path(str(value)) if word == "config" else value if word in _NUMBERS else str(value))
-        if word in _REPLACES:
-            setattr(options, _REPLACES[word], None)
     unknown = next((name for name in said if name not in Strategy.__dataclass_fields__), None)
     if unknown is not None:
         words = ", ".join((*_OPTIONS, *AXES))

@@ -72,6 +72,16 @@ def test_sides_are_what_predict_says(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert own["sides"][0]["faster_than_first"] is None
 
 
+def test_a_side_with_a_profile_is_not_rescaled_unless_it_says_so(tmp_path: Path) -> None:
+    words = ("--config", CONFIG, "--world_size", "16")
+    sides = (".", "profile=h200_sxm", "profile=h200_sxm,as=b300")
+    found = run("compare", *words, "--as", "gb200", *sides, at=tmp_path)["sides"]
+    options = (("--as", "gb200"), ("--profile", "h200_sxm"), ("--profile", "h200_sxm", "--as", "b300"))
+    alone = [run("predict", *words, *more, at=tmp_path)["best"][0] for more in options]
+    assert [one["best"][0]["step_s"] for one in found] == [one["step_s"] for one in alone]
+    assert len({one["step_s"] for one in alone}) == 3
+
+
 def test_a_side_has_the_gpus_that_its_config_states(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     run("search", "--model_size", "llama3_8b", "--framework", "megatron-core", "--world_size", "64", "--export", str(script),
