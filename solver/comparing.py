@@ -120,6 +120,8 @@ def _otherwise(args: argparse.Namespace, text: str) -> tuple[argparse.Namespace,
     check_fixed(axes)
     if {"num_micro_batches", "global_batch_size"} <= axes.keys() | said.keys():
         raise InputError("num_micro_batches and global_batch_size both state the batch; give one")
+    if {"config", "model_size"} <= said.keys():
+        raise InputError("config and model_size both state the model; give one")
     for option in (name for word in said for name in _REPLACES.get(word, ())):
         setattr(options, option, None)
     for word in [word for word in said if word in _OPTIONS]:

@@ -150,6 +150,7 @@ def test_a_side_names_an_axis_and_what_needs_it(tmp_path: Path) -> None:
         ([".", "missing.py"], "side missing.py: missing.py: no such file"),
         ([".", "tp=2,tp=4"], "give each name once"),
         ([".", "num_micro_batches=2,global_batch_size=65536"], "both state the batch; give one"),
+        ([".", "config=a.py,model_size=7"], "both state the model; give one"),
     ],
 )
 def test_wrong_sides_are_refused(sides: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
