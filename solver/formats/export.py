@@ -38,7 +38,7 @@ class Kind:
     """A kind of file.
 
     what: as messages name it. frameworks: the releases that it is written for. carried: the keys of a model's config.json that
-    it holds though no time depends on them.
+    it holds though no time depends on them. windows: it states windows of attention.
     """
 
     ending: str
@@ -46,6 +46,7 @@ class Kind:
     write: Writer
     frameworks: tuple[str, ...]
     carried: Callable[[ModelSpec], frozenset[str]] = lambda _: frozenset()
+    windows: bool = False
 
 
 def _of_hugging_face(_: ModelSpec) -> frozenset[str]:
@@ -53,7 +54,7 @@ def _of_hugging_face(_: ModelSpec) -> frozenset[str]:
 
 
 KINDS = (
-    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), megatron_untimed.carried),
+    Kind(".sh", "a script of Megatron-LM", megatron_files, ("megatron-core-0.12",), megatron_untimed.carried, windows=True),
     Kind(".json", "SimuMax's strategy", simumax_files, ("megatron-core-0.12",)),
     Kind(".py", "InternEvo's configuration", internevo_files, ("internevo-2024",)),
     Kind(
@@ -69,10 +70,18 @@ KINDS = (
         bridge_files,
         ("megatron-bridge-26.06", "megatron-bridge-26", "megatron-bridge-25"),
         lambda model: frozenset() if megatron_layer_kinds.plain(model) else hugging_face_export.CARRIED,
+        windows=True,
     ),
-    Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",), megatron_untimed.carried),
+    Kind(".yaml", "Primus's YAML", primus_files, ("primus-2026",), megatron_untimed.carried, windows=True),
     Kind(".yaml", "NeMo 1's YAML", nemo_files, ("nemo-24",)),
-    Kind(".yaml", "accelerate's YAML", accelerate_files, ("fsdp", "torchtitan-2025-06", "pytorch-ddp"), _of_hugging_face),
+    Kind(
+        ".yaml",
+        "accelerate's YAML",
+        accelerate_files,
+        ("fsdp", "torchtitan-2025-06", "pytorch-ddp"),
+        _of_hugging_face,
+        windows=True,
+    ),
     Kind(".json", "DeepSpeed's JSON", deepspeed_files, ("megatron-deepspeed",), deepspeed_export.carried),
     Kind(".yaml", "nanotron's YAML", nanotron_files, ("nanotron",), lambda _: nanotron_export.CARRIED),
 )
@@ -114,6 +123,8 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     to a reader is another layout, and for what the framework does not run.
     """
     kind = _kind(path, run)
+    note = not_held(path, model, run)
+    model = model.replace(sliding_window=0) if _leaves_window_out(kind, model, run) else model
     texts = kind.write(model, run, gpus_per_node, path.stem)
     read = read_source(Source(path, texts[path.name], texts.get))
     refuse_other_model(model, read.model, run.tp, kind.what)
@@ -121,14 +132,23 @@ def exported(path: Path, model: ModelSpec, run: Strategy, gpus_per_node: int) ->
     check_framework(model, run)
     for rule in read.refusals:
         raise InputError(f"{kind.what} for this layout would be refused by its framework: {rule}")
-    note = not_held(path, model, run)
     return {name: with_note(name, text, note) for name, text in texts.items()}
 
 
 def not_held(path: Path, model: ModelSpec, run: Strategy) -> str:
-    """Return a sentence on what the model's config.json says and the files do not hold, since no time depends on it; or ""."""
-    others = left_out(model, _kind(path, run).carried(model))
-    return f"{model.name}'s config.json also says {others}: add it before you train" if others else ""
+    """Return what of the model the files do not hold, since no time of this run depends on it, in a sentence each; or ""."""
+    kind = _kind(path, run)
+    others = left_out(model, kind.carried(model))
+    said = [f"{model.name}'s config.json also says {others}: add it before you train"] if others else []
+    if _leaves_window_out(kind, model, run):
+        said.append(f"the window of {model.sliding_window} tokens is left out: no sequence of {run.seq_len} is longer")
+    return "; ".join(said)
+
+
+def _leaves_window_out(kind: Kind, model: ModelSpec, run: Strategy) -> bool:
+    """Whether a file that states no windows is right without the model's, as no sequence goes beyond it."""
+    plain = not (model.layer_types or model.sliding_window_every)
+    return plain and not kind.windows and model.sliding_window >= run.seq_len > 0
 
 
 def not_expressed(model: ModelSpec, run: Strategy, gpus_per_node: int) -> str:

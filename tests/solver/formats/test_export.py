@@ -150,6 +150,17 @@ def test_what_no_time_depends_on_is_written_or_named(
     assert plain == model and hash(plain) == hash(model), "no prediction depends on it"
 
 
+def test_a_window_that_no_sequence_fills_is_left_out_by_files_without_windows(tmp_path: Path) -> None:
+    model = model_of("mistral_7b")
+    run = next(iter(layouts_of(model, "nanotron", 1))).replace(seq_len=4096)
+    text = exported(tmp_path / "run.yaml", model, run, 8)["run.yaml"]
+    assert "# the window of 4096 tokens is left out: no sequence of 4096 is longer\n" in text
+    with pytest.raises(InputError, match="nanotron's YAML has no place for sliding_window 4096"):
+        exported(tmp_path / "run.yaml", model, run.replace(seq_len=8192), 8)
+    script = exported(tmp_path / "run.sh", model, next(iter(layouts_of(model, "megatron-core", 1))), 8)["run.sh"]
+    assert "--window-size" in script and "left out" not in script
+
+
 def test_a_value_that_is_no_number_is_said_in_a_sentence(tmp_path: Path) -> None:
     model = model_of_config({**LLAMA_3_1, "rope_theta": "large"}, "llama")
     run = next(iter(layouts_of(model, "megatron-core", 1)))
