@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 
+from solver.formats.shell_cases import begin_case, ends_clause, next_clause
 from solver.formats.shell_conditions import compared, condition
 from solver.formats.shell_tokens import tokens_of
 from solver.formats.shell_values import (
@@ -35,8 +36,7 @@ _CHANGING = ("unset", "read", "let", "mapfile", "readarray", "eval")  #: command
 _ASKING = ("grep", "egrep", "fgrep", "diff", "cmp", "pgrep", "which", "command", "type", "hash", "ping", "mountpoint")
 _SOURCING = ("source", ".")
 _PRINTING = ("echo", "printf")  #: commands that only show their words
-_BLOCKS = ("for", "while", "until", "case")
-_KEYWORDS = (*_BLOCKS, "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
+_KEYWORDS = ("for", "while", "until", "case", "if", "then", "elif", "else", "fi", "do", "done", "esac", "{", "}")
 _SEPARATORS = (";", "\n", "&", "&&", "|", "||")
 _DEEPEST = 100  #: blocks within each other
 
@@ -72,7 +72,7 @@ def read_shell(text: str, known: Mapping[str, str] | None = None) -> Shell:
             at = _calculated(state, tokens, at - 1)
         elif starts and token == "function":
             at += 1  # its name, behind which its body begins
-        elif token in ("(", ")"):  # of a function's head, a pattern of case, a subshell: what follows is a command
+        elif token in ("(", ")"):  # of a function's head, a subshell: what follows is a command
             _bracket(state, token, starts)
             starts = True
         elif starts and token in _SOURCING:
@@ -130,7 +130,7 @@ def _bracket(state: State, token: str, starts: bool) -> None:
         if len(state.subshells) > _DEEPEST:
             raise ValueError("subshells are nested too deeply")
         state.subshells.append((depth, (dict(state.variables), dict(state.environment)) if starts else None))
-    elif state.subshells and state.subshells[-1][0] == depth:  # otherwise of a pattern of case
+    elif state.subshells and state.subshells[-1][0] == depth:
         before = state.subshells.pop()[1]
         state.variables, state.environment = before or (state.variables, state.environment)
 
@@ -175,6 +175,8 @@ def _control(state: State, token: str, tokens: Sequence[str], at: int) -> int:
         state.chained = state.succeeded if token == "&&" else not_of(state.succeeded)
         return at
     state.chained, state.succeeded, state.tested = True, True, frozenset()
+    if ends_clause(state, tokens, at):
+        return next_clause(state, tokens, at)
     if token in ("if", "elif"):
         end = next((i for i in range(at, len(tokens)) if tokens[i] == "then"), len(tokens))
         used: set[str] = set()
@@ -193,8 +195,8 @@ def _control(state: State, token: str, tokens: Sequence[str], at: int) -> int:
         return end
     elif token == "for":
         return _loop(state, tokens, at)
-    elif token in _BLOCKS:
-        state.branches.append(Branch())
+    elif token == "case":
+        return begin_case(state, tokens, at)
     elif token == "{":  # a function's body runs when it is called; other braces run now
         head = [word for word in tokens[max(at - 6, 0) : at - 1] if word != "\n"]
         name = head[-3] if head[-2:] == ["(", ")"] and len(head) > 2 else head[-1] if head[-2:-1] == ["function"] else ""

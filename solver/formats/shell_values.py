@@ -29,11 +29,13 @@ class Word:
 
 @dataclass(frozen=True)
 class Branch:
-    """Of an if, or of a loop. earlier: whether one before it ran. defaults: of the environment, which decided."""
+    """Of an if, of a loop, or of a case. earlier: whether one before it ran. defaults: of the environment, which decided.
+    subject: the word of the case."""
 
     runs: bool | None = None
     earlier: bool | None = None
     defaults: frozenset[str] = frozenset()
+    subject: Word | None = None
 
 
 @dataclass

@@ -60,6 +60,7 @@ def test_the_environment_is_what_the_script_sets_and_not_what_it_mentions(script
         ("TP=2\nwhile [[ $# -gt 0 ]]; do\ncase $1 in\n--tp) TP=$2; shift 2;;\nesac\ndone", 2),
         ("TP=4; ( case x in\n a) TP=2 ;;\n esac\n TP=8 )", 4),
         ("TP=4\n( TP=2; echo hi )", 4),
+        ("SIZE=${1:-70b}\ncase $SIZE in\n  7b) TP=1 ;;\n  70b) TP=4 ;;\n  *) echo no; exit 1 ;;\nesac", 4),
         ("export A=1 TP=4\r", 4),
     ],
 )

@@ -96,7 +96,19 @@ def test_the_words_are_those_that_bash_passes(tmp_path: Path) -> None:
         ("A=1; [ -f x ] && A=2; run $A", "run $A ;"),
         ("[ 1 -eq 2 ] && run a || run b", "run b ;"),
         ("cd x && run $((1 + 1)) || exit 1", "cd x ; run 2 ;"),
-        ("A=1; case $M in\n 7b) A=2 ;;\nesac; run $A", "$M in ; 7b ; run $A ;"),
+        ("A=1; case $M in\n 7b) A=2 ;;\nesac; run $A", "run $A ;"),  # M is the environment's
+        ("M=7b; case $M in\n 7b) A=2 ;;\n*) A=1;;\nesac; run $A", "run 2 ;"),
+        ("M=7b; case $M\nin (13b | 70b) A=2 ;;\n(*) A=1\nesac; run $A", "run 1 ;"),
+        ("M=7b; case $M in 13b|7b) A=2; run a;; 7*) A=1; run b;; esac; run $A", "run a ; run 2 ;"),  # the first that matches
+        ("M=70b; case $M in 7b) A=2;; 7?b) A=1;; esac; run $A", "run 1 ;"),
+        ("A=3; case x in y) A=1;; esac; run $A", "run 3 ;"),
+        ("A=3; case x in esac; run $A", "run 3 ;"),
+        ("case x in $Y) A=1;; x) A=2;; esac; run $A", "run $A ;"),
+        ("case $M in *) A=2;; esac; run $A", "run 2 ;"),
+        ("case x in x) A=1;& y) A=2;; esac; run $A", "run $A ;"),  # goes on
+        ("case x in x) A=1;;& *) A=2;; esac; run $A", "run $A ;"),
+        ("case x in\nx) case y in z) A=1;; y) A=2;; esac;;\n*) A=3;; esac; run $A", "run 2 ;"),
+        ("case x in x) if [ 1 -eq 1 ]; then A=1; else A=2; fi;; esac; run $A", "run 1 ;"),
         ("A=2\nbig() {\n A=8\n}\nrun $A", "big ; run $A ;"),
         ("A=2\ncat > x <<EOF\nA=8 don't\nEOF\nrun $A", "cat ; run 2 ;"),
         ("run x#1 $A1 # no", "run x#1 $A1 ;"),
