@@ -20,7 +20,7 @@ def plain(model: ModelSpec) -> bool:
     attention."""
     return not (
         model.sliding_window or model.attention_sinks or model.no_rope_layers or model.clamped_gate or model.scaled_rope
-        or model.has_linear_attention or model.attention_gate or model.has_state_space or model.one_block_layers
+        or model.has_linear_attention or model.attention_gate or model.is_hybrid
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def read_nemotron_h(config: Mapping[str, Any], values: Values, read: set[str]) -
     experts = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
     if MLP_TYPES[1] in kinds:
         values |= {"router_score": "sigmoid", "router_bias": True}
-        read_router_groups({**config, "n_group": size_of(config, "n_group", 1)}, values, read)
+        read_router_groups(config, values, read)
     else:
         values |= dict.fromkeys(experts, 0)
     read_flags(config, values, read)

@@ -25,7 +25,7 @@ def begin_case(state: State, tokens: Sequence[str], at: int) -> int:
 def ends_clause(state: State, tokens: Sequence[str], at: int) -> bool:
     """Whether the separator before ``at`` is the first of ;; or ;& of a clause of a case."""
     inside = bool(state.branches) and state.branches[-1].subject is not None
-    return inside and tokens[at - 1] == ";" and tokens[at : at + 1] in ([";"], ["&"], [";&"])
+    return inside and tokens[at - 1] == ";" and tokens[at : at + 1] in ([";"], ["&"])
 
 
 def next_clause(state: State, tokens: Sequence[str], at: int) -> int:
@@ -34,8 +34,8 @@ def next_clause(state: State, tokens: Sequence[str], at: int) -> int:
     while tokens[at : at + 1] in ([";"], ["&"]):
         at += 1
     at = _enter(state, before, tokens, at)
-    if falls and state.branches[-1].runs is not None:  # into the next clause, or on to further patterns
-        state.branches[-1] = replace(state.branches[-1], runs=None if before.runs is not False else state.branches[-1].runs)
+    if falls and before.runs is not False:  # into the next clause, or on to further patterns
+        state.branches[-1] = replace(state.branches[-1], runs=None)
     return at
 
 

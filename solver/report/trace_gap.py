@@ -84,9 +84,9 @@ def _part(part: str, kind: str) -> str:
         return COMMUNICATION
     if part == "optimizer":
         return OPTIMIZER
-    return {LINEAR: GEMM, GROUPED_LINEAR: GEMM, FLASH_ATTN: ATTENTION, CHUNK_SCAN: ATTENTION, STATE_SPACE: ATTENTION}.get(
-        kind, MEMORY
-    )
+    if kind in (FLASH_ATTN, CHUNK_SCAN, STATE_SPACE):
+        return ATTENTION
+    return GEMM if kind in (LINEAR, GROUPED_LINEAR) else MEMORY
 
 
 def _largest(trace: Trace, here: np.ndarray) -> tuple[tuple[str, str, float], ...]:

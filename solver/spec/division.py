@@ -7,7 +7,7 @@ from solver.spec.framework import Framework
 from solver.spec.layer_kinds import dense_layers
 from solver.spec.linear_rules import linear_divides
 from solver.spec.model import ModelSpec
-from solver.spec.state_space_rules import is_hybrid, state_space_divides
+from solver.spec.state_space_rules import state_space_divides
 from solver.spec.strategy import Strategy
 
 #: Fewest tokens of one sequence per rank: a smaller share is not worth a split (kernels would be all launch time).
@@ -55,10 +55,10 @@ def context_runs(can_run: CanRun, model: ModelSpec, cp: int) -> bool:
     """Whether the framework divides the sequences of this model: not everywhere where it predicts several tokens, and nowhere
     with linear attention or Mamba-2."""
     predicts = can_run.predicts_with_context or not model.num_nextn_predict_layers
-    return cp == 1 or (predicts and not (model.has_linear_attention or is_hybrid(model)))
+    return cp == 1 or (predicts and not (model.has_linear_attention or model.is_hybrid))
 
 
 def not_divided(model: ModelSpec) -> str:
     """Return in words what keeps the sequences of a model whole where context_runs says so."""
     mamba = "Mamba-2" if model.has_state_space else "layers of one block"
-    return mamba if is_hybrid(model) else "linear attention" if model.has_linear_attention else "multi-token prediction"
+    return mamba if model.is_hybrid else "linear attention" if model.has_linear_attention else "multi-token prediction"

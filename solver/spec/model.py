@@ -132,6 +132,11 @@ class ModelSpec:
         return LAYER_TYPES[4] in self.layer_types
 
     @property
+    def is_hybrid(self) -> bool:
+        """Whether it has layers that are no pair of softmax or linear attention and MLP."""
+        return self.has_state_space or self.one_block_layers
+
+    @property
     def mamba_width(self) -> int:
         """Width of all values of one token in a layer with Mamba-2."""
         return self.mamba_num_heads * self.mamba_head_dim

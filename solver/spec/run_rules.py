@@ -177,9 +177,9 @@ def check_run(framework: Framework, model: ModelSpec, run: Strategy) -> None:
     check_deferral(framework, run)
     check_linear(framework, model, run)
     check_state_space(framework, model, run)
-    for what in graphs_left_out(model, run):
+    if what := graphs_left_out(model, run):
         instead = "cuda_graph_modules attn+moe_router, a moe_capacity_factor or moe_dispatcher hybridep"
-        raise InputError(f"cuda_graphs of whole layers leaves out {what}; state {instead}")
+        raise InputError(f"cuda_graphs of whole layers leaves out {what[0]}; state {instead}")
     _check_graphs(framework, model, run)
     if broken := fused_experts_broken(framework.can_run, model, run):
         raise InputError(broken)

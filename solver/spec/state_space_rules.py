@@ -16,14 +16,9 @@ from solver.spec.model import ModelSpec
 from solver.spec.strategy import Strategy
 
 
-def is_hybrid(model: ModelSpec) -> bool:
-    """Whether a model has layers that are no pair of attention and MLP."""
-    return model.has_state_space or model.one_block_layers
-
-
 def framework_for(name: str, model: ModelSpec) -> Framework:
     """Return the framework that a run names, with what it runs of this model."""
-    return _of_hybrids(name) if is_hybrid(model) else framework_of(name)
+    return _of_hybrids(name) if model.is_hybrid else framework_of(name)
 
 
 @cache
@@ -41,7 +36,7 @@ def _of_hybrids(name: str) -> Framework:
 
 def state_space_rules(framework: Framework, model: ModelSpec, s: Strategy) -> tuple[tuple[bool, str], ...]:
     """Return (holds, what is broken) for a run; nothing for models without such layers."""
-    if not is_hybrid(model):
+    if not model.is_hybrid:
         return ()
     what = f"Mamba-2 or layers of one block, which {model.name} has,"
     described = framework.can_run.state_space
