@@ -18,7 +18,7 @@ def begin_case(state: State, tokens: Sequence[str], at: int) -> int:
     while tokens[word : word + 1] == ["\n"]:
         word += 1
     if tokens[word : word + 1] != ["in"]:
-        raise ValueError("a case has no in behind its word")
+        raise ValueError("a case statement has no 'in' after its word")
     return _enter(state, Branch(earlier=False, subject=expanded_word(state, tokens[at])), tokens, word + 1)
 
 

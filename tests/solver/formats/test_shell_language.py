@@ -86,6 +86,7 @@ def test_variables_that_only_a_run_of_the_script_would_show_are_refused(script: 
 @pytest.mark.parametrize(
     ("behind", "sentence"),
     [
+        ("\ncase $X\nfoo\nesac", "a case statement has no 'in' after its word"),
         (" \\ \n --tensor-model-parallel-size 4", "a blank stands behind a backslash"),
         (" --tensor-model-parallel-size 2 --sequence-parallel false", "--sequence-parallel takes no value"),
     ],
