@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from predictor.estimate import Basis, Estimate
+from predictor.kernels.attn_physics import mean_keys
 from predictor.kernels.block_scaled import block_scaled
 from predictor.kernels.chunk_scan import chunk_scan
 from predictor.kernels.derating import Derating
 from predictor.kernels.device_uncertainty import DeviceUncertainty
 from predictor.kernels.dtypes import BLOCKWISE, ELEMENT_BYTES, FAMILIES, HALF_BYTES
 from predictor.kernels.flash_attn import FlashAttnModel
+from predictor.kernels.fp8_attention import RATIO_STD, fp8_attention_ratio
 from predictor.kernels.grouped_linear import GroupedLinearModel
 from predictor.kernels.linear import LinearModel
 from predictor.kernels.measured_attention import MeasuredAttention
@@ -23,7 +25,7 @@ from predictor.kernels.state_space import state_space
 from predictor.learned import Learned
 from predictor.network.as_found import FOUND_STD, PROBE_BYTES, FoundNetwork, bus_bandwidth, found_network
 from predictor.network.collective import CollectiveModel
-from predictor.network.expert_exchange import ExpertExchangeModel
+from predictor.network.expert_exchange import CALL_SECONDS, ExpertExchangeModel
 from predictor.network.leaf_switches import LeafSwitches
 from predictor.network.overlap import Contention
 from predictor.network.rank_skew import MOST_RANKS, SKEWED_COLLECTIVES
@@ -35,15 +37,12 @@ if TYPE_CHECKING:
 #: Generation of FlashAttention -> speed of the next generation relative to it, on hardware that runs both, for long sequences:
 #: 2 over 1 from Dao 2023 (arXiv 2307.08691, figures 4 to 7, A100), 3 over 2 from Shah et al. 2024 (arXiv 2407.08608, figures 5
 #: and 6, H100; the published bars shipped with the H100 profile have a median of 1.49 and reach 1.76 at 16k tokens), 4 over 3
-#: derived: B200's attention over H100's at 8k and 16k tokens, for each multiprocessor (1.66 to 2.09 in the shipped profiles),
-#: because the instructions of generation 2 take as many cycles on both.
-FLASH_SPEEDUP = {1: 1.75, 2: 1.6, 3: 1.85}
+#: derived, because the instructions of generation 2 take as many cycles on both: cuDNN 9.19 on GB200 over H200, for each
+#: multiprocessor and clock, at 4k to 16k tokens, both passes (1.93 to 2.15; predictor.kernels.fp8_attention has its source).
+FLASH_SPEEDUP = {1: 1.75, 2: 1.6, 3: 2.05}
 #: How much longer a backward pass of attention takes that adds its parts in a fixed order. Published: up to 37.9% fewer FLOPs
 #: per second (arXiv 2601.21824, FlashAttention 3 on H800); assumed: half of that.
 DETERMINISTIC_BACKWARD = 1 / (1 - 0.379 / 2)
-#: Time of attention that multiplies in 8 bits over its time in 16. Published of forward passes: 740 / 1,200 on H100 (arXiv
-#: 2407.08608); on Blackwell the exponentials, as many as before, bound it; of backward passes none. Assumed: half that gain.
-FP8_ATTENTION = Derating(1 / 1.3, 0.2)
 #: Standard deviation of log(time) of what the host does: its bandwidths are stated, not measured.
 HOST_STD = 0.3
 
@@ -147,7 +146,10 @@ class CostModel:
         backward: Any = False,
         dtype: str = "",
     ) -> Estimate:
-        """Fused attention, forward or backward: the measured time where there is one, else the fit. dtype: "fp8" or 16 bits."""
+        """Fused attention, forward or backward: the measured time where there is one, else the fit.
+
+        dtype: "fp8", "mxfp8", or "" for 16 bits.
+        """
         shape = (batch, seq_q, seq_kv, heads, kv_heads, head_dim, v_head_dim, causal, backward)
         best = self._derated(self.attention.predict(*shape), of="attention")
         if self.measured is not None:
@@ -156,9 +158,10 @@ class CostModel:
             found = self.measured.instead_of(alone, *shape)
             best = found._replace(seconds=found.seconds * self.power_slowdown)
         scale = self.attention_scale * np.where(backward, self.backward_scale, 1.0)
-        if dtype == "fp8":
-            best = best._replace(relative_std=np.hypot(best.relative_std, FP8_ATTENTION.relative_std))
-            scale = scale * FP8_ATTENTION.factor
+        if dtype:
+            keys, dims = mean_keys(seq_q, seq_kv, causal), np.add(head_dim, v_head_dim)
+            best = best._replace(relative_std=np.hypot(best.relative_std, RATIO_STD))
+            scale = scale * fp8_attention_ratio(self.device, dtype, keys, dims, causal, backward)
         return self._learned(best._replace(seconds=best.seconds * scale), "attention")
 
     def chunk_scan(self, batch: Any, seq: Any, heads: Any, key_dim: Any, value_dim: Any, backward: Any = False) -> Estimate:
@@ -249,7 +252,8 @@ class CostModel:
         nodes = np.asarray(inter)
         bandwidth = self._bandwidths("all2all", nodes, np.zeros_like(nodes))  # ranks of experts are neighbours
         alone = self.exchanges.predict(op, *shape, bandwidth, dispatcher, node_limit)
-        return self._less_certain(alone._replace(seconds=alone.seconds * self._between(inter)), "collective")
+        called = np.where(alone.seconds > 0, CALL_SECONDS[dispatcher], 0.0)
+        return self._less_certain(alone._replace(seconds=alone.seconds * self._between(inter) + called), "collective")
 
     def contention_seconds(self, op: str, size: Any, inter: Any, seconds: Any) -> np.ndarray:
         """Seconds by which an overlapped collective of ``seconds`` over ``inter`` nodes delays the compute.

@@ -15,6 +15,10 @@ from profiler.profile.profile import Derivation, Device
 
 #: Share of its peak that a chip's largest GEMMs reach where power does not hold its clocks down: the measured A100's do.
 HELD_CLOCKS = 0.92
+#: Time of cuDNN's training kernels on Blackwell over that of the serving kernels which B200's profile fits, as derived: median
+#: of causal calls on GB200 and GB300 (predictor.kernels.fp8_attention), 0.73 to 0.93. FlashAttention 4 takes as long within 9%.
+#: The longest calls, which reach the limit of power, take 0.90 on GB200 and 0.77 on GB300, a derated one 0.90.
+TRAINING_ATTENTION = 0.80
 
 
 def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, links: CostModel) -> CostModel:
@@ -40,7 +44,7 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
         network_bandwidth=device.network_bandwidth,
         contention=contention_on(device, base.device, base.contention, derivation.similarity == "architecture"),
         derating=derating * scale.get("bf16", 1.0),
-        attention_derating=min(base.derating_of_attention, OTHER_LABORATORY.factor) * scale.get("bf16", 1.0),
+        attention_derating=_attention_derating(base) * scale.get("bf16", 1.0),
         quantised_derating=quantised._replace(factor=quantised.factor * scale.get("fp8", 1.0)),
         shared_links={key: rate * device.link_bandwidth / links.device.link_bandwidth
                       for key, rate in links.shared_links.items()},
@@ -49,6 +53,12 @@ def derived_cost_model(base: CostModel, device: Device, derivation: Derivation, 
         power_slowdown=1.0,
         plain_layer_launch=0.0,  # another machine's host
     )  # fmt: skip
+
+
+def _attention_derating(base: CostModel) -> float:
+    """Return the derating of attention: what training's kernels are faster, and what laboratories of others find slower."""
+    kernels = TRAINING_ATTENTION if base.device.flash_version >= 4 else 1.0
+    return kernels * min(base.derating_of_attention / kernels, OTHER_LABORATORY.factor)
 
 
 def _uncertainty(device: Device, derivation: Derivation, links: Device) -> DeviceUncertainty:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,12 @@ LOWER = AttnPhysics(1e-6, 0.20, 0.1, 0.05, 1.0, 1.2, 0.001, 0.001, 1e-4, 1e-9)
 UPPER = AttnPhysics(1e-4, 1.00, 300.0, 1.00, 2000.0, 8.0, 1.0, 0.12, 2e-2, 4.0)
 
 
+def mean_keys(seq_q: Any, seq_kv: Any, causal: Any) -> np.ndarray:
+    """Return how many keys a query attends to on average: seq_kv minus the half square that a causal mask hides; at least 1."""
+    keys: np.ndarray = np.maximum(seq_kv - np.asarray(causal) * (np.asarray(seq_q) - 1) / 2, 1.0)
+    return keys
+
+
 class AttnShape(NamedTuple):
     """One attention call as float64 arrays of shape [rows]; ``causal`` is 0.0 or 1.0."""
 
@@ -56,9 +62,8 @@ class AttnShape(NamedTuple):
 
     @property
     def keys_per_query(self) -> np.ndarray:
-        """Mean number of keys that one query attends to: seq_kv minus the half square that a causal mask hides; at least 1."""
-        keys: np.ndarray = np.maximum(self.seq_kv - self.causal * (self.seq_q - 1) / 2, 1.0)
-        return keys
+        """Mean number of keys that one query attends to."""
+        return mean_keys(self.seq_q, self.seq_kv, self.causal)
 
     @property
     def flops(self) -> np.ndarray:

@@ -11,6 +11,7 @@ from profiler.errors import InputError
 from solver.search.fixed import parse_names
 from solver.search.search import SearchResult, search
 from solver.spec.choices import OFFLOAD_MODULES
+from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.precision import QUANTISED, keeps_remainders
 from solver.spec.run_rules import modules_of, offload_broken
 from solver.spec.strategy import Strategy
@@ -61,7 +62,10 @@ DEMANDED: Mapping[str, Callable[[Problem], Sequence[Any]]] = {
     ],
     "expandable_segments": lambda p: _flag(p.framework.memory.gaps(True) != p.framework.memory.gaps(False)),
     "cuda_graphs": lambda p: _flag(bool(p.framework.can_run.cuda_graph_modules)),
-    "fp8_attention": lambda p: _flag(p.framework.can_run.fp8_attention and p.run.precision in QUANTISED),
+    "fp8_attention": lambda p: _flag(
+        p.framework.can_run.fp8_attention and p.run.precision in QUANTISED
+        and not fp8_attention_broken(p.model, p.run.replace(fp8_attention=True), p.cost.device)
+    ),
     "overlap_grad_reduce": lambda p: [True, False],
     "overlap_param_gather": lambda p: [True, False],
     "delay_wgrad_compute": lambda p: _flag(p.framework.can_run.overlaps_exchange),

@@ -36,6 +36,8 @@ def exchange_broken(model: ModelSpec, run: Strategy) -> str:
     if run.document_tokens and run.cp_comm not in packed:
         instead = f"cp_comm {' or '.join(packed)}" if packed else "cp 1"
         return f"with packed documents under {run.framework}; use {instead}"
+    if run.fp8_attention and run.cp_comm == "allgather":
+        return "with fp8_attention; use cp_comm ring or a2a"
     in_parts = 0 < model.sliding_window < run.seq_len or 0 < model.attention_chunk_size < run.seq_len
     if in_parts and ("ring" in run.cp_comm or framework.kernels.torch_context_parallel):
         return "with windows and chunks, which no ring meets; use cp_comm a2a or allgather"

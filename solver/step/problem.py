@@ -16,6 +16,7 @@ from solver.layers.multi_token import last_program
 from solver.layers.program import ADAPTERS, HOST_LINK, HOST_MEMORY, PARAMETER_GROUPS, LayerKeys
 from solver.spec.choices import Recompute
 from solver.spec.cluster import Cluster
+from solver.spec.fp8_attention_rules import fp8_attention_broken
 from solver.spec.framework import Framework
 from solver.spec.frameworks import framework_of
 from solver.spec.layer_kinds import LayerKinds, layer_kinds
@@ -125,6 +126,8 @@ def problem_of(model: ModelSpec, run: Strategy, cluster: Cluster, cost: CostMode
     require([soft_cap_rule(framework_of(run.framework), model, run)])
     check_host(cluster, run)
     _check_format(run, cost.device)
+    if broken := fp8_attention_broken(model, run, cost.device):
+        raise InputError(broken)
     cluster = cluster.for_world(run.world_size)
     node = cluster.gpus_per_domain
     if cluster.link_peers != cost.device.link_peers:

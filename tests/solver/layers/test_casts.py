@@ -168,3 +168,16 @@ def test_attention_in_fp8_casts_its_operands_and_takes_less_time() -> None:
     assert (plain["attention.forward"].variant, quantised["attention.forward"].variant) == ("", "fp8")
     ends = ops_of(kind=replace(PLAIN, quantised=False), precision="fp8", framework="megatron-bridge-26", fp8_attention=True)
     assert ends["attention.forward"].variant == "" and "attention.qkv_cast.forward" not in ends
+    # MXFP8 reads once and writes both orders, a byte and a 32nd each
+    scaled = ops_of(precision="mxfp8", framework="megatron-bridge-26", fp8_attention=True)
+    assert moved(scaled["attention.qkv_cast.forward"]) == pytest.approx(T * 2 * H * (2 + 2 * 33 / 32))
+    assert scaled["attention.forward"].variant == "mxfp8"
+
+
+def test_windows_save_nothing_of_the_backward_pass_in_fp8() -> None:
+    window = replace(PLAIN, window=16)
+    for on, keys, causal in ((False, 16 + 128, False), (True, T, True)):
+        found = ops_of(kind=window, precision="fp8", framework="megatron-bridge-26", fp8_attention=on)
+        forward, backward = found["attention.forward"].dims, found["attention.input_grad"].dims
+        assert forward["seq_kv"] == min(16 + 128, T // 2) and not forward["causal"]
+        assert (backward["seq_kv"], backward["causal"]) == (min(keys, T // 2) if not on else T, causal)

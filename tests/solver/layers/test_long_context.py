@@ -21,6 +21,7 @@ from solver.spec.choices import Recompute
 from solver.spec.cluster import cluster_of
 from solver.spec.documents import effective_document
 from solver.spec.feasibility import check_layout
+from solver.spec.layer_kinds import layer_kinds
 from solver.spec.strategy import Strategy
 from solver.step.solutions import Solutions
 
@@ -156,3 +157,16 @@ def test_a_recomputed_attention_core_communicates_again(cp_comm: str) -> None:
     program = layer_program(keys, MODEL, run, cluster, problem.kinds.kinds[0])
     sent = [op for op in program.ops if op.stream == "cp" and op.phase == FORWARD and np.ravel(op.count)[0] > 0]
     assert sent and all(Recompute.SELECTIVE in op.recomputed_by for op in sent)
+
+
+def test_blocks_have_the_work_of_their_tokens() -> None:
+    """Documents of 40,000 tokens are 1.6 a sequence of 65,536, not two; of chunks the last one is what remains."""
+    whole = attention_flops(1)
+    packed = attention_flops(1, document_lengths="40000")
+    assert packed == pytest.approx(whole * effective_document("40000", 65536) / 65536, rel=1e-3)
+    chunks = MODEL.replace(attention_chunk_size=40000)
+    kind = layer_kinds(chunks, 65536).kinds[0]
+    run = Strategy(world_size=64, dp=64, seq_len=65536, framework="generic")
+    program = layer_program(layer_keys("mtp"), chunks, run, cluster_of(toy_cost().device), kind)
+    chunked = sum(float(np.ravel(op_flops(op) * op.count)[0]) for op in program.ops if op.kind == FLASH_ATTN)
+    assert chunked == pytest.approx(whole * (40000**2 + 25536**2) / 65536**2, rel=1e-3)
